@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression at rest: `penstock stage --deflate gzip` beside `pigz` and `gzip`, on one core and on two, at equal ratio.
+"""Compression at rest: `penstock stage --compress gzip` beside `pigz` and `gzip`, on one core and on two, at equal ratio.
 
 Two sets: many objects of some MB, and one large object (where pigz's blocks and ours meet). Each contestant writes its
 files beside the originals' folder, on the same disk, warm. Ratio is held equal by taking, for each set, our lowest level
@@ -55,7 +55,7 @@ def contestants(source: Path, scratch: Path, level: int) -> Iterator[tuple[str, 
     names = [str(p) for p in sorted(source.iterdir())]
 
     def ours(out: Path, _: int) -> list[str]:
-        return [PENSTOCK, "stage", str(source), str(out), "--deflate", "gzip", "--level", str(level), "--quiet"]
+        return [PENSTOCK, "stage", str(source), str(out), "--compress", "gzip", "--level", str(level), "--quiet"]
 
     def pigz(out: Path, cores: int) -> list[str]:
         shutil.copytree(source, out)
@@ -92,7 +92,7 @@ def level_of(source: Path, scratch: Path) -> int:
             "stage",
             str(source),
             str(scratch / "o"),
-            "--deflate",
+            "--compress",
             "gzip",
             "--level",
             str(level),

@@ -32,7 +32,7 @@ def main() -> int:
     asked.add_argument("--times", type=int, default=50)
     asked.add_argument("--engine", default="hdfs")
     asked.add_argument("--hadoop", default=".tools/hadoop/lib")
-    asked.add_argument("--deadline", type=float, default=120.0)
+    asked.add_argument("--timeout", type=float, default=120.0)
     asked.add_argument("--seed", type=int, default=1)
     asked.add_argument("--limit", type=float, default=3600.0, help="seconds after which no new round begins")
     given = asked.parse_args()
@@ -62,7 +62,7 @@ class _Rounds:
         self.env = {**os.environ, "XDG_STATE_HOME": state}
         self.where = ["--set", f"hosts={hosts.name}", "--disk", hosts.own_disk, "--engine", given.engine]
         settings = ["--engine-set", f"hadoop={Path(given.hadoop).resolve()}"] if given.engine == "hdfs" else []
-        self.up_line = [_PROGRAM, "pool", "up", *self.where, *settings, "--deadline", f"{given.deadline:g}s"]
+        self.up_line = [_PROGRAM, "pool", "up", *self.where, *settings, "--timeout", f"{given.deadline:g}s"]
         self.typical_s = {"hdfs": 15.0, "moosefs": 4.0}.get(given.engine, 1.5)
 
     def call(self, *line: str) -> subprocess.CompletedProcess[str]:

@@ -116,7 +116,7 @@ class _Loss:
             told = PoolContext(pool, data, source=self.store.url)
             env = {**self.store.env, **_KEYS, **to_env(told)}
             began = time.monotonic()
-            line = [sys.executable, "-m", "penstock", "stage", self.store.url, data, "--inflate", "--quiet"]
+            line = [sys.executable, "-m", "penstock", "stage", self.store.url, data, "--decompress", "--quiet"]
             raise_for_failures(
                 cluster.run([*line, "--journal", f"{self.hosts.own_disk}/journal"], env=env, deadline_s=900), "stage"
             )

@@ -43,7 +43,7 @@ def main() -> int:
         with Emulator(bucket) as store:
             measured(out / "object-store", "object", store.url, *OBJECTS, env=store.env)
         with Emulator(bucket, tier="azure-hot", scale=0.01) as store:
-            limit = ("--time-limit", "2s", "--ramp", "1s")
+            limit = ("--duration", "2s", "--ramp", "1s")
             measured(
                 out / "object-store-throttled",
                 "object",

@@ -66,7 +66,7 @@ def ours(file: Path, case: tuple, seconds: float) -> tuple[int, float, float]:
             str(depth),
             "--engine",
             engine,
-            "--time-limit",
+            "--duration",
             f"{seconds}s",
             "--repeat-io",
         ],

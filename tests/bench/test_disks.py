@@ -156,7 +156,7 @@ def test_disk_with_limits_is_felt_and_its_trace_says_which(
 ) -> None:
     """64 KiB at 150 I/Os a second is 9.8 MB/s, twice the limit of bytes; 4 KiB is 0.6 MB/s, an eighth of it."""
     size = ("--file-size", "8MiB", "--files", "1", "--direct")
-    flags = (*flags, "--repeat-io", "--time-limit", "4s")
+    flags = (*flags, "--repeat-io", "--duration", "4s")
     program = str(Path(sys.executable).with_name("penstock"))
     assert run_cli("bench", "storage", disk, *size, "--phases", "write").code == 0
     # A busy machine may read below the limit for a while, so that a trace has hit none; it never hits the other limit.

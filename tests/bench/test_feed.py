@@ -182,7 +182,7 @@ def test_plain_python_reads_our_records_and_finds_damage():
 def test_cli_bench_feed_prints_one_json_line_and_keeps_its_rows(run_cli, tmp_path):
     folder = write(tmp_path / "d")
     flags = ["--field", "x=int16:3,2", "--records-per-object", 1, "--batch", 2, "--repeats", 1, "--cache", "warm"]
-    flags += ["--allow-debug", "--runs", tmp_path / "runs", "--against", "webdataset", "--peers", tmp_path]
+    flags += ["--allow-debug", "--output", tmp_path / "runs", "--against", "webdataset", "--peers", tmp_path]
     done = run_cli("bench", "feed", folder, *flags, "--json")
     assert done.code == 0, done.err
     told = json.loads(done.out)

@@ -72,7 +72,7 @@ def _agent(of: int, rank: int) -> int | None:
 @contextmanager
 def _endless(place: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
     """A bench that writes until something ends it; it does not outlive the block."""
-    forever = ("--phases", "write", "--repeat-io", "--time-limit", "60s", "--nodes", str(nodes))
+    forever = ("--phases", "write", "--repeat-io", "--duration", "60s", "--nodes", str(nodes))
     running = subprocess.Popen(
         [_PROGRAM, "bench", "storage", str(place), *_SMALL, *forever], stderr=subprocess.PIPE, text=True
     )
@@ -273,7 +273,7 @@ def test_storage_on_hosts_of_their_own_and_one_that_is_lost(run_cli: Callable[..
         assert ran.code == 0, ran.err
         assert [row["last"]["entries"] for row in json.loads(ran.out)["rows"]] == [6, 18, 18, 18, 18, 6]
         running = subprocess.Popen(
-            [_PROGRAM, *map(str, at), "--phases", "write", "--repeat-io", "--time-limit", "60s"],
+            [_PROGRAM, *map(str, at), "--phases", "write", "--repeat-io", "--duration", "60s"],
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -198,7 +198,7 @@ def test_object_interrupted_bench_takes_its_objects_with_it(folder: Path) -> Non
         import os
 
         running = subprocess.Popen(
-            [*program, store.url, *_SMALL, "--operations", "put,get", "--time-limit", "60"],
+            [*program, store.url, *_SMALL, "--operations", "put,get", "--duration", "60"],
             env={**os.environ, **store.env},
             stderr=subprocess.PIPE,
             text=True,
@@ -218,7 +218,7 @@ def test_object_interrupted_bench_takes_its_objects_with_it(folder: Path) -> Non
 def test_object_ends_when_stable(run_cli: Callable[..., Any], folder: Path) -> None:
     with Emulator(folder) as store:
         ran = run_cli(
-            "bench", "object", store.url, *_SMALL, "--mix", "get=9,head=1", "--until-stable", "--time-limit", "20s", "--json",
+            "bench", "object", store.url, *_SMALL, "--mix", "get=9,head=1", "--until-stable", "--duration", "20s", "--json",
             "--ramp", "1s", env=store.env,
         )  # fmt: skip
     rows = _document(ran)["rows"]

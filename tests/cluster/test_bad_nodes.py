@@ -78,7 +78,7 @@ def test_second_job_of_one_name_on_the_same_nodes_is_refused_and_the_first_goes_
         time.sleep(0.05)
     # Another user, or another login node: it knows nothing of the first one's pool.
     other = {"XDG_STATE_HOME": str(tmp_path / "other")}
-    told = run_cli("run", file, "--runs", tmp_path / "others", cwd=tmp_path, env=other)
+    told = run_cli("run", file, "--output", tmp_path / "others", cwd=tmp_path, env=other)
     assert told.code in (1, 3)
     assert "n0: " in told.err
     own = run_cli("run", job("true", name="another"), cwd=tmp_path, env=other)
@@ -154,7 +154,7 @@ def test_pool_by_ssh_with_a_bad_node_names_it_and_leaves_nothing_on_the_other(
     line = ["pool", "up", "--launcher", "ssh", "--nodes", f"{good},{bad}", *told, "--disk", f"{tmp_path}/disk-{{node}}"]
     began = time.monotonic()
     try:
-        ran = run_cli(*line, "--deadline", "30s")
+        ran = run_cli(*line, "--timeout", "30s")
     finally:
         admitted.write_bytes(was)
         sshds.processes[1].send_signal(signal.SIGCONT)

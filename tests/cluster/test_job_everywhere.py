@@ -100,7 +100,7 @@ def _penstock(hosts: Cluster, *words: object, before: tuple[object, ...] = ()):
 
 def test_job_by_ssh(hosts):
     job = _write(hosts, "byssh", "ssh", cluster='nodes = "h1,h2,h3,h4"')
-    ran = _penstock(hosts, "run", job, "--json", "--runs", hosts.folder / "runs")
+    ran = _penstock(hosts, "run", job, "--json", "--output", hosts.folder / "runs")
     _check(hosts, "byssh")
     assert json.loads(ran.stdout)["lost_nodes"] == []
 
@@ -110,7 +110,7 @@ def test_job_by_ssh_goes_on_without_a_host_that_hangs(hosts):
     run = 'lost_node = "restart"'
     wait = f"touch {hosts.folder}/begun-$2-of-$3; while [ ! -e {hosts.folder}/go-$3 ]; do sleep 0.1; done"
     job = _write(hosts, "hangs", "ssh", cluster='nodes = "h1,h2,h3"', container=run, extra=wait)
-    line = hosts.line(1, _PROGRAM, "run", job, "--json", "--runs", hosts.folder / "runs")
+    line = hosts.line(1, _PROGRAM, "run", job, "--json", "--output", hosts.folder / "runs")
     running = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         await_(lambda: len(list(hosts.folder.glob("begun-*-of-6"))) == 6, "ranks", hosts.folder, limit_s=90)
@@ -134,7 +134,7 @@ def test_job_by_ssh_goes_on_without_a_host_that_hangs(hosts):
 def test_job_by_sbatch(hosts):
     want = f'[submit]\nnodes = {HOSTS}\nlimit = "10min"\nargs = ["--comment=one of ours"]\nsetup = ["export MARK=set"]'
     job = _write(hosts, "bysbatch", "slurm", container=want, extra="test $MARK = set")
-    ran = _penstock(hosts, "run", job, "--submit", "--wait", "--json", "--runs", hosts.folder / "runs")
+    ran = _penstock(hosts, "run", job, "--submit", "--wait", "--json", "--output", hosts.folder / "runs")
     number = json.loads(ran.stdout)["job_id"]
     assert f"JobId={number} " in (shown := hosts.run(1, "scontrol", "show", "job", number).stdout)
     assert "Comment=one of ours" in shown
@@ -144,14 +144,14 @@ def test_job_by_sbatch(hosts):
 
 def test_job_that_slurm_refuses_is_told_in_its_words(hosts):
     job = _write(hosts, "refused", "slurm", container=f'[submit]\nnodes = {HOSTS + 60}\nqueue = "nowhere"')
-    ran = hosts.run(1, _PROGRAM, "run", job, "--submit", "--runs", hosts.folder / "runs")
+    ran = hosts.run(1, _PROGRAM, "run", job, "--submit", "--output", hosts.folder / "runs")
     assert (ran.returncode, "Invalid partition name" in ran.stderr) == (3, True), ran.stderr
 
 
 @contextmanager
 def _waited_for(hosts: Cluster, job: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A submission that waits for its job, and the job's number, which it has told by then."""
-    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs")
+    line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--output", hosts.folder / "runs")
     said = job.with_suffix(".said")
     with said.open("w") as out:
         waiting = subprocess.Popen(line, env=hosts.env, stdout=out, stderr=subprocess.PIPE, text=True)
@@ -223,7 +223,7 @@ def test_job_by_qsubs_stand_in(hosts):
         hosts, "byqsub", "pbs", container='[submit]\nnodes = 2\nlimit = "90min"\nqueue = "work"\ngpus_per_node = 1'
     )
     ran = hosts.run(
-        1, _PROGRAM, "run", job, "--submit", "--wait", "--runs", hosts.folder / "runs", timeout_s=220,
+        1, _PROGRAM, "run", job, "--submit", "--wait", "--output", hosts.folder / "runs", timeout_s=220,
         PATH=f"{tools}:{os.environ['PATH']}",
     )  # fmt: skip
     assert ran.returncode == 0, (ran.stderr, list((hosts.folder / "runs/byqsub").glob("*.log")))
@@ -280,7 +280,7 @@ def test_job_by_mpirun(hosts):
     job = _write(
         hosts, "bympi", "mpi", cluster='settings = { args = "--mca btl tcp,self --mca btl_tcp_if_include e0" }'
     )
-    _penstock(hosts, "run", job, "--quiet", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
+    _penstock(hosts, "run", job, "--quiet", "--output", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
     _check(hosts, "bympi")
 
 
@@ -293,7 +293,7 @@ image = "{image}"
 binds = ["{PROGRAMS}", "{hosts.folder}/out-boxed:/mnt/0"]
 """
     job = _write(hosts, "boxed", "slurm", container=part, extra="test -e /inside")
-    _penstock(hosts, "run", job, "--quiet", "--runs", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
+    _penstock(hosts, "run", job, "--quiet", "--output", hosts.folder / "runs", before=("salloc", "-Q", f"-N{HOSTS}"))
     _check(hosts, "boxed")
 
 

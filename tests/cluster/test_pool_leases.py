@@ -86,13 +86,13 @@ def test_job_uses_a_pool_that_was_brought_up_by_hand_and_leaves_it(by_hand, job,
 def test_second_job_of_the_name_is_refused_while_the_first_holds_the_pool(job, run_cli, tmp_path):
     file = job(f"{tmp_path}/disk-{{node}}")
     first = subprocess.Popen(
-        [_PROGRAM, "run", file, "--quiet", "--runs", tmp_path / "one"], cwd=tmp_path, env=os.environ.copy(),
+        [_PROGRAM, "run", file, "--quiet", "--output", tmp_path / "one"], cwd=tmp_path, env=os.environ.copy(),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     until = time.monotonic() + 90
     while len(list(tmp_path.glob("begun-*"))) < 2 and first.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
-    second = run_cli("run", file, "--quiet", "--runs", tmp_path / "two", cwd=tmp_path)
+    second = run_cli("run", file, "--quiet", "--output", tmp_path / "two", cwd=tmp_path)
     assert (second.code, f"the job in {tmp_path}/one/train brought it up and holds it" in second.err) == (3, True), (
         second.err
     )

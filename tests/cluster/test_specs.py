@@ -92,7 +92,7 @@ def test_kubernetes_pods_carry_the_job_and_know_their_number_and_the_first(expor
         "$(PENSTOCK_INDEX)",
         "--nodes",
         "4",
-        "--meet",
+        "--rendezvous",
         "train-1-0.train-1:29500",
     ]
     assert items["Service"]["metadata"]["name"] == spec["template"]["spec"]["subdomain"] == "train-1"
@@ -127,8 +127,8 @@ def test_azure_lines_lay_down_the_very_file(form, exported, tmp_path):
         ["sh", "-c", line], cwd=tmp_path / "there", env=env, capture_output=True, text=True, check=True
     )
     assert (tmp_path / "there/job.toml").read_bytes() == (tmp_path / "job.toml").read_bytes()
-    own = " --node 3 --nodes 4 --meet h1:29501" if form == "azureml" else ""
-    assert ran.stdout == f"run job.toml --runs runs{own}\n"
+    own = " --node 3 --nodes 4 --rendezvous h1:29501" if form == "azureml" else ""
+    assert ran.stdout == f"run job.toml --output runs{own}\n"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_prolog_that_cannot_tell_the_nodes_takes_its_pool_down(exported, tmp_pat
     ran = subprocess.run(["sh", tmp_path / "prolog"], env=env, capture_output=True, text=True, timeout=30, check=False)
     assert ran.returncode == 1, ran.stderr
     up, copied, down = (tmp_path / "asked").read_text().splitlines()
-    assert up.startswith("pool up --json --engine beeond --disk /d --copies 1 --deadline 3min --engine-set tmpfs=true")
+    assert up.startswith("pool up --json --engine beeond --disk /d --copies 1 --timeout 3min --engine-set tmpfs=true")
     assert copied.startswith("cluster copy --launcher ssh --nodes h1,h2 ")
     assert down == "pool down --name slurm-7"
 
@@ -271,8 +271,8 @@ def test_nodes_that_each_do_their_part_make_the_whole_job(tmp_path):
         "MV2_COMM_WORLD_LOCAL_SIZE": "1",
     }
     for node in (2, 1, 0):
-        words = ["--as-node"] if node == 2 else ["--node", str(node), "--nodes", "3"]
-        line = [_PROGRAM, "run", "job.toml", *words, "--meet", "h0:1234"]
+        words = ["--node-only"] if node == 2 else ["--node", str(node), "--nodes", "3"]
+        line = [_PROGRAM, "run", "job.toml", *words, "--rendezvous", "h0:1234"]
         env = {**os.environ, **(own if node == 2 else {})}
         done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
@@ -286,9 +286,9 @@ def test_nodes_that_each_do_their_part_make_the_whole_job(tmp_path):
     ("words", "word"),
     [
         (["--node", "0"], "--nodes: not given"),
-        (["--node", "3", "--nodes", "3", "--meet", "h:1"], "not below"),
-        (["--node", "0", "--nodes", "2"], "--meet"),
-        (["--node", "0", "--nodes", "2", "--meet", "h"], "no HOST:PORT"),
+        (["--node", "3", "--nodes", "3", "--rendezvous", "h:1"], "not below"),
+        (["--node", "0", "--nodes", "2"], "--rendezvous"),
+        (["--node", "0", "--nodes", "2", "--rendezvous", "h"], "not HOST:PORT"),
     ],
 )
 def test_part_that_cannot_be_is_refused(words, word, run_cli, tmp_path):

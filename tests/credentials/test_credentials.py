@@ -85,7 +85,7 @@ def test_metadata_addresses_are_not_asked_unless_told(url, leave, instance, tmp_
     }
 
     def index(**more):
-        line = ["ip", "netns", "exec", name, str(program), "index", url, "--give-up-after", "1s"]
+        line = ["ip", "netns", "exec", name, str(program), "index", url, "--retry-timeout", "1s"]
         return subprocess.run(line, env=env | more, capture_output=True, text=True, timeout=60, check=False)
 
     ran = index()

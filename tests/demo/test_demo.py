@@ -61,7 +61,7 @@ def test_demo_tiny_leaves_report_comparison_and_runs_only(shown):
 def test_demo_interrupted_leaves_no_data(tmp_path):
     out = tmp_path / "out"
     child = subprocess.Popen(
-        [PENSTOCK, "demo", "--size", "tiny", "--out", out],
+        [PENSTOCK, "demo", "--size", "tiny", "--output", out],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -79,7 +79,7 @@ def test_demo_interrupted_leaves_no_data(tmp_path):
 
 def test_demo_unwritable_folder_is_one_error(tmp_path, run_cli):
     (tmp_path / "file").write_text("in the way")
-    done = run_cli("demo", "--size", "tiny", "--out", tmp_path / "file", timeout_s=60)
+    done = run_cli("demo", "--size", "tiny", "--output", tmp_path / "file", timeout_s=60)
     assert done.code == 3
     assert done.err.count("error[") == 1
     assert "hint:" in done.err

@@ -38,10 +38,10 @@ def dataset(hdfs) -> dict[str, bytes]:
 
 
 def test_stage_from_hdfs_inflates_verifies_and_resumes(hdfs, dataset, run_cli, tmp_path):
-    ran = run_cli("stage", f"{hdfs.url}/set/", tmp_path / "d", "--inflate", "--json", env=hdfs.env)
+    ran = run_cli("stage", f"{hdfs.url}/set/", tmp_path / "d", "--decompress", "--json", env=hdfs.env)
     assert ran.code == 0, ran.err
     assert tree(tmp_path / "d") == dataset
-    again = run_cli("stage", f"{hdfs.url}/set/", tmp_path / "d", "--inflate", "--json", env=hdfs.env)
+    again = run_cli("stage", f"{hdfs.url}/set/", tmp_path / "d", "--decompress", "--json", env=hdfs.env)
     assert again.code == 0, again.err
     assert json.loads(again.out.strip().splitlines()[-1])["bytes_in"] == 0
 
@@ -128,7 +128,7 @@ def test_address_where_no_namenode_is_gives_up_and_says_so(run_cli, tmp_path):
 def test_stage_goes_on_while_a_datanode_is_lost(hdfs, dataset, tmp_path, node, name):
     with (tmp_path / "log").open("wb") as log:
         stage = subprocess.Popen(
-            [Path(sys.executable).with_name("penstock"), "stage", f"{hdfs.url}/set/", tmp_path / "d", "--inflate"],
+            [Path(sys.executable).with_name("penstock"), "stage", f"{hdfs.url}/set/", tmp_path / "d", "--decompress"],
             env={**os.environ, **hdfs.env},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -159,7 +159,7 @@ def test_stage_to_hdfs_tells_what_inflates_beyond_memory_before_it_is_all_there(
             zeros.write(bytes(1 << 20))
     env = {**os.environ, **hdfs.env, "XDG_STATE_HOME": str(tmp_path / "state")}
     penstock = Path(sys.executable).with_name("penstock")
-    argv = [penstock, "stage", source, f"{hdfs.url}/up/bomb", "--inflate", "--memory", "64MiB"]
+    argv = [penstock, "stage", source, f"{hdfs.url}/up/bomb", "--decompress", "--memory", "64MiB"]
     with (tmp_path / "log").open("wb") as log:
         stage = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     # Not the kernel's peak of the ended child, which begins with its parent's.
@@ -189,6 +189,6 @@ def test_stage_to_hdfs_is_whole_and_what_memory_cannot_hold_is_refused(hdfs, run
     again = run_cli("stage", source, url, "--json", env=env)
     assert json.loads(again.out.strip().splitlines()[-1])["bytes_in"] == 0
     assert run_cli("verify", url, env=env).code == 0
-    packed = run_cli("stage", source, f"{hdfs.url}/up/packed", "--deflate", "gzip", "--json", env=env)
+    packed = run_cli("stage", source, f"{hdfs.url}/up/packed", "--compress", "gzip", "--json", env=env)
     assert packed.code == 0, packed.err
     assert gzip.decompress(hdfs.get("/up/packed/small +é.csv.gz")) == b"1,2\n" * 5000

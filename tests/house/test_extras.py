@@ -58,7 +58,7 @@ def test_extras_are_those_of_the_project():
     [
         (["dataset", "cosmoflow", "out", "--samples", "1"], "penstock dataset cosmoflow needs numpy", "numpy"),
         (["dataset", "emulated", "unet3d", "out"], "penstock dataset emulated needs numpy", "numpy"),
-        (["demo", "--out", "out"], "penstock demo needs torch", "demo"),
+        (["demo", "--output", "out"], "penstock demo needs torch", "demo"),
     ],
 )
 def test_command_of_a_bare_install_names_the_extra(bare, arguments, what, extra):

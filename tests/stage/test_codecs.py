@@ -42,13 +42,13 @@ def encoded(emulator, put_object):
 
 def test_stage_inflates_by_header_and_content_and_says_who_said_so(encoded, run_cli, tmp_path):
     served, inflated, body = encoded
-    ran = run_cli("stage", served.url, tmp_path / "dst", "--inflate", "--json", env=served.env)
+    ran = run_cli("stage", served.url, tmp_path / "dst", "--decompress", "--json", env=served.env)
     have = tree(tmp_path / "dst")
     assert (ran.code, gzip.decompress(have.pop("kept.tgz")), have == inflated) == (0, body, True), ran.err
     said = {key: entry["origin"].get("codec_source") for key, entry in _entries(tmp_path / "dst").items()}
     by_header = {"header.bin": "header", "large.bin": "header", "claims.npy": "content", "both.bin": "suffix"}
     assert said == by_header | {"lie.bin": None, "plain.bin": None, "kept.tgz": None}
-    again = facts(run_cli("stage", served.url, tmp_path / "dst", "--inflate", "--json", env=served.env))
+    again = facts(run_cli("stage", served.url, tmp_path / "dst", "--decompress", "--json", env=served.env))
     assert (again["bytes_in"], again["skipped"]) == (0, 7)
 
 
@@ -58,7 +58,7 @@ def test_stage_with_and_without_inflate_in_turn_gives_what_was_asked(encoded, ru
     assert run_cli("stage", served.url, dst, "--quiet", env=served.env).code == 0
     assert gzip.decompress((dst / "header.bin").read_bytes()) == body
     assert _entries(dst)["header.bin"]["encoding"] == "gzip"
-    ran = run_cli("stage", served.url, dst, "--inflate", "--json", env=served.env)
+    ran = run_cli("stage", served.url, dst, "--decompress", "--json", env=served.env)
     assert {name: content for name, content in tree(dst).items() if name in inflated} == inflated
     assert facts(ran)["moved"] == 4, "header, large, claims and both"
     ran = run_cli("stage", served.url, dst, "--json", env=served.env)
@@ -69,7 +69,7 @@ def test_stage_with_and_without_inflate_in_turn_gives_what_was_asked(encoded, ru
 def test_verify_repairs_what_was_inflated_by_its_header(encoded, run_cli, tmp_path):
     served, _, body = encoded
     dst = tmp_path / "dst"
-    assert run_cli("stage", served.url, dst, "--inflate", "--quiet", env=served.env).code == 0
+    assert run_cli("stage", served.url, dst, "--decompress", "--quiet", env=served.env).code == 0
     for name in ("header.bin", "claims.npy", "kept.tgz", "lie.bin"):
         (dst / name).write_bytes(b"")
     ran = run_cli("verify", dst, "--repair", "--json", env=served.env)

@@ -8,7 +8,7 @@ from stage_kit import facts
 
 
 def test_diff_of_a_source_and_its_copy_rests_on_versions(bucket, run_cli, tmp_path):
-    run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--quiet", env=bucket.env)
+    run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--quiet", env=bucket.env)
     ran = run_cli("diff", bucket.url, tmp_path / "dst", "--json", env=bucket.env)
     found = facts(ran)
     assert (ran.code, found["is_same"], found["same"], found["same_by_version"]) == (0, True, 48, 48), ran.err
@@ -33,7 +33,7 @@ def test_diff_names_what_was_added_removed_and_changed(bucket, run_cli, tmp_path
 
 
 def test_diff_of_two_copies_compares_digests_of_stored_and_of_inflated_bytes(bucket, run_cli, tmp_path):
-    run_cli("stage", bucket.url, tmp_path / "a", "--inflate", "--quiet", env=bucket.env)
+    run_cli("stage", bucket.url, tmp_path / "a", "--decompress", "--quiet", env=bucket.env)
     run_cli("stage", bucket.folder / "set", tmp_path / "b", "--quiet")
     found = facts(run_cli("diff", tmp_path / "a", tmp_path / "b", "--json"))
     assert (found["is_same"], found["same_by_digest"]) == (True, 48)

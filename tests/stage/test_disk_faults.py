@@ -54,7 +54,7 @@ def test_stage_onto_a_disk_whose_every_call_fails_says_so_and_shows_nothing(
     call, errno, code, bucket, run_cli, tmp_path
 ):
     with failing(tmp_path, "-rate", "1", "-calls", call, "-errors", errno) as (mount, counts):
-        ran = run_cli("stage", bucket.url, mount / "dst", "--inflate", "--json", env=bucket.env)
+        ran = run_cli("stage", bucket.url, mount / "dst", "--decompress", "--json", env=bucket.env)
         assert (ran.code, f"error[{code}]" in ran.err, "Traceback" in ran.err) == (3, True, False), ran.err
         assert str(mount) in ran.err
         assert tree(mount / "dst") == {}
@@ -67,7 +67,7 @@ def test_stage_onto_a_failing_disk_ends_whole_when_run_again(bucket, run_cli, tm
     want = bucket.want | {"large.bin": large}
     with failing(tmp_path, "-rate", "0.01", "-seed", "5") as (mount, counts):
         for _ in range(40):
-            ran = run_cli("stage", bucket.url, mount / "dst", "--inflate", "--json", env=bucket.env)
+            ran = run_cli("stage", bucket.url, mount / "dst", "--decompress", "--json", env=bucket.env)
             assert "Traceback" not in ran.err
             assert all(want[name] == body for name, body in tree(mount / "dst").items())
             if ran.code == 0:
@@ -96,7 +96,7 @@ def test_parts_of_a_large_object_whose_sync_failed_are_not_taken_up_again(bucket
 @pytest.mark.needs_root
 def test_verify_of_a_file_that_the_disk_cannot_read_names_it(bucket, run_cli, tmp_path):
     dst = tmp_path / "dst"
-    run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env)
+    run_cli("stage", bucket.url, dst, "--decompress", "--quiet", env=bucket.env)
     (dst / "d").rename(tmp_path / "disk")
     with failing(tmp_path, "-rate", "1", "-calls", "read", "-errors", "EIO", at=dst / "d") as (_, counts):
         ran = run_cli("verify", dst, "--json")

@@ -22,7 +22,7 @@ MANY = {f"s{at:02}".encode(): Lie(b"%d" % at) for at in range(16)}
 
 def _staged(lies, run_cli, dst, *more, pages=None):
     with Liar({b"good": Lie(b"good"), **lies}, pages) as liar:
-        ran = run_cli("stage", liar.url, dst, "--json", "--give-up-after", "1s", *more, env=liar.env, timeout_s=90)
+        ran = run_cli("stage", liar.url, dst, "--json", "--retry-timeout", "1s", *more, env=liar.env, timeout_s=90)
     assert "Traceback" not in ran.err
     return ran
 
@@ -85,14 +85,14 @@ def test_stage_of_a_multipart_upload_without_a_whole_checksum_says_that_it_is_un
 def test_stage_of_plain_bytes_under_a_content_encoding_keeps_them(said, size, run_cli, tmp_path):
     body = os.urandom(size)
     lie = Lie(body, headers={"Content-Encoding": said})
-    ran = _staged({b"x.bin": lie}, run_cli, tmp_path / "dst", "--inflate")
+    ran = _staged({b"x.bin": lie}, run_cli, tmp_path / "dst", "--decompress")
     assert (ran.code, tree(tmp_path / "dst")["x.bin"] == body) == (0, True), ran.err
 
 
 def test_stage_of_gzip_whose_header_promises_more_than_comes_is_corrupt(run_cli, tmp_path):
     packed = gzip.compress(BODY)
     lies = {b"cut.bin": Lie(packed[:-9], headers={"Content-Encoding": "gzip"}), b"cut2.bin.gz": Lie(packed[:-9])}
-    ran = _staged(lies, run_cli, tmp_path / "dst", "--inflate")
+    ran = _staged(lies, run_cli, tmp_path / "dst", "--decompress")
     assert (ran.code, _failed(ran)) == (1, {"cut.bin": "corrupt", "cut2.bin.gz": "corrupt"}), ran.err
     assert tree(tmp_path / "dst") == {"good": b"good"}
 
@@ -129,7 +129,7 @@ def test_stage_of_a_listing_without_an_end_ends(cycle, run_cli, tmp_path):
     """Pages that lead to each other end in an error when the first of them comes again. Issue 19, P14."""
     with Liar({b"good": Lie(b"good")}) as liar:
         liar.next_token = lambda at: str(1 + at % cycle)
-        ran = run_cli("stage", liar.url, tmp_path / "dst", "--deadline", "20s", env=liar.env)
+        ran = run_cli("stage", liar.url, tmp_path / "dst", "--timeout", "20s", env=liar.env)
     assert (ran.code, "earlier page" in ran.err) == (3, True), ran.err
 
 
@@ -205,7 +205,7 @@ def test_stage_does_not_write_through_links_planted_while_it_runs(what, slow_buc
     dst, outside = tmp_path / "dst", tmp_path / "outside"
     outside.mkdir()
     (outside / "victim").write_text("kept")
-    child = launch("stage", slow_bucket.url, dst, "--inflate", env=slow_bucket.env, log=tmp_path / "log")
+    child = launch("stage", slow_bucket.url, dst, "--decompress", env=slow_bucket.env, log=tmp_path / "log")
     await_true(lambda: child.poll() is not None or (dst / "d").is_dir())
     planted, stop = 0, threading.Event()
 
@@ -234,7 +234,7 @@ def test_stage_does_not_write_through_links_planted_while_it_runs(what, slow_buc
     if (dst / "d").is_symlink():
         (dst / "d").unlink()
     # Left alone, the same command makes it whole.
-    ran = run_cli("stage", slow_bucket.url, dst, "--inflate", "--overwrite", "--json", env=slow_bucket.env)
+    ran = run_cli("stage", slow_bucket.url, dst, "--decompress", "--overwrite", "--json", env=slow_bucket.env)
     assert ran.code == 0, ran.err
     assert tree(dst) == slow_bucket.want
     assert not any((dst / name).is_symlink() for name in slow_bucket.want)

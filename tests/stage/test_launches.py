@@ -62,7 +62,7 @@ def test_slurm_of_four_hosts_shares_the_dataset(a_node, cluster, source):
     dst = f"slurm{a_node}"
     ran = cluster.run(
         1, "srun", f"-N{HOSTS}", f"--ntasks-per-node={a_node}", program(), "stage", folder, cluster.private / dst,
-        "--inflate", "--json",
+        "--decompress", "--json",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     summaries = _summaries(ran.stdout)
@@ -75,7 +75,7 @@ def test_mpirun_inside_slurm_shares_by_its_own_ranks(cluster, source):
     folder, want = source
     ran = cluster.run(
         1, "salloc", "-Q", f"-N{HOSTS}", "mpirun.openmpi", "--allow-run-as-root", "-np", "8", "--map-by", "ppr:2:node",
-        program(), "stage", folder, cluster.private / "mpi", "--inflate", "--json",
+        program(), "stage", folder, cluster.private / "mpi", "--decompress", "--json",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert "Slurm gave" not in ran.stderr
@@ -87,7 +87,7 @@ def test_mpirun_on_fewer_hosts_than_slurm_gave_is_told(cluster, source):
     folder, want = source
     ran = cluster.run(
         1, "salloc", "-Q", f"-N{HOSTS}", "mpirun.openmpi", "--allow-run-as-root", "-np", "2", "--host", "h1:2",
-        program(), "stage", folder, cluster.private / "few", "--inflate", "--json",
+        program(), "stage", folder, cluster.private / "few", "--decompress", "--json",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("Slurm gave this job 4 nodes and openmpi started its ranks on 1") == 1
@@ -110,7 +110,7 @@ def test_progress_of_four_hosts_is_shown_once_on_the_first(cluster, source):
     folder, _ = source
     # Three requests at a time and one byte a step would be timing: the events of the end are what is looked at.
     ran = cluster.run(
-        1, "srun", f"-N{HOSTS}", "--label", program(), "stage", folder, cluster.private / "shown", "--inflate",
+        1, "srun", f"-N{HOSTS}", "--label", program(), "stage", folder, cluster.private / "shown", "--decompress",
         "--progress", "json", "--log", cluster.folder / "log", "--json", "--concurrency", "1",
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -125,7 +125,7 @@ def _one_machine(source, tmp_path, *launcher: str, ranks: int, env: dict[str, st
     folder, want = source
     dst = tmp_path / "dst"
     ran = subprocess.run(
-        [*launcher, program(), "stage", str(folder), str(dst), "--inflate", "--json"],
+        [*launcher, program(), "stage", str(folder), str(dst), "--decompress", "--json"],
         env={**os.environ, "HOME": str(tmp_path), **(env or {})},
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
@@ -157,7 +157,7 @@ def test_two_agents_of_torchrun_share_the_dataset(source, tmp_path):
         line = [
             sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "2",
             "--master-addr", "127.0.0.1", "--master-port", str(port), "--no-python",
-            program(), "stage", str(folder), str(tmp_path / f"node{node}"), "--inflate", "--json",
+            program(), "stage", str(folder), str(tmp_path / f"node{node}"), "--decompress", "--json",
         ]  # fmt: skip
         out = (tmp_path / f"out{node}").open("wb")
         agents.append(

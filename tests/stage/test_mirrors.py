@@ -20,7 +20,7 @@ def twins(tmp_path):
 
 
 def args(url: str, mirror: object, folder: object) -> list[object]:
-    return ["stage", f"{url.rstrip('/')}/set/", folder, "--mirror", mirror, "--inflate", "--json", "--quiet"]
+    return ["stage", f"{url.rstrip('/')}/set/", folder, "--mirror", mirror, "--decompress", "--json", "--quiet"]
 
 
 def test_stage_spreads_its_reads_over_mirrors(emulator, twins, run_cli, tmp_path):

@@ -24,7 +24,9 @@ def test_key_of_a_manifest_that_is_gone_is_named_and_the_rest_is_staged(bucket, 
     assert run_cli("index", bucket.url, "-o", manifest, env=bucket.env).code == 0
     gone = next((bucket.folder / "set/d").glob("f000.bin*"))
     gone.unlink()
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--manifest", manifest, "--json", env=bucket.env)
+    ran = run_cli(
+        "stage", bucket.url, tmp_path / "dst", "--decompress", "--manifest", manifest, "--json", env=bucket.env
+    )
     assert ran.code == 1
     (line,) = _errors(ran.err)
     assert line.startswith("error[not-found]")
@@ -40,7 +42,7 @@ def test_garbage_behind_a_member_is_corrupt_and_leaves_no_file(run_cli, tmp_path
     folder.mkdir()
     (folder / "good.gz").write_bytes(gzip.compress(b"good"))
     (folder / "tail.gz").write_bytes(gzip.compress(b"body" * 1000) + b"garbage that is no member")
-    ran = run_cli("stage", folder, tmp_path / "dst", "--inflate", "--json")
+    ran = run_cli("stage", folder, tmp_path / "dst", "--decompress", "--json")
     assert ran.code == 1
     (line,) = _errors(ran.err)
     assert line.startswith("error[corrupt]")
@@ -93,7 +95,7 @@ def test_index_without_credentials_or_a_store_is_one_error_each(run_cli, tmp_pat
     home = {"HOME": str(tmp_path), "AWS_ENDPOINT_URL": nobody}
     keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
     for env, code in ((home, "denied"), (home | keys, "unreachable")):
-        ran = run_cli("index", "s3://bucket/", "--give-up-after", "1s", env=env)
+        ran = run_cli("index", "s3://bucket/", "--retry-timeout", "1s", env=env)
         assert ran.code == 3
         (line,) = _errors(ran.err)
         assert line.startswith(f"error[{code}]")
@@ -107,5 +109,5 @@ def test_manifest_that_names_a_pipe_does_not_wait_for_its_other_end(run_cli, tmp
     entry = {"key": "a.gz", "size": 300, "codec": "gzip", "format": "raw"}
     document = {"penstock_manifest": 1, "url": f"file://{folder}/", "created_s": 1.0, "objects": [entry]}
     (tmp_path / "m.json").write_text(json.dumps(document))
-    ran = run_cli("stage", f"{folder}/", tmp_path / "dst", "--inflate", "--manifest", tmp_path / "m.json", "--json")
+    ran = run_cli("stage", f"{folder}/", tmp_path / "dst", "--decompress", "--manifest", tmp_path / "m.json", "--json")
     assert (ran.code, [failure["code"] for failure in facts(ran)["failed"]]) == (1, ["not-found"]), ran.err

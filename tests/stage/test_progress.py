@@ -162,7 +162,7 @@ def test_log_and_messages_hold_no_secret(slow_bucket, run_cli, tmp_path):
     )
     missing = run_cli("stage", slow_bucket.url + "none/", tmp_path / "b", "--log", log, env=slow_bucket.env)
     signed = "https://u:pass-secret-3@127.0.0.1:1/x?X-Amz-Signature=sig-secret-4"
-    odd = run_cli("stage", signed, tmp_path / "c", "--log", log, "--give-up-after", "1s", env=slow_bucket.env)
+    odd = run_cli("stage", signed, tmp_path / "c", "--log", log, "--retry-timeout", "1s", env=slow_bucket.env)
     assert 0 not in (wrong.code, missing.code, odd.code)
     said = log.read_text() + "".join(one.out + one.err for one in (wrong, missing, odd))
     for text in (secret, "token-secret-1", "wrong-secret-2", "pass-secret-3", "sig-secret-4"):
@@ -176,7 +176,7 @@ def test_log_that_cannot_be_written_is_said_at_the_start(bucket, run_cli, tmp_pa
 
 
 def test_verify_tells_events_and_keeps_its_last_line(bucket, run_cli, tmp_path):
-    assert run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", env=bucket.env).code == 0
+    assert run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", env=bucket.env).code == 0
     ran = run_cli("verify", tmp_path / "dst", "--progress", "json", "--json", "--log", tmp_path / "log")
     assert (ran.code, facts(ran)["ok"]) == (0, 48)
     assert " end: " in (tmp_path / "log").read_text()

@@ -76,15 +76,15 @@ def _check(source: tuple[Path, dict[str, bytes]], dst: Path, ended: list[tuple[i
 def test_stage_is_refused_while_a_launch_of_another_size_writes_into_its_folder(slow_bucket, run_cli, tmp_path):
     dst, env = tmp_path / "dst", slow_bucket.env
     old = launch(
-        "stage", slow_bucket.url, dst, "--inflate", "--node", "1", "--nodes", "2", env=env, log=tmp_path / "old"
+        "stage", slow_bucket.url, dst, "--decompress", "--node", "1", "--nodes", "2", env=env, log=tmp_path / "old"
     )
     await_true(lambda: old.poll() is not None or len(tree(dst)) > 2)
     (dst / next(iter(tree(dst)))).write_bytes(b"rot")
-    new = run_cli("stage", slow_bucket.url, dst, "--inflate", env=env)
+    new = run_cli("stage", slow_bucket.url, dst, "--decompress", env=env)
     repair = run_cli("verify", dst, "--repair", env=env)
     # The other node of the same launch.
     same = launch(
-        "stage", slow_bucket.url, dst, "--inflate", "--node", "0", "--nodes", "2", env=env, log=tmp_path / "same"
+        "stage", slow_bucket.url, dst, "--decompress", "--node", "0", "--nodes", "2", env=env, log=tmp_path / "same"
     )
     await_true(lambda: same.poll() is not None or (dst / ".penstock/stage/status-0-of-2.json").exists())
     assert (old.poll(), same.poll()) == (None, None)
@@ -97,7 +97,7 @@ def test_stage_is_refused_while_a_launch_of_another_size_writes_into_its_folder(
         job.send_signal(signal.SIGKILL)
         job.wait()
     # The kernel released the locks of both.
-    ran = run_cli("stage", slow_bucket.url, dst, "--inflate", env=env, timeout_s=100)
+    ran = run_cli("stage", slow_bucket.url, dst, "--decompress", env=env, timeout_s=100)
     assert (ran.code, tree(dst) == slow_bucket.want) == (0, True), ran.err
 
 

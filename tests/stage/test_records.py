@@ -45,7 +45,7 @@ def test_staged_records_are_known_where_they_lie_without_a_scan(source, tmp_path
     if not kept:
         monkeypatch.setenv("PENSTOCK_CACHE", "")
     copy = tmp_path / "copy"
-    assert run_cli("stage", source, copy, "--inflate").code == 0
+    assert run_cli("stage", source, copy, "--decompress").code == 0
     # The copy, and a folder of it.
     for folder in (copy, copy / "train"):
         opened = penstock.open(folder)
@@ -54,12 +54,12 @@ def test_staged_records_are_known_where_they_lie_without_a_scan(source, tmp_path
     assert opened.fingerprint == penstock.open(source / "train").fingerprint
     assert [m for m in caplog.messages if "copy" in m] == []
     assert run_cli("verify", copy).code == 0
-    assert run_cli("stage", source, copy, "--inflate", "--json").code == 0
+    assert run_cli("stage", source, copy, "--decompress", "--json").code == 0
 
 
 def test_file_that_changed_since_is_scanned_and_its_neighbours_are_not(source, tmp_path, run_cli, caplog):
     copy = tmp_path / "copy"
-    assert run_cli("stage", source, copy, "--inflate").code == 0
+    assert run_cli("stage", source, copy, "--decompress").code == 0
     path = copy / "train/part-1.tfrecord"
     path.write_bytes(b"".join(record(90 + at) for at in range(7)))
     opened = penstock.open(copy / "train")
@@ -92,7 +92,7 @@ def test_tar_is_noted_and_a_damaged_log_costs_a_scan(tmp_path, run_cli, monkeypa
 def test_ranks_of_many_nodes_each_note_their_share(source, tmp_path, run_cli):
     copy = tmp_path / "copy"
     for node in range(2):
-        done = run_cli("stage", source, copy, "--inflate", "--node", str(node), "--nodes", "2", "--json")
+        done = run_cli("stage", source, copy, "--decompress", "--node", str(node), "--nodes", "2", "--json")
         assert done.code == 0, done.err
         json.loads(done.out.splitlines()[-1])
     assert len(list((copy / ".penstock").glob("records-*.bin"))) == 2

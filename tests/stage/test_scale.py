@@ -66,11 +66,13 @@ def test_manifest_as_parquet_is_taken_wherever_json_is(bucket, run_cli, tmp_path
     assert (facts(ran)["format"], made.read_bytes()[:4]) == ("parquet", b"PAR1")
     assert run_cli("index", bucket.url, "-o", tmp_path / "m", "--format", "json", env=bucket.env).code == 0
     assert run_cli("diff", made, tmp_path / "m", env=bucket.env).code == 0
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--manifest", made, "--json", env=bucket.env)
+    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--manifest", made, "--json", env=bucket.env)
     assert (ran.code, tree(tmp_path / "dst")) == (0, bucket.want), ran.err
     # The record of that stage is a manifest of the source too, and knows what objects inflate to.
     record = tmp_path / "dst/.penstock/manifest.json"
-    ran = run_cli("stage", bucket.url, tmp_path / "again", "--inflate", "--manifest", record, "--json", env=bucket.env)
+    ran = run_cli(
+        "stage", bucket.url, tmp_path / "again", "--decompress", "--manifest", record, "--json", env=bucket.env
+    )
     assert (ran.code, facts(ran)["without_checksum"], tree(tmp_path / "again")) == (0, 0, bucket.want), ran.err
 
 
@@ -88,12 +90,12 @@ def test_manifest_that_is_damaged_is_one_clear_error(bucket, run_cli, tmp_path, 
 
 
 def test_manifest_that_promises_other_content_fails_the_object(bucket, run_cli, tmp_path):
-    run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", env=bucket.env)
+    run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", env=bucket.env)
     record = json.loads((tmp_path / "dst/.penstock/manifest.json").read_text())
     lying = next(entry for entry in record["objects"] if entry["origin"].get("decoded"))
     lying["digests"] = ["crc32c:00000000"]
     (tmp_path / "lie.json").write_text(json.dumps(record))
-    flags = ("--inflate", "--manifest", tmp_path / "lie.json", "--json")
+    flags = ("--decompress", "--manifest", tmp_path / "lie.json", "--json")
     ran = run_cli("stage", bucket.url, tmp_path / "again", *flags, env=bucket.env)
     found = facts(ran)
     assert (ran.code, [failure["key"] for failure in found["failed"]]) == (1, [lying["origin"]["key"]])
@@ -123,12 +125,12 @@ def test_stage_of_a_store_that_refuses_finds_its_rate_and_loses_nothing(emulator
     want = fill(folder, 64, 4_000)
     served = emulator(folder=folder, tier="s3-standard", scale=0.004)  # 22 reads a second of a prefix
     url = f"{served.url.rstrip('/')}/set/"
-    ran = run_cli("stage", url, tmp_path / "dst", "--inflate", "--json", env=served.env)
+    ran = run_cli("stage", url, tmp_path / "dst", "--decompress", "--json", env=served.env)
     assert (ran.code, tree(tmp_path / "dst")) == (0, want), ran.err
     found = facts(ran)
     assert found["throttles"] > 0
     # Under the governor's rate the store has nothing to refuse.
-    flags = ("--inflate", "--json", "--max-requests-per-s", "10")
+    flags = ("--decompress", "--json", "--max-requests-per-s", "10")
     ran = run_cli("stage", url, tmp_path / "calm", *flags, env=served.env)
     assert (ran.code, tree(tmp_path / "calm")) == (0, want), ran.err
     assert facts(ran)["throttles"] == 0
@@ -140,7 +142,7 @@ def test_stage_rates_that_move_nothing_are_usage_errors(bucket, run_cli, tmp_pat
 
 
 def test_object_that_is_late_fails_alone(slow_bucket, run_cli, tmp_path):
-    flags = ("--object-deadline", "1ms", "--json")
+    flags = ("--object-timeout", "1ms", "--json")
     ran = run_cli("stage", slow_bucket.url, tmp_path / "dst", *flags, env=slow_bucket.env)
     found = facts(ran)
     assert (ran.code, {failure["code"] for failure in found["failed"]}) == (1, {"deadline"}), ran.err

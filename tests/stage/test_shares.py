@@ -68,8 +68,8 @@ def test_shares_under_each_launcher_are_disjoint_and_complete(launcher, bucket, 
     shares = []
     for node in range(3):
         dst = tmp_path / f"node{node}"
-        leader = run_cli("stage", bucket.url, dst, "--inflate", "--json", env=bucket.env | launcher(2 * node))
-        waiter = run_cli("stage", bucket.url, dst, "--inflate", "--json", env=bucket.env | launcher(2 * node + 1))
+        leader = run_cli("stage", bucket.url, dst, "--decompress", "--json", env=bucket.env | launcher(2 * node))
+        waiter = run_cli("stage", bucket.url, dst, "--decompress", "--json", env=bucket.env | launcher(2 * node + 1))
         assert (leader.code, waiter.code) == (0, 0), leader.err + waiter.err
         assert facts(leader) == facts(waiter)
         assert (facts(leader)["node"], facts(leader)["nodes"]) == (node, 3)
@@ -87,11 +87,11 @@ def test_half_set_variables_are_refused_by_name(bucket, run_cli, tmp_path):
 
 def test_waiting_rank_starts_before_its_leader_and_ends_with_it(bucket, run_cli, tmp_path):
     dst, log = tmp_path / "dst", tmp_path / "log"
-    waiter = launch("stage", bucket.url, dst, "--inflate", "--json", env=bucket.env | _slurm(3), log=log)
+    waiter = launch("stage", bucket.url, dst, "--decompress", "--json", env=bucket.env | _slurm(3), log=log)
     time.sleep(1)
     assert waiter.poll() is None
     assert not dst.exists()
-    leader = run_cli("stage", bucket.url, dst, "--inflate", "--json", env=bucket.env | _slurm(2))
+    leader = run_cli("stage", bucket.url, dst, "--decompress", "--json", env=bucket.env | _slurm(2))
     assert (waiter.wait(30), leader.code) == (0, 0)
     assert json.loads(log.read_text().splitlines()[-1]) == facts(leader)
 
@@ -125,7 +125,7 @@ def test_waiting_rank_ends_with_an_error_when_its_leader_is_killed(emulator, tmp
 
 
 def test_waiting_rank_gives_up_when_no_leader_comes(bucket, run_cli, tmp_path):
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--wait-limit", "1s", env=bucket.env | _slurm(3))
+    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--wait-timeout", "1s", env=bucket.env | _slurm(3))
     assert (ran.code, "no sign of it" in ran.err) == (1, True), ran.err
 
 

@@ -17,14 +17,14 @@ def test_stage_that_is_stopped_says_so_in_one_line_and_goes_on_later(
     number, code, word, slow_bucket, run_cli, tmp_path
 ):
     dst, log = tmp_path / "dst", tmp_path / "log"
-    job = launch("stage", slow_bucket.url, dst, "--inflate", env=slow_bucket.env, log=log)
+    job = launch("stage", slow_bucket.url, dst, "--decompress", env=slow_bucket.env, log=log)
     await_true(lambda: job.poll() is not None or len(tree(dst)) > 4)
     assert job.poll() is None
     job.send_signal(number)
     assert job.wait(20) == code
     assert log.read_text().splitlines() == [f"{word}; finished files are kept, and the same command goes on from there"]
     before = set(tree(dst))
-    again = run_cli("stage", slow_bucket.url, dst, "--inflate", "--json", env=slow_bucket.env, timeout_s=100)
+    again = run_cli("stage", slow_bucket.url, dst, "--decompress", "--json", env=slow_bucket.env, timeout_s=100)
     assert again.code == 0, again.err
     assert facts(again)["skipped"] >= len(before)
     assert tree(dst) == slow_bucket.want
@@ -43,7 +43,7 @@ def test_waiting_rank_that_is_terminated_ends(slow_bucket, tmp_path):
 
 def test_repair_that_is_terminated_ends_with_143_and_goes_on_later(slow_bucket, run_cli, tmp_path):
     dst, log, env = tmp_path / "dst", tmp_path / "log", slow_bucket.env
-    assert run_cli("stage", slow_bucket.url, dst, "--inflate", env=env, timeout_s=100).code == 0
+    assert run_cli("stage", slow_bucket.url, dst, "--decompress", env=env, timeout_s=100).code == 0
     for name in slow_bucket.want:
         (dst / name).write_bytes(b"rot")
     job = launch("verify", dst, "--repair", "--progress", "none", env=env, log=log)
@@ -62,7 +62,7 @@ def test_train_that_is_terminated_leaves_no_rank_behind(tmp_path, run_cli):
     assert made.code == 0, made.err
     job = launch(
         "train", "cosmoflow", "--data", tmp_path / "data", "--ranks", "2", "--epochs", "1000", "--batch-size", "4", "--voxels", "16",
-        "--recipe", "demo", "--allow-debug", "--runs", tmp_path / "runs", env={}, log=tmp_path / "log",
+        "--recipe", "demo", "--allow-debug", "--output", tmp_path / "runs", env={}, log=tmp_path / "log",
     )  # fmt: skip
     await_true(lambda: job.poll() is not None or len(_children(job.pid)) >= 3, 90)
     assert job.poll() is None, (tmp_path / "log").read_text()

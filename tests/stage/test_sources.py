@@ -93,11 +93,11 @@ def test_stage_from_other_stores_is_whole_and_again_moves_nothing(kind, request,
     ran = run_cli("index", source.url, "-o", tmp_path / "m.json", "--json", env=source.env)
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["objects"] == len(source.want)
-    ran = run_cli("stage", source.url, tmp_path / "dst", "--inflate", "--json", env=source.env)
+    ran = run_cli("stage", source.url, tmp_path / "dst", "--decompress", "--json", env=source.env)
     assert ran.code == 0, ran.err
     assert tree(tmp_path / "dst") == source.want
     assert KEY not in ran.out + ran.err
-    again = run_cli("stage", source.url, tmp_path / "dst", "--inflate", "--json", env=source.env)
+    again = run_cli("stage", source.url, tmp_path / "dst", "--decompress", "--json", env=source.env)
     assert (facts(again)["bytes_in"], facts(again)["skipped"]) == (0, len(source.want)), again.err
 
 

@@ -29,18 +29,18 @@ def test_index_of_a_prefix_counts_and_writes_a_manifest(bucket, run_cli, tmp_pat
 
 
 def test_index_of_a_staged_copy_has_the_fingerprint_of_its_source(bucket, run_cli, tmp_path):
-    run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--quiet", env=bucket.env)
+    run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--quiet", env=bucket.env)
     source = facts(run_cli("index", bucket.url, "--json", env=bucket.env))
     copy = facts(run_cli("index", tmp_path / "dst", "--json"))
     assert (copy["objects"], copy["fingerprint"]) == (48, source["fingerprint"])
 
 
 def test_stage_inflates_and_a_second_run_moves_nothing(bucket, run_cli, tmp_path):
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--json", env=bucket.env)
+    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--json", env=bucket.env)
     assert ran.code == 0, ran.err
     assert tree(tmp_path / "dst") == bucket.want
     assert facts(ran)["bytes_in"] == bucket.stored_bytes
-    again = facts(run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--json", env=bucket.env))
+    again = facts(run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--json", env=bucket.env))
     assert (again["bytes_in"], again["bytes_out"], again["skipped"]) == (0, 0, 48)
     assert bucket.env["AWS_SECRET_ACCESS_KEY"] not in ran.out + ran.err
     state = b"".join(p.read_bytes() for p in (tmp_path / "dst/.penstock").rglob("*") if p.is_file())
@@ -54,13 +54,13 @@ def test_stage_from_the_strict_peer_is_whole(versitygw, run_cli, tmp_path):
     for name, body in bodies.items():
         packed = name != "large" and int(name[1:]) % 2
         (home / (name + ".gz" if packed else name)).write_bytes(gzip.compress(body) if packed else body)
-    ran = run_cli("stage", "s3://stage/", tmp_path / "dst", "--inflate", "--json", env=versitygw.env)
+    ran = run_cli("stage", "s3://stage/", tmp_path / "dst", "--decompress", "--json", env=versitygw.env)
     assert (ran.code, tree(tmp_path / "dst")) == (0, bodies), ran.err
 
 
 def test_stage_from_a_folder_and_from_a_file_url(run_cli, bucket, tmp_path):
     for at, source in enumerate((bucket.folder / "set", f"file://{bucket.folder}/set/")):
-        ran = run_cli("stage", source, tmp_path / f"dst{at}", "--inflate", "--json")
+        ran = run_cli("stage", source, tmp_path / f"dst{at}", "--decompress", "--json")
         assert (ran.code, tree(tmp_path / f"dst{at}")) == (0, bucket.want), ran.err
 
 
@@ -69,7 +69,14 @@ def test_stage_with_a_manifest_refuses_what_was_replaced_since(bucket, run_cli, 
     (bucket.folder / "set/d/f000.bin").write_bytes(b"another")
     (bucket.folder / "set/d/f003.bin").unlink()
     ran = run_cli(
-        "stage", bucket.url, tmp_path / "dst", "--inflate", "--manifest", tmp_path / "m.json", "--json", env=bucket.env
+        "stage",
+        bucket.url,
+        tmp_path / "dst",
+        "--decompress",
+        "--manifest",
+        tmp_path / "m.json",
+        "--json",
+        env=bucket.env,
     )
     failed = {failure["key"]: failure["code"] for failure in facts(ran)["failed"]}
     assert (ran.code, failed) == (1, {"d/f000.bin": "changed", "d/f003.bin": "not-found"})
@@ -82,7 +89,7 @@ def test_stage_with_a_manifest_refuses_what_was_replaced_since(bucket, run_cli, 
 def test_stage_of_a_truncated_gzip_names_it_and_moves_the_rest(bucket, run_cli, tmp_path):
     path = bucket.folder / "set/d/f001.bin.gz"
     path.write_bytes(path.read_bytes()[:-40])
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--json", env=bucket.env)
+    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--json", env=bucket.env)
     assert (ran.code, [failure["code"] for failure in facts(ran)["failed"]]) == (1, ["corrupt"])
     assert "f001.bin.gz" in ran.err
     assert "Traceback" not in ran.err
@@ -90,7 +97,7 @@ def test_stage_of_a_truncated_gzip_names_it_and_moves_the_rest(bucket, run_cli, 
     residue = tmp_path / "dst/.penstock/stage/residue.json"
     assert json.loads(residue.read_text())["failed"] == facts(ran)["failed"]
     path.write_bytes(gzip.compress(b"mended"))
-    assert run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", env=bucket.env).code == 0
+    assert run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", env=bucket.env).code == 0
     assert not residue.exists()
 
 
@@ -131,7 +138,7 @@ def test_stage_does_not_write_through_a_planted_link(bucket, run_cli, tmp_path):
 )
 def test_stage_from_a_store_that_refuses_is_one_error(change, code, says, bucket, run_cli, tmp_path):
     env = {**bucket.env, **change}
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--json", "--give-up-after", "2s", env=env)
+    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--json", "--retry-timeout", "2s", env=env)
     assert (ran.code, says in ran.err, "hint:" in ran.err, "Traceback" in ran.err) == (code, True, True, False), ran.err
     assert not (tmp_path / "dst").exists()
 
@@ -192,11 +199,11 @@ def test_stage_onto_a_full_disk_says_so_and_goes_on_later(size, bucket, run_cli,
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=True)
     try:
-        ran = run_cli("stage", bucket.url, folder, "--inflate", "--json", env=bucket.env)
+        ran = run_cli("stage", bucket.url, folder, "--decompress", "--json", env=bucket.env)
         assert (ran.code, "error[no-space]" in ran.err, "hint:" in ran.err) == (3, True, True), ran.err
         assert all(want[name] == body for name, body in tree(folder).items())
         subprocess.run(["mount", "-o", "remount,size=16m", folder], check=True)
-        ran = run_cli("stage", bucket.url, folder, "--inflate", "--json", env=bucket.env)
+        ran = run_cli("stage", bucket.url, folder, "--decompress", "--json", env=bucket.env)
         assert (ran.code, tree(folder) == want) == (0, True), ran.err
     finally:
         subprocess.run(["umount", folder], check=True)
@@ -212,10 +219,10 @@ def test_stage_from_a_folder_onto_a_disk_too_small_for_what_it_inflates_to_moves
     (source / "cut.bin.gz").write_bytes(gzip.compress(os.urandom(9_000))[:8_000])
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
     try:
-        ran = run_cli("stage", source, folder, "--inflate", "--json")
+        ran = run_cli("stage", source, folder, "--decompress", "--json")
         assert (ran.code, "error[no-space]" in ran.err, tree(folder)) == (3, True, {}), ran.err
         subprocess.run(["mount", "-o", "remount,size=4m", folder], check=True)
-        ran = run_cli("stage", source, folder, "--inflate", "--json")
+        ran = run_cli("stage", source, folder, "--decompress", "--json")
         assert (ran.code, len(tree(folder)), [f["key"] for f in facts(ran)["failed"]]) == (1, 4, ["cut.bin.gz"]), (
             ran.err
         )
@@ -227,7 +234,7 @@ def test_stage_killed_again_and_again_ends_as_if_undisturbed(slow_bucket, run_cl
     dst, env = tmp_path / "dst", slow_bucket.env
     kept = 0
     for share in (0.15, 0.4, 0.7):
-        child = launch("stage", slow_bucket.url, dst, "--inflate", env=env, log=tmp_path / "log")
+        child = launch("stage", slow_bucket.url, dst, "--decompress", env=env, log=tmp_path / "log")
         await_true(lambda at=share, child=child: child.poll() is not None or len(tree(dst)) >= at * 96)
         assert child.poll() is None, (tmp_path / "log").read_text()
         child.send_signal(signal.SIGKILL)
@@ -236,7 +243,7 @@ def test_stage_killed_again_and_again_ends_as_if_undisturbed(slow_bucket, run_cl
         assert all(slow_bucket.want[name] == body for name, body in partial.items())
         assert len(partial) >= kept
         kept = len(partial)
-    last = facts(run_cli("stage", slow_bucket.url, dst, "--inflate", "--json", env=env))
+    last = facts(run_cli("stage", slow_bucket.url, dst, "--decompress", "--json", env=env))
     assert tree(dst) == slow_bucket.want
     assert last["skipped"] >= kept
     # What it read is what was missing, and nothing else.
@@ -257,13 +264,13 @@ def test_stage_killed_inside_a_large_object_goes_on_inside_it(emulator, run_cli,
     served = emulator(folder=folder, tier="azure-hot", scale=0.002)
     dst, parts = tmp_path / "dst", tmp_path / "dst/.penstock/stage/parts"
     # one part after another, so that some are whole when it is killed
-    child = launch("stage", served.url, dst, "--inflate", "--concurrency", 1, env=served.env, log=tmp_path / "log")
+    child = launch("stage", served.url, dst, "--decompress", "--concurrency", 1, env=served.env, log=tmp_path / "log")
     await_true(lambda: child.poll() is not None or any(p.read_bytes().count(b"\n") >= 3 for p in parts.glob("*.done")))
     assert child.poll() is None, (tmp_path / "log").read_text()
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert tree(dst) == {}
-    last = facts(run_cli("stage", served.url, dst, "--inflate", "--json", env=served.env))
+    last = facts(run_cli("stage", served.url, dst, "--decompress", "--json", env=served.env))
     assert last["resumed_bytes"] > 8 << 20  # two parts, one of them the short last one, maybe
     assert last["bytes_in"] + last["resumed_bytes"] == len(stored)
     assert tree(dst) == {"large.bin": body}
@@ -272,7 +279,7 @@ def test_stage_killed_inside_a_large_object_goes_on_inside_it(emulator, run_cli,
 @pytest.mark.parametrize("asked", [signal.SIGINT])
 def test_stage_interrupted_ends_with_130_and_goes_on_later(asked, slow_bucket, run_cli, tmp_path):
     dst, env = tmp_path / "dst", slow_bucket.env
-    child = launch("stage", slow_bucket.url, dst, "--inflate", env=env, log=tmp_path / "log")
+    child = launch("stage", slow_bucket.url, dst, "--decompress", env=env, log=tmp_path / "log")
     await_true(lambda: child.poll() is not None or len(tree(dst)) >= 10)
     child.send_signal(asked)
     assert child.wait(20) == 130
@@ -281,7 +288,7 @@ def test_stage_interrupted_ends_with_130_and_goes_on_later(asked, slow_bucket, r
     assert "Traceback" not in said
     kept = tree(dst)
     assert all(slow_bucket.want[name] == body for name, body in kept.items())
-    last = facts(run_cli("stage", slow_bucket.url, dst, "--inflate", "--json", env=env))
+    last = facts(run_cli("stage", slow_bucket.url, dst, "--decompress", "--json", env=env))
     assert (last["skipped"] >= len(kept), tree(dst) == slow_bucket.want) == (True, True)
 
 

@@ -97,21 +97,21 @@ def test_stage_to_a_store_is_whole_recorded_and_again_moves_nothing(kind, reques
 def test_stage_deflate_says_its_encoding_and_comes_back(codec, emulator, run_cli, tmp_path, outputs, state):
     served = emulator()
     env = {**served.env, **state}
-    ran = run_cli("stage", outputs, served.url + "a", "--deflate", codec, "--json", env=env)
+    ran = run_cli("stage", outputs, served.url + "a", "--compress", codec, "--json", env=env)
     assert ran.code == 0, ran.err
     bucket = bucket_of(served)
     for name, encoding in [("loss.csv", codec), ("model/large.bin", codec), ("done.gz", None), ("noise.bin", None)]:
         head = aws(served, "head-object", "--bucket", bucket, "--key", f"a/{name}")
         assert head.get("ContentEncoding") == encoding, name
     assert facts(ran)["bytes_out"] < facts(ran)["bytes_in"] * 0.6
-    again = run_cli("stage", outputs, served.url + "a", "--deflate", codec, "--json", env=env)
+    again = run_cli("stage", outputs, served.url + "a", "--compress", codec, "--json", env=env)
     assert (facts(again)["bytes_in"], facts(again)["skipped"]) == (0, 6)
     # The same bytes whoever makes them, on however many cores.
     one = tmp_path / "one"
     one.write_text("#!/bin/sh\nexec taskset -c 0 " + str(Path(sys.executable).with_name("penstock")) + ' "$@"\n')
     one.chmod(0o755)
     subprocess.run(
-        [one, "stage", outputs, served.url + "b", "--deflate", codec, "--quiet"],
+        [one, "stage", outputs, served.url + "b", "--compress", codec, "--quiet"],
         env={**os.environ, **env}, check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     folder = Path(served.folder) if hasattr(served, "folder") else None
@@ -122,23 +122,23 @@ def test_stage_deflate_says_its_encoding_and_comes_back(codec, emulator, run_cli
         assert len(tags) == 1, (name, folder)
     assert run_cli("verify", served.url + "a", "--json", env=env).code == 0
     assert run_cli("diff", outputs, served.url + "a", "--json", env=env).code == 0
-    back = run_cli("stage", served.url + "a", tmp_path / "back", "--inflate", "--json", env=env)
+    back = run_cli("stage", served.url + "a", tmp_path / "back", "--decompress", "--json", env=env)
     assert back.code == 0, back.err
     want = tree(outputs)
     want["done"] = gzip.decompress(want.pop("done.gz"))
     assert tree(tmp_path / "back") == want
-    kept = run_cli("stage", outputs, tmp_path / "folder", "--deflate", codec, "--json")
+    kept = run_cli("stage", outputs, tmp_path / "folder", "--compress", codec, "--json")
     assert kept.code == 0, kept.err
     suffix = {"gzip": ".gz", "zstd": ".zst"}[codec]
     assert sorted(tree(tmp_path / "folder")) == sorted(n if n == "done.gz" else n + suffix for n in tree(outputs))
     assert run_cli("verify", tmp_path / "folder", "--json").code == 0
-    restored = run_cli("stage", tmp_path / "folder", tmp_path / "restored", "--inflate", "--json")
+    restored = run_cli("stage", tmp_path / "folder", tmp_path / "restored", "--decompress", "--json")
     assert (restored.code, tree(tmp_path / "restored")) == (0, want), restored.err
 
 
 def test_stage_deflate_is_undone_by_other_tools(google, run_cli, tmp_path, outputs, state):  # noqa: F811
     env = {**google.env, **state}
-    ran = run_cli("stage", outputs, "gs://data/packed", "--deflate", "gzip", "--quiet", env=env)
+    ran = run_cli("stage", outputs, "gs://data/packed", "--compress", "gzip", "--quiet", env=env)
     assert ran.code == 0, ran.err
     host = google.env["STORAGE_EMULATOR_HOST"]
     for name in ("loss.csv", "model/large.bin"):
@@ -236,7 +236,7 @@ def test_stage_leaves_strangers_alone_and_takes_over_what_is_the_same(
 def test_verify_of_a_store_finds_what_is_wrong_and_mends_it(emulator, run_cli, tmp_path, outputs, state, put_object):
     served = emulator()
     env = {**served.env, **state}
-    assert run_cli("stage", outputs, served.url, "--deflate", "zstd", "--quiet", env=env).code == 0
+    assert run_cli("stage", outputs, served.url, "--compress", "zstd", "--quiet", env=env).code == 0
     was = tmp_path / "was.json"
     aws(served, "get-object", "--bucket", bucket_of(served), "--key", ".penstock/manifest.json", str(was))
     bad = bytearray((outputs / "noise.bin").read_bytes())
@@ -286,12 +286,12 @@ def test_verify_of_a_store_says_what_its_stage_could_not_bring(emulator, run_cli
     (source / "bad.gz").write_bytes(gzip.compress(b"bad")[:-9])
     served = emulator()
     env = served.env | state
-    assert run_cli("stage", source, f"{served.url}set/", "--inflate", "--quiet", env=env).code == 1
+    assert run_cli("stage", source, f"{served.url}set/", "--decompress", "--quiet", env=env).code == 1
     ran = run_cli("verify", f"{served.url}set/", "--json", env=env)
     assert (ran.code, facts(ran)["ok"]) == (1, 1), ran.err
     assert facts(ran)["unfinished"] == [{"source": f"file://{source}/", "share": "0-of-1", "failed": 1}]
     (source / "bad.gz").write_bytes(gzip.compress(b"bad"))
-    assert run_cli("stage", source, f"{served.url}set/", "--inflate", "--quiet", env=env).code == 0
+    assert run_cli("stage", source, f"{served.url}set/", "--decompress", "--quiet", env=env).code == 0
     ran = run_cli("verify", f"{served.url}set/", "--json", env=env)
     assert (ran.code, facts(ran)["ok"], facts(ran)["unfinished"]) == (0, 2, []), ran.err
 
@@ -402,9 +402,9 @@ def test_ingest_of_a_published_folder_takes_one_command(emulator, run_cli, tmp_p
     try:
         served = emulator()
         url = f"http://127.0.0.1:{server.server_address[1]}/set/"
-        ran = run_cli("stage", url, served.url, "--deflate", "gzip", "--json", env={**served.env, **state})
+        ran = run_cli("stage", url, served.url, "--compress", "gzip", "--json", env={**served.env, **state})
         assert (ran.code, facts(ran)["moved"]) == (0, 2), ran.err
-        again = run_cli("stage", url, served.url, "--deflate", "gzip", "--json", env={**served.env, **state})
+        again = run_cli("stage", url, served.url, "--compress", "gzip", "--json", env={**served.env, **state})
         assert (facts(again)["skipped"], facts(again)["bytes_in"]) == (2, 0)
     finally:
         server.shutdown()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def staged(bucket: Bucket, run_cli: Callable[..., Any], tmp_path: Path) -> Path:
-    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--inflate", "--quiet", env=bucket.env)
+    ran = run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--quiet", env=bucket.env)
     assert ran.code == 0, ran.err
     return tmp_path / "dst"
 
@@ -76,7 +76,7 @@ def test_verify_repair_fetches_exactly_what_is_wrong(staged, bucket, run_cli, tm
     assert (found["repaired"], found["bytes_in"]) == ([f"d/f00{at}.bin" for at in range(4)], stored)
     assert not (tmp_path / "elsewhere").exists()
     assert run_cli("verify", staged, "--json").code == 0
-    again = facts(run_cli("stage", bucket.url, staged, "--inflate", "--json", env=bucket.env))
+    again = facts(run_cli("stage", bucket.url, staged, "--decompress", "--json", env=bucket.env))
     assert (again["bytes_in"], again["skipped"]) == (0, 48)
 
 
@@ -99,7 +99,7 @@ def test_verify_repair_from_a_source_that_is_gone_or_replaced_changes_nothing(st
 def test_verify_repair_with_an_unreachable_source_says_so_and_ends_with_1(staged, bucket, run_cli):
     _flip(staged / "d/f000.bin")
     env = bucket.env | {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-    ran = run_cli("verify", staged, "--repair", "--json", "--give-up-after", "2s", env=env)
+    ran = run_cli("verify", staged, "--repair", "--json", "--retry-timeout", "2s", env=env)
     assert (ran.code, "cannot be reached" in facts(ran)["failed"][0]["repair_error"]) == (1, True), ran.err
 
 
@@ -157,7 +157,7 @@ def test_verify_repair_of_an_object_in_parts_fetches_it_again(emulator, run_cli,
     body = os.urandom(20 << 20)
     (folder / "large.bin.gz").write_bytes(gzip.compress(body, 1))
     served = emulator(folder=folder)
-    assert run_cli("stage", served.url, tmp_path / "dst", "--inflate", "--quiet", env=served.env).code == 0
+    assert run_cli("stage", served.url, tmp_path / "dst", "--decompress", "--quiet", env=served.env).code == 0
     _flip(tmp_path / "dst/large.bin")
     ran = run_cli("verify", tmp_path / "dst", "--repair", "--json", env=served.env)
     assert (ran.code, facts(ran)["repaired"]) == (0, ["large.bin"]), ran.err
@@ -168,7 +168,7 @@ def test_verify_after_the_source_grew_and_shrank_checks_what_stands(staged, buck
     """A file whose object is gone from the source was staged once: where it stands it is checked, and it may go."""
     (bucket.folder / "set/d/f000.bin").unlink()
     (bucket.folder / "set/d/new.bin").write_bytes(b"new")
-    assert run_cli("stage", bucket.url, staged, "--inflate", "--quiet", env=bucket.env).code == 0
+    assert run_cli("stage", bucket.url, staged, "--decompress", "--quiet", env=bucket.env).code == 0
     assert facts(run_cli("verify", staged, "--json"))["objects"] == 49
     _flip(staged / "d/f000.bin")
     assert _problems(facts(run_cli("verify", staged, "--json"))) == {"d/f000.bin": "digest"}
@@ -196,7 +196,7 @@ def test_verify_of_a_hostile_manifest_reads_nothing_outside(run_cli, tmp_path):
 
 def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucket, run_cli, tmp_path):
     dst = tmp_path / "dst"
-    assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 0
+    assert run_cli("stage", bucket.url, dst, "--decompress", "--quiet", env=bucket.env).code == 0
     for name in ("d/f001.bin", "d/f002.bin"):
         (dst / name).write_bytes(b"rot")
     (dst / "stranger").write_bytes(b"x")
@@ -215,7 +215,7 @@ def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucke
 
 def test_verify_of_a_killed_stage_reports_that_objects_are_missing(slow_bucket, run_cli, tmp_path):
     dst = tmp_path / "dst"
-    arguments = ("stage", slow_bucket.url, dst, "--inflate", "--quiet")
+    arguments = ("stage", slow_bucket.url, dst, "--decompress", "--quiet")
     job = launch(*arguments, env=slow_bucket.env, log=tmp_path / "log")
     await_true(lambda: len(tree(dst)) > 3 or job.poll() is not None)
     running = run_cli("verify", dst, "--json")
@@ -238,24 +238,24 @@ def test_verify_of_a_stage_that_could_not_bring_an_object_says_so(bucket, run_cl
     whole = packed.read_bytes()
     packed.write_bytes(whole[:-9])
     dst = tmp_path / "dst"
-    assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 1
+    assert run_cli("stage", bucket.url, dst, "--decompress", "--quiet", env=bucket.env).code == 1
     ran = run_cli("verify", dst, "--json")
     assert (ran.code, facts(ran)["ok"]) == (1, 47), ran.err
     assert facts(ran)["unfinished"] == [{"source": bucket.url, "share": "0-of-1", "failed": 1}]
     packed.write_bytes(whole)
-    assert run_cli("stage", bucket.url, dst, "--inflate", "--quiet", env=bucket.env).code == 0
+    assert run_cli("stage", bucket.url, dst, "--decompress", "--quiet", env=bucket.env).code == 0
     assert run_cli("verify", dst, "--json").code == 0
 
 
 def test_verify_after_a_launch_of_another_size_forgets_the_killed_one(slow_bucket, run_cli, tmp_path):
     dst = tmp_path / "dst"
-    node = ("stage", slow_bucket.url, dst, "--inflate", "--quiet", "--node", 1, "--nodes", 2)
+    node = ("stage", slow_bucket.url, dst, "--decompress", "--quiet", "--node", 1, "--nodes", 2)
     job = launch(*node, env=slow_bucket.env, log=tmp_path / "log")
     await_true(lambda: len(tree(dst)) > 3 or job.poll() is not None)
     job.kill()
     job.wait()
     assert [share["share"] for share in facts(run_cli("verify", dst, "--json"))["unfinished"]] == ["1-of-2"]
-    assert run_cli("stage", slow_bucket.url, dst, "--inflate", "--quiet", env=slow_bucket.env).code == 0
+    assert run_cli("stage", slow_bucket.url, dst, "--decompress", "--quiet", env=slow_bucket.env).code == 0
     ran = run_cli("verify", dst, "--json")
     assert (ran.code, facts(ran)["ok"]) == (0, 96), ran.err
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that penstock staged when manifests and journals were of version 1: `--inflate --deflate zstd`. Issue 14."""
+"""A folder that penstock staged when manifests and journals were of version 1: `--decompress --compress zstd`. Issue 14."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _entries(manifest: Path) -> list[dict]:
 
 
 def _stage(run_cli, copy):
-    return run_cli("stage", copy.parent / "set", copy, "--inflate", "--deflate", "zstd", "--json")
+    return run_cli("stage", copy.parent / "set", copy, "--decompress", "--compress", "zstd", "--json")
 
 
 @pytest.mark.parametrize("without", STATE)
@@ -69,7 +69,7 @@ def test_copy_of_version_1_resumes_and_becomes_version_2(run_cli, copy):
 
 
 def test_copy_of_version_1_is_a_manifest_of_its_source(run_cli, copy):
-    flags = ("--inflate", "--manifest", copy / ".penstock/manifest.json", "--json")
+    flags = ("--decompress", "--manifest", copy / ".penstock/manifest.json", "--json")
     ran = run_cli("stage", copy.parent / "set", copy.parent / "again", *flags)
     assert (ran.code, facts(ran)["moved"]) == (0, 3), ran.err
 
@@ -105,7 +105,7 @@ def test_copy_of_version_1_in_a_store_resumes_and_is_repaired(emulator, run_cli,
     served = emulator(folder=tmp_path / "bucket")
     url, env = f"{served.url}run/", served.env | {"XDG_STATE_HOME": str(tmp_path / "state")}
     shutil.copytree(STORED / "source", tmp_path / "set")
-    flags = ("--inflate", "--deflate", "zstd", "--json")
+    flags = ("--decompress", "--compress", "zstd", "--json")
     assert run_cli("stage", tmp_path / "set", url, *flags, env=env).code == 0
     (journal,) = (tmp_path / "state").rglob("journal-0-of-1.jsonl")
     for more in ([], ["--journal", tmp_path / "other"]):

@@ -87,7 +87,7 @@ def test_cli_train_prints_one_json_result_and_keeps_it(data, tmp_path):
         "--validation",
         data / "valid",
         *flags,
-        "--runs",
+        "--output",
         tmp_path,
         "--allow-debug",
     )

@@ -147,7 +147,7 @@ def run_inflate(env: dict[str, str], scratch: Path, repeats: int, objects: int, 
     subprocess.run(["gunzip", "-r", str(want)], check=True)
     kit.upload(stored, "packed", env, "--content-encoding", "gzip")
     ways: dict[str, Callable[[Path], Command]] = {
-        "penstock": lambda dst: (kit.copy_command("penstock", "packed", dst, options=["--inflate"]), env),
+        "penstock": lambda dst: (kit.copy_command("penstock", "packed", dst, options=["--decompress"]), env),
         "rclone --s3-decompress": lambda dst: (
             kit.copy_command("rclone", "packed", dst, options=["--s3-decompress"]),
             env,

@@ -58,7 +58,7 @@ impl BlockCompressor {
         match codec {
             Codec::Gzip | Codec::Zstd => {}
             Codec::None | Codec::Lz4 => {
-                return Err(Error::config("--deflate", format!("`{codec}` is neither gzip nor zstd")));
+                return Err(Error::config("--compress", format!("`{codec}` is neither gzip nor zstd")));
             }
         }
         compress(codec, b"", level)?;

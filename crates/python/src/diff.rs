@@ -34,7 +34,7 @@ pub fn diff(
     enter_async(py, async move {
         let select = KeyFilter::new(&select, &exclude)?;
         let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
-        let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
+        let deadline = duration("--timeout", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let (old, old_is) = manifest_of(&a, &select, &settings, deadline).await?;
         let (new, new_is) = manifest_of(&b, &select, &settings, deadline).await?;
         let found = penstock_dataset::diff(&old, &new);

@@ -34,7 +34,7 @@ pub fn index(
         let url: Url = url.parse()?;
         let select = KeyFilter::new(&select, &exclude)?;
         let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
-        let deadline = duration("--deadline", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
+        let deadline = duration("--timeout", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
         let metrics = Arc::<Metrics>::default();
         let manifest = list(&url, select, &settings, metrics.clone(), deadline).await?;
         let format = match (&output, written_as) {

@@ -31,7 +31,7 @@ pub fn duration(what: &str, seconds: Option<f64>) -> Result<Option<Duration>> {
 
 /// Settings with another wall-clock budget for throttling.
 pub fn with_budget(mut settings: StoreSettings, give_up_after_s: Option<f64>) -> Result<StoreSettings> {
-    if let Some(budget) = duration("--give-up-after", give_up_after_s)? {
+    if let Some(budget) = duration("--retry-timeout", give_up_after_s)? {
         settings.retry.give_up_after = budget;
         settings.retry.unreachable_after = settings.retry.unreachable_after.min(budget);
         settings.retry.never_reached_after = settings.retry.never_reached_after.min(budget);
@@ -105,7 +105,7 @@ impl PyStageRequest {
                 Rates { requests_per_s: max_requests_per_s, bytes_per_s: max_bytes_per_s, in_flight: concurrency };
             rates.check()?;
             let mut settings = vouching(&env, give_up_after_s)?;
-            if let Some(stall_after) = duration("--stall-after", stall_after_s)? {
+            if let Some(stall_after) = duration("--idle-timeout", stall_after_s)? {
                 settings.retry.stall_after = stall_after;
             }
             Ok(StageRequest {
@@ -131,7 +131,7 @@ impl PyStageRequest {
                     },
                     concurrency,
                     memory: memory_bytes,
-                    object_deadline: duration("--object-deadline", object_deadline_s)?,
+                    object_deadline: duration("--object-timeout", object_deadline_s)?,
                     max_inflated: max_inflated_bytes,
                     allow_case_collisions,
                     overwrite,
@@ -141,7 +141,7 @@ impl PyStageRequest {
                         .transpose()?,
                 },
                 dry_run,
-                deadline: duration("--deadline", deadline_s)?,
+                deadline: duration("--timeout", deadline_s)?,
                 launch: launch_id,
                 is_awaited,
                 leader_rank,
@@ -159,7 +159,7 @@ impl PyStageRequest {
     fn wait_for_leader(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
         let request = self.0.clone();
         enter_async(py, async move {
-            let limit = |seconds| duration("--wait-limit", Some(seconds)).map(Option::unwrap_or_default);
+            let limit = |seconds| duration("--wait-timeout", Some(seconds)).map(Option::unwrap_or_default);
             let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
             json(&wait_for_leader(&request, limits).await?)
         })
@@ -170,7 +170,7 @@ impl PyStageRequest {
     fn leader_ends(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
         let request = self.0.clone();
         enter_async(py, async move {
-            let limit = |seconds| duration("--wait-limit", Some(seconds)).map(Option::unwrap_or_default);
+            let limit = |seconds| duration("--wait-timeout", Some(seconds)).map(Option::unwrap_or_default);
             let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
             match leader_ends(&request, limits).await? {
                 Ok(summary) => json(&serde_json::json!({ "summary": summary })),
@@ -210,7 +210,7 @@ pub fn verify(
             select: KeyFilter::new(&select, &exclude)?,
             repair,
             settings: vouching(&env, give_up_after_s)?,
-            deadline: duration("--deadline", deadline_s)?,
+            deadline: duration("--timeout", deadline_s)?,
             cores,
             concurrency,
             memory: memory_bytes,

@@ -268,7 +268,7 @@ impl Error {
             }
             Self::Untrusted { .. } => "check the endpoint's name, and the certificate that its server sends",
             Self::Server { .. } => "the store is at fault; try again later",
-            Self::Deadline { .. } => "raise --deadline, or check the endpoint's health",
+            Self::Deadline { .. } => "raise --timeout, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
             Self::Mismatch { .. } => {
                 "say the fields as the records hold them; `penstock.open(url).schema()` shows the first record's"

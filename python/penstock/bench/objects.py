@@ -188,7 +188,7 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
     if not points:
         raise ConfigError("no point to measure", where="--concurrency")
     if bench.mix and not bench.has_limit:
-        raise ConfigError("mix: needs an end: --time-limit, --request-limit or --until-stable", where="--mix")
+        raise ConfigError("mix: needs an end: --duration, --request-limit or --until-stable", where="--mix")
 
 
 def clear(folder: str) -> None:

@@ -121,12 +121,13 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     """Move training data from object storage to accelerators, and say which path is worth its price."""
     # TOML, msgspec and units, which --help does without.
     from penstock.cli.parameters import default_map
+    from penstock.cli.renamed import renamed_variables
     from penstock.config import load, store_variables
 
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
     verb = ctx.invoked_subcommand
     if verb != "config":  # which shows and allows what other verbs refuse
-        ctx.with_resource(override(store_variables(ctx.obj["config"])))
+        ctx.with_resource(override(store_variables(ctx.obj["config"]) | renamed_variables(read())))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
         ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}

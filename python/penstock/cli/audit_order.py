@@ -51,7 +51,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @field_option
 @click.option("--manifest", type=click.Path(path_type=Path), help="A manifest of `penstock index`.")
 @click.option("--records-per-object", type=int, metavar="N", help="Records in every object, where known.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write the audit to a file.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the audit to a file.")
 @click.option("--against", type=click.Path(path_type=Path), help="Compare with such a file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def command(

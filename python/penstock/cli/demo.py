@@ -25,7 +25,8 @@ LEARNT = 0.9  # of the constant answer's MAE; above it nothing was learnt
 
 @click.command(name="demo")
 @click.option(
-    "--out",
+    "-o",
+    "--output",
     type=click.Path(path_type=Path),
     default=Path("penstock-demo"),
     show_default=True,
@@ -47,7 +48,7 @@ LEARNT = 0.9  # of the constant answer's MAE; above it nothing was learnt
 )
 @click.option("--keep", is_flag=True, help="Leave the generated data in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout instead of the table.")
-def command(out: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
+def command(output: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
     """Show the whole path on real input, in about two minutes.
 
     Makes gzip'd samples, serves them from an emulated object store, and runs one short training over four paths: raw files
@@ -64,8 +65,8 @@ def command(out: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
     from penstock.demo.sizes import SIZES
 
     with _steps() as progress:
-        facts = run(DemoSpec(out=out.absolute(), size=SIZES[size], seed=seed, keep=keep), progress)
-    report = str(out.absolute() / REPORT)
+        facts = run(DemoSpec(out=output.absolute(), size=SIZES[size], seed=seed, keep=keep), progress)
+    report = str(output.absolute() / REPORT)
     learnt = facts.learning.mae <= LEARNT * facts.learning.mae_constant
     if as_json:
         click.echo(json.dumps(_row(facts, report)))

@@ -20,16 +20,16 @@ _SHOWN = 20
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @patterns
-@click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
-@click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
+@click.option("--timeout", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
+@click.option("--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def command(
     a: str,
     b: str,
     select: tuple[str, ...],
     exclude: tuple[str, ...],
-    deadline: float | None,
-    give_up_after: float | None,
+    timeout: float | None,
+    retry_timeout: float | None,
     as_json: bool,
 ) -> int:
     """Compare the datasets A and B by logical name: what was added, removed and changed.
@@ -42,7 +42,7 @@ def command(
     """
     from penstock import stage
 
-    found = stage.diff(a, b, deadline_s=deadline, give_up_after_s=give_up_after, select=select, exclude=exclude)
+    found = stage.diff(a, b, deadline_s=timeout, give_up_after_s=retry_timeout, select=select, exclude=exclude)
     click.echo(json.dumps(found) if as_json else _readable(found))
     return 0 if found["is_same"] else 1
 

@@ -56,7 +56,12 @@ class LazyGroup(click.Group):
             raise click.UsageError(
                 f"no verb `{f'{above} {word}'.strip()}`." + (f" Did you mean `{near[0]}`?" if near else ""), ctx
             )
-        return super().resolve_command(ctx, args)
+        name, command, rest = super().resolve_command(ctx, args)
+        if rest and not ctx.resilient_parsing:
+            from penstock.cli.renamed import renamed_arguments
+
+            rest = renamed_arguments((*ctx.command_path.split()[1:], name or ""), rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         if self.verbs:

@@ -31,8 +31,8 @@ __all__ = ["command"]
 @patterns
 @click.option("--records", is_flag=True, help="Read every object once and keep where its records lie.")
 @click.option("--dry-run", is_flag=True, help="With --records: say what would be read and cost, and read nothing.")
-@click.option("--deadline", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
-@click.option("--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
+@click.option("--timeout", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
+@click.option("--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
 def command(
     url: str,
@@ -42,8 +42,8 @@ def command(
     exclude: tuple[str, ...],
     records: bool,
     dry_run: bool,
-    deadline: float | None,
-    give_up_after: float | None,
+    timeout: float | None,
+    retry_timeout: float | None,
     as_json: bool,
 ) -> int:
     """List the dataset at URL once, and say what it holds.
@@ -68,8 +68,8 @@ def command(
     facts = stage.index(
         url,
         output,
-        deadline_s=deadline,
-        give_up_after_s=give_up_after,
+        deadline_s=timeout,
+        give_up_after_s=retry_timeout,
         select=select,
         exclude=exclude,
         written_as=written_as,

@@ -111,10 +111,12 @@ def default_map(
     Raises:
         ConfigError: A file sets what the verb does not have, what it may not set, or a value that the flag would refuse.
     """
+    from penstock.cli.renamed import new_key
+
     options = settable(command)
     found: dict[str, Any] = {}
     for key, (value, path) in config.table(verb).items():
-        option = options.get(key)
+        option = options.get(new_key(verb, key))
         where = f"{path}: [{'.'.join(verb)}] {key}"
         if option is None:
             known = ", ".join(sorted(options)) or "none"

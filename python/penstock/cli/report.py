@@ -13,7 +13,8 @@ __all__ = ["command"]
 @click.command("report")
 @click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--out",
+    "-o",
+    "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: report.html in DIR, or beside it where DIR is a file]",
 )
@@ -30,10 +31,10 @@ __all__ = ["command"]
     help="Write the rows as elbencho's CSV too.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="The report as one JSON document on stdout; no page unless --out."
+    "--json", "as_json", is_flag=True, help="The report as one JSON document on stdout; no page unless --output."
 )
 def command(
-    path: Path, out: Path | None, pictures: Path | None, picture_format: str, csv_file: Path | None, as_json: bool
+    path: Path, output: Path | None, pictures: Path | None, picture_format: str, csv_file: Path | None, as_json: bool
 ) -> None:
     """Make a page of results that opens offline. The verdict is computed again from the raw rows.
 
@@ -44,7 +45,7 @@ def command(
     if (path / "comparison.json").is_file():
         if pictures or csv_file or as_json:
             raise ConfigError(f"{path} is a comparison of paths: it has a page alone, and comparison.json is its data")
-        _of_comparison(path, out or path / "report.html")
+        _of_comparison(path, output or path / "report.html")
         return
     import msgspec
 
@@ -59,11 +60,11 @@ def command(
     report = summarise(results)
     if as_json:
         click.echo(msgspec.json.encode(report))
-    if out is not None or not as_json:
+    if output is not None or not as_json:
         from penstock.report.document import write_whole
         from penstock.report.sweep_page import sweep_page
 
-        page = out or (path / "report.html" if path.is_dir() else path.with_name("report.html"))
+        page = output or (path / "report.html" if path.is_dir() else path.with_name("report.html"))
         write_whole(sweep_page(report, results.rows), page)
         click.echo(f"{report.headline}. {report.lead}", err=True)
         _print(page, as_json=as_json)

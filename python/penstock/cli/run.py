@@ -29,7 +29,8 @@ __all__ = ["command"]
 @click.command("run")
 @click.argument("file", metavar="JOB.toml", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
-    "--runs",
+    "-o",
+    "--output",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
     show_default=True,
@@ -47,10 +48,12 @@ __all__ = ["command"]
     metavar="FORM",
     help="Print the job as slurm, slurm-prolog, slurm-epilog, or (experimental) pbs, k8s, azureml, azure-batch.",
 )
-@click.option("--as-node", is_flag=True, help="Do one node's part here: other nodes are started by somebody else.")
+@click.option("--node-only", is_flag=True, help="Run the part of one node here; something else starts the other nodes.")
 @click.option("--node", type=int, metavar="I", help="Which node this is, from 0. [by the launcher's variables]")
 @click.option("--nodes", type=int, metavar="N", help="How many nodes the job has. [by the launcher's variables]")
-@click.option("--meet", metavar="HOST:PORT", help="Where its ranks meet. [MASTER_ADDR:MASTER_PORT]")
+@click.option(
+    "--rendezvous", metavar="HOST:PORT", help="Address and port where the job's ranks meet. [MASTER_ADDR:MASTER_PORT]"
+)
 @click.option("--quiet", is_flag=True, help="Leave the nodes' lines to the logs.")
 @click.option(
     "--json",
@@ -60,16 +63,16 @@ __all__ = ["command"]
 )
 def command(
     file: Path,
-    runs: Path,
+    output: Path,
     resume: bool,
     dry_run: bool,
     submit: bool,
     wait: bool,
     export: str | None,
-    as_node: bool,
+    node_only: bool,
     node: int | None,
     nodes: int | None,
-    meet: str | None,
+    rendezvous: str | None,
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -92,16 +95,16 @@ def command(
     job = load(file)
     if submit or export:
         return submit_or_export(
-            job, file, runs, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run
+            job, file, output, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run
         )  # fmt: skip
-    node_slice = node_slice_of(node, nodes, meet) if as_node or node is not None or nodes is not None else None
+    node_slice = node_slice_of(node, nodes, rendezvous) if node_only or node is not None or nodes is not None else None
     given = for_nodes()
 
     def execution_of(
         one: Job, on_step: OnStep = _print_nothing if as_json else _print_step, on_line: OnLine | None = None
     ) -> Execution:
         on_line = on_line or (None if quiet or as_json else _on_line)
-        folder = runs / one.name if node_slice is None else runs / one.name / f"n{node_slice.node}"
+        folder = output / one.name if node_slice is None else output / one.name / f"n{node_slice.node}"
         return Execution(one, folder, given, on_step=on_step, on_line=on_line, node_slice=node_slice)
 
     if dry_run:

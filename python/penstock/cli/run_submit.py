@@ -60,6 +60,8 @@ def node_slice_of(node: int | None, nodes: int | None, meet: str | None) -> Node
     host, _, port = (meet or ("" if place.nodes > 1 else "127.0.0.1:29500")).rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(
-            f"--meet: `{meet or ''}` is no HOST:PORT", where="--meet", hint="the first node's address and any free port"
+            f"--rendezvous: `{meet or ''}` is not HOST:PORT",
+            where="--rendezvous",
+            hint="the first node's address and any free port",
         )
     return NodeSlice(place.node, place.nodes, (host, int(port)))

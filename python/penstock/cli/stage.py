@@ -24,13 +24,13 @@ _TOLD = 20
 @click.command("stage")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--inflate", is_flag=True, help="Inflate .gz, .zst and .lz4 on the way, and drop the suffix.")
+@click.option("--decompress", is_flag=True, help="Decompress .gz, .zst and .lz4 on the way, and drop the suffix.")
 @click.option(
-    "--deflate",
+    "--compress",
     type=click.Choice(["gzip", "zstd"]),
     help="Compress what is not compressed. In a store the name stays and Content-Encoding says it; in a folder it gains .gz or .zst.",
 )
-@click.option("--level", type=int, metavar="N", help="How hard --deflate presses: gzip 0 to 12 [6], zstd 1 to 22 [3].")
+@click.option("--level", type=int, metavar="N", help="Level of --compress: gzip 0 to 12 [6], zstd 1 to 22 [3].")
 @click.option("--node", type=int, metavar="I", help="This node's number, from 0; with --nodes. Else the launcher says.")
 @click.option("--nodes", type=int, metavar="N", help="Nodes that share the dataset.")
 @click.option(
@@ -85,13 +85,13 @@ _TOLD = 20
     help="Where a stage to a store remembers what it has sent. [~/.local/state/penstock/stage]",
 )
 @click.option(
-    "--deadline",
+    "--timeout",
     type=SECONDS,
     metavar="TIME",
     help="Wall-clock limit of the whole stage; running again goes on from there.",
 )
 @click.option(
-    "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
 )
 @click.option(
     "--max-requests-per-s",
@@ -106,16 +106,16 @@ _TOLD = 20
     help="Most bytes a second of the whole job (500MB/s, 10Gbit/s); each node takes its part.",
 )
 @click.option(
-    "--object-deadline", type=SECONDS, metavar="TIME", help="Longest that one object may take; a later one fails alone."
+    "--object-timeout", type=SECONDS, metavar="TIME", help="Longest that one object may take; a later one fails alone."
 )
 @click.option(
-    "--stall-after",
+    "--idle-timeout",
     type=SECONDS,
     metavar="TIME",
     help="Ask again for what has brought no byte for so long, from where it stood. [30s]",
 )
 @click.option(
-    "--wait-limit",
+    "--wait-timeout",
     type=SECONDS,
     metavar="TIME",
     help="How long the node's other ranks wait for a sign of the one that stages. [600s for the first, then 120s]",
@@ -132,8 +132,8 @@ _TOLD = 20
 def command(
     source: str,
     destination: str,
-    inflate: bool,
-    deflate: str | None,
+    decompress: bool,
+    compress: str | None,
     level: int | None,
     node: int | None,
     nodes: int | None,
@@ -151,13 +151,13 @@ def command(
     allow_case_collisions: bool,
     overwrite: bool,
     journal: str | None,
-    deadline: float | None,
-    give_up_after: float | None,
+    timeout: float | None,
+    retry_timeout: float | None,
     max_requests_per_s: float | None,
     max_bytes_per_s: float | None,
-    object_deadline: float | None,
-    stall_after: float | None,
-    wait_limit: float | None,
+    object_timeout: float | None,
+    idle_timeout: float | None,
+    wait_timeout: float | None,
     style: str,
     log: str | None,
     progress_dir: str | None,
@@ -187,7 +187,7 @@ def command(
     spec = StageSpec(
         source,
         destination,
-        decompress=inflate,
+        decompress=decompress,
         rank=rank,
         concurrency=concurrency,
         memory_bytes=memory,
@@ -196,19 +196,19 @@ def command(
         overwrite=overwrite,
         manifest=manifest,
         dry_run=dry_run,
-        deadline_s=deadline,
-        give_up_after_s=give_up_after,
-        wait_limit_s=wait_limit,
+        deadline_s=timeout,
+        give_up_after_s=retry_timeout,
+        wait_limit_s=wait_timeout,
         select=select,
         exclude=exclude,
         share_by=share_by,
         weights=_weights(weights),
         max_requests_per_s=max_requests_per_s,
         max_bytes_per_s=max_bytes_per_s,
-        object_deadline_s=object_deadline,
-        stall_after_s=stall_after,
+        object_deadline_s=object_timeout,
+        stall_after_s=idle_timeout,
         mirrors=mirrors,
-        compress=deflate,
+        compress=compress,
         level=level,
         journal=journal,
     )

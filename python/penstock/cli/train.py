@@ -80,7 +80,8 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 @click.option("--resume", is_flag=True, help="Go on from the checkpoint in --checkpoint, where there is one.")
 @click.option("--archive", metavar="URL", help="Copy the run's folder and checkpoint there at the end.")
 @click.option(
-    "--runs",
+    "-o",
+    "--output",
     metavar="DIR",
     type=click.Path(file_okay=False),
     default="runs",
@@ -105,7 +106,7 @@ def command(
     voxels: int | None,
     filters: int | None,
     recipe: str | None,
-    runs: str,
+    output: str,
     price_tier: str | None,
     no_save: bool,
     as_json: bool,
@@ -135,7 +136,7 @@ def command(
         ranks=ranks,
         global_batch=global_batch or (batch_size or 4) * world,
         settings={**{k: v for k, v in named.items() if v is not None}, **settings},
-        runs=None if no_save else runs,
+        runs=None if no_save else output,
         **rest,
     )
     talk = Talk(price_tier)
@@ -153,7 +154,7 @@ def command(
         if as_json:
             click.echo(json.dumps(result if talk.money is None else {**result, "money": talk.money}))
         else:
-            _print_progress(result, runs, saved=not no_save)
+            _print_progress(result, output, saved=not no_save)
 
 
 def _end(cause: PenstockError) -> None:

@@ -45,9 +45,9 @@ _TOLD = 20
     metavar="SIZE",
     help="Most bytes in flight while repairing.",
 )
-@click.option("--deadline", type=SECONDS, metavar="TIME", help="Wall-clock limit of all of it.")
+@click.option("--timeout", type=SECONDS, metavar="TIME", help="Wall-clock limit of all of it.")
 @click.option(
-    "--give-up-after", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
 )
 @options
 @click.option("--quiet", is_flag=True, help="No progress: --progress none.")
@@ -61,8 +61,8 @@ def command(
     journal: str | None,
     concurrency: int,
     memory: int,
-    deadline: float | None,
-    give_up_after: float | None,
+    timeout: float | None,
+    retry_timeout: float | None,
     style: str,
     log: str | None,
     quiet: bool,
@@ -88,8 +88,8 @@ def command(
         repair=repair,
         concurrency=concurrency,
         memory_bytes=memory,
-        deadline_s=deadline,
-        give_up_after_s=give_up_after,
+        deadline_s=timeout,
+        give_up_after_s=retry_timeout,
         quick=quick,
         journal=journal,
         select=select,

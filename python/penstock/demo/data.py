@@ -30,7 +30,7 @@ def check_space(folder: Path, need_bytes: int) -> None:
     if free < need_bytes:
         raise NoSpace(
             f"{folder} has {free / 1e9:.1f} GB free, the demo's data need {need_bytes / 1e9:.1f} GB",
-            hint="--out on another disk",
+            hint="--output on another disk",
             need=need_bytes,
             free=free,
         )

@@ -121,9 +121,9 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
     except PreconditionFailed:
         raise
     except PermissionError as error:
-        raise Denied(f"{spec.out} cannot be written: {error.strerror}", hint="--out on a folder of yours") from error
+        raise Denied(f"{spec.out} cannot be written: {error.strerror}", hint="--output on a folder of yours") from error
     except OSError as error:
-        raise SystemFault(f"{spec.out} cannot be a folder: {error.strerror}", hint="--out DIR") from error
+        raise SystemFault(f"{spec.out} cannot be a folder: {error.strerror}", hint="--output DIR") from error
     made = identity_of(work)
     try:
         yield work
@@ -142,7 +142,7 @@ def _kept(folder: Path) -> Path:
         with OwnedFolder.made(str(folder), is_private=False) as held:
             if held.names() and held.read(_MARK) is None:
                 raise PreconditionFailed(
-                    f"{folder} is there, and not of an earlier demo", where=str(folder), hint="--out another folder"
+                    f"{folder} is there, and not of an earlier demo", where=str(folder), hint="--output another folder"
                 )
             # The marker is written first: a folder without kept data is removed itself.
             held.write(
@@ -150,7 +150,7 @@ def _kept(folder: Path) -> Path:
             )
             held.remove(keep=(_MARK,))
     except NotOwned as error:
-        raise PreconditionFailed(str(error), where=str(folder), hint="--out another folder") from error
+        raise PreconditionFailed(str(error), where=str(folder), hint="--output another folder") from error
     return folder
 
 

@@ -26,7 +26,7 @@ GROUP = "penstock.containers"
 def pool_up_flags(section: PoolSection) -> list[str]:
     """Flags of `pool up` for a pool, without its name and nodes."""
     return [
-        "--engine", section.engine, "--disk", section.disk, "--copies", str(section.copies), "--deadline", section.deadline,
+        "--engine", section.engine, "--disk", section.disk, "--copies", str(section.copies), "--timeout", section.deadline,
         *settings_flags("--engine-set", section.settings),
     ]  # fmt: skip
 
@@ -71,7 +71,7 @@ class StepCommands:
         """Command that stages a node's share of the dataset to `data`."""
         section, pool = self._job.stage, self._job.pool
         assert section is not None
-        inflate = ["--inflate"] if section.inflate else []
+        inflate = ["--decompress"] if section.inflate else []
         journal = []
         if pool and "://" in data:
             # Beside the pool and removed with it, because nodes often share a home.

@@ -155,7 +155,7 @@ class Execution:
         if self.has_begun():
             raise ConfigError(
                 f"{self.folder} holds an earlier start of this job",
-                hint="--resume goes on with it; --runs names another folder",
+                hint="--resume goes on with it; --output names another folder",
             )
 
     def steps(self) -> list[StepRow]:

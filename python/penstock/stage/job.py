@@ -74,7 +74,7 @@ class StageSpec:
         from penstock import _native
 
         if self.level is not None and self.compress is None:
-            raise ConfigError("--level: it says how hard --deflate presses, which is not asked for", where="--level")
+            raise ConfigError("--level: needs --compress", where="--level")
         if self.concurrency < 1:
             raise ConfigError(f"--concurrency: {self.concurrency} requests move nothing", where="--concurrency")
         if self.memory_bytes < 32 << 20:

@@ -82,7 +82,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.resume and not self.checkpoint:
             raise ConfigError("resume needs the folder of the checkpoint", hint="--checkpoint DIR --resume")
         if self.archive and not self.runs:
-            raise ConfigError("archive copies the run's folder, and none is kept", hint="--runs DIR")
+            raise ConfigError("archive copies the run's folder, and none is kept", hint="--output DIR")
         if self.reader not in ("penstock", "torch"):
             raise ConfigError(f"reader `{self.reader}` is none of penstock, torch")
         if self.accelerator and self.checkpoint:

@@ -75,7 +75,7 @@ def test_gpu_faults_and_limits_end_the_phase(run_cli: Callable[..., Any], tmp_pa
         "2",
         "--no-fsync",
         "--repeat-io",
-        "--time-limit",
+        "--duration",
         "300ms",
         "--threads",
         "2",
@@ -98,7 +98,7 @@ def test_gpu_with_what_it_cannot_do_is_refused(
 
 def test_gpu_phase_that_is_interrupted_gives_all_back_and_leaves_nothing(tmp_path: Path, driver: Path) -> None:
     env = {"LD_LIBRARY_PATH": str(driver), "STANDIN_LOG": "/dev/null", "STANDIN_HELD": str(tmp_path / "held")}
-    forever = ("--phases", "write", "--repeat-io", "--time-limit", "60s", "--threads", "2", "--gpu", "0")
+    forever = ("--phases", "write", "--repeat-io", "--duration", "60s", "--threads", "2", "--gpu", "0")
     program = Path(sys.executable).with_name("penstock")
     running = subprocess.Popen(
         [program, "bench", "storage", tmp_path / "new", *_SMALL, *forever], env={**os.environ, **env}, stderr=subprocess.PIPE

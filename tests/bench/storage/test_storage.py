@@ -42,7 +42,7 @@ def test_storage_pinned_to_one_processor_reports_the_share_of_that_processor(tmp
     one = min(os.sched_getaffinity(0))
     program = Path(sys.executable).with_name("penstock")
     flags = ("--file-size", "1MiB", "--block-size", "4KiB", "--files", "8", "--threads", "2", "--keep-caches")
-    limit = ("--phases", "mkdirs,write,read", "--repeat-io", "--no-fsync", "--time-limit", "2s", "--json")
+    limit = ("--phases", "mkdirs,write,read", "--repeat-io", "--no-fsync", "--duration", "2s", "--json")
     done = subprocess.run(
         [str(program), "bench", "storage", str(tmp_path / "new"), *flags, *limit],
         preexec_fn=lambda: os.sched_setaffinity(0, {one}),
@@ -153,7 +153,7 @@ def test_storage_open_loop_counts_from_the_intended_start(bench: Callable[..., A
 
 
 def test_storage_time_limit_ends_a_phase_and_stands_in_its_row(bench: Callable[..., Any], tmp_path: Path) -> None:
-    limit = ("--time-limit", "200ms", "--repeat-io", "--no-fsync")
+    limit = ("--duration", "200ms", "--repeat-io", "--no-fsync")
     rows = _document(bench(tmp_path / "new", *_SMALL, *limit, "--phases", "write,read,delete", "--json"))["rows"]
     assert [row["raw"].get("ended_by") for row in rows[:2]] == ["time", "time"]
     assert rows[0]["raw"]["durable"].startswith("not durable")
@@ -186,7 +186,7 @@ def test_storage_file_is_read_after_a_write_that_a_limit_cut_unless_content_is_c
 def test_storage_interrupted_run_takes_its_files_with_it(tmp_path: Path) -> None:
     place = tmp_path / "new"
     program = [str(Path(sys.executable).with_name("penstock")), "bench", "storage", str(place), *_SMALL]
-    running = subprocess.Popen([*program, "--repeat-io", "--time-limit", "60"], stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen([*program, "--repeat-io", "--duration", "60"], stderr=subprocess.PIPE, text=True)
     try:
         until = time.monotonic() + 30
         while not list(place.rglob("f0000000")) and time.monotonic() < until:
@@ -225,7 +225,7 @@ def test_storage_path_too_small_is_refused_with_the_numbers(bench: Callable[...,
         (("--phases", "write,fly"), "fly"),
         (("--rate", "5"), "--rate"),
         (("--arrivals", "poisson"), "--rate"),
-        (("--repeat-io",), "--time-limit"),
+        (("--repeat-io",), "--duration"),
         (("--repeats", "2", "--phases", "write"), "delete"),
         (("--start-at", "5"), "start-at"),
         (("--start-at", "5", "--phases", "write"), "--start-at"),

@@ -109,10 +109,10 @@ impl ObjectSpec {
         }
         for (what, seconds) in [
             ("--ramp", Some(self.ramp_s.max(f64::MIN_POSITIVE))),
-            ("--time-limit", self.time_limit_s),
+            ("--duration", self.time_limit_s),
             ("the sample distance", Some(self.sample_s)),
-            ("--attempt-limit", Some(self.attempt_limit_s)),
-            ("--give-up-after", Some(self.give_up_after_s)),
+            ("--attempt-timeout", Some(self.attempt_limit_s)),
+            ("--retry-timeout", Some(self.give_up_after_s)),
         ] {
             if let Some(seconds) = seconds
                 && !(seconds.is_finite() && seconds > 0.0 && seconds <= 1e9)
@@ -145,7 +145,7 @@ impl ObjectSpec {
             return Err(Error::config("--compressible", format!("{} is no percentage", self.compressible)));
         }
         if !self.once && self.time_limit_s.is_none() && self.request_limit.is_none() && !self.until_stable {
-            return Err(Error::config("--time-limit", "without any limit the requests would never end"));
+            return Err(Error::config("--duration", "without any limit the requests would never end"));
         }
         if self.once && self.mix.iter().filter(|share| share.weight > 0.0).count() > 1 {
             return Err(Error::config("--mix", "each object once needs one kind of request"));

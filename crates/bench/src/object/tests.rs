@@ -204,7 +204,7 @@ fn test_object_impossible_specs_are_refused() {
         ("--mix", ObjectSpec { mix: Vec::new(), ..good.clone() }),
         ("--mix", ObjectSpec { mix: mix(&[(Operation::Get, -1.0)]), ..good.clone() }),
         ("--mix", ObjectSpec { mix: mix(&[(Operation::Get, 1.0), (Operation::Put, 1.0)]), ..good.clone() }),
-        ("--time-limit", ObjectSpec { once: false, ..good.clone() }),
+        ("--duration", ObjectSpec { once: false, ..good.clone() }),
         ("--range-size", ObjectSpec { range_size: 20_000, ..only(Operation::Range, &good) }),
         ("--rate", ObjectSpec { rate: Some(1.0), ..good.clone() }),
         ("--verify", ObjectSpec { existing: vec!["a".into()], ..only(Operation::Get, &good) }),

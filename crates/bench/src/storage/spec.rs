@@ -143,10 +143,10 @@ impl StorageSpec {
         if let Some(limit) = self.time_limit_s
             && !(limit.is_finite() && limit > 0.0 && limit <= 1e9)
         {
-            return Err(Error::config("--time-limit", format!("{limit} is not a duration in seconds")));
+            return Err(Error::config("--duration", format!("{limit} is not a duration in seconds")));
         }
         if self.repeat && self.time_limit_s.is_none() && self.io_limit.is_none() {
-            return Err(Error::config("--repeat", "needs a --time-limit or an --io-limit, or it would never end"));
+            return Err(Error::config("--repeat", "needs a --duration or an --io-limit, or it would never end"));
         }
         if self.io_limit == Some(0) {
             return Err(Error::config("--io-limit", "0 leaves nothing to measure"));

@@ -195,7 +195,7 @@ fn test_storage_impossible_specs_are_refused_untouched() {
         ("--files", StorageSpec { files: 1 << 40, file_size: 1 << 40, ..good.clone() }),
         ("--rate", StorageSpec { rate: Some(10.0), ..good.clone() }),
         ("--arrivals", StorageSpec { arrivals: Schedule::Poisson, ..good.clone() }),
-        ("--time-limit", StorageSpec { time_limit_s: Some(f64::NAN), ..good.clone() }),
+        ("--duration", StorageSpec { time_limit_s: Some(f64::NAN), ..good.clone() }),
         ("--start-at", StorageSpec { start_at_s: Some(1.0), ..good.clone() }),
     ];
     for (what, spec) in bad {

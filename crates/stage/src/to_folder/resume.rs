@@ -37,7 +37,7 @@ pub(crate) struct Resumed {
     pub manifest: Arc<Manifest>,
 }
 
-/// True for a file that a stage with or without `--inflate` would leave as it is. Names tell of most; an object whose
+/// True for a file that a stage with or without `--decompress` would leave as it is. Names tell of most; an object whose
 /// name says no codec may have been kept compressed, or inflated, under the same name.
 fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     if line.decompress == decompress || line.origin.codec_source == Some(CodecSource::Suffix) {

@@ -41,7 +41,8 @@ __all__ = ["command"]
     help="Write DLIO's summary.json there.",
 )
 @click.option(
-    "--runs",
+    "-o",
+    "--output",
     metavar="DIR",
     type=click.Path(file_okay=False),
     default="runs",
@@ -149,7 +150,7 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
         steps=rest["steps"] or (file.steps if file else None),
         seed=rest["seed"] if rest["seed"] is not None else (file.seed if file else 0),
         memory_bytes=rest["memory_bytes"],
-        runs=None if rest["no_save"] else rest["runs"],
+        runs=None if rest["no_save"] else rest["output"],
         allow_debug=rest["allow_debug"],
     ).check()
     demand = load_workload(workload).demand(

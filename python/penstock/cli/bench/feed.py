@@ -61,10 +61,11 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     metavar="NAME",
     help="Whose prices: s3-standard, gcs-standard, azure-hot, azure-premium.  [by the URL]",
 )
-@click.option("--limit", "limit_s", type=SECONDS, default="10min", show_default=True, help="Of one pass.")
+@click.option("--timeout", type=SECONDS, default="10min", show_default=True, help="Longest time of one pass.")
 @click.option("--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For converted copies.")
 @click.option(
-    "--runs",
+    "-o",
+    "--output",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     default="runs",
@@ -85,7 +86,7 @@ def command(
     cache: str,
     epochs: int,
     price_tier: str | None,
-    runs: Path,
+    output: Path,
     no_save: bool,
     allow_debug: bool,
     as_json: bool,
@@ -136,10 +137,11 @@ def command(
         against=against,
         cores=min(cores or len(os.sched_getaffinity(0)), len(os.sched_getaffinity(0))),
         caches=feed.CACHES if cache == "both" else (cache,),
+        limit_s=rest.pop("timeout"),
         **rest,
     )
     contest = feed.run(request, talk=lambda line: click.echo(line, err=True))
-    saved = [] if no_save else [str(results.save(row, runs, allow_debug=allow_debug)) for row in contest.rows]
+    saved = [] if no_save else [str(results.save(row, output, allow_debug=allow_debug)) for row in contest.rows]
     if as_json:
         click.echo(json.dumps(_plain(contest, money, saved)))
     else:

@@ -22,7 +22,7 @@ __all__ = ["is_many", "measured", "on_hosts"]
 
 
 def on_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--launcher, --nodes, --on, --set, --deadline, --max-skew and --node-python."""
+    """--launcher, --nodes, --on, --set, --timeout, --max-skew and --node-python."""
     for option in (
         click.option("--node-python", default="", metavar="PATH", help="The interpreter that has Penstock on the nodes.  [default: this one's path]"),
         click.option("--max-skew", type=SECONDS, default="1s", show_default=True, metavar="TIME", help="Of many hosts: clocks further apart are refused; what is less is corrected."),
@@ -58,7 +58,7 @@ def measured(
     from penstock.bench.hosts import Fleet
 
     with opened(given["launcher"], given["nodes"], given["on"], given["settings"]) as cluster:
-        fleet = Fleet(cluster, python=given["node_python"], max_skew_s=given["max_skew"], deadline_s=given["deadline"])
+        fleet = Fleet(cluster, python=given["node_python"], max_skew_s=given["max_skew"], deadline_s=given["timeout"])
         rows, machine = fleet.run(work, hooks)
         table.hosts(len(cluster.nodes), fleet.clock_skew_s, rows)
         deliver(rows, {**spec, "hosts": len(cluster.nodes)}, table, given, machine=machine)

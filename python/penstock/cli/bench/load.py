@@ -16,7 +16,7 @@ __all__ = ["load_of", "loads"]
 
 # Flag's name in click -> field of the bench.
 _FIELDS = {
-    "time_limit": "time_limit_s",
+    "duration": "time_limit_s",
     "arrivals": "arrivals",
     "rate": "rate_per_s",
     "salt": "salt",
@@ -25,12 +25,12 @@ _FIELDS = {
 }
 
 
-def loads(workers: str, time_limit: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--time-limit, --arrivals, --rate, --verify, --compressible and --seed.
+def loads(workers: str, duration: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """--duration, --arrivals, --rate, --verify, --compressible and --seed.
 
     Args:
         workers: What the rate of an open loop is shared by.
-        time_limit: Help of --time-limit.
+        duration: Help of --duration.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def loads(workers: str, time_limit: str) -> Callable[[Callable[..., Any]], Calla
             click.option("--verify", "salt", type=int, metavar="SALT", help="Write content that SALT names, and hold what is read against it."),
             click.option("--rate", type=float, metavar="N", help=f"Of an open loop: requests a second, of all {workers}."),
             click.option("--arrivals", type=click.Choice(["closed", "constant", "poisson"]), default="closed", show_default=True, help="Closed: the next begins when one ends. Else at --rate, and latency counts from the intended start."),
-            click.option("--time-limit", type=SECONDS, metavar="TIME", help=time_limit),
+            click.option("--duration", type=SECONDS, metavar="TIME", help=duration),
         ):  # fmt: skip
             command = option(command)
         return command

@@ -64,7 +64,7 @@ _OPERATIONS = "put,get,range,list,head,delete"
     "--until-stable", is_flag=True, help="End it when the last 7 of 25 samples lie within 7.5 % of each other."
 )
 @click.option(
-    "--attempt-limit",
+    "--attempt-timeout",
     type=SECONDS,
     default="30s",
     show_default=True,
@@ -72,7 +72,7 @@ _OPERATIONS = "put,get,range,list,head,delete"
     help="An attempt that brings no byte for so long has failed.",
 )
 @click.option(
-    "--give-up-after",
+    "--retry-timeout",
     type=SECONDS,
     default="5min",
     show_default=True,
@@ -107,8 +107,8 @@ def command(url: str, **given: Any) -> None:
         ramp_s=given["ramp"],
         request_limit=given["request_limit"],
         until_stable=given["until_stable"],
-        attempt_limit_s=given["attempt_limit"],
-        give_up_after_s=given["give_up_after"],
+        attempt_limit_s=given["attempt_timeout"],
+        give_up_after_s=given["retry_timeout"],
         list_keys=given["list_keys"],
         existing=given["existing"],
         **load_of(given),

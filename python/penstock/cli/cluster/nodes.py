@@ -17,7 +17,7 @@ __all__ = ["command"]
 @reaching("60s")
 @json_flag
 def command(
-    launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...], deadline: float, as_json: bool
+    launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...], timeout: float, as_json: bool
 ) -> int:
     """List the nodes, and ask each for its cores, memory, GPUs and how they are linked, networks and disks.
 
@@ -27,7 +27,7 @@ def command(
     from penstock.units import format_bytes
 
     with opened(launcher, nodes, on, settings) as cluster:
-        exits, facts = gather_facts(cluster, deadline_s=deadline)
+        exits, facts = gather_facts(cluster, deadline_s=timeout)
         rows = [{"node": node.name, "address": node.address, "facts": facts.get(node.name)} for node in cluster.nodes]
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "nodes": rows}))

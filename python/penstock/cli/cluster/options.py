@@ -19,11 +19,11 @@ __all__ = ["json_flag", "opened", "reaching", "settings_of", "spelt"]
 
 
 def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--launcher, --nodes, --on, --set and --deadline, as keyword arguments of those names (`set` is `settings`)."""
+    """--launcher, --nodes, --on, --set and --timeout, as keyword arguments of those names (`set` is `settings`)."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--deadline", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take; a node that has not answered is named."),
+            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take; a node that has not answered is named."),
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher, as user=alice or hosts=rehearsal; repeatable."),
             click.option("--on", multiple=True, metavar="NODE", help="Only this node; repeatable."),
             click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="How many (local), or which (ssh; @FILE: one a line). Slurm and MPI know theirs."),

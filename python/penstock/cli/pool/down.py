@@ -25,7 +25,7 @@ def command(
     launcher: str | None,
     nodes: str | None,
     settings: tuple[str, ...],
-    deadline: float,
+    timeout: float,
     keep_data: bool,
     forget_lost: bool,
     as_json: bool,
@@ -46,7 +46,7 @@ def command(
         )
         return 0
     with known(record) as cluster:
-        ended = lifecycle.down(cluster, record, keep_data=keep_data, deadline_s=deadline)
+        ended = lifecycle.down(cluster, record, keep_data=keep_data, deadline_s=timeout)
     if ended.unreached and not ended.refused and forget_lost:
         lifecycle.forget(name)
     if as_json:

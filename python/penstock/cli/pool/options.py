@@ -21,12 +21,12 @@ __all__ = ["known", "named", "request"]
 
 
 def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--name and --deadline, and the flags by which a pool is found that this machine has no record of."""
+    """--name and --timeout, and the flags by which a pool is found that this machine has no record of."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
             click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout."),
-            click.option("--deadline", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take."),
+            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take."),
             click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher."),
             click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Where this machine has no record of the pool: its nodes."),
             click.option("--launcher", metavar="NAME", help="Where it has none: what reaches them. [local]"),

@@ -21,7 +21,7 @@ def command(
     launcher: str | None,
     nodes: str | None,
     settings: tuple[str, ...],
-    deadline: float,
+    timeout: float,
     as_json: bool,
 ) -> int:
     """Say how each node is: up, degraded (it answers, and does not serve) or lost. Exit code 1 says that one is not up."""
@@ -32,7 +32,7 @@ def command(
     if record is None:
         raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(lifecycle.names()) or 'none'}")
     with known(record) as cluster:
-        states = lifecycle.status(cluster, record, deadline_s=deadline)
+        states = lifecycle.status(cluster, record, deadline_s=timeout)
     url = record.pool.url if record.pool else None
     if as_json:
         click.echo(

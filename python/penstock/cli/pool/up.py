@@ -34,7 +34,9 @@ __all__ = ["command"]
 @click.option(
     "--copies", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N", help="Of every object."
 )
-@click.option("--need", type=BYTES, default="0", metavar="SIZE", help="That every node's disk must have free.")
+@click.option(
+    "--min-free", type=BYTES, default="0", metavar="SIZE", help="Free space that each node's disk must have, at least."
+)
 @click.option(
     "--engine-set", "engine_settings", multiple=True, metavar="NAME=VALUE", help="A setting of the engine; repeatable."
 )
@@ -45,13 +47,13 @@ def command(
     disk: str,
     name: str,
     copies: int,
-    need: int,
+    min_free: int,
     engine_settings: tuple[str, ...],
     launcher: str,
     nodes: str | None,
     on: tuple[str, ...],
     settings: tuple[str, ...],
-    deadline: float,
+    timeout: float,
     as_json: bool,
 ) -> int:
     """Bring a pool up. Ends by the deadline: ready, or with nothing left; a second `up` finds it ready and does nothing.
@@ -63,11 +65,11 @@ def command(
     from penstock.units import format_seconds
 
     given = settings_of(settings) | ({} if nodes is None else {"nodes": nodes})
-    spec = PoolSpec(name, disk, copies, need)
+    spec = PoolSpec(name, disk, copies, min_free)
     began = time.monotonic()
     with opened(launcher, nodes, on, settings) as cluster:
         pool, was_up = lifecycle.up(
-            cluster, spec, engine, settings_of(engine_settings), deadline_s=deadline, launcher=launcher, launcher_settings=given
+            cluster, spec, engine, settings_of(engine_settings), deadline_s=timeout, launcher=launcher, launcher_settings=given
         )  # fmt: skip
     took = time.monotonic() - began
     if as_json:

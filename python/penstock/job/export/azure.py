@@ -34,7 +34,7 @@ def _job_command(request: ExportRequest, args: str) -> str:
             hint="remove it from [run] env, and let the identity of the compute or the image provide it",
         )
     start = shlex.join(request.penstock(is_here=False))
-    return f"echo {request.embedded} | base64 -d > job.toml && {start} run job.toml --runs runs {args}".rstrip()
+    return f"echo {request.embedded} | base64 -d > job.toml && {start} run job.toml --output runs {args}".rstrip()
 
 
 def azureml(request: ExportRequest) -> str:
@@ -59,7 +59,9 @@ def azureml(request: ExportRequest) -> str:
         "distribution": {"type": "pytorch", "process_count_per_instance": 1},
         "resources": {"instance_count": request.nodes} | ({"instance_type": want.machine} if want.machine else {}),
         "limits": {"timeout": request.limit_s},
-        "command": _job_command(request, f"--node $NODE_RANK --nodes {request.nodes} --meet $MASTER_ADDR:$MASTER_PORT"),
+        "command": _job_command(
+            request, f"--node $NODE_RANK --nodes {request.nodes} --rendezvous $MASTER_ADDR:$MASTER_PORT"
+        ),
     }
     return json.dumps(found, indent=2) + "\n"
 

@@ -27,7 +27,7 @@ def _script(request: ExportRequest, directives: list[str], before: list[str]) ->
         *request.penstock(is_here=True),
         "run",
         str(request.file.absolute()),
-        "--runs",
+        "--output",
         str(request.runs.absolute()),
     ]
     argv += ["--resume"] if request.resume else []

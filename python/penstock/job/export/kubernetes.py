@@ -37,8 +37,8 @@ def kubernetes(request: ExportRequest) -> str:
     labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name}
     meta: dict[str, Any] = {"name": name, "labels": labels} | ({"namespace": want.namespace} if want.namespace else {})
     command = [
-        *request.penstock(is_here=False), "run", "/etc/penstock/job.toml", "--runs", f"{want.scratch}/runs", "--node", "$(PENSTOCK_INDEX)",
-        "--nodes", str(request.nodes), "--meet", f"{name}-0.{name}:{_PORT}",
+        *request.penstock(is_here=False), "run", "/etc/penstock/job.toml", "--output", f"{want.scratch}/runs", "--node", "$(PENSTOCK_INDEX)",
+        "--nodes", str(request.nodes), "--rendezvous", f"{name}-0.{name}:{_PORT}",
     ]  # fmt: skip
     limits = {"nvidia.com/gpu": str(want.gpus_per_node)} if want.gpus_per_node else {}
     limits |= {"cpu": str(want.cores_per_node)} if want.cores_per_node else {}

@@ -122,7 +122,9 @@ class EmulatedAccelerator:
         return StepCost(samples, length, self._clock() - met)
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """Consume the batches and return no metrics: there is no model, and no published time of a validation step."""
+        """Consume the batches and return no metrics: the model does not exist, and step times of validation are not
+        published.
+        """
         for batch in batches:
             self._eat(batch)
         return {}

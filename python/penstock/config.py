@@ -157,7 +157,7 @@ def allow(environment: Mapping[str, str], path: Path) -> Path:
 
     Raises:
         NotFound: The file does not exist.
-        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME is set, so there is no place for the
+        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME is set, which name the place of the
             record.
     """
     if not path.is_file():

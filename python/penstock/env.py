@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the environment. Only this module reads it (ruff forbids others), so that the inputs of a run can be
-listed.
-"""
+"""Access to the environment: only this module reads it (ruff forbids others), so that a run's inputs can be listed."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ _MAX_BYTES = 16 << 20
 
 
 def _pbs_lines(env: Mapping[str, str]) -> list[str]:
-    """Lines of PBS's list of hosts: a host once per slot. Empty if there is no list to read."""
+    """Lines of PBS's list of hosts: a host once per slot. Empty if the list cannot be read."""
     try:
         with Path(env["PBS_NODEFILE"]).open(encoding="utf-8", errors="replace") as file:
             text = file.read(_MAX_BYTES)

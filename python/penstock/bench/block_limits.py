@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a block device through the kernel's cgroups, which apply to every program: v1 (blkio.throttle) or v2
-(io.max).
+"""Limits of a block device for all programs, set through cgroup v1 (blkio.throttle) or v2 (io.max).
 
 Owns only the files of those limits. Under v1 the root group can be limited, and each group below it gets the same
 limits for itself; under v2 only groups below the root can be limited.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disk trace: samples what a command asks of a disk, compares it with the disk's limits, and reports which limit was
-hit.
+"""Disk trace: samples a disk during a command, and reports which of the disk's limits was hit.
 
 Starts the command that it is given and nothing else; prints nothing.
 """

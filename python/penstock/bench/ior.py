@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of IOR and mdtest output: IOR's results table (one row per iteration), JSON and CSV, and mdtest's rate
-summary.
+"""Reader of IOR's output (table, JSON or CSV; one row per iteration) and of mdtest's rate summary.
 
 Judges nothing. Both programs print tables for people, whose columns differ between versions: columns are found by their
 headings.

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test disk with the limits of a cloud disk: a loop device over a sparse file, throttled by cgroups, with a file
-system.
+"""Test disk with the limits of a cloud disk: a loop device with a file system, throttled by cgroups.
 
 Every program sees the same disk. Root only. Owns the image, the loop device, the mount and the burst credits; removes
 all of them at the end.

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of results of any supported tool: ours, elbencho's, fio's, IOR's or mdtest's. The format is detected from the
-content.
-"""
+"""Reader of results of several tools (ours, elbencho, fio, IOR, mdtest). The format is detected from the content."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmark rows: each is one measured phase, an operation at one size and one concurrency. Every benchmark writes
-rows.
+"""Benchmark rows: each is one measured phase, an operation at one size and one concurrency.
 
-A folder of results holds `rows.jsonl` (one row per line), `machine.json` (provenance) and `spec.toml` (the request).
-Judgements (regimes, advice, ratios) are computed from the rows each time and never stored in them. Fields are only ever
-added; a reader ignores fields that it does not know. docs/reference/results.md describes each.
+Every benchmark writes rows. A folder of results contains `rows.jsonl` (one row per line), `machine.json` (provenance)
+and `spec.toml` (the request). Judgements (regimes, advice, ratios) are computed from the rows each time and never
+stored in them. Fields are only ever added; a reader ignores fields that it does not know. docs/reference/results.md
+describes each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster: a set of nodes behind a launcher. Runs commands, copies files, waits at a barrier; the only caller of
-launchers.
+"""Cluster: a set of nodes behind a launcher. Runs commands, copies files, waits at a barrier.
 
 from penstock.cluster import Cluster
 with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:

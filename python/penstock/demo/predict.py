@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions from a tier's limits and a probe of this machine: for the rehearsal before it runs, and for the published
+"""Predictions from a tier's limits and a probe of this machine: for the rehearsal (before it runs) and the published
 job.
 """
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the demo from the first sample to the report. Owns the order, the servers and the temporary data, and always
-cleans up.
+"""Runs the demo from the first sample to the report.
+
+Owns the order, the servers and the temporary data, and always cleans up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that come with Penstock: file systems over the nodes' own disks that store a pool's objects. Each is a
-plug-in.
-"""
+"""Engines that come with Penstock: plug-ins for file systems over the nodes' own disks, which store a pool's objects."""

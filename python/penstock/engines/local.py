@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`local`: one folder per node. Every node holds the objects that were put there; nothing is shared, and no daemon
-runs.
+"""`local`: one folder per node, for the objects that were put there. Nothing is shared, and no daemon runs.
 
 The default, because most jobs need no pool. A lost node's objects are lost with it; `heal` cannot list them (the
 manifest can).

@@ -80,7 +80,7 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
     Args:
         header_bytes: Bytes of each object before its first record.
     Raises:
-        ConfigError: There is no column, or one is not a `penstock.tensor(dtype, shape)`.
+        ConfigError: The columns are missing, or one is not a `penstock.tensor(dtype, shape)`.
     """
     if not columns:
         raise ConfigError("format: a fixed record has at least one column", where="format")

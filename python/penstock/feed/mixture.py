@@ -119,7 +119,7 @@ def mix(
         parts: Datasets with the same fields, and their weights. Their order is part of the order.
         samples: Number of samples in an epoch of the mixture; by default the sum over its parts.
     Raises:
-        ConfigError: There is no part, a weight is not above 0, or the parts' fields differ.
+        ConfigError: The parts are empty, a weight is not above 0, or the parts' fields differ.
     """
     pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
     if not pairs:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node cache: the folder that keeps fetched objects, set by `Dataset.cache` or found. The core decides which objects
-stay.
-"""
+"""Node cache: the folder that keeps fetched objects, set by `Dataset.cache` or found. The core decides what stays."""
 
 from __future__ import annotations
 

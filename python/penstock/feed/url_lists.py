@@ -25,7 +25,8 @@ def joined(urls: Sequence[str]) -> str:
     """One URL for all of `urls`, which have a scheme or are absolute paths.
 
     Raises:
-        ConfigError: There are none or too many, one occurs twice, one is in another bucket, or a name contains a comma.
+        ConfigError: The list is empty or too long, a URL occurs twice or is in another bucket, or a name contains a
+            comma.
     """
     if not urls:
         raise ConfigError("url: the list is empty", where="url")

@@ -26,8 +26,8 @@ _MAX_NAME_CHARS = 40
 
 
 class PathResult(msgspec.Struct, frozen=True):
-    """Times of one path in seconds: before the ranks (pool, stage), of the ranks, and the total; or the reason why
-    there are none.
+    """Times of one path in seconds: before the ranks (pool, stage), of the ranks, and the total; or the reason why they
+    are missing.
 
     `over_fastest` is the total over that of the fastest completed path.
     """

@@ -236,7 +236,7 @@ class Execution:
 
     def _take_folder(self, *, is_new: bool) -> None:
         """Lock the folder until the job ends, because a second command would write the same state. The kernel releases
-        the lock if its holder is killed. On a file system without locks there is no lock.
+        the lock if its holder is killed. A file system without locks does not protect the folder.
         """
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -186,7 +186,7 @@ class DemandSection(_Section, frozen=True):
     Attributes:
         epoch: Duration of one epoch on these nodes if only computing limits it.
         node_rate: Instead of `epoch`: rate of stored bytes that one node reads, such as `0.25GB/s`.
-        source: URL that the ranks read, if there is no `[stage]`.
+        source: URL that the ranks read, for a job without `[stage]`.
         source_rate: The store's bandwidth to all nodes together; by default, its tier's.
         nic_rate: Rate of one node's network; by default unlimited.
         inflated: Decompressed bytes over stored bytes.

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folder of a `staged` path on every node. Like a pool's folder it has a lease of the job, and only that lease can
-remove it.
-"""
+"""Folder of a `staged` path on every node. Like a pool's folder, it is removed only with the lease of its job."""
 
 from __future__ import annotations
 

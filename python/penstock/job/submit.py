@@ -76,7 +76,7 @@ def plan(request: ExportRequest, *, waits: bool) -> tuple[Path, str, list[str]]:
     """Path of the job's script, its text, and the command that submits it. Writes and starts nothing.
 
     Raises:
-        ConfigError: There is no batch system, or it cannot express the job.
+        ConfigError: The batch system is unknown, or cannot express the job.
     """
     system = system_of(request)
     script = request.runs / request.job.name / f"job.{system}"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Container runtimes as command prefixes of ranks: Apptainer and Singularity, Docker, Podman, Charliecloud, and Pyxis
-(srun).
+"""Container runtimes as command prefixes of ranks: Apptainer, Singularity, Docker, Podman, Charliecloud, Pyxis (srun).
 
 Contains command lines and starts nothing. The tests run Charliecloud; the command lines of the others are only checked
 against their documented grammar, as the guide states.

@@ -3,7 +3,7 @@
 
 Settings: `nodes` (`h1,h2`; by default those of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args`
 (arguments of every mpirun, such as `--mca btl tcp,self`), `python`. A Hydra label inside a line of more than 64 KiB
-cannot be told from output and is kept.
+looks like output and is kept.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class MpiLauncher(MultiRankLauncher):
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
         inside = list(request.rank_prefix.argv) if request.rank_prefix and request.rank_prefix.is_outermost else []
-        # Inside a container there is no srun to start the daemons of other nodes: ssh starts them, also in the
-        # container.
+        # A container has no srun to start the daemons of other nodes: ssh starts them, also in the container.
         daemons = (
             ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
         )

@@ -95,7 +95,7 @@ class Hosts:
         Raises:
             ConfigError: The name is invalid.
             Denied: Not root, or their folder is not root's alone: a link, for example, or writable by others.
-            NotFound: There are no hosts of that name.
+            NotFound: Hosts of that name do not exist.
         """
         _check(name)
         try:

@@ -322,7 +322,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
     """Parse `h1,alice@h2:2222` or a node file into nodes, with their ports and users.
 
     Raises:
-        ConfigError: There is no node, one occurs twice, or an entry is not a host.
+        ConfigError: The text names no node, one occurs twice, or an entry is not a host.
     """
     if text.startswith("@"):
         try:

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes: those with our mark, and process groups of our children. Never signals a pid that another process has
-reused.
-"""
+"""Processes with our mark, and process groups of our children. Never signals a pid that another process has reused."""
 
 from __future__ import annotations
 

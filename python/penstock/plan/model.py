@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + exposed
-allreduce.
+"""Step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + allreduce.
 
 A reader without read-ahead overlaps nothing, so its reads are added to the compute time instead of hidden behind it.
 All functions are pure; the caller passes limits (from a tier, a data sheet or a probe) and knows their origin.

@@ -346,7 +346,7 @@ def forget(name: str) -> None:
     """Delete the record of a pool whose missing nodes will not come back.
 
     Raises:
-        NotFound: There is no record.
+        NotFound: The record does not exist.
     """
     record = find(name)
     if record is None:

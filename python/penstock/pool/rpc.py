@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote object operations on a pool: `penstock pool exec ENGINE NODE REQUESTS`, or `python -m penstock.pool.rpc` with the same
-arguments; the pool is JSON on stdin.
+"""Remote object operations on a pool: `penstock pool exec ENGINE NODE REQUESTS`, or `python -m penstock.pool.rpc`.
 
-Runs on a node of the pool, for callers that are not on one: node-loss recovery, the engine suite, `penstock run`. Requests
-are a JSON list and run in order, as [["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The answers are one JSON list;
-bytes are given as length and CRC-32, errors as {"error": code, "text": ...}.
+Both take the same arguments, and the pool as JSON on stdin. Runs on a node of the pool, for callers that are not on
+one: node-loss recovery, the engine suite, `penstock run`. Requests are a JSON list and run in order, such as [["put",
+"a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The answers are one JSON list; bytes are returned as length and CRC-32,
+errors as {"error": code, "text": ...}.
 """
 
 from __future__ import annotations

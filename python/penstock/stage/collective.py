@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock.stage(source, folder)` inside a training script: each node's first rank stages, and every rank gets the
-same result.
+"""`penstock.stage(source, folder)` in a training script: each node's first rank stages; all ranks get the same result.
 
 Called by all ranks of a job, like a collective. If the script has initialised a process group (torch) or MPI, ranks use
 it to agree on the leader of each node, on the result, and on the first error, which every rank raises. Otherwise the

@@ -242,7 +242,7 @@ class _Mpi:
 
 
 def find() -> RankChannel | None:
-    """The channel over the library that this script has initialised, torch before MPI; None if there is none."""
+    """The channel over the library that this script has initialised, torch before MPI; None without such a library."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return _Torch(distributed)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archive: copies a run's outputs to a store at its end. It is a stage like any other, so `penstock verify` can check
-it.
-"""
+"""Archive: stages a run's outputs to a store at its end, so that `penstock verify` can check the copy."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def described(state: Mapping[str, Any] | None) -> str:
 
 
 def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the checkpoint in a folder, to the CPU; None if there is none.
+    """Read the checkpoint in a folder, to the CPU; None if it does not exist.
 
     Unpickles only tensors and plain values: a checkpoint from elsewhere cannot run code.
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun that ends with its parent and records the first failed
-rank in FILE.
+"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun that ends with its parent.
+
+Records in FILE which rank failed first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation test: whether storage keeps emulated accelerators busy. Calibrates the harness, runs the feeds in turn,
-judges.
+"""Utilisation test: whether storage keeps emulated accelerators busy.
 
-Each run is a `train` run with an emulated accelerator. This module adds the cost of the loop itself, measured on
-batches in memory, and refuses a verdict if that cost is too high.
+Calibrates the harness, runs the feeds in turn, and judges. Each run is a `train` run with an emulated accelerator. This
+module adds the cost of the loop itself, measured on batches in memory, and refuses a verdict if that cost is too high.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the points of a storage benchmark: drops caches before each phase, runs it in the core, makes a row of its
-report.
+"""Runs the points of a storage benchmark: drops caches before each phase, runs it in the core, converts its report to a
+row.
 """
 
 from __future__ import annotations

@@ -108,10 +108,10 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(path: Path) -> str:
-    """`dir`, `file` or `blockdev`; a missing path is to become a folder.
+    """Kind of a path: `dir`, `file` or `blockdev`; a path that does not exist becomes a folder.
 
     Raises:
-        ConfigError: The path is none of these.
+        ConfigError: The path is of another kind.
     """
     try:
         mode = path.stat().st_mode

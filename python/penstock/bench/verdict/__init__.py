@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bottleneck analysis of a sweep: the limit that each point is at, its evidence, a change, and the change's expected
-gain.
+"""Bottleneck analysis of a sweep: each point's limit and its evidence, a change to try, and its expected gain.
 
 Rows in, judgements out; nothing is measured, read or printed here. docs/guides/measure.md explains the method.
 """

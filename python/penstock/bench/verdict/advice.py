@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice for a point: a change and the gain that the fitted model predicts. It proposes the next measurement; it is no
-promise.
+"""Advice for a point: a change, and the gain that the fitted model predicts. Treat it as a proposal for the next
+measurement.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     mean = _median(x.mean_us if x else None for x in latency)
     most = _median(x.max_us if x else None for x in latency)
     asked = sum(r.last.ios or r.last.entries or 0 for r in rows)
-    # Our own object benchmark counts every answer: without refusals in the row, there were none.
+    # Our own object benchmark counts every answer: a row without refusals means that no request was refused.
     counted = any(
         r.errors_by_class or r.retries or (r.path_type == "object" and r.source.startswith("penstock")) for r in rows
     )

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Performance model of a sweep: a worker's time for one unit of work, as a sum of waiting times, fitted to all cells at
-once.
+"""Performance model of a sweep: a worker's time per unit of work as a sum of waiting times, fitted to all cells.
 
     own   = t_op + size / stream                 a worker alone: latency, and one stream's bandwidth
     op    = c / rate * (1 + contention * c)      c workers share what serves operations (a metadata server, a request limit)

@@ -126,7 +126,7 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
-    """Write the lease if there is none yet; if several nodes share the folder, one of them is first. Written before
+    """Write the lease, unless one exists; if several nodes share the folder, one of them is first. Written before
     everything else, so that a folder without a lease is empty or not ours.
     """
     root, name, lease = request["root"], request["name"], request["lease"]

@@ -59,7 +59,7 @@ def install_jars(
 
     Raises:
         ConfigError: This user has no cache folder for the jars.
-        NotFound: There are no jars, and no Maven to fetch them.
+        NotFound: The jars are missing, and so is Maven to fetch them.
         PreconditionFailed: Another user can write to the jars' folder.
     """
     # The XDG specification ignores relative paths.
@@ -154,7 +154,7 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
         "dfs.namenode.avoid.write.stale.datanode": "true",
         # The first copy always goes to the writer's own disk, also if its node is busy.
         "dfs.namenode.redundancy.considerLoad": "false",
-        # With as many copies as nodes, there is no replacement for a lost node, and a write must succeed without one.
+        # With as many copies as nodes, a lost node cannot be replaced, and a write must succeed without it.
         "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
         "dfs.client.socket-timeout": 5000,
         "dfs.datanode.socket.write.timeout": 5000,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job export for Kubernetes: an indexed Job with one pod per node, a service through which ranks find the first pod,
-and a Secret.
+"""Job export for Kubernetes: an indexed Job with one pod per node, a Service for the first pod, the job file as a
+Secret.
 
-The Secret contains the job file.
+Ranks find the first pod through the Service.
 """
 
 from __future__ import annotations

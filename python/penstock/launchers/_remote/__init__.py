@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts that launchers run on nodes. Sent as text by `node_program`; of Penstock they import only
+"""Scripts that launchers run on nodes, sent as text by `node_program`; of Penstock they import only
 `penstock.ownership`.
 """

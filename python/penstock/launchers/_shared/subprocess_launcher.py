@@ -278,7 +278,7 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
     """Raise an error for an impossible request.
 
     Raises:
-        ConfigError: There is no command, no node or no rank.
+        ConfigError: The command, the nodes or the ranks are missing.
         Unsupported: The launcher does not support the request's rank prefix.
     """
     if not request.argv or not all(isinstance(arg, str) and "\0" not in arg for arg in request.argv):

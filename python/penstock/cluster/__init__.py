@@ -5,6 +5,8 @@ from penstock.cluster import Cluster
 with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:
     for ended in cluster.run(["hostname"]):
         print(ended.node, ended.code, ended.out)
+
+Only this package calls launchers.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class BaseLoader(Generic[Batch]):
                 samples; a field `weight`, float32, is 1 for a sample and 0 for a repeat).
             memory_bytes: Memory limit of all data in flight; by default 1 GiB, or twice the required minimum if that is
                 more. Delivered batches belong to the consumer and are not counted.
-            max_in_flight: Maximum number of concurrent requests. For local files, a request is up to 32 MiB.
+            max_in_flight: Maximum number of concurrent requests. For local files, 32 MiB in total.
             read_ahead: Batches in preparation besides the next; by default enough to keep these requests busy.
             threads: Decoding threads; by default one per core.
             deadline_s: Maximum seconds for one object, including retries and back-off.

@@ -2,7 +2,8 @@
 """Step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + allreduce.
 
 A reader without read-ahead overlaps nothing, so its reads are added to the compute time instead of hidden behind it.
-All functions are pure; the caller passes limits (from a tier, a data sheet or a probe) and knows their origin.
+The allreduce counts only where compute does not hide it. All functions are pure; the caller passes limits (from a tier, a
+data sheet or a probe) and knows their origin.
 """
 
 from __future__ import annotations

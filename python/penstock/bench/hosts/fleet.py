@@ -102,9 +102,7 @@ class Fleet:
         )
 
     def _sweep(self, orders: Orders, exits: Sequence[Exit]) -> list[str]:
-        """Let the nodes that answer remove data that other hosts left; return a message for each node where nothing
-        could be removed.
-        """
+        """Let the nodes that answer remove data that other hosts left; return a message for each other node."""
         swept: list[Exit] = []
         with suppress(PenstockError):
             swept = self._launch(orders, verb="sweep")

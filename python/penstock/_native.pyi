@@ -139,7 +139,7 @@ class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...
     def hold(self, tensor: Tensor) -> bool: ...
 
-# A field of a delivered batch whose samples differ in length: row i has values[offsets[i]:offsets[i + 1]]. For lists of
+# A field of a delivered batch with samples of varying length: row i has values[offsets[i]:offsets[i + 1]]. For lists of
 # byte strings, string j is values[strings[j]:strings[j + 1]], and row i has the strings from offsets[i] to offsets[i +
 # 1].
 @final

@@ -122,9 +122,7 @@ class EmulatedAccelerator:
         return StepCost(samples, length, self._clock() - met)
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """Consume the batches and return no metrics: the model does not exist, and step times of validation are not
-        published.
-        """
+        """Consume the batches and return no metrics: it has neither a model nor published validation times."""
         for batch in batches:
             self._eat(batch)
         return {}

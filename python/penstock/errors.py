@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 _SECRETS = (
-    # User names and passwords in URLs. A secret may contain a `/`; a bucket name contains no `:`; a path has one `/`
+    # User names and passwords in URLs. A secret may contain `/`; a bucket name contains no `:`; a path has one `/`
     # after it.
     (re.compile(r"((?:s3|gs|az)://?)[^/\s@]*:[^\s@]*@", re.IGNORECASE), r"\1***@"),
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://?)[^/\s@'\"`]+@", re.IGNORECASE), r"\1***@"),
@@ -80,9 +80,7 @@ _SECRETS = (
 
 
 def redact(text: str) -> str:
-    """`text` with the credentials in its URLs replaced by `***`. Every `PenstockError` applies it to its message and
-    hint.
-    """
+    """`text` with the credentials in its URLs replaced by `***`. Every `PenstockError` applies it to message and hint."""
     if ":/" not in text and "=" not in text:
         return text
     for pattern, replacement in _SECRETS:

@@ -80,9 +80,7 @@ def _below(value: int, limit: int, value_name: str, limit_name: str) -> None:
 def _blocks(
     rank: int, world: int, local_rank: int, local_size: int, names: tuple[str, str, str, str]
 ) -> tuple[int, int]:
-    """Node and number of nodes, if a launcher numbers ranks node by node. If it does not, at least one rank raises an
-    error.
-    """
+    """Node and number of nodes, if a launcher numbers ranks node by node. Otherwise at least one rank raises."""
     rank_name, world_name, local_rank_name, local_size_name = names
     _below(rank, world, rank_name, world_name)
     _below(local_rank, local_size, local_rank_name, local_size_name)

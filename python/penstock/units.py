@@ -141,8 +141,7 @@ def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
 
 
 def _fraction(number: str) -> Fraction:
-    # Fraction keeps `0.1GB` exact; a float would be a byte off at some sizes. Fraction does not accept `1.`, which
-    # people write.
+    # Fraction keeps `0.1GB` exact; a float would be a byte off at some sizes. Fraction does not accept `1.`.
     return Fraction(re.sub(r"\.(?=e|E|$)", "", number))
 
 

@@ -120,8 +120,7 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
             child = None
             try:
                 with deferred_signals():
-                    # A session of its own, so that a stopped command is stopped together with all processes that it
-                    # started.
+                    # A session of its own, so that a stopped command is stopped with all its child processes.
                     child = subprocess.Popen(
                         list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
                     )

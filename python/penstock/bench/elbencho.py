@@ -198,8 +198,7 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
     )
     mixed = _end(fields, "[last]", _MIX, place)
     if mixed is not None and (mixed.entries_per_s or mixed.ios_per_s or mixed.bytes_per_s):
-        # The readers of a mix are on the same line as its writers: they become a row of their own, which `render` joins
-        # again.
+        # Readers of a mix share a line with its writers: they become a row of their own, which `render` joins again.
         yield Row(
             operation="RWMIX",
             first=_end(fields, "[first]", _MIX, place),

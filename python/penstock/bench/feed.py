@@ -42,9 +42,7 @@ CACHES = ("warm", "cold")
 _CODECS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
 
 _BRIGHTNESS = 0.03
-"""Decoders and resizers differ by rounding, random crops by their draws. Means that differ by more come from other
-pictures.
-"""
+"""Decoders and resizers differ by rounding, random crops by their draws. A larger difference means other images."""
 
 _HOW = {
     "warm": "an uncounted pass over all of it came before",
@@ -133,7 +131,7 @@ def task_of(request: Request) -> dict[str, Any]:
 
 
 def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Fields in the form that drivers read: the core's description, flattened, and for TFRecord how the feature is
+    """Fields in the form that drivers read: the core's description, flattened; for TFRecord also how a feature is
     stored.
     """
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))

@@ -70,9 +70,7 @@ class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
     def native(
         self, url: str, point: ObjectPoint, mix: dict[str, float], existing: list[str], *, once: bool
     ) -> dict[str, Any]:
-        """One phase of requests, in the core's form. A phase that takes each object once ends by itself: limits do not
-        apply to it.
-        """
+        """One phase of requests, in the core's form. Limits do not apply to a phase that takes each object once."""
         return {
             "url": url,
             "existing": existing,

@@ -124,9 +124,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_hash(spec: dict[str, Any]) -> str:
-    """Hash of a spec: 16 hexadecimal digits over its canonical JSON. Rows are comparable only if their hashes are
-    equal.
-    """
+    """Hash of a spec: 16 hexadecimal digits over its canonical JSON. Only rows with equal hashes are comparable."""
     canonical = msgspec.json.encode(spec, order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:16]
 

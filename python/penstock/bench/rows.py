@@ -94,9 +94,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def told(self) -> dict[str, Any]:
-        """Latency as the core's JSON, for merging; percentiles are left out, because a merge needs only the buckets of
-        `of`.
-        """
+        """Latency as the core's JSON, for merging; without percentiles, because a merge needs only the buckets."""
         count, mean = self.count or 0, self.mean_us or 0.0
         return {
             "count": count,

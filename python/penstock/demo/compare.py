@@ -54,9 +54,7 @@ SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 3
 
 
 class MeasuredPath(msgspec.Struct, frozen=True):
-    """Measurements of one path: `learnt` with real steps, `timed` with emulated ones, and `prediction` from before
-    both.
-    """
+    """Measurements of one path: `learnt` with real steps, `timed` with emulated ones, `prediction` from before both."""
 
     path: DemoPath
     tier: Tier

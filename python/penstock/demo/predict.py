@@ -165,9 +165,7 @@ def staging(limits: Limits, probe: Probe) -> StagePrediction:
 
 
 def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, job: TrainingJob = JOB) -> Prediction:
-    """Prediction for the published job on this path: hours and cost, including storage of the data for the job's
-    duration.
-    """
+    """Prediction for the published job on this path: hours and cost, with storage of the data for that time."""
     premium = path.tier == "azure-premium"
     job = msgspec.structs.replace(job, account_bytes_per_s=limits.account_bytes_per_s)
     route = _route(

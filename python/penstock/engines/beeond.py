@@ -82,9 +82,7 @@ def _remote(settings: Mapping[str, Any]) -> list[str]:
 
 
 class BeeondEngine(SharedFolderEngine):
-    """One BeeOND instance per pool. BeeGFS does not report the objects on a lost node: the pool is started and staged
-    again.
-    """
+    """One BeeOND instance per pool. BeeGFS does not report a lost node's objects: the pool is started and staged again."""
 
     name = "beeond"
 
@@ -153,8 +151,7 @@ class BeeondEngine(SharedFolderEngine):
         pool = Pool(
             spec.name, self.name, lease, f"{root}/mnt/data", tuple(runner.nodes), spec.copies, {"root": root, "mark": f"mnt/{_mark(lease)}"}
         )  # fmt: skip
-        # A file written by the first node must be readable on every node: then it is one file system, mounted
-        # everywhere.
+        # A file of the first node must be readable on every node: then one file system is mounted everywhere.
         agents.call(
             "start", until - time.monotonic(), on=[leader], lease=lease, folders=["mnt/data"], files={pool.facts["mark"]: lease}
         )  # fmt: skip
@@ -185,11 +182,10 @@ class BeeondEngine(SharedFolderEngine):
         until, share = time.monotonic() + deadline_s, deadline_s / 4
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         self._stop(spec, agents, leader, lease, keep_data=keep_data, until=until - 2 * share)
-        # Only now, because BeeOND's stop used them. Removed even if this pool did not ask for keys: another start may
-        # have.
+        # Only now, because BeeOND's stop used them; also without `exchanges_keys`, because another start may have set
+        # it.
         withdrawn = ssh_keys.remove(agents, lease, share)
-        # Remains that BeeOND could not end: mounts below the folder, the folder, and processes of its start on this
-        # node.
+        # Remains that BeeOND could not end: mounts below the folder, the folder, processes of its start on this node.
         left = max(share, until - time.monotonic())
         receipts = down_receipts(agents.try_call("stop", left, lease=lease, keep_data=keep_data))
         # A node whose keys could not be removed is not done.

@@ -90,9 +90,7 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_BucketFolder, str, str], li
     "gcsfuse": (("gs",), _gcsfuse),
     "blobfuse2": (("az",), _blobfuse2),
 }
-"""Clients by name: URL schemes, and the function that makes a command line from a place, a mount point and a cache
-folder.
-"""
+"""Clients by name: URL schemes, and a function that makes the command line from place, mount point and cache folder."""
 
 
 class FuseEngine(AgentManagedEngine):

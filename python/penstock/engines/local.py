@@ -45,7 +45,7 @@ class LocalEngine(AgentManagedEngine):
             )
         AgentClient(spec, runner).call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}
-        # One URL for all: the folder, if its path is the same on every node; otherwise each rank reads its path from
+        # One URL for all: the folder, if its path is the same everywhere; otherwise each rank reads its path from
         # `facts`.
         url = (
             next(iter(folders.values()))

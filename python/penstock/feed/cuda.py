@@ -210,8 +210,7 @@ class Cuda:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """As in `CopyDevice`."""
-        # torch leaves a stream through the current device; if that is another one, it would get a context of this
-        # process.
+        # torch leaves a stream through the current device, and would create a context of this process on another one.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 

@@ -286,9 +286,7 @@ class Dataset(DatasetBase):
         return self._counts.found
 
     def _scan(self) -> _native.Counted:
-        """Counts by reading every object, logged before it starts. One process per node reads; the others wait for its
-        index.
-        """
+        """Counts by reading every object, logged before it starts. One process per node reads; the others wait."""
         variables = dict(env.read())
         folder = None if self.format in _NEVER_INDEXED else cache_dirs.record_index_dir(variables)
         with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:

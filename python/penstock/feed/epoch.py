@@ -43,7 +43,7 @@ class Delivery(Generic[Batch]):
         return self._adapt(tensors)
 
     def hand_over(self, adapted: Any) -> tuple[Batch, float, float]:
-        """The consumer's form of a batch from `adapt`, and the seconds waited for copies and for the consumer's earlier
+        """The consumer's form of a batch from `adapt`, with the seconds waited for copies and for the consumer's own
         work.
         """
         return adapted, 0.0, 0.0

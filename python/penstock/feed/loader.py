@@ -184,8 +184,7 @@ class BaseLoader(Generic[Batch]):
         self._cursor = 0
         # Start of the next iterator: 0, or once the cursor from `load_state_dict`.
         self._resume = 0
-        # Whether the caller has chosen the next iterator's epoch, and whether the warning about a repeated one was
-        # given.
+        # Whether the caller has chosen the next epoch, and whether the warning about a repeated one was given.
         self._is_chosen = self._has_warned = False
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._worker_pool: WorkerPool | None = None
@@ -311,8 +310,7 @@ class BaseLoader(Generic[Batch]):
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
         if start == 0 and self._is_spent(self._cursor):
-            # A caller that uses len() (Lightning does) takes the last batch and asks for no more: that epoch is over,
-            # too.
+            # A caller that uses len() (Lightning does) takes the last batch and asks for no more: that epoch is over.
             self._epoch, self._cursor = self._epoch + 1, 0
         elif not self._is_chosen:
             self._warn_of_repeat()

@@ -92,9 +92,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         max_in_flight: int = 64,
         deadline_s: float = 600.0,
     ) -> None:
-        """Limits as for a loader, for each process: a quarter of `memory_bytes` (default 1 GiB) keeps decompressed
-        objects.
-        """
+        """Limits as for a loader, per process: a quarter of `memory_bytes` (default 1 GiB) keeps decompressed objects."""
         self.dataset = dataset
         self._shared = _SharedEpoch()
         # A DataLoader's workers are the parallelism, so the loader uses a single thread.

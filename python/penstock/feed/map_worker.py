@@ -319,8 +319,7 @@ def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
 
 
 def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
-    # A separate thread reads: the parent may send a large batch while we send a large result, and both would block on
-    # full pipes.
+    # A separate thread reads: if the parent sends a large batch while we send a large result, both would block.
     queue: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(pipe, queue), name="penstock-map-read", daemon=True).start()
     return iter(queue.get, None)

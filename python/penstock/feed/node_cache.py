@@ -24,9 +24,7 @@ _SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRA
 """Variables of sites and schedulers that name a job's folder on the node's own disk; Penstock's own first."""
 
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
-"""File systems of a local disk. A cache on a shared file system would cost the traffic that it should save; tmpfs is
-memory.
-"""
+"""File systems of a local disk. A cache on a shared one would cost the traffic that it should save; tmpfs is memory."""
 
 _REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://")
 

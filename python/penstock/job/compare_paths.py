@@ -85,9 +85,7 @@ def _staged_dir(job: Job, name: str) -> str:
 
 
 def _dir_below_disk(name: str) -> str:
-    """Folder name below the disk: that of a pool of this name, so that `pool audit` and `pool down` find it after a
-    crash.
-    """
+    """Folder name below the disk, equal to a pool's, so that `pool audit` and `pool down` find it after a crash."""
     return f"/penstock-pool-{name}/data"
 
 

@@ -117,7 +117,7 @@ class Execution:
         return self._cluster
 
     def plan(self) -> list[tuple[str, list[list[str]]]]:
-        """Command lines of every step as this machine would start them; the pool's URL is not known yet and is shown as
+        """Command lines of every step as this machine would start them; the pool's URL, not known yet, is shown as
         POOL.
         """
         job, everyone = self.job, list(self.cluster.nodes)
@@ -323,9 +323,7 @@ class Execution:
         return self._bring_up("" if is_own else uuid4().hex[:16])
 
     def _bring_up(self, lease: str = "", stranded: Sequence[str] = ()) -> str:
-        """Bring the pool up, under a given lease or a new one. The state records the lease before any node is
-        contacted.
-        """
+        """Bring the pool up, under a given lease or a new one. The state records the lease before a node is contacted."""
         section = self.job.pool
         assert section is not None
         self._state.lease = lease or self._state.lease
@@ -419,8 +417,8 @@ class Execution:
                     self.cluster, self._pool, section.settings, list(self.lost), self._commands, deadline_s=limit_s
                 )
             except PenstockError as error:
-                # The pool itself may be lost, for example with its leader: then a new, empty one is started. A running
-                # one is kept.
+                # The pool itself may be lost, for example with its leader: then start a new, empty one. Keep a running
+                # one.
                 record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._is_up(record):
                     raise
@@ -431,8 +429,7 @@ class Execution:
                 if ended.unreached:
                     lifecycle.forget(self.job.name)
                 self._state.marks.pop("stage", None)
-                # The same lease: with it, a later `down` also removes what the lost nodes still hold when they come
-                # back.
+                # The same lease, so that a later `down` also removes remains on lost nodes that come back.
                 self._bring_up(stranded=ended.unreached)
         if self.job.stage is not None:
             self._stage()

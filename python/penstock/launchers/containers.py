@@ -126,9 +126,7 @@ class _Charliecloud:
 
 
 class _Pyxis:
-    """srun's plug-in for Enroot: arguments for srun itself. Penstock's rank wrapper runs inside, so the image needs
-    python3.
-    """
+    """srun's plug-in for Enroot: arguments for srun itself. The rank wrapper runs inside, so the image needs python3."""
 
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         mounts = ",".join(f"{src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec))

@@ -175,9 +175,7 @@ class Hosts:
     # ------------------------------------------------------------ how
 
     def _pid(self, host: str) -> int:
-        """Process id of a host's first process; for a host that is gone, an id that no process can have, since its own
-        may be reused.
-        """
+        """Process id of a host's first process; for a host that is gone, an impossible id, since its own may be reused."""
         pid, at = self._state["pids"][host]
         return int(pid) if start_time(pid) == at else _NO_PID
 

@@ -212,8 +212,8 @@ class SshLauncher:
                 process.terminate()
                 raise
             except (asyncssh.Error, OSError) as error:
-                # For example, keep-alives were not answered: the node hangs, or its link is down. Its rank wrapper ends
-                # the command.
+                # The node hangs or its link is down (keep-alives without answer, say). Its rank wrapper ends the
+                # command.
                 self._connections.pop(options["node"], None)
                 raise Unreachable(
                     f"{options['node']}: the connection was lost under way: {error}", where=options["node"]

@@ -188,9 +188,7 @@ class OwnedFolder:
             os.close(fd)
 
     def write(self, name: str, data: bytes, *, replaces: bool) -> bool:
-        """Write a file atomically. Returns False and changes nothing if a file of the name exists that must not be
-        replaced.
-        """
+        """Write a file atomically. Returns False and changes nothing if the file exists and must not be replaced."""
         part = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
         fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         try:
@@ -333,9 +331,7 @@ def identity_of(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 
 def remove_made(path: str | os.PathLike[str], identity: tuple[int, int]) -> bool:
-    """Remove a folder that this process created; returns whether it is gone. Proof: it still has the identity from
-    then.
-    """
+    """Remove a folder that this process created; returns whether it is gone. Proof: its identity is unchanged."""
     try:
         with OwnedFolder(os.fspath(path), is_private=False) as folder:
             return folder.identity == identity and folder.remove()

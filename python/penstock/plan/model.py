@@ -120,9 +120,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """Prediction for a job on a route. `terms_s` contains, for each limit, the seconds per step if it were the only
-    one.
-    """
+    """Prediction for a job on a route. `terms_s` contains the seconds per step that each limit alone would cause."""
 
     route: str
     step_s: float

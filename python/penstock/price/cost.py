@@ -52,17 +52,13 @@ def billed_requests(object_bytes: int, *, requests: int = 1, bytes_per_unit: int
 
 
 def requests_usd(count: float, usd_per_request: float) -> float:
-    """Cost of requests, in USD: count x price. The caller includes failed or throttled requests in the count if they
-    are billed.
-    """
+    """Cost of requests, in USD: count x price. The count must include failed or throttled requests that are billed."""
     _not_negative(count=count, usd_per_request=usd_per_request)
     return count * usd_per_request
 
 
 def storage_usd(size_bytes: float, usd_per_gib_month: float, hours: float) -> float:
-    """Cost of storing `size_bytes` for `hours`, in USD. Clouds prorate GB-months by the hour, and their GB is 2^30
-    bytes.
-    """
+    """Cost of storing `size_bytes` for `hours`, in USD. Clouds prorate GB-months by the hour; their GB is 2^30 bytes."""
     _not_negative(size_bytes=size_bytes, usd_per_gib_month=usd_per_gib_month, hours=hours)
     return size_bytes / GIB * usd_per_gib_month * hours / HOURS_PER_MONTH
 

@@ -16,9 +16,7 @@ Confidence = Literal["published", "derived", "unverified", "ours"]
 
 
 class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limit on I/Os or bytes per second, for reads and writes together; books/disks.toml explains how the numbers
-    combine.
-    """
+    """Limit on I/Os or bytes per second, reads and writes together; books/disks.toml explains how the numbers combine."""
 
     what: Literal["ios", "bytes"]
     value: float

@@ -89,7 +89,7 @@ class Runner(Protocol):
 
 @runtime_checkable
 class Access(Protocol):
-    """A pool's objects, for a process on one of its nodes. Names are relative, with `/` between folders. Every wait is
+    """A pool's objects, for a process on one of its nodes. Names are relative, with `/` between folders. All waits are
     bounded.
     """
 

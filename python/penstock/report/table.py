@@ -55,9 +55,7 @@ _PREDICTED: dict[str, Callable[[PathFacts], str]] = {
 def _grid(
     facts: Comparison, title: str, columns: Mapping[str, Callable[[PathFacts], str]], last: str = ""
 ) -> list[Line]:
-    """Table with the path on the left, right-aligned figures, and an optional left-aligned last column (the
-    bottleneck).
-    """
+    """Table: the path on the left, right-aligned figures, and optionally the bottleneck in a left-aligned last column."""
     best = facts.best()
     head = ["path", *columns, *([last] if last else [])]
     rows = [

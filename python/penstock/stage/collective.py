@@ -180,9 +180,7 @@ def _who() -> dict[str, Any]:
 
 
 def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
-    """Node, number of nodes and local rank of each rank: from the launcher if all its values agree, else from host
-    names.
-    """
+    """Node, number of nodes and local rank of each rank: from the launcher if consistent, else from host names."""
     world = len(who)
     told = [one["launcher"] for one in who]
     if all(told) and all(one[3] == world for one in told) and len({one[1] for one in told}) == 1:
@@ -233,9 +231,7 @@ def _together(
 
 
 def _cause(error: BaseException, rank: int) -> BaseException:
-    """The error that the other ranks raise: the stage's error unchanged; a signal that ends this rank becomes
-    RankFailed.
-    """
+    """The error that the other ranks raise: the stage's error unchanged; for a signal that ends this rank, RankFailed."""
     if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
         return error
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -306,9 +302,7 @@ class _Ended(Exception):
 
 
 class _Monitor:
-    """Waiting loop of every rank: the first rank collects the leaders' reports and broadcasts the result; all poll for
-    it.
-    """
+    """Waiting loop of every rank: the first rank collects the leaders' reports and broadcasts the result; all poll."""
 
     def __init__(
         self,

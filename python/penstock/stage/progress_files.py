@@ -93,9 +93,7 @@ class SharedProgress:
         )
 
     def close(self, *, ended: bool = True) -> None:
-        """Write the last counters, and remove the folder if this is the first node. Does not wait long for a file
-        system.
-        """
+        """Write the last counters; the first node also removes the folder. Does not wait long for a file system."""
         self._mine = {**self._mine, "ended": ended}
         self._stop.set()
         self._thread.join(timeout=2.0)

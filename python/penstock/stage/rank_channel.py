@@ -48,9 +48,7 @@ class RankChannel(Protocol):
     def recv_broadcast(self, kind: str) -> Any: ...
 
     def fail(self, value: Any) -> None:
-        """End the stage on all ranks with the error `value`, unless it has ended before: this rank leaves. Takes 6 s at
-        most.
-        """
+        """End the stage on all ranks with the error `value`, unless it has ended: this rank leaves. Takes at most 6 s."""
 
     def failed(self) -> Any:
         """On the first rank: the reason why another rank has left; None if none has."""

@@ -152,8 +152,8 @@ class Driver:
         self.group.join(self.device)
 
     def _share_losses(self) -> None:
-        """Replace this rank's losses by those over all ranks: slices are equal, so the mean of means is that of the
-        batch.
+        """Replace this rank's losses by those over all ranks: slices are equal, so the mean of means is the batch's
+        mean.
         """
         everyone = self.group.gather(self._unshared)
         if self.rank.world == 1:
@@ -223,9 +223,7 @@ class Driver:
             workload.cleanup()
 
     def _agree_on_steps(self, feed: Feed, validation: Feed | None) -> None:
-        """Raise an error if ranks take different numbers of steps or different samples: they would wait for each other
-        without end.
-        """
+        """Raise an error if ranks take different numbers of steps or different samples, which would deadlock them."""
         spec = self.spec
         limits = {"epochs": spec.epochs, "steps": spec.steps, "checkpoint-steps": spec.checkpoint_steps}
         self.group.agree(

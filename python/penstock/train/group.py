@@ -88,9 +88,7 @@ class ProcessGroup:
                 raise ConfigError(f"the ranks differ in {name}: {values}", hint=hint)
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Report to the other ranks why this one ends. Returns the error to raise: `error`, or the first cause that led
-        to it.
-        """
+        """Report to the other ranks why this one ends. Returns the error to raise: `error`, or the first cause of it."""
         if self._peers is None:
             return error
         if not is_echo(error):

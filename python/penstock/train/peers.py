@@ -32,8 +32,7 @@ _HEARTBEAT_TIMEOUT_S = 4.0
 # `penstock.stage`.
 _IDLE_TIMEOUT_S = 60.0
 _IDLE_POLL_S = 10.0
-# Time for the main thread to end by itself once a peer's failure is known, and for other ranks to read this one's
-# cause.
+# Time for the main thread to end once a peer's failure is known, and for other ranks to read this one's cause.
 _GRACE_S = 4.0
 _LINGER_S = 2.5
 
@@ -53,9 +52,7 @@ def is_echo(error: BaseException) -> bool:
 
 
 def signalled(signal_name: str) -> None:
-    """Report to the other ranks that a signal ends this one. Called from a thread, while the main thread waits in
-    native code.
-    """
+    """Report to the other ranks that a signal ends this one. For a thread, while the main thread is in native code."""
     if _current is not None:
         _current.post(RankFailed(f"ended by {signal_name}"))
 
@@ -94,9 +91,7 @@ class Peers:
         self._thread.join(_HEARTBEAT_S)
 
     def post(self, error: BaseException) -> None:
-        """Write the reason why this rank ends, unless another rank has failed before; returns when the others have read
-        it.
-        """
+        """Write the reason why this rank ends, unless another rank failed before; returns when the others have read it."""
         self._mine = error if isinstance(error, PenstockError) else None
         if isinstance(error, KeyboardInterrupt):
             text = f"ended by {getattr(error, 'signal_name', 'SIGINT')}"

@@ -76,9 +76,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _cores(rows: Sequence[Row]) -> float | None:
-    """Processors per host: the processors of the distinct machines over the number of hosts; None if a host did not
-    report them.
-    """
+    """Processors per host: those of the distinct machines over the number of hosts; None if a host did not report them."""
     machines: dict[str, list[Row]] = {}
     for row in rows:
         if not row.cores or not (machine := row.raw.get("boot_id")):

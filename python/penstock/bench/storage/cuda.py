@@ -112,9 +112,7 @@ class _Handle(ctypes.Structure):
 
 
 class CuFile:
-    """Reads and writes between files and the GPU's memory, bypassing host memory where drivers and file system allow
-    it.
-    """
+    """Reads and writes between files and the GPU's memory, without host memory where drivers and file system allow it."""
 
     def __init__(self) -> None:
         """Open cuFile's driver.

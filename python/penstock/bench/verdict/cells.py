@@ -184,9 +184,7 @@ def gather(rows: Iterable[Row]) -> list[Sweep]:
 
 
 def _by_label(family: list[Row]) -> list[list[Row]]:
-    """Split a family by its labels, if these name different storages: the same point under several labels, and a sweep
-    under each.
-    """
+    """Split a family by labels that name different storages (the same point under several labels): one sweep per label."""
     labels: dict[str, list[Row]] = {}
     points: dict[tuple[object, ...], set[str]] = {}
     for row in family:
@@ -208,8 +206,7 @@ def _sweeps(family: list[Row]) -> list[Sweep]:
     of_blocks = of_blocks and all(row.block_size_bytes for row in family)
     parts: dict[object, list[Row]] = {}
     for row in family:
-        # Operations that move no bytes may still take longer for larger files (deletes do): each size is a sweep over
-        # threads.
+        # Operations that move no bytes may still take longer for larger files (deletes do): one sweep per size.
         apart = (of_blocks and not whole_devices) or not moves
         parts.setdefault(row.file_size_bytes if apart else None, []).append(row)
     unit = "block" if of_blocks else "file"

@@ -129,9 +129,7 @@ def _gradient(theta: Sequence[float], point: Point, p: float) -> tuple[float, li
 
 
 def _centre(points: Sequence[Point]) -> list[float]:
-    """Prior centre of each parameter, from the extremes of the data; contention is centred at a few hundredths at most
-    workers.
-    """
+    """Prior centre of each parameter, from the extremes of the data; for contention, a few hundredths at most workers."""
     most = max(p.c for p in points)
     sizes = [p.size for p in points if p.size > 0]
     t_op = min(p.time for p in points)
@@ -214,8 +212,7 @@ def fit(points: Sequence[Point]) -> Model:
     rounds = [(*_descend(points, start, centre, p, _FIRST_NOISE, free), p) for p in _SHARPNESS for start in starts]
     _, theta, p = min(rounds, key=lambda tried: tried[0])
     noise = _noise(points, theta, p, len(free))
-    # Fit again with the estimated noise: with little noise, the data outweigh the prior more than the first guess
-    # assumed.
+    # Fit again with the estimated noise: the less noise, the more the data outweigh the prior.
     _, theta = _descend(points, theta, centre, p, noise, free)
     noise = _noise(points, theta, p, len(free))
     values = [math.exp(x) for x in theta]

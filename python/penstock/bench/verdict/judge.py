@@ -46,8 +46,7 @@ _CERTAIN_DROP = 0.12
 # Share of refused requests, or of the workers' time, that makes throttling the limit rather than an incident.
 _REFUSED = 0.02
 _LOST = 0.10
-# Refused requests back off for a second or more, while served ones are as fast as before: the maximum is far above the
-# mean.
+# Refused requests back off for a second or more, served ones are as fast as before: the maximum is far above the mean.
 _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
 # A file that spends nearly all of its time in reads or writes is not limited by open.
@@ -153,8 +152,7 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
         # Only a second thread would show whether one stream is also the storage's bandwidth.
         return "own", shares, "one request at a time, and no other number was tried"
     if not seen.several_workers:
-        # One count of workers: time that grows with size is bytes; the rest is the operation, in the worker or the
-        # server.
+        # One count of workers: time that grows with size is bytes; the rest is the operation, in worker or server.
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
         flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
         if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:

@@ -56,9 +56,7 @@ class AgentError(Exception):
 
 
 def process_mark(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
-    """Predicate for the environment variable of a pool's processes on this folder; without a lease, of any lease of the
-    pool.
-    """
+    """Predicate for the variable that marks a pool's processes on this folder; without a lease, of any of its leases."""
     begins, ends = f"{MARK}={name}:{lease}".encode(), f":{root}".encode()
     return lambda item: item.startswith(begins) and item.endswith(ends)
 

@@ -108,9 +108,7 @@ class AgentClient:
         agent: str = "node_agent",
         **common: Any,
     ) -> dict[str, Any]:
-        """Answers and errors of every node, by its name. `agent`: `node_agent`, or `ssh_keys_agent` for the pool's
-        keys.
-        """
+        """Answers and errors of every node, by its name. `agent`: `node_agent`, or `ssh_keys_agent` for keys."""
         nodes = list(self.runner.nodes) if on is None else list(on)
         own = {
             node.name: {"root": pool_root(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}

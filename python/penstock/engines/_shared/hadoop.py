@@ -145,8 +145,7 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
         "dfs.hosts": f"{root}/conf/hosts",
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         "dfs.namenode.safemode.extension": 0,
-        # Detects a lost node after 2 x 2 s + 10 x 1 s instead of ten minutes; a node that is silent for 3 s is read
-        # last.
+        # Detects a lost node after 2 x 2 s + 10 x 1 s instead of ten minutes; a node silent for 3 s is read last.
         "dfs.heartbeat.interval": 1,
         "dfs.namenode.heartbeat.recheck-interval": 2000,
         "dfs.namenode.stale.datanode.interval": 3000,

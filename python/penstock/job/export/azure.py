@@ -54,8 +54,7 @@ def azureml(request: ExportRequest) -> str:
         "display_name": request.job.name,
         "compute": f"azureml:{want.compute}",
         "environment": {"image": request.image},
-        # Azure ML starts the line on every node, and sets variables with the node's number and the first node's
-        # address.
+        # Azure ML starts the line on every node, with variables for the node's number and the first node's address.
         "distribution": {"type": "pytorch", "process_count_per_instance": 1},
         "resources": {"instance_count": request.nodes} | ({"instance_type": want.machine} if want.machine else {}),
         "limits": {"timeout": request.limit_s},

@@ -90,9 +90,7 @@ class ExportRequest:
         return base64.b64encode(self.file.read_bytes()).decode()
 
     def penstock(self, *, is_here: bool) -> list[str]:
-        """The command that starts Penstock where the job runs; `is_here`: on nodes that share this machine's file
-        system.
-        """
+        """The command that starts Penstock where the job runs; `is_here`: the nodes share this machine's file system."""
         argv = list(self.job.cluster.penstock)
         return argv or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
 

@@ -19,9 +19,7 @@ CHUNK = 1 << 20
 
 
 def pack(source: str, out: IO[bytes]) -> None:
-    """Write a file or folder as a stream; a folder is packed into a temporary tar first, because the length is sent
-    before it.
-    """
+    """Write a file or folder as a stream; the length comes first, so a folder is packed into a temporary tar."""
     if not os.path.lexists(source):
         raise FileNotFoundError(2, "No such file or directory", source)
     with tempfile.TemporaryFile() as held:

@@ -46,9 +46,7 @@ def write_record(record: dict[str, Any]) -> None:
 
 
 def frames(chunk: bytes) -> bytes:
-    """The chunk as lines short enough for every launcher; each shows whether a line ended there (`.`) or continues
-    (`+`).
-    """
+    """The chunk as lines short enough for every launcher; each shows whether a line ended there (`.`) or goes on (`+`)."""
     *whole, last = chunk.split(b"\n")
     made = []
     for line, flag in [*((line, b".") for line in whole), (last, b"+")]:
@@ -143,9 +141,7 @@ def expand_placeholders(argv: Sequence[str], here: dict[str, Any]) -> list[str]:
 
 
 def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
-    """End the command's process group: SIGTERM first, then SIGKILL; `ends` is a further command that ends what it
-    started.
-    """
+    """End the command's process group: SIGTERM, then SIGKILL; then run `ends`, a command that ends the rest."""
     end_group(child, GRACE_S)
     if ends:
         with suppress(OSError, subprocess.TimeoutExpired):

@@ -41,9 +41,7 @@ _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e")
 
 
 class MultiRankLauncher(SubprocessLauncher):
-    """A subclass defines `nodes`, `on_node` (one rank on one node), `launch_argv` (all ranks) and the form of a line's
-    label.
-    """
+    """A subclass defines `nodes`, `on_node` (one rank on a node), `launch_argv` (all ranks) and the form of a label."""
 
     label: re.Pattern[bytes]
 

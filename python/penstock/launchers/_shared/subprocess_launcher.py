@@ -105,9 +105,7 @@ def split_records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:
 def exit_from_record(
     node: str, rank: int, record: Mapping[str, Any] | None, out: bytes, err: bytes, seconds: float, limit_s: float
 ) -> Exit:
-    """Exit from the rank wrapper's record. Without a record the command produced nothing, and stderr contains the
-    reason.
-    """
+    """Exit from the rank wrapper's record. Without a record, the command did not run, and stderr contains the reason."""
     fault: PenstockError | None = None
     if record is None:
         stderr_lines = err.decode(errors="replace").strip().splitlines()
@@ -234,8 +232,7 @@ class SubprocessLauncher:
         ]
 
     def _all(self, starts: Sequence[_RankProcess], request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
-        # The executor's exit waits for its threads, and these wait for processes that `stop` ends: so `stop` must be
-        # set first.
+        # The executor's exit waits for processes that `stop` ends, so `stop` must be set first: it is entered last.
         with ThreadPoolExecutor(len(starts), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
             return list(pool.map(lambda start: self._one(start, request, stdin, stop), starts))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a phase of the core from its start to its row, for every benchmark that consists of phases.
+"""Runs a phase in the core and converts its report to a row, for every benchmark that consists of phases.
 
 Owns the loop over points and phases, and the parts that all reports share. Knows neither files nor objects.
 """

@@ -45,7 +45,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         self._has_default_tail = False
         super().__init__(dataset, **arguments)
         self.device = None if device is None else torch.device(device)
-        # Kept with its process's id; the record of delivered batches outlives a pass.
+        # The process id and the device; the record of delivered batches outlives a pass.
         self._copied_to: tuple[int, CopyDevice, Given] | None = None
 
     def _place(self) -> tuple[int, int]:

@@ -193,8 +193,8 @@ def _descend(
 
 def _noise(points: Sequence[Point], theta: Sequence[float], p: float, parameters: int) -> float:
     errors = sorted(abs(_gradient(theta, q, p)[0] - math.log(q.time)) for q in points)
-    # 1.48 times the median error is a standard deviation. A fit to few cells leaves few degrees of freedom, though at
-    # least half of the cells: the priors determine what the data do not.
+    # 1.48 times the median error is a standard deviation. A fit to few cells has few degrees of freedom; at least half
+    # the number of cells is assumed, because the priors determine what the data do not.
     spare = max(len(points) / 2, len(points) - parameters) / len(points)
     return max(_LEAST_NOISE, min(0.5, 1.4826 * errors[len(errors) // 2] / math.sqrt(spare)))
 

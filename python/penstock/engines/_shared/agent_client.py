@@ -163,7 +163,7 @@ def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[st
 
 
 def pool_roots(pool: Pool) -> dict[str, dict[str, Any]]:
-    """Folder of the pool on each node, if the pool's facts name them, as arguments for each node's request."""
+    """The `root` argument of each node's request, for engines whose facts contain the pool's folder on each node."""
     return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
 
 

@@ -188,6 +188,10 @@ setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-
 setup-peers-measure: setup $(STAMPS)/dlio ## DLIO, which benches/peers/measure runs beside us
 
 .PHONY: lock
+.PHONY: changelog
+changelog: $(STAMPS)/venv ## Move the fragments of docs/changes into CHANGELOG.md (VERSION=0.2.0)
+	@$(BIN)/towncrier build --yes --version $(VERSION)
+
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
 	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile pyproject.toml --group tf -o requirements/tf.txt $(LOCK_FLAGS)

@@ -187,11 +187,11 @@ setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-
 .PHONY: setup-peers-measure
 setup-peers-measure: setup $(STAMPS)/dlio ## DLIO, which benches/peers/measure runs beside us
 
-.PHONY: lock
 .PHONY: changelog
 changelog: $(STAMPS)/venv ## Move the fragments of docs/changes into CHANGELOG.md (VERSION=0.2.0)
 	@$(BIN)/towncrier build --yes --version $(VERSION)
 
+.PHONY: lock
 lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
 	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile pyproject.toml --group tf -o requirements/tf.txt $(LOCK_FLAGS)

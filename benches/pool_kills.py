@@ -62,7 +62,7 @@ class _Rounds:
         self.env = {**os.environ, "XDG_STATE_HOME": state}
         self.where = ["--set", f"hosts={hosts.name}", "--disk", hosts.own_disk, "--engine", given.engine]
         settings = ["--engine-set", f"hadoop={Path(given.hadoop).resolve()}"] if given.engine == "hdfs" else []
-        self.up_line = [_PROGRAM, "pool", "up", *self.where, *settings, "--timeout", f"{given.deadline:g}s"]
+        self.up_line = [_PROGRAM, "pool", "up", *self.where, *settings, "--timeout", f"{given.timeout:g}s"]
         self.typical_s = {"hdfs": 15.0, "moosefs": 4.0}.get(given.engine, 1.5)
 
     def call(self, *line: str) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,7 @@ class _Rounds:
         began = time.monotonic()
         ended = self.call(*self.up_line)
         took = time.monotonic() - began
-        row["late"] = took > self.given.deadline + 1  # one second for the command's own start
+        row["late"] = took > self.given.timeout + 1  # one second for the command's own start
         if ended.returncode == 0:
             row["up_s"] = round(took, 2)
         else:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -64,3 +65,10 @@ def test_new_names_are_flags_of_the_verb_and_old_ones_are_not(verb):
     flags = settable(command)
     assert set(names.values()) <= set(flags)
     assert not set(names) & set(flags)
+
+
+def test_stability_page_lists_every_renamed_flag():
+    page = (Path(__file__).parents[2] / "docs/reference/stability.md").read_text()
+    rows = [line.strip("| ").replace("`", "").split(" | ") for line in page.splitlines() if line.startswith("| `--")]
+    listed = {(old[2:], new[2:], verb) for old, new, verbs in rows for verb in verbs.split(", ")}
+    assert listed == {(old, new, " ".join(verb)) for verb, names in RENAMED.items() for old, new in names.items()}

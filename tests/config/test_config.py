@@ -152,7 +152,7 @@ def test_config_show_json_says_origin_and_place(shown, tmp_path):
     assert (rows["stage", "nodes"]["value"], rows["stage", "nodes"]["origin"]) == (3, "file")
     assert rows["stage", "node"]["origin"] == "environment"
     assert rows["stage", "node"]["place"] == "PENSTOCK_STAGE_NODE"
-    assert rows["stage", "inflate"]["origin"] == "default"
+    assert rows["stage", "decompress"]["origin"] == "default"
 
 
 def test_config_show_text_is_a_settings_file_again(shown):

@@ -27,24 +27,24 @@ __all__ = ["VERBS", "main", "print_error"]
 # Verb -> what it is for. Kept here so that `penstock --help` imports no verb.
 VERBS = {
     "demo": "Show the whole path on real input: four storage paths, one model, one report.",
-    "dataset": "Make honest data to try things on.",
+    "dataset": "Make realistic datasets to try things on.",
     "emulate": "Serve a folder as an S3 endpoint with the limits of a storage tier.",
     "index": "List a dataset once into a manifest.",
-    "stage": "Bring a dataset to this node, whole and verified.",
-    "verify": "Read a staged folder again, and mend what is wrong.",
-    "diff": "Compare two datasets by what is known of them.",
+    "stage": "Copy a dataset to this node or a store, verified and resumable.",
+    "verify": "Verify a staged copy, and repair it.",
+    "diff": "Compare two datasets by their listings or manifests.",
     "audit-order": "Prove that a dataset is delivered in one order.",
     "train": "Train a workload from any URL.",
-    "bench": "Measure a path, say what limits it and what to change.",
-    "cluster": "Reach a set of nodes: list them, run on them, copy to them.",
-    "report": "Make a page of results, ours or somebody's old ones, with a verdict.",
+    "bench": "Measure a path; name its limit and what to change.",
+    "cluster": "List nodes, run commands on them, copy files to them.",
+    "report": "Make a page of results, of Penstock or another benchmark, with a verdict.",
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
-    "pool": "Bring a file system up on the job's own nodes, and take it down.",
-    "doctor": "Say what nodes lack for each engine.",
-    "config": "Show which settings hold and where they come from; allow a folder's own file.",
+    "pool": "Start a file system on the job's own nodes, and stop it.",
+    "doctor": "List what nodes lack for each engine.",
+    "config": "Show the settings and where they come from; allow a folder's own file.",
 }
 
-_EPILOG = "Every verb has --json (data on stdout, talk on stderr). Guide: docs/guides/first-water.md"
+_EPILOG = "Every verb has --json (data on stdout, messages on stderr). Guide: docs/guides/first-water.md"
 
 
 def _stdout_is_broken() -> bool:
@@ -111,14 +111,16 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     expose_value=False,
     is_eager=True,
     callback=_completion,
-    help="Print the completion script of a shell, to be sourced, and exit.",
+    help="Print the completion script of a shell and exit; source it.",
 )
 @click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings file; instead of ./penstock.toml and the user's own."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Settings file to use instead of ./penstock.toml and the user's own.",
 )
 @click.pass_context
 def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
-    """Move training data from object storage to accelerators, and say which path is worth its price."""
+    """Move training data from object storage to accelerators, and show which path is worth its price."""
     # TOML, msgspec and units, which --help does without.
     from penstock.cli.parameters import default_map
     from penstock.cli.renamed import renamed_variables
@@ -127,7 +129,8 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
     verb = ctx.invoked_subcommand
     if verb != "config":  # which shows and allows what other verbs refuse
-        ctx.with_resource(override(store_variables(ctx.obj["config"]) | renamed_variables(read())))
+        ctx.with_resource(override(store_variables(ctx.obj["config"])))
+    ctx.with_resource(override(renamed_variables(read())))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
         ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}

@@ -38,21 +38,31 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.command("audit-order")
 @click.argument("url", metavar="URL")
 @click.option(
-    "--ranks", type=_Numbers(), default="1,4,8", show_default=True, metavar="N,N,...", help="Numbers of ranks."
+    "--ranks",
+    type=_Numbers(),
+    default="1,4,8",
+    show_default=True,
+    metavar="N,N,...",
+    help="Numbers of ranks to compare.",
 )
 @click.option(
-    "--threads", type=_Numbers(), default="1,4", show_default=True, metavar="N,N,...", help="Numbers of threads."
+    "--threads",
+    type=_Numbers(),
+    default="1,4",
+    show_default=True,
+    metavar="N,N,...",
+    help="Numbers of threads to compare.",
 )
-@click.option("--batch", type=int, default=32, show_default=True, help="Samples in a batch over all ranks.")
+@click.option("--batch", type=int, default=32, show_default=True, help="Number of samples in a batch over all ranks.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the shuffle.")
-@click.option("--window", type=int, help="Objects whose samples mix.")
-@click.option("--epoch", type=int, default=0, show_default=True, help="Which epoch.")
-@click.option("--steps", type=int, help="Only the first steps.")
+@click.option("--window", type=int, help="Shuffle window, in objects.")
+@click.option("--epoch", type=int, default=0, show_default=True, help="Number of the epoch, from 0.")
+@click.option("--steps", type=int, help="Number of steps to read.  [default: all]")
 @field_option
-@click.option("--manifest", type=click.Path(path_type=Path), help="A manifest of `penstock index`.")
-@click.option("--records-per-object", type=int, metavar="N", help="Records in every object, where known.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the audit to a file.")
-@click.option("--against", type=click.Path(path_type=Path), help="Compare with such a file.")
+@click.option("--manifest", type=click.Path(path_type=Path), help="Manifest written by `penstock index`.")
+@click.option("--records-per-object", type=int, metavar="N", help="Number of records in each object, if known.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the audit.")
+@click.option("--against", type=click.Path(path_type=Path), help="Audit file to compare with.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def command(
     url: str,
@@ -72,11 +82,12 @@ def command(
 ) -> int:
     """Prove that the dataset at URL is delivered in one order.
 
-    Reads an epoch once for every number of ranks and threads, through the loader as a training would, and hashes each
-    step: which records ought to stand there, and the bytes that did. A staged or inflated copy gives the same hashes, so
-    two paths are compared by --output on one and --against on the other. Without --field, the first record says.
+    Reads one epoch for each number of ranks and threads through the loader, as a training does, and hashes each step:
+    the expected records and the bytes that were read. A staged or decompressed copy gives the same hashes, so two
+    paths can be compared: --output on one, --against on the other. Without --field, the fields are those of the first
+    record.
 
-    Exit code 0: all the same. 1: they differ; the first differing step is named.
+    Exit code 0: all orders are equal. 1: they differ; the first step that differs is named.
     """
     import penstock
     from penstock.feed.audit import SCHEMA_VERSION, audit, first_difference, guess_fields

@@ -35,8 +35,8 @@ def command() -> None:
 
 
 @command.command("show")
-@click.option("--origin", is_flag=True, help="Say for each setting who set it.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--origin", is_flag=True, help="Show where each setting comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.pass_context
 def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
     """List every setting of every verb, as a run started now would have it without flags."""

@@ -22,27 +22,31 @@ __all__ = ["command"]
 
 @click.group(name="dataset")
 def command() -> None:
-    """Make honest data to try things on: it compresses, decodes and can be learnt from as the real data does."""
+    """Make realistic datasets to try things on: they compress, decode and train like the real data."""
 
 
 @command.command()
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option("--samples", type=int, required=True, help="Samples to make, one file each.")
+@click.option("--samples", type=int, required=True, help="Number of samples to make, one file each.")
 @click.option(
     "--voxels",
     type=int,
     default=128,
     show_default=True,
-    help="Side of a sample: 128 as published, 64, 32, or any from 8 to 512.",
+    help="Side of a sample in voxels, 8 to 512; 128 as published.",
 )
 @click.option(
     "--box",
     "box_mpc",
     type=float,
-    help="Side of a sample's box in Mpc/h at H_0 = 70.  [default: 4 a voxel, at least 192]",
+    help="Side of a sample's box in Mpc/h at H_0 = 70.  [default: 4 per voxel, at least 192]",
 )
 @click.option(
-    "--cubes-per-universe", type=int, default=1, show_default=True, help="Samples cut from one simulation: 1, 8 or 64."
+    "--cubes-per-universe",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Number of samples cut from one simulation: 1, 8 or 64.",
 )
 @click.option(
     "--first-universe",
@@ -51,15 +55,17 @@ def command() -> None:
     show_default=True,
     help="Number of the first universe; a validation set continues where training ended.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the generator; equal seeds give equal bytes."
+)
 @click.option(
     "--compress",
     type=click.Choice(["gzip", "zstd", "none"]),
     default="gzip",
     show_default=True,
-    help="How each file is stored.",
+    help="Compression of each file.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")
 def cosmoflow(
     out: str,
     samples: int,
@@ -109,14 +115,22 @@ def cosmoflow(
 @command.command()
 @click.argument("model")
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option("--files", type=click.IntRange(1), help="Files to make.  [default: as many as were published]")
-@click.option("--records-per-file", type=click.IntRange(1), help="Instead of the model's.")
+@click.option("--files", type=click.IntRange(1), help="Number of files to make.  [default: as many as were published]")
+@click.option(
+    "--records-per-file", type=click.IntRange(1), help="Number of records in each file, instead of the model's."
+)
 @click.option("--record-size", type=BYTES, help="Mean size of a record, instead of the model's.")
 @click.option(
-    "--compresses", type=float, default=1.0, show_default=True, help="By how much gzip makes them smaller: 1 is noise."
+    "--compresses",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Ratio by which gzip compresses the records; 1 is noise.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same bytes.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of the generator; equal seeds give equal bytes."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")
 def emulated(
     model: str,
     out: str,

@@ -30,24 +30,24 @@ LEARNT = 0.9  # of the constant answer's MAE; above it nothing was learnt
     type=click.Path(path_type=Path),
     default=Path("penstock-demo"),
     show_default=True,
-    help="Folder of the report and the runs.",
+    help="Folder for the report and the runs.",
 )
 @click.option(
     "--size",
     type=click.Choice(["small", "tiny"]),
     default="small",
     show_default=True,
-    help="How much data; tiny is for tests.",
+    help="Amount of data; tiny is for tests.",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0, 2**32 - 1),
     default=1,
     show_default=True,
-    help="Of the data, their order and the model.",
+    help="Seed of the data, their order and the model.",
 )
-@click.option("--keep", is_flag=True, help="Leave the generated data in the folder.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout instead of the table.")
+@click.option("--keep", is_flag=True, help="Keep the generated data in the folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the table.")
 def command(output: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
     """Show the whole path on real input, in about two minutes.
 

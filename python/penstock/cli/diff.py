@@ -20,8 +20,10 @@ _SHOWN = 20
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @patterns
-@click.option("--timeout", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
-@click.option("--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
+@click.option("--timeout", type=SECONDS, metavar="TIME", help="Time limit of the whole command (10min, 2h).")
+@click.option(
+    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest time to retry one request that the store throttles."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def command(
     a: str,
@@ -34,11 +36,11 @@ def command(
 ) -> int:
     """Compare the datasets A and B by logical name: what was added, removed and changed.
 
-    Each of them is a manifest, a folder that `penstock stage` has filled, or a URL or folder to be listed. No object is
-    opened: digests decide where both sides have them, then versions of one object, then sizes; the answer says which. A
-    staged copy also knows what it was made from, so it can be compared with its compressed source.
+    A and B are each a manifest, a staged folder, or a URL or folder to list. No object is opened. Objects are compared
+    by digest if both sides have one, else by version, else by size; the output names the criterion. A staged copy
+    records its source, so it can be compared with a compressed source.
 
-    Exit code 0: the same. 1: they differ.
+    Exit code 0: A and B are equal. 1: they differ.
     """
     from penstock import stage
 

@@ -19,10 +19,15 @@ __all__ = ["command"]
     default="/var/lib/penstock",
     show_default=True,
     metavar="DIR",
-    help="The folder that a pool would get on every node.",
+    help="Folder that a pool would use on each node.",
 )
 @click.option(
-    "--copies", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N", help="That a pool would keep."
+    "--copies",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of replicas that a pool would keep.",
 )
 @reaching("60s")
 @json_flag
@@ -36,9 +41,9 @@ def command(
     deadline: float,
     as_json: bool,
 ) -> int:
-    """Ask nodes what they have, and say for each engine what is missing, by node. Without --nodes: this machine.
+    """List what each node lacks for each engine. Without --nodes: this machine.
 
-    Exit code 1 says that no engine but the folder a node would run; 3, that a node did not answer.
+    Exit code 1: only the engine `local` would run. 3: a node did not answer.
     """
     from penstock.cli.cluster.run import print_failures
     from penstock.cluster.facts import gather_facts

@@ -28,14 +28,14 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     "--tier",
     default="none",
     show_default=True,
-    help="Whose limits: a name of the tier book, with or without its year (azure-hot, azure-hot@2021).",
+    help="Tier whose limits apply: a name in the tier book, with or without its year (azure-hot, azure-hot@2021).",
 )
 @click.option(
     "--bind",
     default="127.0.0.1:0",
     show_default=True,
     metavar="ADDRESS:PORT",
-    help="Where to listen; port 0 takes a free one.",
+    help="Address and port to listen on; port 0 takes a free one.",
 )
 @click.option(
     "--scale",
@@ -43,7 +43,7 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     default=1.0,
     show_default=True,
     metavar="F",
-    help="Multiply the tier's rates (never its latency), to rehearse a cluster on a laptop.",
+    help="Factor on the tier's rates, not its latency: to rehearse a cluster on a laptop.",
 )
 @click.option(
     "--size",
@@ -51,7 +51,7 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     default="2GiB",
     show_default=True,
     metavar="SIZE",
-    help="Of a disk's file system; its rates are those of the size that its study speaks of.",
+    help="Size of a disk's file system; its rates are those of the size in its study.",
 )
 @click.option(
     "--credits",
@@ -59,13 +59,18 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     default=1.0,
     show_default=True,
     metavar="SHARE",
-    help="Of a disk's burst credits, at the start.",
+    help="Share of a disk's burst credits at the start.",
 )
-@click.option("--tiers", type=click.Path(path_type=Path), metavar="FILE", help="Another tier book (TOML).")
+@click.option(
+    "--tiers",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Tier book to use instead of the bundled one (TOML).",
+)
 @click.option(
     "--allow-remote",
     is_flag=True,
-    help="Let --bind name an address that others can reach; data and signatures cross the network in clear.",
+    help="Allow a --bind address that other machines can reach; data and signatures are not encrypted.",
 )
 @click.option(
     "--json",
@@ -86,11 +91,11 @@ def command(
 ) -> int:
     """Serve DIR as an S3 bucket with the limits of a storage tier, until Ctrl-C or SIGTERM.
 
-    Any S3 client reads and writes it: what is written arrives as plain files in DIR. The keys are made for this run;
-    PENSTOCK_EMULATE_ACCESS_KEY and PENSTOCK_EMULATE_SECRET_KEY set them.
+    Any S3 client can read and write it; written objects become plain files in DIR. The keys are generated for this
+    run, or set by PENSTOCK_EMULATE_ACCESS_KEY and PENSTOCK_EMULATE_SECRET_KEY.
 
-    A tier that is a disk (aws-gp2@2018) is mounted on DIR, which must be empty, as a block device with the disk's limits,
-    which every program feels; root only.
+    If the tier is a disk (aws-gp2@2018), a block device with the disk's limits is mounted on DIR, which must be empty.
+    The limits apply to every program. Needs root.
     """
     from penstock.emulator import Emulator, tier_book
     from penstock.price import disks

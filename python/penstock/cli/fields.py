@@ -16,7 +16,7 @@ field_option = click.option(
     "fields",
     multiple=True,
     metavar="NAME=KIND:SHAPE",
-    help="A field (x=int16:32,32,4, jpg=image:224, text=raw); repeatable.  [default: as the first record says]",
+    help="Field to read (x=int16:32,32,4, jpg=image:224, text=raw); repeatable.  [default: the fields of the first record]",
 )
 
 

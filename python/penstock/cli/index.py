@@ -20,19 +20,23 @@ __all__ = ["command"]
 @click.command("index")
 @click.argument("url", metavar="URL")
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the manifest here."
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="File for the manifest."
 )
 @click.option(
     "--format",
     "written_as",
     type=click.Choice(["json", "parquet"]),
-    help="How to write it; else as FILE is called, else Parquet from 100,000 objects on.",
+    help="Format of the manifest.  [default: by FILE's suffix; without one, Parquet from 100,000 objects on]",
 )
 @patterns
-@click.option("--records", is_flag=True, help="Read every object once and keep where its records lie.")
-@click.option("--dry-run", is_flag=True, help="With --records: say what would be read and cost, and read nothing.")
-@click.option("--timeout", type=SECONDS, metavar="TIME", help="Give up after this long (10min, 2h).")
-@click.option("--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait while the store throttles.")
+@click.option("--records", is_flag=True, help="Read each object once, and write where its records lie.")
+@click.option(
+    "--dry-run", is_flag=True, help="With --records: print what would be read and what it costs; read nothing."
+)
+@click.option("--timeout", type=SECONDS, metavar="TIME", help="Time limit of the whole command (10min, 2h).")
+@click.option(
+    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest time to retry one request that the store throttles."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
 def command(
     url: str,
@@ -46,16 +50,17 @@ def command(
     retry_timeout: float | None,
     as_json: bool,
 ) -> int:
-    """List the dataset at URL once, and say what it holds.
+    """List the dataset at URL once, and print what it holds.
 
     URL is a folder of objects or one object: s3://bucket/prefix/, file:///path/ or a plain path; or a pattern, as
-    s3://bucket/train/*.gz (quote it). No object is opened:
-    codec and record format are what names say. With -o the list becomes a manifest, which `penstock stage --manifest`
-    and `penstock.open(url, manifest=...)` read instead of listing again, pinned to the versions it saw.
+    s3://bucket/train/*.gz (quote it). No object is opened: codec and record format are taken from the names. With -o
+    the list is written as a manifest. `penstock stage --manifest` and `penstock.open(url, manifest=...)` read it
+    instead of listing again, and read exactly the listed versions.
 
-    With --records, every object that no index holds yet is read once; where its records lie is kept in PENSTOCK_CACHE,
-    and loaders read single records by it. What that reads and costs is said first; with --dry-run, nothing more is done.
-    Indexes that other programs left (DALI's .idx, wids' index.json) and what a stage has noted spare the reading.
+    With --records, each object without an index is read once. The offsets of its records are kept in PENSTOCK_CACHE,
+    and loaders use them to read single records. The bytes to read and their cost are printed first; with --dry-run,
+    nothing else is done. An object is not read if a stage has noted its offsets, or if another program left an index
+    (DALI's .idx, wids' index.json).
     """
     from penstock import stage
     from penstock.errors import ConfigError

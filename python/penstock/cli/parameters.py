@@ -68,10 +68,13 @@ def patterns(command: Callable[..., Any]) -> Callable[..., Any]:
         "--select",
         multiple=True,
         metavar="PATTERN",
-        help="Only keys that fit; repeatable. With a `/` the whole key, else its last part; ** crosses folders.",
+        help="Select only keys that match; repeatable. A pattern with `/` matches the whole key, else the last part; ** crosses folders.",
     )
     exclude = click.option(
-        "--exclude", multiple=True, metavar="PATTERN", help="Not the keys that fit; repeatable, and after --select."
+        "--exclude",
+        multiple=True,
+        metavar="PATTERN",
+        help="Exclude keys that match; repeatable; applied after --select.",
     )
     return select(exclude(command))
 

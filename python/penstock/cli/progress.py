@@ -36,7 +36,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         "log",
         type=click.Path(dir_okay=False),
         metavar="FILE",
-        help="Append what happens to FILE: a line each, with its time and its node. It holds no secret.",
+        help="Append events to FILE, one per line with time and node. Secrets are left out.",
     )(command)
     return click.option(
         "--progress",
@@ -44,7 +44,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(STYLES),
         default="auto",
         show_default=True,
-        help="auto is a bar on a terminal and a line every 10 s elsewhere; json is an event a second on stdout.",
+        help="Style of progress: auto is a bar on a terminal and a line every 10 s elsewhere; json is one event per second on stdout.",
     )(command)
 
 

@@ -16,22 +16,29 @@ __all__ = ["command"]
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The page.  [default: report.html in DIR, or beside it where DIR is a file]",
+    help="File of the page.  [default: report.html in DIR, or beside DIR if it is a file]",
 )
 @click.option(
-    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Write each chart to this folder too."
+    "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Also write each chart to this folder."
 )
 @click.option(
-    "--picture-format", type=click.Choice(["png", "svg"]), default="png", show_default=True, help="Of --pictures."
+    "--picture-format",
+    type=click.Choice(["png", "svg"]),
+    default="png",
+    show_default=True,
+    help="File format of --pictures.",
 )
 @click.option(
     "--csv",
     "csv_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the rows as elbencho's CSV too.",
+    help="Also write the rows as elbencho's CSV.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="The report as one JSON document on stdout; no page unless --output."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the report as one JSON document on stdout; write no page without --output.",
 )
 def command(
     path: Path, output: Path | None, pictures: Path | None, picture_format: str, csv_file: Path | None, as_json: bool

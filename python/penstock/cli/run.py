@@ -35,31 +35,33 @@ __all__ = ["command"]
     default=Path("runs"),
     show_default=True,
     metavar="DIR",
-    help="Holds the job's state and its nodes' logs, under the job's name.",
+    help="Folder for the job's state and its nodes' logs, under the job's name.",
 )
-@click.option("--resume", is_flag=True, help="Go on where an earlier start was stopped or killed.")
+@click.option("--resume", is_flag=True, help="Continue a job that was stopped or killed.")
 @click.option(
-    "--dry-run", is_flag=True, help="Print every command line that would be started, and the money; start none."
+    "--dry-run", is_flag=True, help="Print each command line that would be started, and the cost; start nothing."
 )
-@click.option("--submit", is_flag=True, help="Hand the job to Slurm (sbatch) or PBS (qsub), and print its number.")
-@click.option("--wait", is_flag=True, help="With --submit: until it has ended, with its exit code; Ctrl-C cancels it.")
+@click.option("--submit", is_flag=True, help="Submit the job to Slurm (sbatch) or PBS (qsub), and print its job ID.")
+@click.option(
+    "--wait", is_flag=True, help="With --submit: wait until the job ends, and return its exit code; Ctrl-C cancels it."
+)
 @click.option(
     "--export",
     metavar="FORM",
     help="Print the job as slurm, slurm-prolog, slurm-epilog, or (experimental) pbs, k8s, azureml, azure-batch.",
 )
 @click.option("--node-only", is_flag=True, help="Run the part of one node here; something else starts the other nodes.")
-@click.option("--node", type=int, metavar="I", help="Which node this is, from 0. [by the launcher's variables]")
-@click.option("--nodes", type=int, metavar="N", help="How many nodes the job has. [by the launcher's variables]")
+@click.option("--node", type=int, metavar="I", help="Number of this node, from 0. [from the launcher's variables]")
+@click.option("--nodes", type=int, metavar="N", help="Number of nodes of the job. [from the launcher's variables]")
 @click.option(
     "--rendezvous", metavar="HOST:PORT", help="Address and port where the job's ranks meet. [MASTER_ADDR:MASTER_PORT]"
 )
-@click.option("--quiet", is_flag=True, help="Leave the nodes' lines to the logs.")
+@click.option("--quiet", is_flag=True, help="Write the nodes' output to the logs only.")
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="End with one JSON line: the steps and what each took; with --dry-run, its lines and numbers.",
+    help="Print one JSON line at the end: the steps and their times; with --dry-run, the command lines and the cost.",
 )
 def command(
     file: Path,
@@ -78,9 +80,9 @@ def command(
 ) -> int:
     """Run a job on a cluster: provision its nodes, bring a pool up, stage, run the ranks, archive, take the pool down.
 
-    With `paths` in the file the same job is run over each of them, and they are compared. Each step is timed. Ctrl-C, and any
-    failure, takes the pool down. --resume does again only what is not done. Exit code 1 says that the ranks of lost nodes were
-    run by nobody else.
+    With `paths` in the file, the same job runs over each path, and the paths are compared. Each step is timed. Ctrl-C
+    and any failure take the pool down. --resume repeats only the steps that are not done. Exit code 1: the job
+    finished, but the ranks of lost nodes were not rerun.
     """
     from penstock.errors import ConfigError
     from penstock.job import compare_paths

@@ -24,40 +24,40 @@ _TOLD = 20
 @click.command("stage")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--decompress", is_flag=True, help="Decompress .gz, .zst and .lz4 on the way, and drop the suffix.")
+@click.option("--decompress", is_flag=True, help="Decompress .gz, .zst and .lz4 during the copy, and drop the suffix.")
 @click.option(
     "--compress",
     type=click.Choice(["gzip", "zstd"]),
-    help="Compress what is not compressed. In a store the name stays and Content-Encoding says it; in a folder it gains .gz or .zst.",
+    help="Compress uncompressed objects. In a store the name stays and Content-Encoding names the codec; in a folder the name gains .gz or .zst.",
 )
 @click.option("--level", type=int, metavar="N", help="Level of --compress: gzip 0 to 12 [6], zstd 1 to 22 [3].")
-@click.option("--node", type=int, metavar="I", help="This node's number, from 0; with --nodes. Else the launcher says.")
-@click.option("--nodes", type=int, metavar="N", help="Nodes that share the dataset.")
+@click.option("--node", type=int, metavar="I", help="Number of this node, from 0; with --nodes. [from the launcher]")
+@click.option("--nodes", type=int, metavar="N", help="Number of nodes that share the dataset. [from the launcher]")
 @click.option(
     "--manifest",
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="A manifest of SRC: no listing, pinned versions.",
+    help="Manifest of SRC, instead of a listing; its versions are pinned.",
 )
 @patterns
 @click.option(
     "--share-by",
     metavar="RULE",
-    help="Who takes what: `bytes` [default], or `name:PATTERN`, where {} is the number of an object's group.",
+    help="Rule of the shares: `bytes` [default], or `name:PATTERN`, where {} is the number of an object's group.",
 )
-@click.option("--weights", metavar="W,W,..|@FILE", help="What each node can take, as 1,1,2,2; else all the same.")
+@click.option("--weights", metavar="W,W,..|@FILE", help="Weight of each node's share, as 1,1,2,2. [equal]")
 @click.option(
     "--mirror",
     "mirrors",
     multiple=True,
     metavar="URL",
-    help="Another place of the same objects, to spread the reads over; may be given again.",
+    help="Another URL with the same objects, to spread the reads over; repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be moved, and each node's share; touch nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be moved, and each node's share; change nothing.")
 @click.option(
     "--price-tier",
     metavar="NAME",
-    help="Whose prices --dry-run reckons with: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
+    help="Tier whose prices --dry-run uses: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
 )
 @click.option(
     "--concurrency",
@@ -65,70 +65,72 @@ _TOLD = 20
     default=64,
     show_default=True,
     metavar="N",
-    help="Most requests in flight; throttling lowers it for a while.",
+    help="Maximum number of requests in flight; throttling lowers it for a while.",
 )
-@click.option("--memory", type=BYTES, default="1GiB", show_default=True, metavar="SIZE", help="Most bytes in flight.")
+@click.option(
+    "--memory", type=BYTES, default="1GiB", show_default=True, metavar="SIZE", help="Maximum number of bytes in flight."
+)
 @click.option(
     "--max-inflated",
     type=BYTES,
     metavar="SIZE",
-    help="Most that one object may inflate to; else what its codec can honestly reach.",
+    help="Maximum decompressed size of one object. [the highest ratio that its codec can reach]",
 )
 @click.option(
     "--allow-case-collisions", is_flag=True, help="Stage keys that differ only by case; the disk must tell them apart."
 )
-@click.option("--overwrite", is_flag=True, help="Replace files or objects of DST that no stage of SRC has put there.")
+@click.option("--overwrite", is_flag=True, help="Replace files or objects in DST that were not staged from SRC.")
 @click.option(
     "--journal",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Where a stage to a store remembers what it has sent. [~/.local/state/penstock/stage]",
+    help="Folder where a stage to a store records what it has sent. [~/.local/state/penstock/stage]",
 )
 @click.option(
     "--timeout",
     type=SECONDS,
     metavar="TIME",
-    help="Wall-clock limit of the whole stage; running again goes on from there.",
+    help="Time limit of the whole stage; the same command continues it.",
 )
 @click.option(
-    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest time to retry one request that the store throttles."
 )
 @click.option(
     "--max-requests-per-s",
     type=click.FloatRange(0, min_open=True),
     metavar="N",
-    help="Most requests a second of the whole job; each node takes its part.",
+    help="Maximum requests per second of the whole job; each node takes its share.",
 )
 @click.option(
     "--max-bytes-per-s",
     type=RATE,
     metavar="RATE",
-    help="Most bytes a second of the whole job (500MB/s, 10Gbit/s); each node takes its part.",
+    help="Maximum bytes per second of the whole job (500MB/s, 10Gbit/s); each node takes its share.",
 )
 @click.option(
-    "--object-timeout", type=SECONDS, metavar="TIME", help="Longest that one object may take; a later one fails alone."
+    "--object-timeout", type=SECONDS, metavar="TIME", help="Time limit of one object; only that object fails."
 )
 @click.option(
     "--idle-timeout",
     type=SECONDS,
     metavar="TIME",
-    help="Ask again for what has brought no byte for so long, from where it stood. [30s]",
+    help="Time without a byte after which a read is sent again, from where it was. [30s]",
 )
 @click.option(
     "--wait-timeout",
     type=SECONDS,
     metavar="TIME",
-    help="How long the node's other ranks wait for a sign of the one that stages. [600s for the first, then 120s]",
+    help="Longest time that the node's other ranks wait for a sign of life of the rank that stages. [600s for the first, then 120s]",
 )
 @options
 @click.option(
     "--progress-dir",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="A folder that all nodes of the launch see, for one progress of all of them. [~/.cache/penstock/launches]",
+    help="Folder that all nodes of the launch share, for their common progress. [~/.cache/penstock/launches]",
 )
-@click.option("--quiet", is_flag=True, help="No progress: --progress none.")
-@click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
+@click.option("--quiet", is_flag=True, help="Show no progress; same as --progress none.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end.")
 def command(
     source: str,
     destination: str,
@@ -164,19 +166,20 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Bring the objects under SRC to DST, whole and verified: a folder, or s3://, az:// or gs://.
+    """Copy the objects under SRC to DST, a folder or s3://, az:// or gs://, and verify them.
 
-    A file or object appears under its final name only when it is complete and checked. A stage that was stopped or
-    killed goes on where it was; one that has finished moves nothing. Under Slurm, PBS, Flux, MPI, torchrun or Horovod
-    each node takes its share: its first rank works, the others wait for it.
+    A file or object appears under its final name only when it is complete and verified. A stage that was stopped or
+    killed continues where it was; a finished one moves nothing. Under Slurm, PBS, Flux, MPI, torchrun or Horovod each
+    node copies its share: its first rank works, the others wait for it.
 
-    SRC may hold a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are even in stored bytes, and in what
-    is written too where objects allow it; every node comes to the same plan by itself. --share-by name:'*_{}.tfrecord*'
-    deals out groups of objects by a number in their names instead: of 64 groups, node 0 of 16 takes the first four.
+    SRC may be a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are equal in stored bytes, and in
+    written bytes if the objects allow it; each node computes the same plan. --share-by name:'*_{}.tfrecord*' shares
+    groups of objects by a number in their names instead: of 64 groups, node 0 of 16 takes the first four.
 
-    --dry-run says objects, bytes, requests, each node's share, and what the requests cost, with the date of the price.
+    --dry-run prints the objects, bytes and requests, each node's share, and the cost of the requests with the date of
+    the price.
 
-    Exit code 1 says that some objects could not be staged; they are listed.
+    Exit code 1: some objects could not be staged; they are listed.
     """
     from penstock import env, ranks
     from penstock.stage import StageSpec

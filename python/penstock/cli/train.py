@@ -41,44 +41,62 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     required=True,
     help="Training data: s3://, file://, a folder; dummy://N costs nothing to read.",
 )
-@click.option("--validation", metavar="URL", help="Validation data; the metric is taken after each epoch.")
+@click.option("--validation", metavar="URL", help="Validation data; the metric is computed after each epoch.")
 @click.option(
-    "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Processes on this node, under torchrun."
+    "--ranks",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of processes on this node, under torchrun.",
 )
-@click.option("--batch-size", type=click.IntRange(1), help="Samples a step and rank.  [default: 4]")
-@click.option("--global-batch", type=click.IntRange(1), help="Samples a step over all ranks, instead of --batch-size.")
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Passes over the data.")
-@click.option("--steps", type=click.IntRange(1), help="Stop after so many steps, counted from the very start.")
-@click.option("--voxels", type=int, help="Side of a volume.  [default: cosmoflow 128]")
-@click.option("--filters", type=int, help="Of the first convolution.  [default: cosmoflow 32, MLPerf's]")
-@click.option("--recipe", help="Named settings to start from: mlperf, demo.  [default: mlperf]")
+@click.option("--batch-size", type=click.IntRange(1), help="Number of samples per step and rank.  [default: 4]")
+@click.option(
+    "--global-batch", type=click.IntRange(1), help="Number of samples per step over all ranks, instead of --batch-size."
+)
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Number of epochs.")
+@click.option(
+    "--steps", type=click.IntRange(1), help="Stop after this many steps, counted from the start of the training."
+)
+@click.option("--voxels", type=int, help="Side of a volume in voxels.  [default: cosmoflow 128]")
+@click.option(
+    "--filters", type=int, help="Number of filters of the first convolution.  [default: cosmoflow 32, MLPerf's]"
+)
+@click.option("--recipe", help="Recipe to start from: mlperf, demo.  [default: mlperf]")
 @click.option(
     "--set",
     "settings",
     metavar="NAME=VALUE",
     multiple=True,
     callback=_setting,
-    help="Any other setting of the workload; may be repeated.",
+    help="Other setting of the workload; repeatable.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of weights, order and dropout.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of weights, order and dropout.")
 @click.option(
-    "--accelerator", metavar="NAME", help="Take the published step time of v100, a100 or h100 in place of the step."
+    "--accelerator",
+    metavar="NAME",
+    help="Emulate the published step time of v100, a100 or h100 instead of computing the step.",
 )
-@click.option("--device", default="auto", show_default=True, help="cpu, cuda or auto.")
+@click.option("--device", default="auto", show_default=True, help="Device: cpu, cuda or auto.")
 @click.option(
-    "--threads", type=click.IntRange(1), help="CPU threads of torch a rank; losses are bit-identical at equal threads."
+    "--threads",
+    type=click.IntRange(1),
+    help="Number of torch's CPU threads per rank; losses are bit-identical at equal numbers.",
 )
-@click.option("--memory", "memory_bytes", type=BYTES, help="Bound of everything in flight, as 2GiB.")
-@click.option("--max-in-flight", type=click.IntRange(1), help="Requests in flight at most.")
+@click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, as 2GiB.")
+@click.option("--max-in-flight", type=click.IntRange(1), help="Maximum number of requests in flight.")
 @click.option(
-    "--manifest", type=click.Path(exists=True, dir_okay=False), help="Of the training data, instead of listing it."
+    "--manifest",
+    type=click.Path(exists=True, dir_okay=False),
+    help="Manifest of the training data, instead of a listing.",
 )
-@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Keep the last checkpoint there.")
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the last checkpoint.")
 @click.option(
-    "--checkpoint-steps", type=click.IntRange(1), help="One each so many steps too, not only at the end of an epoch."
+    "--checkpoint-steps",
+    type=click.IntRange(1),
+    help="Also write a checkpoint every N steps, not only after each epoch.",
 )
-@click.option("--resume", is_flag=True, help="Go on from the checkpoint in --checkpoint, where there is one.")
-@click.option("--archive", metavar="URL", help="Copy the run's folder and checkpoint there at the end.")
+@click.option("--resume", is_flag=True, help="Continue from the checkpoint in --checkpoint, if there is one.")
+@click.option("--archive", metavar="URL", help="URL to copy the run's folder and checkpoint to at the end.")
 @click.option(
     "-o",
     "--output",
@@ -86,17 +104,17 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     type=click.Path(file_okay=False),
     default="runs",
     show_default=True,
-    help="Keep the result in DIR/ID/result.json.",
+    help="Folder for the result: DIR/ID/result.json.",
 )
 @click.option(
     "--price-tier",
     metavar="NAME",
-    help="Whose prices the epochs are reckoned with: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
+    help="Tier whose prices apply: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
 )
-@click.option("--no-save", is_flag=True, help="Keep no result.")
-@click.option("--label", default="", help="Name of the path that the data take, for reports.")
-@click.option("--allow-debug", is_flag=True, help="Let a debug build save its row, marked INVALID.")
-@click.option("--json", "as_json", is_flag=True, help="The result as one JSON line on stdout.")
+@click.option("--no-save", is_flag=True, help="Do not save the result.")
+@click.option("--label", default="", help="Name of the data's path, for reports.")
+@click.option("--allow-debug", is_flag=True, help="Save the row of a debug build, marked INVALID.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line on stdout.")
 def command(
     workload: str,
     ranks: int,
@@ -112,14 +130,14 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Train WORKLOAD (cosmoflow, or one that a package brings) and keep one result of it.
+    """Train WORKLOAD (cosmoflow, or a plug-in's) and save the result.
 
     \b
     penstock train cosmoflow --data s3://cosmo/train/ --ranks 8 --batch-size 1
     penstock train cosmoflow --data staged --voxels 32 --recipe demo --epochs 6
     penstock train cosmoflow --data s3://cosmo/train/ --accelerator a100
 
-    Under torchrun or srun this process is the rank that the launcher made of it, and --ranks does not count.
+    Under torchrun or srun this process is the rank that the launcher started, and --ranks is ignored.
     """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock import env
     from penstock import ranks as launchers

@@ -20,14 +20,18 @@ _TOLD = 20
 
 @click.command("verify")
 @click.argument("destination", metavar="DST")
-@click.option("--repair", is_flag=True, help="Fetch what is wrong again from its source, then verify it.")
-@click.option("--quick", is_flag=True, help="Of a copy in a store: believe the store's own size, digest and version.")
+@click.option(
+    "--repair", is_flag=True, help="Fetch damaged and missing objects again from their source, then verify them."
+)
+@click.option(
+    "--quick", is_flag=True, help="For a copy in a store: trust the size, digest and version that the store reports."
+)
 @patterns
 @click.option(
     "--journal",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="As `penstock stage` has it, for --repair in a store.",
+    help="Journal folder, as of `penstock stage`, for --repair in a store.",
 )
 @click.option(
     "--concurrency",
@@ -35,7 +39,7 @@ _TOLD = 20
     default=64,
     show_default=True,
     metavar="N",
-    help="Most requests in flight while repairing.",
+    help="Maximum number of requests in flight while repairing.",
 )
 @click.option(
     "--memory",
@@ -43,15 +47,15 @@ _TOLD = 20
     default="1GiB",
     show_default=True,
     metavar="SIZE",
-    help="Most bytes in flight while repairing.",
+    help="Maximum number of bytes in flight while repairing.",
 )
-@click.option("--timeout", type=SECONDS, metavar="TIME", help="Wall-clock limit of all of it.")
+@click.option("--timeout", type=SECONDS, metavar="TIME", help="Time limit of the whole command.")
 @click.option(
-    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest wait of one request while the store throttles."
+    "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest time to retry one request that the store throttles."
 )
 @options
-@click.option("--quiet", is_flag=True, help="No progress: --progress none.")
-@click.option("--json", "as_json", is_flag=True, help="End with one JSON line.")
+@click.option("--quiet", is_flag=True, help="Show no progress; same as --progress none.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end.")
 def command(
     destination: str,
     repair: bool,
@@ -68,18 +72,18 @@ def command(
     quiet: bool,
     as_json: bool,
 ) -> int:
-    """Read what `penstock stage` put into DST, a folder or a store, and hold size and digests against its record.
+    """Read what `penstock stage` wrote to DST, a folder or a store, and compare sizes and digests with its records.
 
-    Bytes come from the disk or the store, not from memory that still holds them. Files that no stage recorded are reported and not
-    touched. --repair fetches exactly what is wrong from where it came from, at the version that was staged: a source
-    that is gone or was replaced leaves the file as it is.
+    Bytes are read from the disk or the store, not from the page cache. Files that were not staged are reported and not
+    touched. --repair fetches damaged and missing objects again from their source, at the staged version; if the source
+    is gone or was replaced, the file stays as it is.
 
     --select and --exclude are held against paths below DST; what does not fit is neither read nor repaired nor reported.
 
-    A stage that was killed, that still runs, or that could not bring some objects is reported: what stands may be right,
-    and objects are missing.
+    An unfinished stage (killed, still running, or with failed objects) is reported: the files may be correct, but some
+    are missing.
 
-    Exit code 0: all is right. 1: something is wrong or missing; it is listed. 3: nothing was staged there.
+    Exit code 0: all objects are correct. 1: some are damaged or missing; they are listed. 3: DST holds no stage.
     """
     from penstock import stage
 

@@ -23,4 +23,4 @@ VERBS = {
 
 @click.group("bench", cls=LazyGroup, package=__name__, verbs=VERBS)
 def command() -> None:
-    """Measure a path, say what limits it and what to change."""
+    """Measure a path; name its limit and what to change."""

@@ -26,30 +26,40 @@ _BETWEEN = "--vs"
     type=click.Choice(["wall", "cpu", "printed"]),
     default="wall",
     show_default=True,
-    help="Seconds of the clock, of the processors, or the last number that a run prints.",
+    help="Metric to compare: wall-clock seconds, CPU seconds, or the last number that a run prints.",
 )
-@click.option("--pattern", metavar="REGEX", help="Where the printed number stands; its first group if it has one.")
 @click.option(
-    "--max-runs", type=click.IntRange(min=8), default=200, show_default=True, help="Runs of both together, at most."
+    "--pattern",
+    metavar="REGEX",
+    help="Regular expression that finds the printed number; its first group, if it has one.",
+)
+@click.option(
+    "--max-runs",
+    type=click.IntRange(min=8),
+    default=200,
+    show_default=True,
+    help="Maximum number of runs, both commands together.",
 )
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.05,
     show_default=True,
-    help="Chance of calling a difference where there is none, however often it is looked at.",
+    help="Probability of a false difference, over all looks at the data.",
 )
 @click.option(
     "--margin",
     type=click.FloatRange(0, 1, max_open=True),
     default=0.03,
     show_default=True,
-    help="Stop once no difference above this share is left.",
+    help="Stop once every difference above this share is excluded.",
 )
-@click.option("--warm-up", type=click.IntRange(min=0), default=1, show_default=True, help="Runs of each, not counted.")
-@click.option("--timeout", "limit_s", type=SECONDS, help="A run that takes longer ends the comparison.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order within the blocks.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option(
+    "--warm-up", type=click.IntRange(min=0), default=1, show_default=True, help="Number of warm-up runs per command."
+)
+@click.option("--timeout", "limit_s", type=SECONDS, help="Time limit of one run; a longer run ends the comparison.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order within the blocks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(
     commands: tuple[str, ...],
     metric: str,
@@ -64,7 +74,7 @@ def command(
 ) -> int:
     """Compare two commands by blocks of A B B A until the answer is clear.
 
-    Exit code 0: a difference is shown. 1: none is shown, or none above the margin is left.
+    Exit code 0: the commands differ. 1: no difference found, or any remaining difference is below --margin.
     """
     import msgspec
 

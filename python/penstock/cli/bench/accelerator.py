@@ -24,21 +24,32 @@ __all__ = ["command"]
 @click.command("accelerator")
 @click.argument("model")
 @click.argument("data", required=False)
-@click.option("--accelerator", metavar="NAME", help="Whose published step time to take.  [default: h100]")
-@click.option("--ranks", type=click.IntRange(1), default=1, show_default=True, help="Accelerators on this node.")
-@click.option("--epochs", type=click.IntRange(1), help="Passes over the data.  [default: 1, or the file's]")
-@click.option("--steps", type=click.IntRange(1), help="Stop after so many steps.")
-@click.option("--voxels", type=int, default=128, show_default=True, help="Side of a volume, for cosmoflow.")
-@click.option("--seed", type=int, help="Of the order.  [default: 0, or the file's]")
-@click.option("--against", type=click.Choice(["torch"]), help="The same with a plain PyTorch DataLoader, after ours.")
-@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Write and restore one there, too.")
-@click.option("--checkpoint-size", type=BYTES, help="Of all ranks together.  [default: the file's, else 1GiB]")
-@click.option("--memory", "memory_bytes", type=BYTES, help="Bound of everything in flight, as 2GiB.")
+@click.option("--accelerator", metavar="NAME", help="Accelerator whose published step time is used.  [default: h100]")
+@click.option(
+    "--ranks", type=click.IntRange(1), default=1, show_default=True, help="Number of accelerators on this node."
+)
+@click.option("--epochs", type=click.IntRange(1), help="Number of epochs.  [default: 1, or the file's]")
+@click.option("--steps", type=click.IntRange(1), help="Stop after this many steps.")
+@click.option("--voxels", type=int, default=128, show_default=True, help="Side of a volume in voxels, for cosmoflow.")
+@click.option("--seed", type=int, help="Seed of the order.  [default: 0, or the file's]")
+@click.option("--against", type=click.Choice(["torch"]), help="Repeat the run with a plain PyTorch DataLoader.")
+@click.option(
+    "--checkpoint",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Also write and restore a checkpoint in this folder.",
+)
+@click.option(
+    "--checkpoint-size",
+    type=BYTES,
+    help="Size of the checkpoint of all ranks together.  [default: the file's, else 1GiB]",
+)
+@click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, as 2GiB.")
 @click.option(
     "--summary",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write DLIO's summary.json there.",
+    help="File for DLIO's summary.json.",
 )
 @click.option(
     "-o",
@@ -47,12 +58,12 @@ __all__ = ["command"]
     type=click.Path(file_okay=False),
     default="runs",
     show_default=True,
-    help="Keep the results there.",
+    help="Folder for the results.",
 )
-@click.option("--no-save", is_flag=True, help="Keep no results.")
-@click.option("--allow-debug", is_flag=True, help="Let a debug build save its rows, marked INVALID.")
-@click.option("--dry-run", is_flag=True, help="Say what the accelerators would ask for, and read nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--no-save", is_flag=True, help="Do not save the results.")
+@click.option("--allow-debug", is_flag=True, help="Save the rows of a debug build, marked INVALID.")
+@click.option("--dry-run", is_flag=True, help="Print what the accelerators would read; read nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(
     model: str,
     data: str | None,
@@ -64,11 +75,11 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Feed accelerators that are emulated, and say how busy the storage at DATA keeps them.
+    """Feed emulated accelerators, and print how busy the storage at DATA keeps them.
 
-    MODEL is cosmoflow, unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml), whose data folder is
-    taken where DATA is left out. `penstock dataset` makes the data. A harness that costs over 1 % of a step, measured
-    first on batches that lie in memory, gets no verdict. Exit code 1: the utilisation that is asked for was not reached.
+    MODEL is cosmoflow, unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml); the default of DATA
+    is that file's data folder. `penstock dataset` makes the data. The harness is measured first on batches in memory;
+    if it costs over 1 % of a step, there is no verdict. Exit code 1: the required utilisation was not reached.
 
     \b
     penstock bench accelerator unet3d s3://train/unet3d/ --accelerator h100 --ranks 4

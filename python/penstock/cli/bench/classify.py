@@ -19,9 +19,9 @@ __all__ = ["command"]
 
 @click.command("classify")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(file: Path, as_json: bool) -> None:
-    """Say which limit each point of a sweep is at, and what to change.
+    """Name the limit of each point of a sweep, and what to change.
 
     FILE is an elbencho CSV, fio's JSON, what IOR printed or its JSON or CSV, what mdtest printed, a folder of these, or
     one that `penstock bench` wrote. Nothing is measured.

@@ -25,28 +25,32 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
     "places",
     multiple=True,
     metavar="DEVICE|PATH",
-    help="A block device, or a path on one; repeatable.  [default: the one below the working folder]",
+    help="Block device, or a path on one; repeatable.  [default: the one below the working folder]",
 )
-@click.option("--tier", metavar="NAME", help="Hold it against a disk of the book (aws-gp2@2018).")
-@click.option("--size", type=BYTES, metavar="SIZE", help="The tier's disk has this size.  [default: as its study's]")
-@click.option("--scale", type=float, default=1.0, show_default=True, metavar="F", help="Multiply the tier's rates.")
-@click.option("--max-iops", type=float, metavar="N", help="Hold it against this many I/Os a second.")
-@click.option("--max-rate", type=RATE, metavar="RATE", help="Hold it against this rate.")
-@click.option("--every", type=SECONDS, default="250ms", show_default=True, metavar="TIME", help="Distance of samples.")
+@click.option("--tier", metavar="NAME", help="Compare with a disk of the tier book (aws-gp2@2018).")
+@click.option("--size", type=BYTES, metavar="SIZE", help="Size of the tier's disk.  [default: its study's]")
+@click.option("--scale", type=float, default=1.0, show_default=True, metavar="F", help="Factor on the tier's rates.")
+@click.option("--max-iops", type=float, metavar="N", help="Compare with a limit of this many I/Os per second.")
+@click.option("--max-rate", type=RATE, metavar="RATE", help="Compare with a limit of this rate.")
+@click.option(
+    "--every", type=SECONDS, default="250ms", show_default=True, metavar="TIME", help="Interval between samples."
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Keep rows.jsonl, spec.toml and machine.json here, for `penstock report`.",
+    help="Folder for rows.jsonl, spec.toml and machine.json, for `penstock report`.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON document; the command's own stdout goes before it.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document on stdout, after the command's own output."
+)
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(places: tuple[str, ...], argv: tuple[str, ...], **given: Any) -> int:
-    """Run CMD, and say what it asked of the disk: utilisation, rate, I/Os a second and queue, against the disk's limits.
+    """Run CMD, and print its use of the disk: utilisation, rate, I/Os per second and queue, compared with the disk's
+    limits.
 
-    Limits are those of --tier or --max-iops and --max-rate, else those that control groups hold the device to.
-    Exits with 1 when CMD failed.
+    The limits are those of --tier, or of --max-iops and --max-rate, or of the control group. Exit code 1: CMD failed.
     """
     import msgspec
 

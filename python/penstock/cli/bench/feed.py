@@ -32,37 +32,55 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     multiple=True,
     metavar="NAME,NAME,...",
     callback=_names,
-    help="Peers to run beside us: tfdata, webdataset, litdata, ..., or planes, our own copies; a wrong name lists them.",
+    help="Loaders to compare with: tfdata, webdataset, litdata, ..., or planes (Penstock's transposed copies); a wrong name lists all.",
 )
 @click.option(
     "--peers",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Where DIR/NAME/bin/python has each peer.  [default: this Python]",
+    help="Folder where DIR/NAME/bin/python is each loader's Python.  [default: this Python]",
 )
 @field_option
-@click.option("--format", "kind", metavar="NAME", help="Of the objects; `fixed` takes its columns from --field.")
-@click.option("--records-per-object", type=click.IntRange(1), metavar="N", help="Records in every object, where known.")
-@click.option("--random-crops", is_flag=True, help="Crop and mirror pictures at random, as in training.")
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples in a batch.")
-@click.option("--arrays", type=click.Choice(["numpy", "torch"]), default="numpy", show_default=True, help="Of ours.")
-@click.option("--cores", type=click.IntRange(1), help="That each contestant may use.  [default: all]")
-@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True, help="Counted passes of each.")
+@click.option("--format", "kind", metavar="NAME", help="Format of the objects; `fixed` takes its columns from --field.")
+@click.option(
+    "--records-per-object", type=click.IntRange(1), metavar="N", help="Number of records in each object, if known."
+)
+@click.option("--random-crops", is_flag=True, help="Crop and mirror images at random, as in training.")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Number of samples in a batch.")
+@click.option(
+    "--arrays",
+    type=click.Choice(["numpy", "torch"]),
+    default="numpy",
+    show_default=True,
+    help="Memory limit of Penstock's loader.",
+)
+@click.option("--cores", type=click.IntRange(1), help="Number of cores that each loader may use.  [default: all]")
+@click.option(
+    "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Number of measured passes per loader."
+)
 @click.option(
     "--cache",
     type=click.Choice(["warm", "cold", "both"]),
     default="both",
     show_default=True,
-    help="What the page cache holds when a pass begins.",
+    help="State of the page cache when a pass begins.",
 )
-@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Of the training that is priced.")
+@click.option(
+    "--epochs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of epochs of the training that is priced.",
+)
 @click.option(
     "--price-tier",
     metavar="NAME",
-    help="Whose prices: s3-standard, gcs-standard, azure-hot, azure-premium.  [by the URL]",
+    help="Tier whose prices apply: s3-standard, gcs-standard, azure-hot, azure-premium.  [by the URL]",
 )
-@click.option("--timeout", type=SECONDS, default="10min", show_default=True, help="Longest time of one pass.")
-@click.option("--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), help="For converted copies.")
+@click.option("--timeout", type=SECONDS, default="10min", show_default=True, help="Time limit of one pass.")
+@click.option(
+    "--scratch", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Folder for converted copies."
+)
 @click.option(
     "-o",
     "--output",
@@ -70,11 +88,11 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     type=click.Path(file_okay=False, path_type=Path),
     default="runs",
     show_default=True,
-    help="Keep the results in DIR/ID/result.json.",
+    help="Folder for the results: DIR/ID/result.json.",
 )
-@click.option("--no-save", is_flag=True, help="Keep no result.")
-@click.option("--allow-debug", is_flag=True, help="Let a debug build save its rows, marked INVALID.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
+@click.option("--no-save", is_flag=True, help="Do not save the result.")
+@click.option("--allow-debug", is_flag=True, help="Save the rows of a debug build, marked INVALID.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")
 def command(
     url: str,
     against: tuple[str, ...],
@@ -92,17 +110,18 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> int:
-    """Read the dataset at URL with our loader and, in turn with it, with other loaders that are installed.
+    """Read the dataset at URL with Penstock's loader and, in turns, with other installed loaders.
 
     \b
     penstock bench feed /data/train --against tfdata,libdeflate --peers .tools/peers
     penstock bench feed s3://bucket/raw --format fixed --field x=uint8:16777216 --arrays torch --against obstore
 
-    Every contestant is a process with the same objects, fields, batch and cores. Its first pass is hashed and not counted;
-    then passes alternate (ABBA), cold ones before each of which the files leave the page cache, and warm ones. Ratios are
-    medians over ours: above 1, penstock is ahead. A peer that is not installed or cannot read this is named and left out.
+    Each loader runs in its own process with the same objects, fields, batch size and cores. Its first pass is hashed
+    and not measured. Then passes alternate (ABBA): cold passes, for which the files are dropped from the page cache,
+    and warm ones. Ratios are medians over Penstock's: above 1, Penstock is faster. A loader that is not installed or
+    cannot read the format is named and left out.
 
-    Exit code 0: measured, and all gave the same samples. 1: they did not, or a peer broke.
+    Exit code 0: all loaders gave the same samples. 1: they did not, or a loader failed.
     """  # noqa: D301 - click reads the \b, and not its spelling
     import os
 

@@ -24,8 +24,8 @@ __all__ = ["is_many", "measured", "on_hosts"]
 def on_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
     """--launcher, --nodes, --on, --set, --timeout, --max-skew and --node-python."""
     for option in (
-        click.option("--node-python", default="", metavar="PATH", help="The interpreter that has Penstock on the nodes.  [default: this one's path]"),
-        click.option("--max-skew", type=SECONDS, default="1s", show_default=True, metavar="TIME", help="Of many hosts: clocks further apart are refused; what is less is corrected."),
+        click.option("--node-python", default="", metavar="PATH", help="Python interpreter with Penstock on the nodes.  [default: this one's path]"),
+        click.option("--max-skew", type=SECONDS, default="1s", show_default=True, metavar="TIME", help="Maximum clock skew between hosts; a smaller skew is corrected."),
         reaching("2h"),
     ):  # fmt: skip
         command = option(command)

@@ -35,11 +35,11 @@ def loads(workers: str, duration: str) -> Callable[[Callable[..., Any]], Callabl
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--seed", type=int, default=0, show_default=True, help="Of choices, orders, arrivals and content."),
-            click.option("--compressible", type=click.IntRange(0, 100), default=0, show_default=True, metavar="PERCENT", help="Of the content."),
-            click.option("--verify", "salt", type=int, metavar="SALT", help="Write content that SALT names, and hold what is read against it."),
-            click.option("--rate", type=float, metavar="N", help=f"Of an open loop: requests a second, of all {workers}."),
-            click.option("--arrivals", type=click.Choice(["closed", "constant", "poisson"]), default="closed", show_default=True, help="Closed: the next begins when one ends. Else at --rate, and latency counts from the intended start."),
+            click.option("--seed", type=int, default=0, show_default=True, help="Seed of choices, orders, arrivals and content."),
+            click.option("--compressible", type=click.IntRange(0, 100), default=0, show_default=True, metavar="PERCENT", help="Compressible share of the content."),
+            click.option("--verify", "salt", type=int, metavar="SALT", help="Write content derived from SALT, and compare what is read with it."),
+            click.option("--rate", type=float, metavar="N", help=f"Rate of an open loop: requests per second of all {workers} together."),
+            click.option("--arrivals", type=click.Choice(["closed", "constant", "poisson"]), default="closed", show_default=True, help="Arrival of requests. Closed: the next starts when one ends. Else at --rate, and latency counts from the intended start."),
             click.option("--duration", type=SECONDS, metavar="TIME", help=duration),
         ):  # fmt: skip
             command = option(command)

@@ -24,19 +24,23 @@ _OPERATIONS = "put,get,range,list,head,delete"
     type=Several(str, "list"),
     default=None,
     metavar="LIST",
-    help=f"Of {_OPERATIONS}; in this order.  [default: put,get,head,list,delete; get of existing objects]",
+    help=f"Operations to run, in this order: {_OPERATIONS}.  [default: put,get,head,list,delete; get of existing objects]",
 )
-@click.option("--mix", metavar="WEIGHTS", help="All at once instead, such as get=70,put=20,delete=10.")
+@click.option(
+    "--mix",
+    metavar="WEIGHTS",
+    help="Mix of operations by weight, instead of one after the other: get=70,put=20,delete=10.",
+)
 @click.option(
     "--size",
     type=Several(BYTES, "sizes"),
     default="1MiB",
     show_default=True,
     metavar="SIZES",
-    help="Of each object; several are points of a sweep.",
+    help="Size of each object; several sizes make a sweep.",
 )
 @click.option(
-    "--range-size", type=BYTES, default="1MiB", show_default=True, metavar="SIZE", help="Of each ranged read."
+    "--range-size", type=BYTES, default="1MiB", show_default=True, metavar="SIZE", help="Size of each ranged read."
 )
 @click.option(
     "--concurrency",
@@ -44,24 +48,30 @@ _OPERATIONS = "put,get,range,list,head,delete"
     default="16",
     show_default=True,
     metavar="LIST",
-    help="Requests under way at once.",
+    help="Number of requests in flight; several numbers make a sweep.",
 )
 @click.option(
-    "--objects", type=int, default=256, show_default=True, help="To be made; of existing ones, how many at most."
+    "--objects",
+    type=int,
+    default=256,
+    show_default=True,
+    help="Number of objects to make; with --existing, the maximum to read.",
 )
-@click.option("--prefixes", type=int, default=16, show_default=True, help="Folders that they are spread over.")
+@click.option(
+    "--prefixes", type=int, default=16, show_default=True, help="Number of prefixes that the objects are spread over."
+)
 @click.option(
     "--ramp",
     type=SECONDS,
     default="0s",
     show_default=True,
     metavar="TIME",
-    help="Begin the workers one after the other; shown as a series.",
+    help="Time over which the workers start, one after the other; shown as a series.",
 )
-@loads("workers", "End each stretch after so long.  [default: each object once]")
-@click.option("--request-limit", type=int, metavar="N", help="End it after so many requests.")
+@loads("workers", "Time limit of each phase.  [default: each object once]")
+@click.option("--request-limit", type=int, metavar="N", help="End a phase after N requests.")
 @click.option(
-    "--until-stable", is_flag=True, help="End it when the last 7 of 25 samples lie within 7.5 % of each other."
+    "--until-stable", is_flag=True, help="End a phase when the last 7 of 25 samples lie within 7.5 % of each other."
 )
 @click.option(
     "--attempt-timeout",
@@ -69,7 +79,7 @@ _OPERATIONS = "put,get,range,list,head,delete"
     default="30s",
     show_default=True,
     metavar="TIME",
-    help="An attempt that brings no byte for so long has failed.",
+    help="Time without a byte after which an attempt fails.",
 )
 @click.option(
     "--retry-timeout",
@@ -77,21 +87,21 @@ _OPERATIONS = "put,get,range,list,head,delete"
     default="5min",
     show_default=True,
     metavar="TIME",
-    help="A request that is refused for so long ends the bench.",
+    help="Time of refusals after which a request fails and ends the benchmark.",
 )
-@click.option("--list-keys", type=int, default=1000, show_default=True, help="Keys that a LIST goes through.")
+@click.option("--list-keys", type=int, default=1000, show_default=True, help="Number of keys that one LIST reads.")
 @click.option(
     "--existing",
     is_flag=True,
-    help="Read what others keep below URL. Else objects are made in a folder of our own, and only those are touched.",
+    help="Read existing objects below URL. Otherwise objects are made in a new folder, and only those are touched.",
 )
 @on_hosts
 @outputs
 def command(url: str, **given: Any) -> None:
     """Measure the store of URL: s3://, az://, gs://, hdfs://, http(s):// or a folder.
 
-    Objects are made below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C. With
-    --nodes or another --launcher than `local`, every node does all of it at once, in a folder of its own.
+    Objects are created below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C. With
+    --nodes, or a --launcher other than `local`, all nodes run the benchmark together, each in its own folder.
     """
     from penstock.bench.hosts.orders import Objects
     from penstock.bench.objects import ObjectBench, ObjectPoint, parse_mix, run

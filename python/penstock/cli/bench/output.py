@@ -22,22 +22,25 @@ def outputs(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--output`, `--csv`, `--label` and `--json`."""
     for option in (
         click.option(
-            "--json", "as_json", is_flag=True, help="One JSON document on stdout: rows, and what limits each point."
+            "--json",
+            "as_json",
+            is_flag=True,
+            help="Print one JSON document on stdout: the rows, and the limit of each point.",
         ),
-        click.option("--label", default="", help="A name for the rows."),
+        click.option("--label", default="", help="Name for the rows."),
         click.option(
             "--csv",
             "csv_file",
             type=click.Path(path_type=Path, dir_okay=False),
             metavar="FILE",
-            help="Append elbencho's CSV here.",
+            help="File to append elbencho's CSV to.",
         ),
         click.option(
             "-o",
             "--output",
             type=click.Path(path_type=Path, file_okay=False),
             metavar="DIR",
-            help="Keep rows.jsonl, spec.toml and machine.json here.",
+            help="Folder for rows.jsonl, spec.toml and machine.json.",
         ),
     ):
         command = option(command)

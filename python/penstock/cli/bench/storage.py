@@ -30,7 +30,7 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
     type=Several(str, "list"),
     default=None,
     metavar="LIST",
-    help=f"Of {_PHASES}; in this order.  [default: all; read on a file or device]",
+    help=f"Phases to run, in this order: {_PHASES}.  [default: all; read on a file or device]",
 )
 @click.option(
     "--file-size",
@@ -38,17 +38,22 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
     default="1MiB",
     show_default=True,
     metavar="SIZES",
-    help="Of each file; several are points of a sweep.",
+    help="Size of each file; several sizes make a sweep.",
 )
 @click.option(
     "--block-size",
     type=Several(BYTES, "sizes"),
     default=None,
     metavar="SIZES",
-    help="Of each read and write.  [default: 1MiB, or the file's size where that is less]",
+    help="Size of each read and write.  [default: 1MiB, or the file's size if that is less]",
 )
 @click.option(
-    "--threads", type=Several(int, "list"), default="1", show_default=True, metavar="LIST", help="Workers at once."
+    "--threads",
+    type=Several(int, "list"),
+    default="1",
+    show_default=True,
+    metavar="LIST",
+    help="Number of threads; several numbers make a sweep.",
 )
 @click.option(
     "--depth",
@@ -56,60 +61,66 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
     default="1",
     show_default=True,
     metavar="LIST",
-    help="Reads or writes in flight a thread; above 1 by io_uring.",
+    help="Reads or writes in flight per thread; above 1, io_uring is used.",
 )
-@click.option("--files", type=int, default=64, show_default=True, help="Files of each thread in each of its folders.")
-@click.option("--directories", type=int, default=1, show_default=True, help="Folders of each thread.")
+@click.option("--files", type=int, default=64, show_default=True, help="Number of files per thread and folder.")
+@click.option("--directories", type=int, default=1, show_default=True, help="Number of folders per thread.")
 @click.option(
     "--sweep",
     type=click.Choice(["nag-beeond"]),
-    help="A published sweep: 256 KiB to 64 MiB by 1, 8, 32 and 128 threads.",
+    help="Run a published sweep: 256 KiB to 64 MiB by 1, 8, 32 and 128 threads.",
 )
 @click.option(
     "--scale",
     type=float,
     metavar="F",
-    help="Of a sweep: share of its number of files.  [default: what fits into 4 GiB a point]",
+    help="Share of a sweep's number of files.  [default: what fits into 4 GiB per point]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["threads", "io_uring"]),
-    help="pread and pwrite, or a ring a thread.  [default: as --depth needs]",
+    help="I/O engine: pread and pwrite, or one io_uring per thread.  [default: as --depth needs]",
 )
+@click.option("--random", "is_random", is_flag=True, help="Visit the blocks of a file in random order, each once.")
+@click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
+@click.option("--fsync/--no-fsync", default=True, show_default=True, help="Call fsync before a file counts as written.")
 @click.option(
-    "--random", "is_random", is_flag=True, help="Visit the blocks of a file in an order of their own, each once."
+    "--drop-caches/--keep-caches",
+    default=True,
+    show_default=True,
+    help="Drop the page cache before each phase; needs root.",
 )
-@click.option("--direct", is_flag=True, help="Pass the page cache by (O_DIRECT).")
-@click.option(
-    "--fsync/--no-fsync", default=True, show_default=True, help="A file counts as written when it is durable."
-)
-@click.option("--drop-caches/--keep-caches", default=True, show_default=True, help="Before each phase; needs root.")
-@loads("threads", "End each phase after so long.")
+@loads("threads", "Time limit of each phase.")
 @click.option("--io-limit", type=int, metavar="N", help="End a thread after N reads or writes.")
 @click.option("--repeat-io", is_flag=True, help="Read or write again from the first file until a limit ends the phase.")
 @click.option(
-    "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Measure each point so often."
+    "--repeats", type=click.IntRange(min=1), default=1, show_default=True, help="Number of measurements per point."
 )
 @click.option(
-    "--gpu", type=click.IntRange(0), metavar="N", help="Read into GPU N's memory, and write from it: by pinned memory."
+    "--gpu",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Read into GPU N's memory and write from it, through pinned memory.",
+)
+@click.option("--cufile", is_flag=True, help="With --gpu: use cuFile, which bypasses the host's memory if possible.")
+@click.option(
+    "--overwrite-device", is_flag=True, help="Allow the write phase to destroy the content of PATH, a device or file."
 )
 @click.option(
-    "--cufile", is_flag=True, help="With --gpu: by cuFile instead, past this host's memory where that can be."
-)
-@click.option("--overwrite-device", is_flag=True, help="Let the write phase destroy what is on PATH, a device or file.")
-@click.option(
-    "--start-at", type=float, metavar="UNIX_S", help="Begin at this moment, on which hosts agreed; one point and phase."
+    "--start-at", type=float, metavar="UNIX_S", help="Start time that the hosts agreed on; for one point and phase."
 )
 @on_hosts
 @outputs
 def command(path: Path, **given: Any) -> None:
     """Measure PATH: a folder (empty, or new), a file, or a whole block device, which is read only unless told.
 
-    Every phase begins with cold caches where that can be had, ends when the slowest thread ends, and says when the first
-    one did. Files are made, fsynced, read and deleted in PATH; a run that fails or is stopped leaves none behind.
+    Each phase starts with cold caches if possible and ends when the slowest thread ends; the result also has the time
+    at which the first thread ended. Files are created, fsynced, read and deleted in PATH; a run that fails or is
+    stopped leaves none.
 
-    With --nodes or another --launcher than `local`, every node does all of it at once: phases begin together, each node
-    has a folder of its own in PATH (which they may share; {node} in it is the node's name), and rows are of all nodes.
+    With --nodes, or a --launcher other than `local`, all nodes run the benchmark together: phases start at the same
+    time, each node has its own folder in PATH (which may be shared; {node} in it is the node's name), and rows cover
+    all nodes.
     """
     from penstock.bench.hosts.orders import Storage
     from penstock.bench.storage import run

@@ -18,8 +18,10 @@ __all__ = ["command"]
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
 @reaching("10min")
-@click.option("--leader", is_flag=True, help="Only to the first node, or from it.")
-@click.option("--back", is_flag=True, help="From a node to this machine: SRC is the node's. With --leader or one --on.")
+@click.option("--leader", is_flag=True, help="Copy to or from the first node only.")
+@click.option(
+    "--back", is_flag=True, help="Copy from a node to this machine: SRC is on the node. Needs --leader or one --on."
+)
 @json_flag
 def command(
     source: str,
@@ -33,9 +35,9 @@ def command(
     back: bool,
     as_json: bool,
 ) -> int:
-    """Copy a file or folder to the same path on all nodes; whole under its name, or not there.
+    """Copy a file or folder to the same path on all nodes, atomically.
 
-    A folder is laid over one that is there, and nothing is deleted. --back brings one from a node.
+    A folder is merged into an existing one; nothing is deleted. --back copies from a node.
     """
     from penstock.errors import ConfigError
 

@@ -19,9 +19,9 @@ __all__ = ["command"]
 def command(
     launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...], timeout: float, as_json: bool
 ) -> int:
-    """List the nodes, and ask each for its cores, memory, GPUs and how they are linked, networks and disks.
+    """List the nodes with their cores, memory, GPUs and links, networks and disks.
 
-    Exit code 3 says that a node did not answer.
+    Exit code 3: a node did not answer.
     """
     from penstock.cluster.facts import gather_facts
     from penstock.units import format_bytes

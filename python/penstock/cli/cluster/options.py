@@ -23,11 +23,11 @@ def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take; a node that has not answered is named."),
-            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher, as user=alice or hosts=rehearsal; repeatable."),
-            click.option("--on", multiple=True, metavar="NODE", help="Only this node; repeatable."),
-            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="How many (local), or which (ssh; @FILE: one a line). Slurm and MPI know theirs."),
-            click.option("--launcher", default="local", show_default=True, metavar="NAME", help="What starts commands on nodes: local, ssh, slurm, mpi, pbs (experimental), or one that a package brings."),
+            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Time limit of the whole command; nodes that did not answer by then are named."),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of the launcher, as user=alice or hosts=rehearsal; repeatable."),
+            click.option("--on", multiple=True, metavar="NODE", help="Use this node only; repeatable."),
+            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Number of nodes (local), or their names (ssh; @FILE has one per line). Slurm and MPI know theirs."),
+            click.option("--launcher", default="local", show_default=True, metavar="NAME", help="Launcher that starts commands on nodes: local, ssh, slurm, mpi, pbs (experimental), or a plug-in's."),
         ):  # fmt: skip
             command = option(command)
         return command
@@ -37,7 +37,7 @@ def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
 def json_flag(command: Callable[..., Any]) -> Callable[..., Any]:
     """--json."""
-    return click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")(command)
 
 
 def settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:

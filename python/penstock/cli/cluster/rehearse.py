@@ -16,10 +16,10 @@ __all__ = ["command"]
 @click.argument("name", metavar="NAME")
 @click.option("--nodes", type=click.IntRange(1, 64), default=3, show_default=True, metavar="N")
 @click.option(
-    "--rate", type=RATE, metavar="RATE", help="Of each host's link, each way, as 1Gbit/s. [what the machine can]"
+    "--rate", type=RATE, metavar="RATE", help="Bandwidth of each host's link, each way, as 1Gbit/s. [unlimited]"
 )
-@click.option("--end", is_flag=True, help="End the hosts of that name, and everything in them.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout.")
+@click.option("--end", is_flag=True, help="Stop the hosts of this name, and all processes in them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")
 def command(name: str, nodes: int, rate: float | None, end: bool, as_json: bool) -> int:
     """Make hosts h1, h2, .. on this machine: each with its own network, name, processes and disk.
 

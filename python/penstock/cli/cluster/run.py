@@ -20,13 +20,13 @@ __all__ = ["command"]
 
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @reaching("10min")
-@click.option("--leader", is_flag=True, help="Only on the first node.")
+@click.option("--leader", is_flag=True, help="Run on the first node only.")
 @click.option("--ranks-per-node", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="N")
-@click.option("--cwd", metavar="DIR", help="Where the command starts, on the node.")
+@click.option("--cwd", metavar="DIR", help="Working directory of the command on the node.")
 @click.option(
-    "--logs", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Keep a log a node there."
+    "--logs", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder for one log per node."
 )
-@click.option("--dry-run", is_flag=True, help="Print the command lines that would be started here, and start none.")
+@click.option("--dry-run", is_flag=True, help="Print the command lines that would be started here; start nothing.")
 @json_flag
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND [WORD]...")
 def command(
@@ -45,8 +45,8 @@ def command(
 ) -> int:
     """Run a command on all nodes at once.
 
-    Words are passed as they are, through no shell; {rank}, {world}, {local_rank} and {node} in them become each rank's
-    own. Exit code 1 says that a node failed; which, and why, stands on stderr.
+    Words are passed unchanged, without a shell; {rank}, {world}, {local_rank} and {node} are replaced by each rank's
+    values. Exit code 1: a node failed; stderr says which, and why.
     """
     from penstock.protocols import RunRequest
 

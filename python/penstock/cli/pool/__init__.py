@@ -11,10 +11,10 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verb -> what it is for. Kept here so that `penstock pool --help` imports none of them.
 VERBS: dict[str, str] = {
-    "up": "Bring a pool up on the nodes: ready by the deadline, or taken back.",
-    "status": "Say how each node of a pool is.",
-    "down": "End a pool, with nothing left on the nodes.",
-    "audit": "Look on the nodes for what a pool has left.",
+    "up": "Start a pool on the nodes: ready in time, or rolled back.",
+    "status": "Show the state of each node of a pool.",
+    "down": "Stop a pool, and leave nothing on the nodes.",
+    "audit": "Search the nodes for leftovers of a pool.",
 }
 
 

@@ -24,7 +24,7 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Look for a pool's processes, mounts, folders, ports and keys. Exit code 1 says that something is there.
+    """Search for processes, mounts, folders, ports and keys of a pool. Exit code 1: something was found.
 
     After `pool down` this machine has no record of the pool: name its nodes and its disk.
     """

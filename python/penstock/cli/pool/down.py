@@ -14,10 +14,8 @@ __all__ = ["command"]
 
 @click.command("down")
 @named("2min")
-@click.option("--keep-data", is_flag=True, help="Leave what the pool holds on the nodes' disks.")
-@click.option(
-    "--forget-lost", is_flag=True, help="Nodes that do not answer will not come back: forget what is on them."
-)
+@click.option("--keep-data", is_flag=True, help="Keep the pool's data on the nodes' disks.")
+@click.option("--forget-lost", is_flag=True, help="Forget the nodes that do not answer, and what is on their disks.")
 def command(
     name: str,
     engine: str | None,
@@ -30,10 +28,10 @@ def command(
     forget_lost: bool,
     as_json: bool,
 ) -> int:
-    """End a pool: its processes, mounts and folders, also those that a killed `up` left. Safe twice.
+    """Stop a pool: its processes, mounts and folders, also those that a killed `up` left. Running it twice is safe.
 
-    Removes only what has a lease of this pool. Exit code 3 says that a node did not answer, and the same command ends what is on
-    it when it does; or that a node refused, since what lies there is not this pool's.
+    Removes only what holds a lease of this pool. Exit code 3: a node did not answer (run the same command again when
+    it does), or a node refused because the folder there is not this pool's.
     """
     from penstock.pool import lifecycle
 

@@ -25,14 +25,14 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--json", "as_json", is_flag=True, help="One JSON line on stdout."),
-            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Longest that it may take."),
-            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of the launcher."),
-            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Where this machine has no record of the pool: its nodes."),
-            click.option("--launcher", metavar="NAME", help="Where it has none: what reaches them. [local]"),
-            click.option("--disk", metavar="DIR", help="Where it has none: the disk that was given."),
-            click.option("--engine", metavar="NAME", help="Where it has none: the engine. [local]"),
-            click.option("--name", default="pool", show_default=True, metavar="NAME", help="Which pool."),
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout."),
+            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Time limit of the whole command."),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of the launcher; repeatable."),
+            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Nodes of a pool that this machine has no record of."),
+            click.option("--launcher", metavar="NAME", help="Launcher that reaches those nodes. [local]"),
+            click.option("--disk", metavar="DIR", help="Folder on each node that the pool was started with."),
+            click.option("--engine", metavar="NAME", help="Engine that the pool was started with. [local]"),
+            click.option("--name", default="pool", show_default=True, metavar="NAME", help="Name of the pool."),
         ):  # fmt: skip
             command = option(command)
         return command

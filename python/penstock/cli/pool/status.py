@@ -24,7 +24,9 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Say how each node is: up, degraded (it answers, and does not serve) or lost. Exit code 1 says that one is not up."""
+    """Show the state of each node: up, degraded (it answers but does not serve) or lost. Exit code 1: a node is not
+    up.
+    """
     from penstock.errors import NotFound
     from penstock.pool import lifecycle
 

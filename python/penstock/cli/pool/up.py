@@ -26,19 +26,28 @@ __all__ = ["command"]
     "--disk",
     required=True,
     metavar="DIR",
-    help="The folder that the pool may use on every node; {node} in it is the node's name.",
+    help="Folder that the pool may use on each node; {node} in it is the node's name.",
 )
 @click.option(
-    "--name", default="pool", show_default=True, metavar="NAME", help="Of the pool; two names can share nodes."
+    "--name",
+    default="pool",
+    show_default=True,
+    metavar="NAME",
+    help="Name of the pool; pools of different names can share nodes.",
 )
 @click.option(
-    "--copies", type=click.IntRange(1, 16), default=1, show_default=True, metavar="N", help="Of every object."
+    "--copies",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of replicas of each object.",
 )
 @click.option(
     "--min-free", type=BYTES, default="0", metavar="SIZE", help="Free space that each node's disk must have, at least."
 )
 @click.option(
-    "--engine-set", "engine_settings", multiple=True, metavar="NAME=VALUE", help="A setting of the engine; repeatable."
+    "--engine-set", "engine_settings", multiple=True, metavar="NAME=VALUE", help="Setting of the engine; repeatable."
 )
 @reaching("3min")
 @json_flag
@@ -56,7 +65,8 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Bring a pool up. Ends by the deadline: ready, or with nothing left; a second `up` finds it ready and does nothing.
+    """Start a pool. Within --timeout it is ready, or nothing of it is left; a second `up` finds it ready and does
+    nothing.
 
     Objects go in by `penstock stage SRC URL` on the nodes, with the URL that this prints.
     """

@@ -130,7 +130,7 @@ imports: setup ## Direction rules between Python's rooms
 	@$(BIN)/lint-imports --no-logo
 
 .PHONY: guards
-guards: setup ## Direction of crates, licence lines, file lengths, leaks, the public list, skipped tests
+guards: setup ## Direction of crates, circles of files, licence lines, file lengths, leaks, the public list, skipped tests
 	@$(BIN)/python tools/guard.py
 
 .PHONY: generated

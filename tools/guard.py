@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tools.guards import crates, leaks, length, licence, ownership, prose, public_names, readers, skips  # noqa: E402 - the root must be on the path first
+from tools.guards import circles, crates, leaks, length, licence, ownership, prose, public_names, readers, skips  # noqa: E402 - the root must be on the path first
 
-GUARDS = (licence, length, leaks, crates, readers, public_names, skips, ownership, prose)
+GUARDS = (licence, length, leaks, crates, circles, readers, public_names, skips, ownership, prose)
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.guards import crates, leaks, length, licence, ownership, prose, public_names, readers, skips
+from tools.guards import circles, crates, leaks, length, licence, ownership, prose, public_names, readers, skips
 
 SPDX = "SPDX-License-Identifier: Apache-2.0"
 
@@ -219,3 +219,50 @@ def test_prose_count_above_its_ceiling_is_found(tree, monkeypatch, tmp_path_fact
     ceilings.write_text('{"opens with What": 1, "nobody, whoever, somebody": 1, "stands": 0}')
     [breach] = prose.find(root)
     assert breach.startswith("`stands` occurs 1 times, and 0 are allowed")
+
+
+@pytest.fixture
+def known_circles(monkeypatch, tmp_path_factory):
+    """The list of known circles, which a test may fill."""
+    known = tmp_path_factory.mktemp("known") / "circles.json"
+    known.write_text("[]")
+    monkeypatch.setattr(circles, "KNOWN", known)
+    return known
+
+
+def test_circles_of_python_modules_are_found(tree, known_circles):
+    root = tree(
+        python__penstock__a_dot_py="from penstock import b\n",
+        python__penstock__b_dot_py="def f():\n    from penstock.c import x\n",
+        python__penstock__c_dot_py="from . import a\n",
+        python__penstock__d_dot_py="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from penstock.e import x\n",
+        python__penstock__e_dot_py="from penstock import d\n",
+    )
+    [breach] = circles.find(root)
+    assert breach.startswith("penstock.a <-> penstock.b <-> penstock.c use each other")
+    known_circles.write_text('[["penstock.a", "penstock.b", "penstock.c"], ["penstock.gone", "penstock.too"]]')
+    [stale] = circles.find(root)
+    assert stale.startswith("penstock.gone <-> penstock.too is no longer a circle")
+
+
+def test_circles_of_rust_files_are_found_also_through_a_reexport(tree, known_circles):
+    root = tree(
+        crates__x__src__lib_dot_rs="mod a;\nmod b;\nmod c;\npub use b::B;\n",
+        crates__x__src__a_dot_rs="use crate::{B, c::C};\n",
+        crates__x__src__b_dot_rs="fn f() { crate::a::g(); }\n",
+        crates__x__src__c_dot_rs="pub struct C;\n#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}\n",
+    )
+    [breach] = circles.find(root)
+    assert breach.startswith("x:a <-> x:b use each other")
+
+
+def test_circles_of_a_parent_and_its_child_are_accepted(tree, known_circles):
+    assert known_circles.read_text() == "[]"
+    root = tree(
+        crates__x__src__p__mod_dot_rs="mod child;\nuse self::child::C;\n",
+        crates__x__src__p__child_dot_rs="use super::P;\n",
+        crates__x__src__lib_dot_rs="mod p;\n",
+        python__penstock__q__child_dot_py="from penstock import q\n",
+    )
+    (root / "python/penstock/q/__init__.py").write_text("from penstock.q import child\n")
+    assert circles.find(root) == []

@@ -29,7 +29,7 @@ pub struct Delivered {
     pub cursor: u64,
 }
 
-/// What [`EpochIter::next`] found.
+/// Result of [`EpochIter::next`].
 #[derive(Debug)]
 pub enum Next {
     /// The next batch.
@@ -40,7 +40,7 @@ pub enum Next {
     Done,
 }
 
-/// What the consumer, the runtime's tasks and the decoding threads of a pass share.
+/// State that the consumer, the runtime's tasks and the decoding threads of a pass share.
 pub trait EpochSource: Send + Sync + 'static {
     /// True when [`EpochSource::take`] of this batch would answer at once.
     fn is_ready(&self, number: u64) -> bool;
@@ -48,9 +48,9 @@ pub trait EpochSource: Send + Sync + 'static {
     fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)>;
     /// Tells the threads to end, and lets go of the batches that nobody took.
     fn end(&self);
-    /// What the threads spent.
+    /// Time that the threads spent.
     fn busy(&self) -> &Busy;
-    /// What was done about samples that could not be read.
+    /// Counts of samples that could not be read, by how they were handled.
     fn mending(&self) -> &ErrorLog;
 }
 
@@ -142,7 +142,7 @@ impl<S: EpochSource> EpochIter<S> {
         Ok((self.timing.0, self.timing.1.snapshot()))
     }
 
-    /// What was done about samples that could not be read.
+    /// Counts of samples that could not be read, by how they were handled.
     pub fn mended(&mut self) -> Result<ErrorCounts> {
         if let Some(crew) = self.crew()? {
             self.mended = crew.shared.mending().snapshot();

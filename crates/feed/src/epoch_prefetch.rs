@@ -25,7 +25,7 @@ const SHARE: u64 = 16;
 /// A pass of fewer reads than this is over so soon that nothing is to be hidden behind it.
 const MIN_READS: u64 = 32;
 
-/// What a fetch ends with.
+/// Result of a fetch.
 pub(super) type Fetched = (Result<Content>, Trace);
 
 /// A fetch that no pass waits for yet. Dropping it ends it.
@@ -39,7 +39,7 @@ struct Prefetched {
 pub(super) struct Fetch(JoinHandle<Fetched>);
 
 impl Fetch {
-    /// What came. A fetch that was lost is an error like any other.
+    /// Fetched bytes. A lost fetch is an error like any other.
     pub async fn ended(mut self) -> Result<Fetched> {
         (&mut self.0).await.map_err(|error| Error::bug(format!("a fetch for the next epoch: {error}")))
     }
@@ -80,7 +80,7 @@ impl EpochPrefetch {
 }
 
 impl Feed {
-    /// What was fetched for a pass that begins so; anything else is dropped.
+    /// Fetches for a pass that starts with these parameters; all others are dropped.
     pub(super) fn take_prefetched(&self, epoch: u64, steps: Steps) -> Option<EpochPrefetch> {
         let ahead = lock(&self.ahead).take();
         ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a batch holds: fields by name, each read from a part of a record and of one kind.
+//! Fields of a batch: a name, the part of a record that it is read from, and its kind.
 //!
 //! Owns the document in which Python says them. Reads nothing itself.
 
@@ -14,14 +14,14 @@ pub struct Field {
     pub name: String,
     /// The record's parts that it is read from: the first that is there. Empty: the part of its own name.
     pub of: Vec<String>,
-    /// What becomes of it.
+    /// Conversion of the part.
     pub kind: Kind,
     /// What a record without a value of it has: one element of a tensor, little-endian, for all of them; the content of
     /// bytes. Other kinds have none.
     pub default: Option<Box<[u8]>>,
 }
 
-/// What becomes of a part.
+/// Conversion of a part.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
     /// Elements of a type and shape that are the same in every sample.

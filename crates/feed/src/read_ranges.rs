@@ -20,7 +20,7 @@ const GAP: u64 = 512 << 10;
 /// From this share of an object on, in percent, all of it is read: one request, or parts side by side.
 const WHOLE_FROM: u64 = 75;
 
-/// What to read.
+/// Ranges to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reads {
     /// Ascending ranges that do not touch; `None` for the whole object.
@@ -29,7 +29,7 @@ pub(crate) struct Reads {
     pub bytes: u64,
 }
 
-/// What came.
+/// Bytes that were read.
 #[derive(Debug, Clone)]
 pub(crate) enum Content {
     /// The whole object, as stored.
@@ -83,7 +83,7 @@ impl Reads {
         Self { ranges: None, bytes: source.entry(object).size }
     }
 
-    /// What these records of an object need.
+    /// Ranges that these records of an object need.
     pub fn of(source: &Source, object: u64, wants: &[RowRequest]) -> Self {
         let whole = Self::whole(source, object);
         if source.codec(object) != Codec::None {

@@ -25,7 +25,7 @@ fn portion(source: &Source) -> u64 {
     if source.is_local() { LOCAL_PORTION } else { PART }
 }
 
-/// What a dataset's requests are like.
+/// Request pattern of a dataset.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AccessPattern {
     /// Single records of every object can be read.
@@ -91,7 +91,7 @@ impl<'f> ReadSplitter<'f> {
         Self { feed, tasks: tasks.peekable(), left: BTreeMap::new() }
     }
 
-    /// What is needed next, and whether it was cut already.
+    /// Next task, and whether it was cut already.
     fn task(&mut self) -> Option<(Task, bool)> {
         let next = self.tasks.peek().map(need);
         match self.left.first_entry() {

@@ -53,13 +53,13 @@ pub fn requests_of(size: u64) -> u64 {
 pub struct Source {
     store: Arc<dyn Store>,
     base: Key,
-    /// What the order calls objects: those of the listing, or the blocks of arrays.
+    /// Units of the order: objects of the listing, or blocks of arrays.
     manifest: Arc<Manifest>,
     /// The objects that lie there.
     listing: Arc<Manifest>,
     blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
-    /// What comes in several chunks is put together here.
+    /// Memory in which several chunks are joined.
     buffers: Arc<BufferPool>,
     offsets: OffsetCache,
     ignored: usize,
@@ -86,7 +86,7 @@ pub(crate) struct Fetched {
     pub done: Instant,
 }
 
-/// What was read of an object, and when it came.
+/// Bytes read from an object, and the times of the read.
 #[derive(Debug)]
 pub(crate) struct FetchedReads {
     pub content: Content,
@@ -202,7 +202,7 @@ impl Source {
         Ok(Self { store: cache.clone(), schedule: Some(schedule), cache: Some(cache), ..self })
     }
 
-    /// What the node's cache has decided of objects in planes, and why.
+    /// Decision of the node cache about transposed copies, and its reason.
     pub fn transcoding(&self) -> Option<String> {
         self.cache.as_ref()?.transcoding()
     }
@@ -398,7 +398,7 @@ impl Source {
         self.range_of(entry, asked(entry, range), range.len, deadline).await
     }
 
-    /// What `reads` says of an object.
+    /// Reads the ranges `reads` of an object.
     pub(crate) async fn fetch_reads(&self, object: u64, reads: &Reads, deadline: Deadline) -> Result<FetchedReads> {
         let Some(ranges) = &reads.ranges else { return self.fetch_whole(object, deadline).await };
         let sent = now();

@@ -10,7 +10,7 @@ use penstock_record::tf_example::Feature;
 use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
-/// What a record holds under a name.
+/// Value of a record under a name.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Part<'a> {
     /// Bytes of no known meaning: a file of an archive, say.
@@ -57,7 +57,7 @@ fn shown(shape: &[usize]) -> String {
 }
 
 impl<'a> Part<'a> {
-    /// What it is, in words with numbers.
+    /// Description with numbers, for messages.
     pub fn describe(&self) -> String {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),

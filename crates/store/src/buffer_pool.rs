@@ -143,7 +143,7 @@ impl BufferPool {
         Self::in_place(&OURS)
     }
 
-    /// What `place` holds, or new ones where that is nothing or a parent's.
+    /// The pool in `place`, or a new one if there is none or it belongs to the parent process.
     fn in_place(place: &AtomicPtr<Arc<Self>>) -> Arc<Self> {
         let mut held = place.load(Ordering::Acquire);
         loop {

@@ -74,7 +74,7 @@ impl Digester {
         Some(Self { algorithm, state })
     }
 
-    /// What it makes.
+    /// Algorithm of the digest.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a wrapper of a store leaves as it is.
+//! Methods that a wrapper of a store passes on unchanged.
 
 /// The named methods of [`Store`](crate::Store) in an `impl Store`, each handed to the same method of the store within:
 /// `delegate_store!(|this| this.inner; root, capabilities, head);`.

@@ -12,14 +12,14 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// What breaks and how often: shares of the calls to which a fault applies, which sum to at most one.
+/// Kinds of faults and their frequency: shares of the calls, which sum to at most one.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
     /// The schedule; the same seed and the same order of calls break the same calls.
     pub seed: u64,
     /// Refused with 503, to be asked again after `retry_after`.
     pub throttle: f64,
-    /// What a throttled call is told to wait.
+    /// `retry_after` of a throttled call.
     pub retry_after: Option<Duration>,
     /// The connection is reset: before the answer, amid a body or a listing, or after a write has taken place.
     pub reset: f64,
@@ -102,7 +102,7 @@ impl Fault {
         &*self.inner
     }
 
-    /// What befalls a request of an upload in parts before it is sent.
+    /// Applies a fault to a request of a multipart upload before it is sent.
     pub(crate) async fn strike(&self, key: &Key) -> Result<()> {
         match self.next(&[Kind::Throttle, Kind::Reset, Kind::Stall]) {
             None => Ok(()),

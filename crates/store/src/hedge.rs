@@ -25,7 +25,7 @@ const MIN_PEERS: usize = 32;
 const LEARN_EVERY: usize = 16;
 /// A request is late behind this share of its peers.
 const QUANTILE: f64 = 0.95;
-/// What would be asked again only to take the usual time is not late: a second answer takes a median more.
+/// A read that would not end sooner by a second request is not late: a second answer takes another median.
 const MEDIANS: f64 = 2.0;
 /// Below this, what a hedge can save is less than what it costs.
 const FLOOR: Duration = Duration::from_millis(20);

@@ -11,7 +11,7 @@ use crate::{Memory, PutOptions, read_whole};
 
 const BODY: &[u8] = b"the same bytes whoever answers";
 
-/// What befalls a GET: of which object, which of its attempts.
+/// Faults of GETs: by object and number of the attempt.
 type Fate = fn(usize, usize) -> Option<Odds>;
 
 enum Odds {

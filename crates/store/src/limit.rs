@@ -29,12 +29,12 @@ const START: usize = 16;
 const PAGE: u64 = 1000;
 /// A round whose first bytes took longer than this many times the best round's is a slow one.
 const SLOW: f64 = 2.0;
-/// What first bytes of a local store vary by for no reason of the store's.
+/// Variation of a local store's first byte that the store does not cause.
 const JITTER: f64 = 0.005;
 /// By how much the best round is forgotten each round: a store that has become slower for good is not fought for ever.
 const FORGET: f64 = 1.02;
 
-/// What a job may ask for; the default is bounded by the store alone.
+/// Rate limits of a job; the default has none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
     /// Requests a second, those that are sent again among them.
@@ -98,7 +98,7 @@ struct State {
     best: Option<f64>,
 }
 
-/// What has been spent of the rates.
+/// Requests and bytes already spent.
 #[derive(Debug)]
 struct Spent {
     requests: Bucket,
@@ -115,7 +115,7 @@ struct Round {
     timed: usize,
 }
 
-/// What all calls of one job share, of however many stores.
+/// Concurrency limit that all calls of a job share, also over several stores.
 #[derive(Debug)]
 pub struct AdaptiveLimit {
     rates: Rates,

@@ -22,7 +22,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// What each group of a process leaves, and each group above it, by the text of /proc/PID/cgroup.
+/// Memory that each cgroup of a process leaves, and each cgroup above it, from the text of /proc/PID/cgroup.
 fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
     let mut left = Vec::new();
     for line in text.lines() {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Meta, PutOptions};
 
-/// What a store asks of the parts of one object.
+/// Limits that a store sets for the parts of one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultipartLimits {
     /// Fewest bytes of a part, the last apart.
@@ -35,7 +35,7 @@ impl MultipartLimits {
     }
 }
 
-/// What an upload is known by. With some stores whoever has it may write: kept in a journal of mode 0600, shown nowhere.
+/// Upload ID. In some stores it grants write access: it is kept in a journal of mode 0600 and never shown.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadId(pub String);
 
@@ -56,7 +56,7 @@ pub struct Part {
     pub size: u64,
     /// Their CRC-32C.
     pub crc32c: u32,
-    /// What the store calls it.
+    /// The store's name for the part.
     pub tag: String,
 }
 
@@ -75,7 +75,7 @@ pub struct PartSpec {
 /// See the module. One that was lost (aborted, expired, finished) errs with `NotFound`.
 #[async_trait]
 pub trait MultipartStore: Send + Sync {
-    /// What parts must be like.
+    /// Limits of the parts.
     fn terms(&self) -> MultipartLimits;
 
     /// Begins one; of the options, what a store must know first.

@@ -16,7 +16,7 @@ use crate::{
 pub struct Opened {
     /// The store: retried, and counting into the metrics that it was opened with.
     pub store: Arc<dyn Store>,
-    /// What the keys that the URL means begin with.
+    /// Prefix of the keys that the URL names.
     pub prefix: Key,
 }
 

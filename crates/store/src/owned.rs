@@ -33,12 +33,12 @@ pub enum Proof {
     Named,
 }
 
-/// What a rename may replace.
+/// Targets that a rename may replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
     /// Nothing: `EEXIST` where the new name is taken.
     Nothing,
-    /// What has the new name, except a folder.
+    /// Anything except a folder.
     Existing(Proof),
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct PageTokens {
 }
 
 impl PageTokens {
-    /// What to send for the next page; `None` for the first.
+    /// Token of the next page; `None` for the first.
     pub(crate) fn next(&self) -> Option<&str> {
         self.next.as_deref()
     }

@@ -20,7 +20,7 @@ use penstock_types::now;
 const START: f64 = 4000.0;
 /// The slowest pace; below it each call's own back-off is slow enough.
 const LEAST: f64 = 10.0;
-/// What a refusal leaves of the pace at least.
+/// Smallest factor by which a refusal lowers the rate.
 const LEFT: f64 = 0.5;
 /// Successes that are counted, so that a refusal leaves nine tenths at most.
 const MANY: u32 = 9;

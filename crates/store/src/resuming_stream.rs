@@ -9,7 +9,7 @@ use penstock_types::{ByteRange, Error, Key, Result};
 use crate::retry::Tries;
 use crate::{Chunk, Meta, ObjectRef, Version};
 
-/// What is being read, and how far it has come.
+/// Read in progress, and its position.
 pub(crate) struct Source {
     key: Key,
     size: u64,
@@ -54,7 +54,7 @@ impl Source {
         Ok(chunk)
     }
 
-    /// What is still to come; the next request asks for it.
+    /// Remaining ranges; the next request reads them.
     fn rest(&mut self) -> Vec<ByteRange> {
         self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
         self.running

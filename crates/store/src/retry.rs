@@ -47,7 +47,7 @@ impl Default for RetryPolicy {
     }
 }
 
-/// What the attempts of every call share.
+/// State that the attempts of all calls share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) inner: Arc<dyn Store>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a store must know that its URL does not say. Parsed once from the environment; printed without its secrets.
+//! Store settings that a URL does not contain. Parsed once from the environment; printed without secrets.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -52,7 +52,7 @@ pub struct S3Settings {
     /// The checksum of a multipart upload's parts is checked too; where they are several, that costs one HEAD or two for
     /// their size.
     pub verifies_parts: bool,
-    /// What the credential chain may see: the AWS_* variables.
+    /// Variables that the credential chain may read: AWS_*.
     pub(crate) variables: HashMap<String, String>,
     /// Where `~/.aws` is.
     pub(crate) home: Option<PathBuf>,
@@ -88,7 +88,7 @@ impl StoreSettings {
         Ok(Self { tenants: tenants.collect::<Result<_>>()?, ..Self::plain(variables)? })
     }
 
-    /// What holds for a URL: its tenant's settings, or our own.
+    /// Settings for a URL: its scope's, or the process's own.
     pub fn of(&self, url: &Url) -> Self {
         let tenants = self.tenants.iter().filter(|(prefix, _)| is_below(url, prefix));
         let mut settings = match tenants.max_by_key(|(prefix, _)| prefix.len()) {

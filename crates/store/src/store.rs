@@ -27,7 +27,7 @@ pub fn place(root: &Url, key: &Key) -> String {
     root.with_key(root.key.join(key.as_bytes())).to_string()
 }
 
-/// What a store can do; the suite tests what is claimed, and callers ask before they lean on it.
+/// Capabilities of a store; the suite tests each claim, and callers check before they depend on one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
     /// Lists keys (a plain web server does not).
@@ -75,7 +75,7 @@ impl ObjectRef {
     }
 }
 
-/// What is known of an object without its bytes.
+/// Metadata of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Meta {
     /// Key below the store's root.
@@ -120,7 +120,7 @@ impl fmt::Debug for GetResult {
     }
 }
 
-/// What must hold for a write to take place.
+/// Condition of a write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Precondition {
     /// Nothing.
@@ -135,7 +135,7 @@ pub enum Precondition {
 /// How to write.
 #[derive(Debug, Clone, Default)]
 pub struct PutOptions {
-    /// What must hold, else `Precondition`.
+    /// Condition of the write; if it fails, the error is `Precondition`.
     pub precondition: Precondition,
     /// Content-Encoding to store with it.
     pub encoding: Option<String>,
@@ -155,13 +155,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// The root: keys are relative to it, and it stands in errors.
     fn root(&self) -> &Url;
 
-    /// What it can do.
+    /// Capabilities of this store.
     fn capabilities(&self) -> Capabilities;
 
     /// Objects whose key begins with `prefix` and sorts after `after`. `Unsupported` without the capability.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_>;
 
-    /// What is known of one object. `NotFound` when there is none.
+    /// Metadata of one object; `NotFound` if it does not exist.
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
 
     /// Ranges of one object; `[ByteRange::WHOLE]` for all of it. The deadline covers the call and its stream.

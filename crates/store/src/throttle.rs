@@ -18,7 +18,7 @@ use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, Ob
 pub struct ThrottleConfig {
     /// Median time before an answer begins.
     pub latency: Duration,
-    /// What one answer in a hundred exceeds; a log-normal distribution lies through both. Zero: the median is all there is.
+    /// 99th percentile of the latency; a log-normal distribution goes through both. Zero: every answer takes the median.
     pub latency_p99: Duration,
     /// Body bytes, both ways together.
     pub bytes_per_s: Option<f64>,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What made a digest. All but `Xxh3` (128 bits), which is our own, are what stores give.
+/// Algorithm of a digest. Stores give all but `Xxh3` (128 bits), which is Penstock's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// CRC-32 (ISO-HDLC), as in gzip.
@@ -30,7 +30,7 @@ pub enum Algorithm {
     Parts(PartDigest, u64),
 }
 
-/// What makes the digests of parts, and the digest of those.
+/// Algorithm of the parts' digests, and of the digest over them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PartDigest {
     /// CRC-32.
@@ -94,7 +94,7 @@ impl fmt::Display for Algorithm {
 /// `algorithm@part-bytes:hex`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {
-    /// What made it.
+    /// Algorithm.
     pub algorithm: Algorithm,
     /// Its bytes, most significant first.
     pub value: Vec<u8>,

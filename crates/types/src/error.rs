@@ -11,7 +11,7 @@ use crate::with_separators;
 /// Shorthand for results with our [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, in terms of what the caller can do about it.
+/// Error of any Penstock call, by what the caller can do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// No object, bucket, folder or file of that name.
@@ -25,7 +25,7 @@ pub enum Error {
     Denied {
         /// URL or path.
         place: String,
-        /// What the store or the system said; never a secret.
+        /// Message of the store or the system, without secrets.
         reason: String,
     },
     /// The store refused for rate, and the wall-clock budget for waiting is spent.
@@ -39,7 +39,7 @@ pub enum Error {
         sent: u32,
         /// How long we went on asking.
         window: Duration,
-        /// What the store asked us to wait before the next try, if it said.
+        /// Time to wait before the next attempt, if the store gave one.
         retry_after: Option<Duration>,
         /// The last refusal's HTTP status; 0 where it was no HTTP.
         status: u16,
@@ -49,7 +49,7 @@ pub enum Error {
     Unreachable {
         /// Endpoint or URL.
         place: String,
-        /// What the network said.
+        /// Message of the network.
         reason: String,
     },
     /// The server's certificate is not one that this machine trusts: unknown authority, another name, expired.
@@ -67,7 +67,7 @@ pub enum Error {
         place: String,
         /// HTTP status, or 0 when the answer was no HTTP.
         status: u16,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// The deadline of the call passed.
@@ -83,7 +83,7 @@ pub enum Error {
     Corrupt {
         /// URL or path, with the record when known.
         place: String,
-        /// What is wrong, with the numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
+        /// Problem with its numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
         problem: String,
     },
     /// A record that is whole, but does not hold what a field asks of it.
@@ -125,7 +125,7 @@ pub enum Error {
     Config {
         /// The setting.
         what: String,
-        /// What is wrong with it, with the value.
+        /// Problem, with the value.
         problem: String,
     },
     /// The store or build cannot do this.
@@ -139,7 +139,7 @@ pub enum Error {
     /// The memory budget is too small for what was asked.
     #[error("{what} needs {} bytes and the memory budget is {} bytes", with_separators(*need), with_separators(*budget))]
     BudgetExceeded {
-        /// What needs the memory.
+        /// Purpose of the memory.
         what: String,
         /// Bytes needed.
         need: u64,
@@ -171,7 +171,7 @@ pub enum Error {
     System {
         /// Path or endpoint.
         place: String,
-        /// What the system said.
+        /// Message of the system.
         reason: String,
     },
     /// Another rank of the job failed, so this one cannot go on.
@@ -179,7 +179,7 @@ pub enum Error {
     RankFailed {
         /// Its number.
         rank: u32,
-        /// What is known of it.
+        /// Details.
         reason: String,
     },
     /// The user interrupted.
@@ -188,7 +188,7 @@ pub enum Error {
     /// Ours to mend: a state that cannot be.
     #[error("this is a bug in Penstock: {what}")]
     Bug {
-        /// What should not be.
+        /// Violated invariant.
         what: String,
     },
 }
@@ -298,7 +298,7 @@ impl Error {
         Some(text.to_owned())
     }
 
-    /// What `Unsupported` names for URLs of the Hugging Face Hub, whose hint gives the address that works.
+    /// Value of `Unsupported` for URLs of the Hugging Face Hub; its hint gives the address that works.
     pub const HUB: &str = "hf://, a dataset of the Hugging Face Hub,";
 
     /// A [`Error::Config`].

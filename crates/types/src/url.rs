@@ -80,7 +80,7 @@ impl Key {
         if self.is_empty() || self.0.ends_with(b"/") { self.clone() } else { self.join(b"/") }
     }
 
-    /// What follows `prefix`; `None` when the key does not begin with it.
+    /// The key after `prefix`; `None` if the key does not begin with it.
     pub fn strip_prefix(&self, prefix: &Key) -> Option<Key> {
         self.0.starts_with(&prefix.0).then(|| Self(self.0.slice(prefix.0.len()..)))
     }

@@ -190,7 +190,7 @@ impl Folder {
 }
 
 impl EntryLock {
-    /// What is written.
+    /// Content that is written.
     pub fn file(&self) -> &File {
         self.part.file()
     }

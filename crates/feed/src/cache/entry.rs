@@ -25,10 +25,10 @@ const BUFFERED: usize = 64 << 10;
 const MAGIC: [u8; 8] = *b"penstch1";
 const FOOTER: u64 = 32;
 
-/// What stands behind the blocks is small; a footer that claims more is none of ours.
+/// Maximum size of the footer; a larger one was not written by Penstock.
 const MAX_HEAD: u64 = 64 << 10;
 
-/// What of an object an entry holds.
+/// Part of an object that an entry holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
     /// Its bytes as they are stored: all, or a stretch of them.
@@ -169,7 +169,7 @@ pub(super) fn disk_bytes(size: u64) -> u64 {
 pub(super) struct Entry {
     file: File,
     crcs: Vec<u32>,
-    /// What the store said of the object.
+    /// Metadata of the object, from the store.
     pub meta: Meta,
     /// Which of the object's bytes are here.
     start: u64,

@@ -38,7 +38,7 @@ const PARTS_IN_FLIGHT: usize = 8;
 /// How long to wait before looking again at an object that another task or process is fetching: at first and at most.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
-/// What one entry keeps: an object, or a stretch of one.
+/// Extent of an entry: an object, or a range of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// The object's key.
@@ -47,7 +47,7 @@ pub struct Extent {
     pub range: ByteRange,
 }
 
-/// What a read is answered from.
+/// Source of a read's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CachedRange {
     /// Of the object, what the entry holds: all of it, or a stretch that the read lies in.
@@ -62,7 +62,7 @@ impl CachedRange {
     }
 }
 
-/// What a run knows of the reads to come.
+/// Order of the next reads of a run.
 pub trait AccessPlan: Send + Sync + fmt::Debug {
     /// The time, in the measure of `next_use`: what was to be read before it has been.
     fn now(&self) -> u64;
@@ -178,7 +178,7 @@ impl NodeCache {
         found.inspect_err(|_| self.metrics.count(Metric::CacheFailures)).ok()
     }
 
-    /// What `read` makes of an entry, if there is a sound one; a broken one is taken away.
+    /// Result of `read` on an entry, if a valid one exists; a corrupt entry is removed.
     async fn entry<T: Send + 'static>(
         &self,
         name: Name,

@@ -36,7 +36,7 @@ const MAKING: u64 = 256 << 20;
 /// The most that an object to be copied may inflate to.
 const MAX_INFLATED: u64 = 64 << 20;
 
-/// What the gate counts in.
+/// Unit of the gate, in bytes.
 const UNIT: u64 = 1 << 20;
 
 /// When compressed objects are kept in planes.
@@ -73,7 +73,7 @@ struct Trial {
     planes: u64,
 }
 
-/// What was decided, and why.
+/// Decision and its reason.
 #[derive(Debug, Clone)]
 struct Verdict {
     keeps: bool,
@@ -141,7 +141,7 @@ struct State {
     refused: HashSet<Name>,
 }
 
-/// What is known of this dataset's objects in planes.
+/// State of the transposed copies of this dataset.
 #[derive(Debug)]
 pub(super) struct Transcoder {
     transcode: Transcode,

@@ -29,7 +29,7 @@ const REFILL: Duration = Duration::from_secs(60);
 /// One object's bytes, for all who wait for them.
 type Cell = OnceCell<Bytes>;
 
-/// What is under way from the bucket, and back.
+/// Fetches from the bucket, and writes back to the pool, that are in progress.
 #[derive(Debug)]
 pub(super) struct Refetches {
     cells: Mutex<HashMap<Key, Weak<Cell>>>,

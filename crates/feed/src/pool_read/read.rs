@@ -65,7 +65,7 @@ impl Read {
         Self { shared, object, size, ranges, running, way, has_waited, held, has_given, is_lost, deadline }
     }
 
-    /// What comes, by whichever ways.
+    /// Stream of the bytes, from any of the sources.
     pub fn chunks(self) -> impl Stream<Item = Result<Chunk>> + Send + 'static {
         stream::try_unfold((self, None), |(read, chunks)| read.next(chunks))
     }
@@ -124,7 +124,7 @@ impl Read {
         Some(chunk)
     }
 
-    /// What is still to come; the next request asks for it.
+    /// Remaining ranges; the next request reads them.
     fn rest(&mut self) -> Vec<ByteRange> {
         self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
         let range = |&i: &usize| {

@@ -30,7 +30,7 @@ struct Rig {
     bucket: Url,
     dir: tempfile::TempDir,
     metrics: Arc<Metrics>,
-    /// What the bucket is asked.
+    /// Requests to the bucket.
     bucket_metrics: Arc<Metrics>,
     manifest: Manifest,
     routes: Placements,

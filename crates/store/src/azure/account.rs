@@ -30,7 +30,7 @@ pub struct AzureSettings {
     pub asks_cli: bool,
     pub(crate) key: Option<String>,
     pub(crate) sas: Option<String>,
-    /// What the token sources may see: the AZURE_* and IDENTITY_* variables.
+    /// Variables that the token sources may read: AZURE_* and IDENTITY_*.
     pub(crate) variables: HashMap<String, String>,
 }
 

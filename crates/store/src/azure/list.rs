@@ -90,7 +90,7 @@ impl Listing {
     }
 }
 
-/// What a blob's element has given so far.
+/// Fields of a blob's element that were parsed so far.
 #[derive(Default)]
 struct Entry {
     name: Option<String>,

@@ -37,7 +37,7 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// What the requests are written for: from 2021-02-12 on, listings write some names percent-encoded.
+/// API version of the requests; from 2021-02-12 on, listings percent-encode some names.
 const API: &str = "2020-12-06";
 
 /// See the module. Cheap to clone.

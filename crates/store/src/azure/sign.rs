@@ -17,7 +17,7 @@ use crate::credentials::{self, CredentialCache, Shared, Stamp, name_of};
 use crate::transport::client::Http;
 use crate::transport::unsigned;
 
-/// What to do without credentials.
+/// Hint for a request without credentials.
 const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in with `az login`, or \
     read a public container with PENSTOCK_AZURE_ANONYMOUS=1";
 

@@ -26,7 +26,7 @@ const AGAIN: Duration = Duration::from_secs(10);
 /// A fresh credential that the store calls expired is not asked for again within this.
 const TRUSTED: Duration = Duration::from_secs(30);
 
-/// What the keeper must know of a credential.
+/// Credential that expires.
 pub(crate) trait Expiring: SigningCredential + Clone {
     /// When it ends, in seconds since the epoch.
     fn ends_s(&self) -> Option<i64>;
@@ -182,7 +182,7 @@ pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: St
     matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
 
-/// What is said when no source has anything.
+/// Error text if no source has a credential.
 pub(crate) const NOTHING: &str = "no source has any";
 
 /// Keepers that live in this process, by what they were made from: stores opened alike renew together. A forked child

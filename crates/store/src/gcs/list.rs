@@ -16,7 +16,7 @@ use crate::{ListStream, Meta};
 
 /// The largest page that is read: 1,000 names of 1,024 bytes, each escaped, and what is told of each.
 const PAGE_LIMIT: usize = 32 << 20;
-/// What is asked for; the rest of a description is five times as long.
+/// Fields that are requested; the other fields of a description are five times as long.
 const FIELDS: &str = "nextPageToken,items(name,size,generation,crc32c,md5Hash,contentEncoding,updated)";
 
 #[derive(Debug, Deserialize)]

@@ -49,7 +49,7 @@ pub struct GcsSettings {
     pub is_anonymous: bool,
     /// The instance metadata address may be asked for a token.
     pub asks_instance: bool,
-    /// What the credential chain may see.
+    /// Variables that the credential chain may read.
     pub(crate) variables: HashMap<String, String>,
 }
 

@@ -20,7 +20,7 @@ use crate::transport::client::Parts;
 use crate::transport::{Remote, header_of, pair, text, unmet};
 use crate::{Meta, PutOptions, checksum};
 
-/// What Google wants parts to be a multiple of.
+/// Parts must be a multiple of this many bytes.
 const UNIT: u64 = 256 << 10;
 /// Times that the rest of a part is sent where a part of it was taken.
 const RESTS: u32 = 64;

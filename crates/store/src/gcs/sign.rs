@@ -17,7 +17,7 @@ use crate::credentials::{self, CredentialCache, Shared, Stamp, name_of};
 use crate::transport::client::Http;
 use crate::transport::unsigned;
 
-/// What to do without credentials.
+/// Hint for a request without credentials.
 const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default \
     login`, or read a public bucket with PENSTOCK_GS_ANONYMOUS=1";
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the errors of Hadoop and its protocol library mean to a caller.
+//! Errors of Hadoop and its protocol library as Penstock's errors.
 
 use hdfs_native::HdfsError;
 use penstock_types::Error;

@@ -19,7 +19,7 @@ struct Walk {
     prefix: Key,
     after: Option<Key>,
     deadline: Deadline,
-    /// What is still to come of the folders from the first to the one being read; each last first.
+    /// Remaining entries of the folders from the first to the current one, each in reverse order.
     folders: Vec<Vec<(Key, FileStatus)>>,
 }
 

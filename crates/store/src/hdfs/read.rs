@@ -35,7 +35,7 @@ struct Reading {
     place: String,
     reader: FileReader,
     kind: ClientKind,
-    /// What is still to be read: which range, from where, to where.
+    /// Remaining parts: number of the range, start, end.
     left: VecDeque<(usize, u64, u64)>,
     /// The stream of the first of them, once it has begun.
     stream: Option<Stream>,

@@ -14,7 +14,7 @@ use penstock_types::{Error, Key, Metric, Result};
 use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, error, meta, version};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// What is written at once, between two looks at whether the write goes on.
+/// Bytes of one write call; cancellation is checked between two calls.
 const PIECE: usize = 1 << 20;
 /// A pipeline that takes no megabyte for this long hangs: hdfs-native itself would wait a minute for each DataNode.
 const STALLED: Duration = Duration::from_secs(20);

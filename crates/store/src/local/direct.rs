@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 
 use crate::{Buffer, BufferPool};
 
-/// What a file system may ask offsets, lengths and memory to be multiples of; no disk of today asks for more.
+/// Alignment of offsets, lengths and memory; no disk of today needs more.
 const ALIGN: u64 = 4096;
 
 /// Bytes of one request to the kernel: a range is many, side by side.
@@ -29,7 +29,7 @@ const PIECE: u64 = 512 << 10;
 /// Requests that the kernel holds at a time.
 const DEPTH: usize = 64;
 
-/// What the wake-up's completion is told apart by.
+/// User data of the wake-up's completion.
 const WAKE: u64 = u64::MAX;
 
 /// A range on its way. The ring's thread holds it until the kernel is done with its memory, whoever still waits.
@@ -272,7 +272,7 @@ pub enum LocalReads {
 }
 
 impl LocalReads {
-    /// What holds for a dataset of `bytes`: never `Uring` where a second epoch could come from memory.
+    /// Choice for a dataset of `bytes`: never `Uring` if a second epoch could be served from memory.
     pub fn of(self, bytes: u64) -> Self {
         match self {
             Self::Auto if crate::memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,

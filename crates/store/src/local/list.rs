@@ -158,7 +158,7 @@ impl Walk {
         Ok(())
     }
 
-    /// What is known of a file; `None` when it is gone, or a link to nothing.
+    /// Metadata of a file; `None` if it is gone, or a dangling link.
     fn object(&self, key: Key, name: &[u8]) -> Result<Option<Meta>> {
         let parent = self.folders.last().ok_or_else(|| Error::bug("a file without its folder"))?;
         let text = CString::new(name).map_err(|_| Error::bug("a file name holds a zero byte"))?;

@@ -109,7 +109,7 @@ impl Local {
         Error::KeyRefused { key: key.to_string(), place: self.path.display().to_string(), reason: reason.to_owned() }
     }
 
-    /// What a read says of a link that leads out of the root.
+    /// Error of a read for a link that leads out of the root.
     pub(super) fn leaves(&self, key: &Key) -> Error {
         let reason = "a symbolic link there leads out of the folder; name its target instead".to_owned();
         Error::System { place: self.place(key), reason }

@@ -35,7 +35,7 @@ struct Reader {
     file: Arc<OwnedFd>,
     place: Arc<str>,
     version: Option<Version>,
-    /// What is still to be read: which range, from where, to where.
+    /// Remaining parts: number of the range, start, end.
     left: std::collections::VecDeque<(usize, u64, u64)>,
     deadline: Deadline,
     first: Option<Result<Option<Chunk>>>,

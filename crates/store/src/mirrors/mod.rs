@@ -43,7 +43,7 @@ struct Shared {
     hasher: RandomState,
 }
 
-/// What is known of an object that is being read.
+/// State of an object that is being read.
 #[derive(Debug, Clone, Default)]
 struct Agreed {
     /// As the first store has it.
@@ -105,7 +105,7 @@ impl Shared {
         self.hasher.hash_one((key, version))
     }
 
-    /// What the first store says of an object at a version; asked once while it is read.
+    /// Metadata of an object at a version, from the first store; requested once while the object is read.
     async fn agreed(&self, object: &ObjectRef, deadline: Deadline) -> Result<Agreed> {
         if let Some(agreed) = lock(&self.agreed).get(&object.key)
             && object.version.is_some()

@@ -42,7 +42,7 @@ pub struct MirrorReport {
 #[derive(Debug, Clone)]
 pub(super) struct Replica {
     pub store: Arc<dyn Store>,
-    /// What the keys of the dataset begin with here.
+    /// Prefix of the dataset's keys in this store.
     pub prefix: Key,
     pub url: String,
     tally: Arc<Tally>,

@@ -32,7 +32,7 @@ pub(super) async fn vouched(bucket: &Bucket, mut meta: Meta, headers: &HeaderMap
     Ok(meta)
 }
 
-/// What the headers of a whole object tell of its parts.
+/// Checksums and counts of an object's parts, from its headers.
 fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> {
     let counted = |text: &str| {
         let (value, parts) = text.rsplit_once('-')?;

@@ -8,7 +8,7 @@ use penstock_types::{Error, Key};
 use super::Bucket;
 use crate::transport::{self, status::shown, xml};
 
-/// What an error's body says.
+/// Content of an error's body.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Said {
     pub(super) code: String,

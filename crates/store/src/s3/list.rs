@@ -78,7 +78,7 @@ impl Listing {
     }
 }
 
-/// What an object's element has given so far.
+/// Fields of an object's element that were parsed so far.
 #[derive(Default)]
 struct Entry {
     key: Option<String>,

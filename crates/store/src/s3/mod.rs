@@ -152,7 +152,7 @@ impl Bucket {
         Error::KeyRefused { key: key.to_string(), place: self.place_of(None), reason: reason.to_owned() }
     }
 
-    /// What an answer's headers tell of an object of `size` bytes.
+    /// Metadata in an answer's headers, for an object of `size` bytes.
     fn described(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
         let text = |name: &str| text(headers, name);
         let etag = text("etag").map(unquoted);

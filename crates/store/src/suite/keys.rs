@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What holds of keys and their listings.
+//! Conformance of keys and listings.
 
 use bytes::Bytes;
 use penstock_types::Key;

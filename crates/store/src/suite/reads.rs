@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What reads promise.
+//! Conformance of reads.
 
 use bytes::Bytes;
 use futures::TryStreamExt;

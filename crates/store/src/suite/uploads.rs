@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What uploads in parts promise, of stores that have them.
+//! Conformance of multipart uploads, for stores that support them.
 
 use bytes::Bytes;
 use penstock_types::{Algorithm, Digest, Key};

@@ -195,7 +195,7 @@ fn refusal(error: &(dyn std::error::Error + 'static)) -> SendError {
     }
 }
 
-/// What the innermost cause of an error says; the outer ones speak of the client's own parts.
+/// Text of an error's innermost cause; the outer causes name parts of the client.
 pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the stores that speak HTTP share: the client, reads in ranges, XML, and the meaning of plain statuses.
+//! HTTP transport: the client, ranged reads, XML, and the meaning of plain statuses, for all stores that use HTTP.
 
 pub(crate) mod client;
 mod proxy;
@@ -26,11 +26,11 @@ use reqsign_core::ErrorKind;
 
 use crate::{Meta, Precondition, Version};
 
-/// What every signature leaves as it is; in a path, `/` too. Dots stay, so `..` reaches the store as it is.
+/// Characters that no signature encodes; in a path, `/` too. Dots stay, so `..` reaches the store unchanged.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// What `read` asks of a store: one request at a time, and what its answer means.
+/// Store that `read` uses: it sends one request at a time and interprets the answer.
 #[async_trait]
 pub(crate) trait Remote: Send + Sync + 'static {
     /// A key as errors name it.
@@ -52,7 +52,7 @@ pub(crate) trait Remote: Send + Sync + 'static {
         deadline: Deadline,
     ) -> Result<Response<Incoming>>;
 
-    /// What the headers of an answer tell of an object of `size` bytes.
+    /// Metadata in the headers of an answer, for an object of `size` bytes.
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
 
     /// The same with the digest that only another question makes useful; asked of whole objects that came without one.

@@ -31,7 +31,7 @@ pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Res
     })
 }
 
-/// What one request reads: neighbouring ranges, in order.
+/// Neighbouring ranges that one request reads, in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
     start: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What plain HTTP statuses mean to a caller; a store with words of its own looks at those first.
+//! Errors for plain HTTP statuses; a store with error codes of its own checks those first.
 
 use std::time::Duration;
 

@@ -25,7 +25,7 @@ struct Walk {
     site: Arc<Site>,
     prefix: Key,
     after: Option<Key>,
-    /// What is still to be visited, the next at the end; folders end in `/`.
+    /// Pages still to visit, the next one last; folders end in `/`.
     open: Vec<Key>,
     pages: u32,
     deadline: Deadline,
@@ -76,7 +76,7 @@ impl Walk {
         is_under && is_after
     }
 
-    /// What a folder's page names, sorted; nothing where there is no such folder.
+    /// Names on a folder's page, sorted; empty if the folder does not exist.
     async fn page(&mut self, folder: &Key) -> Result<Vec<Key>> {
         let place = self.site.place(folder);
         let bad = |problem: String| Error::Unsupported { what: format!("a listing of {place}"), by: problem };
@@ -164,7 +164,7 @@ fn hrefs(page: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     })
 }
 
-/// What stands before the tag's `>`, and what follows it; a `>` in quotes ends nothing.
+/// Text before the tag's `>`, and text after it; a `>` in quotes does not end the tag.
 fn tag(bytes: &[u8]) -> (&[u8], &[u8]) {
     let mut quote = None;
     for (at, &byte) in bytes.iter().enumerate() {

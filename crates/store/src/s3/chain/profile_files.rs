@@ -40,7 +40,7 @@ pub(super) enum RoleSource {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sso {
-    /// What the cached token is filed under: the session's name, or the start URL of the older form.
+    /// Key of the cached token: the session's name, or the start URL of the older form.
     pub(super) cached_as: String,
     pub(super) region: String,
     pub(super) account: String,

@@ -15,7 +15,7 @@ const STS: &str = "<AssumeRoleResponse xmlns=\"https://sts.amazonaws.com/doc/201
     </SessionToken><Expiration>EXPIRES</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>";
 const KEYS: &str = r#"{"AccessKeyId":"ASIABOX","SecretAccessKey":"bs","Token":"box-token","Expiration":"EXPIRES","Code":"Success","Message":""}"#;
 
-/// What the services behind AWS's sources say.
+/// Answers of the services behind AWS's credential sources.
 fn recorded(request: &str) -> (u16, String) {
     let line = request.lines().next().unwrap_or_default();
     let hour = in_s(3600);

@@ -24,7 +24,7 @@ impl CpuTime {
         Self { user_s: seconds(usage.ru_utime), system_s: seconds(usage.ru_stime) }
     }
 
-    /// What was spent since.
+    /// CPU time since then.
     pub fn since(self, earlier: Self) -> Self {
         Self { user_s: self.user_s - earlier.user_s, system_s: self.system_s - earlier.system_s }
     }

@@ -13,7 +13,7 @@ pub(crate) fn to_bits(plane: &[u8], out: &mut [u8]) {
     }
 }
 
-/// What [`to_bits`] made, undone.
+/// Inverse of [`to_bits`].
 pub(crate) fn from_bits(bits: &[u8], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {

@@ -30,7 +30,7 @@ pub struct FrameRun {
     pub content: u64,
 }
 
-/// What a stretch is to come to: it ends with the block that reaches either.
+/// Target sizes of a run of frames: it ends with the frame that reaches either.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRunSize {
     /// Stored bytes.

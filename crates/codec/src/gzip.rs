@@ -17,7 +17,7 @@ use crate::{Codec, decompress};
 pub(crate) const MAX_OF_ONE: u64 = 1032;
 /// CRC-32 and size modulo 2³².
 pub(crate) const TRAILER: usize = 8;
-/// What a stream is inflated into before the sink sees it; stays in L2.
+/// Buffer of decompressed bytes before they go to the sink; stays in L2.
 const STREAM_BUFFER: usize = 128 << 10;
 
 /// How much of gzip's own trailer is checked, whole-object.
@@ -430,7 +430,7 @@ impl GzipStream {
         Ok(used)
     }
 
-    /// What the stream ends inside, if it may not end here.
+    /// Structure that a stream ending here would cut, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match self.state {
             State::Between | State::Padding => None,

@@ -13,7 +13,7 @@ use libdeflate_sys::{
     libdeflate_result_LIBDEFLATE_SUCCESS,
 };
 
-/// What became of one DEFLATE stream.
+/// Result of one DEFLATE stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// It took the first `used` bytes and made `made`.

@@ -14,7 +14,7 @@ pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
 /// How far back a linked block may refer.
 const WINDOW: usize = 64 << 10;
 
-/// What the next bytes are.
+/// Kind of the next bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     Magic,
@@ -288,7 +288,7 @@ impl Lz4Stream {
         self.count
     }
 
-    /// What the stream ends inside, if it may not end here.
+    /// Structure that a stream ending here would cut, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match self.part {
             Part::Magic if self.held.is_empty() && self.count > 0 => None,

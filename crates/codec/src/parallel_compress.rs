@@ -10,7 +10,7 @@ use penstock_types::{Error, Result};
 
 use crate::{Codec, compress};
 
-/// What a gzip block sees of the one before it: DEFLATE's window.
+/// Bytes of the previous block that a gzip block may refer to: DEFLATE's window.
 const WINDOW: usize = 32 << 10;
 /// Deflate's overhead of what does not compress, and the marker of a block's end.
 const SLACK: usize = 1 << 10;
@@ -26,7 +26,7 @@ pub struct CompressedBlock {
     crc: u32,
 }
 
-/// What the blocks of one object share.
+/// State that the blocks of one object share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCompressor {
     codec: Codec,
@@ -81,7 +81,7 @@ impl BlockCompressor {
         }
     }
 
-    /// What the object begins with. No name and no time: the same content gives the same bytes.
+    /// Header of the object. It has no name and no time: equal content gives equal bytes.
     pub fn head(self) -> Vec<u8> {
         match self.codec {
             Codec::Gzip => vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255],
@@ -123,7 +123,7 @@ impl BlockCompressor {
         Ok(CompressedBlock { bytes, len, crc })
     }
 
-    /// What the object ends with.
+    /// Trailer of the object.
     pub fn end(self, tail: Tail) -> Vec<u8> {
         match self.codec {
             Codec::Gzip => [(tail.crc as u32).to_le_bytes(), (tail.len as u32).to_le_bytes()].concat(),

@@ -8,7 +8,7 @@ use crate::lz4::Lz4Stream;
 use crate::zstandard::ZstdStream;
 use crate::{Codec, decompress};
 
-/// What passed through an [`StreamDecoder`].
+/// Counts of the bytes that passed through a [`StreamDecoder`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inflated {
     /// Stored bytes.
@@ -68,7 +68,7 @@ impl StreamDecoder {
         result
     }
 
-    /// What has passed so far.
+    /// Bytes so far.
     pub fn so_far(&self) -> Inflated {
         self.passed
     }

@@ -160,7 +160,7 @@ pub fn transpose(content: &[u8], form: Planes) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// What the header and the table say.
+/// Header and table.
 struct Header<'a> {
     form: Planes,
     block: usize,

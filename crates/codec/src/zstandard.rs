@@ -10,7 +10,7 @@ use crate::stream_decoder::OutputWindow;
 
 /// A block is at most 128 KiB of content in at least 4 bytes: a frame header that says more lies.
 const MAX_OF_ONE: u64 = 32 << 10;
-/// What a stream is inflated into before the sink sees it: one block.
+/// Buffer of decompressed bytes before they go to the sink: one block.
 const STREAM_BUFFER: usize = 128 << 10;
 
 /// A frame's header has at most this many bytes.
@@ -25,7 +25,7 @@ struct Frames {
     inside: bool,
     /// The first bytes of that frame.
     header: Vec<u8>,
-    /// What it has inflated to so far.
+    /// Bytes decompressed so far.
     made: u64,
 }
 
@@ -174,7 +174,7 @@ impl ZstdStream {
         }
     }
 
-    /// What the stream ends inside, if it may not end here.
+    /// Structure that a stream ending here would cut, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         self.frames.unfinished()
     }

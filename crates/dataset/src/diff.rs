@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What two manifests hold in common, by logical name. Opens no object: it compares what is known of both.
+//! Comparison of two manifests by logical name. Opens no object: it compares the metadata of both.
 //!
 //! A staged copy also knows what each file was made from, so that a copy can be held against its compressed source.
 
@@ -15,11 +15,11 @@ use crate::manifest::{Entry, Manifest};
 pub struct Change {
     /// Its logical name, control characters escaped.
     pub name: String,
-    /// What differs, with both values.
+    /// Difference, with both values.
     pub reason: String,
 }
 
-/// What differs between two manifests, and what the sameness of the others rests on.
+/// Differences between two manifests, and the evidence by which the other objects are equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// In the second only.

@@ -43,7 +43,7 @@ impl Pattern {
     }
 }
 
-/// What follows the last `/`.
+/// Text after the last `/`.
 pub fn last_component(key: &[u8]) -> &[u8] {
     key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
@@ -80,7 +80,7 @@ impl KeyFilter {
             && !self.exclude.iter().any(|pattern| pattern.takes(key))
     }
 
-    /// What every key that is meant begins with: a listing need look at no other.
+    /// Common prefix of all selected keys; a listing needs no other.
     pub fn literal_prefix(&self) -> &[u8] {
         let Some((pattern, _)) = &self.within else { return b"" };
         &pattern[..plain_len(pattern)]

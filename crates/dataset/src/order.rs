@@ -108,7 +108,7 @@ impl Permutation {
 }
 
 impl Permutation {
-    /// What goes to `value`, which must be below `len()`: the inverse of [`Self::at`], as cheap.
+    /// Position of `value`, which must be below `len()`: the inverse of [`Self::at`], as cheap.
     pub fn index_of(&self, value: u64) -> u64 {
         debug_assert!(value < self.n, "{value} is not below {}", self.n);
         match &self.kind {

@@ -34,7 +34,7 @@ pub struct Span {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// What the record's bytes are held against; what it is of is the format's choice.
+    /// Checksum of the record's bytes; the format chooses the bytes that it covers.
     pub crc: u32,
 }
 
@@ -45,7 +45,7 @@ impl Span {
     }
 }
 
-/// What pins an object's place in an index: its key, size and version.
+/// Identity of an object in an index: its key, size and version.
 pub fn stamp(entry: &Entry) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&(entry.key.as_bytes().len() as u64).to_le_bytes());

@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::manifest::{Entry, Manifest, OWN_PREFIX, RecordFormat};
 use crate::record_index::{IndexWriter, Map, RecordIndex, Span, packed, stamp, unpacked};
 
-/// What a file is recognised by on the next run.
+/// Identity of a file on the next run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
     /// Its size in bytes.
@@ -118,7 +118,7 @@ fn next(log: &[u8]) -> Option<(&[u8], Noted<'_>, &[u8])> {
     Some((&log[HEADER..key_end], noted, &log[end..]))
 }
 
-/// What a fuzzer asks of [`parse`]: how many records the entries name.
+/// Number of records in the entries, for a fuzzer of [`parse`].
 #[doc(hidden)]
 pub fn records_noted(log: &[u8]) -> usize {
     parse(log).values().map(|noted| noted.spans.len() / 16).sum()

@@ -98,7 +98,7 @@ fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
     (Counts::of(&cut), first.unwrap_or(Place { object: 0, record: 0 }))
 }
 
-/// What a course does with positions.
+/// Step of a sampler, as a map of positions.
 #[derive(Debug, Clone)]
 enum Step {
     DatasetView(usize),
@@ -298,7 +298,7 @@ impl SamplerCursor {
         self.leaves.len()
     }
 
-    /// What stands at `position` (below the course's samples) of `epoch`.
+    /// Sample at `position` (below the sampler's number of samples) of `epoch`.
     pub fn at(&mut self, epoch: u64, position: u64) -> Located {
         let (leaf, epoch, position) = self.course.locate(epoch, position);
         let state = match &mut self.states[leaf] {

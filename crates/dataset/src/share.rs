@@ -80,7 +80,7 @@ impl FromStr for ShareBy {
     }
 }
 
-/// What each node can take, as a multiple of the others': `1,1,2,2`.
+/// Weights of the nodes: `1,1,2,2`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Weights(Vec<u64>);
 
@@ -130,7 +130,7 @@ impl FromStr for Weights {
 pub struct Division {
     /// The rule.
     pub by: ShareBy,
-    /// What each node can take; empty: all the same.
+    /// Weight of each node; empty if all are equal.
     pub weights: Weights,
     /// Compressed objects are inflated on the way.
     pub decompress: bool,

@@ -25,7 +25,7 @@ const AT_ONCE: usize = 64;
 /// The first line of Google's lists: URL, size and MD5 in base64, between tabs.
 const TSV: &str = "TsvHttpData-1.0";
 
-/// What a line says of one object.
+/// Object of one line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed {
     /// Below the list's folder.
@@ -182,7 +182,7 @@ enum Said {
     Digest(Digest),
 }
 
-/// What a word after the URL says; `None` for one that says nothing.
+/// Meaning of a word after the URL; `None` for an unknown word.
 fn said(word: &str, is_tsv: bool) -> Option<Said> {
     if let Ok(size) = word.parse() {
         return Some(Said::Size(size));

@@ -85,7 +85,7 @@ struct Gate {
     buckets: HashMap<String, Tokens>,
 }
 
-/// What a request is, as far as limits care.
+/// Kind of a request, for the limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
     /// Reads or writes.
@@ -122,7 +122,7 @@ pub struct Route {
     pipes: Vec<Arc<Pipe>>,
 }
 
-/// What one connection has for itself.
+/// Limits of one connection.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
     pipes: Vec<(Kind, Arc<Pipe>)>,
@@ -174,7 +174,7 @@ impl Limits {
         self.scale
     }
 
-    /// What a new connection has for itself.
+    /// Limits of a new connection.
     pub fn connection(&self) -> Connection {
         let own = self.tier.limits.iter().filter(|limit| limit.scope == Scope::Connection);
         Connection {

@@ -23,7 +23,7 @@ const MAX_NAMES: usize = 2_000_000;
 /// A folder changed so lately may change again within the same tick of its clock: not kept.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// What to list.
+/// Request of a listing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Query {
     pub prefix: String,

@@ -143,7 +143,7 @@ impl Facts {
         Ok(())
     }
 
-    /// What is known, with the lines that have been added since the last look.
+    /// Known metadata, with the lines that were added since the last read.
     fn current(&self) -> io::Result<MutexGuard<'_, Known>> {
         let mut known = lock(&self.known);
         let size = match std::fs::metadata(&self.log) {

@@ -8,7 +8,7 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use crate::fs_backend::Found;
 use crate::object_metadata::Stamp;
 
-/// What a read asks to hold.
+/// Preconditions of a read.
 #[derive(Default)]
 pub(crate) struct Reading {
     pub if_match: Option<ETagCondition>,
@@ -94,7 +94,7 @@ impl Deleting {
     }
 }
 
-/// What a write asks to hold of what is there now.
+/// Preconditions of a write on the existing object.
 pub(crate) fn check_write(
     if_match: Option<&ETagCondition>,
     if_none_match: Option<&ETagCondition>,

@@ -25,7 +25,7 @@ pub(crate) const ALGORITHMS: [&str; 5] = ["CRC32C", "CRC32", "CRC64NVME", "SHA1"
 /// Chunks between the socket and the thread that hashes and writes.
 const CHUNKS_AHEAD: usize = 4;
 
-/// What the headers of a write promise of its body.
+/// Size and digests of a body, from the headers of a write.
 #[derive(Default)]
 pub(crate) struct Promise {
     /// Base64.
@@ -177,7 +177,7 @@ fn write(
     Ok(Hashed { temp, size, md5: md5.finalize().into(), checksum: sums.and_then(value_of) })
 }
 
-/// What a body that ends in an error is: a signed digest that does not fit, or a client that went away.
+/// Error of a body: a signed digest that does not match, or a client that closed the connection.
 fn body_error(error: s3s::StdError) -> S3Error {
     let text = error.to_string();
     if text.to_lowercase().contains("sha256") || text.to_lowercase().contains("checksum") {

@@ -55,7 +55,7 @@ impl Keys {
     }
 }
 
-/// What to serve, and how.
+/// Settings of an endpoint.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The bucket's root.
@@ -182,7 +182,7 @@ impl Emulator {
         self.front.front.limits.scale()
     }
 
-    /// What it has counted.
+    /// Counters.
     pub fn stats(&self) -> Stats {
         self.front.front.counters.read()
     }

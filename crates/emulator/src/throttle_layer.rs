@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What stands before the bucket: counts, refuses and delays requests as the tier says, and shapes their bodies.
+//! Throttle layer in front of the bucket: counts, refuses and delays requests by the tier's limits; throttles bodies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ const DRAINED: u64 = 64 << 20;
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])* $name:ident),+ $(,)?) => {
-        /// What the endpoint has counted since it began.
+        /// Counters of the endpoint since its start.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
         pub struct Stats { $($(#[doc = $doc])* pub $name: u64),+ }
 
@@ -93,7 +93,7 @@ pub(crate) struct Front {
     pub(crate) timer: Timer,
 }
 
-/// What a request is, read from its line alone.
+/// Kind of a request, from its request line.
 struct Asked {
     kind: Kind,
     prefix: String,

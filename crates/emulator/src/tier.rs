@@ -26,15 +26,15 @@ pub struct Tier {
     pub queue: Option<Number>,
     /// Requests above a limit that pass at once, in seconds of that limit.
     pub burst: Option<Number>,
-    /// What a refusal looks like.
+    /// Form of a refusal.
     #[serde(default)]
     pub throttle: Throttle,
-    /// What studies saw; never enforced.
+    /// Observations of studies; never enforced.
     #[serde(default, rename = "observed")]
     pub observations: Vec<Observation>,
 }
 
-/// What a limit is about.
+/// Quantity that a limit applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -77,7 +77,7 @@ pub enum Scope {
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Limit {
-    /// What it is about.
+    /// Quantity that it applies to.
     pub what: What,
     /// Who shares it.
     pub scope: Scope,
@@ -134,7 +134,7 @@ pub struct Latency {
     /// Of all requests, those in the tail; 0 to 1.
     #[serde(default)]
     pub tail_share: f64,
-    /// What those take.
+    /// Latency of the requests in the tail.
     #[serde(default)]
     pub tail_ms: f64,
     /// Where the numbers are from.
@@ -167,7 +167,7 @@ pub struct Number {
     pub note: String,
 }
 
-/// What a study saw through a path of its own (a mount, say): for reports and for paths to be rehearsed.
+/// Observation of a study through its own path (a mount, for example): for reports and rehearsals.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Observation {
@@ -190,7 +190,7 @@ pub struct Observation {
     pub note: String,
 }
 
-/// What a refusal looks like. The status is 503, as S3 answers; the text is the provider's.
+/// Form of a refusal. The status is 503, as S3 answers; the text is the provider's.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Throttle {

@@ -11,7 +11,7 @@ use penstock_types::{Error, Result};
 
 use penstock_dataset::sampler::SamplerCursor;
 
-/// What happens to the samples that fill no batch.
+/// Handling of the samples that do not fill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tail {
     /// They make a smaller last batch: every sample exactly once. Slices differ by at most one, and may be empty.
@@ -48,7 +48,7 @@ pub struct Steps {
     pub rank: u64,
     /// How many ranks there are.
     pub world: u64,
-    /// What happens to the last samples.
+    /// Handling of the last samples.
     pub tail: Tail,
 }
 
@@ -124,7 +124,7 @@ pub struct Task {
     pub leaf: usize,
     /// Which object.
     pub object: u64,
-    /// What is wanted; never empty, batches ascend.
+    /// Requested rows; never empty, batches ascend.
     pub wants: Vec<RowRequest>,
 }
 

@@ -43,9 +43,9 @@ pub(crate) struct Rows {
 pub(crate) struct Row<'a> {
     /// Its number in the batch.
     pub number: u32,
-    /// What random crops follow from.
+    /// Key from which random crops are derived.
     pub key: u64,
-    /// What messages call the record.
+    /// Name of the record in messages.
     pub place: &'a str,
 }
 

@@ -19,7 +19,7 @@ pub(super) const MAX_CHUNKS: usize = 1 << 22;
 /// One array.
 #[derive(Debug)]
 pub(super) struct Column {
-    /// What its part is called.
+    /// Name of its part.
     pub name: String,
     /// Its elements and shape.
     pub spec: TensorSpec,
@@ -27,7 +27,7 @@ pub(super) struct Column {
     pub chunk_shape: Vec<usize>,
     /// Where rows lie one after another: the object, and the first's offset. Its chunks are as many rows as the block has.
     pub flat: Option<(usize, u64)>,
-    /// What undoes a chunk's filters.
+    /// Decoders of a chunk's filters.
     pub steps: Vec<Step>,
     /// One element where nothing was written.
     pub fill: Vec<u8>,

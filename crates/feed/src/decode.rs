@@ -28,13 +28,13 @@ pub(crate) struct Object<'a> {
     pub records: u64,
     /// Bytes that it may inflate to.
     pub limit: u64,
-    /// What is asked for before a part of a record is decompressed.
+    /// Memory that is reserved before a part of a record is decompressed.
     pub memory: &'a PartHold<'a>,
-    /// What random crops of a row follow from.
+    /// Key from which the random crops of a row are derived.
     pub key: &'a dyn Fn(&RowRequest) -> u64,
 }
 
-/// What became of a block.
+/// Result of a block.
 pub(crate) struct Decoded {
     pub inflated: Instant,
     /// Wants (by their place in the task) that could not be met, and why.
@@ -148,11 +148,11 @@ fn miscounted(place: &str, found: u64, counted: u64) -> Error {
     Error::corrupt(place, problem)
 }
 
-/// What spans are cut from.
+/// Bytes that spans are cut from.
 enum View<'a> {
     /// The whole inflated content.
     Whole(&'a [u8]),
-    /// What was read of an object that is stored as it is.
+    /// Ranges that were read of an uncompressed object.
     Ranges(&'a Content),
 }
 
@@ -161,7 +161,7 @@ struct Cut<'a> {
     view: View<'a>,
     /// As they were found in the content itself; empty where they were known before.
     spans: Vec<Span>,
-    /// What stopped the search for them.
+    /// Error that ended the search for them.
     walked: Result<()>,
 }
 

@@ -64,7 +64,7 @@ struct State {
     failed: Option<Error>,
 }
 
-/// What the consumer, the runtime's tasks and the decoding threads share.
+/// State that the consumer, the runtime's tasks and the decoding threads share.
 pub struct Shared {
     feed: Arc<Feed>,
     steps: Steps,

@@ -89,7 +89,7 @@ const SPARE_SLOTS: usize = 4;
 /// What stored bytes are taken to inflate to where fields do not tell; text and integers do not do better by much.
 const LIKELY_RATIO: u64 = 4;
 
-/// What bounds a feed.
+/// Limits of a feed.
 #[derive(Debug, Clone)]
 pub struct FeedSettings {
     /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered. By default 1 GiB, or twice
@@ -103,7 +103,7 @@ pub struct FeedSettings {
     pub threads: usize,
     /// By when an object must have come, retries and back-off included.
     pub deadline: Duration,
-    /// What to do with a sample that cannot be read.
+    /// Policy for a sample that cannot be read.
     pub on_error: OnError,
     /// While an epoch ends, the first objects of the next are fetched.
     pub prefetches_next_epoch: bool,
@@ -138,7 +138,7 @@ pub struct Feed {
     on_error: OnError,
     budget: MemoryBudget,
     scratches: Mutex<Vec<Vec<u8>>>,
-    /// What an object is likely to inflate to.
+    /// Estimated decompressed size of an object.
     scratch_bytes: usize,
     threads: usize,
     max_in_flight: usize,
@@ -309,7 +309,7 @@ impl Feed {
         &self.fields[..self.fields.len() - usize::from(self.weighted)]
     }
 
-    /// What the node's cache of each source has decided of objects in planes, and why.
+    /// Decision of each source's node cache about transposed copies, and its reason.
     pub fn transcoding(&self) -> Vec<Option<String>> {
         self.sources.iter().map(|source| source.transcoding()).collect()
     }

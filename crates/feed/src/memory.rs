@@ -59,7 +59,7 @@ impl PartMemory {
     }
 }
 
-/// What one thread holds for the part that it works on. Dropping it gives it back.
+/// Memory that one thread holds for its current part. Dropping it returns the memory.
 #[derive(Debug)]
 pub(crate) struct PartHold<'a> {
     memory: &'a PartMemory,

@@ -30,7 +30,7 @@ const FEW_RECORDS: u64 = 16;
 pub(super) struct NextUse {
     /// The objects that lie in the store.
     listing: Arc<Manifest>,
-    /// What the listing's keys are below.
+    /// Prefix of the listing's keys.
     base: Key,
     /// Of arrays, who reads what.
     readers: Option<Readers>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens to a sample that cannot be read: the pass ends, the sample is left out, or another takes its place.
+//! Error policy for samples that cannot be read: the pass ends, the sample is skipped, or another one replaces it.
 //!
 //! Which sample takes its place is a function of the data alone, so that every rank, world size and path puts the same
 //! one there; and leaving one out shortens the batch of the rank that has it, never the number of batches.
@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::batch_plan::RowRequest;
 use penstock_dataset::order::Counts;
 
-/// What to do with a sample that cannot be read.
+/// Policy for a sample that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnError {
     /// The pass ends with the error, at the batch that the sample belongs to.
@@ -102,7 +102,7 @@ impl Retries {
 /// Messages that a pass keeps for its report.
 const KEPT: usize = 8;
 
-/// What a pass had to do about bad samples.
+/// Counts of bad samples in a pass.
 #[derive(Debug, Clone, Default)]
 pub struct ErrorCounts {
     /// Rows left out.

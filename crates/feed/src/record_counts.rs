@@ -87,7 +87,7 @@ pub struct Known<'a> {
     pub cache: Option<&'a Path>,
     /// Other programs'.
     pub beside: Option<&'a SidecarIndexes>,
-    /// What is wrong with those that were set aside.
+    /// Problems of the indexes that were set aside.
     pub notes: Vec<String>,
 }
 

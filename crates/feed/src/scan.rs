@@ -21,7 +21,7 @@ use penstock_dataset::record_index::Span;
 /// Bytes of an object that are held at once, as stored and as inflated: four objects are scanned at a time.
 const WHOLE: u64 = if cfg!(test) { 4 << 10 } else { 128 << 20 };
 
-/// What a compressed object may inflate to: it bounds how many records a small file can hold.
+/// Maximum decompressed size of an object: it limits the number of records in a small file.
 const MAX_INFLATED: u64 = 8 << 30;
 
 /// Parts of one object under way at a time.
@@ -34,7 +34,7 @@ const WINDOW: usize = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 const MAX_PLAIN_WINDOW: usize = 4 << 30;
 const MAX_COMPRESSED_WINDOW: usize = 1 << 30;
 
-/// What a pass over an object found.
+/// Result of a scan of an object.
 #[derive(Debug, Default)]
 pub(super) struct Scanned {
     /// Its bytes, inflated.
@@ -120,7 +120,7 @@ struct ObjectScan<'a> {
     records: Records<'a>,
 }
 
-/// What is inflated of it.
+/// Decompressed bytes in memory.
 struct Records<'a> {
     framing: &'a dyn Framing,
     place: String,
@@ -131,7 +131,7 @@ struct Records<'a> {
     holding: Holding,
 }
 
-/// What is held of it.
+/// Stored bytes in memory.
 enum Holding {
     /// The first bytes, by which the rest is decided.
     First(Vec<u8>),

@@ -37,7 +37,7 @@ const MAX_CELL: u64 = 256 << 20;
 /// A part of the first records.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// What it holds, in words with numbers.
+    /// Description of its content, with numbers.
     pub holds: String,
     /// The field that it becomes when none are said.
     pub field: Field,
@@ -260,7 +260,7 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     survey.schema(&place)
 }
 
-/// What some records hold under a name.
+/// Values of some records under a name.
 struct Found {
     name: String,
     /// The first value, in words with numbers.
@@ -272,7 +272,7 @@ struct Found {
     refused: Option<Error>,
 }
 
-/// What some records hold.
+/// Content of some records.
 #[derive(Default)]
 struct Survey {
     records: usize,

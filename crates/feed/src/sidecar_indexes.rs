@@ -21,7 +21,7 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::record_index::Span;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 
-/// What an index of one object may have: of 10^8 records, 2 GB.
+/// Maximum size of one object's index: 2 GB for 10^8 records.
 const MAX_BYTES: u64 = 4 << 30;
 
 /// Indexes under way at a time.
@@ -31,7 +31,7 @@ const IN_FLIGHT: usize = 64;
 /// Python fill up to 10,240 bytes).
 const MAX_GAP: u64 = 64 << 10;
 
-/// What DALI's tools call an index.
+/// Suffix of DALI's indexes.
 const SUFFIX: &[u8] = b".idx";
 
 /// The name of wids' list of shards.
@@ -48,7 +48,7 @@ pub struct SidecarIndexes {
     manifest: Manifest,
 }
 
-/// What they gave.
+/// Their results.
 #[derive(Debug, Default)]
 pub(crate) struct Imported {
     /// Objects whose records are known now.
@@ -57,8 +57,8 @@ pub(crate) struct Imported {
     pub counts: Option<Vec<u64>>,
 }
 
-/// What is an index among the objects of a listing: `.idx` that is named after another of them, and lists of shards.
-/// `None` where nothing is.
+/// Indexes among the objects of a listing: `.idx` files named after another object, and lists of shards.
+/// `None` if there are none.
 pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
     let mut objects: Vec<Entry> = listing.objects.iter().filter(|entry| has_index_name(entry)).cloned().collect();
     if objects.iter().any(|entry| entry.key.as_bytes().ends_with(SUFFIX)) {

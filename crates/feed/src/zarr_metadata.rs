@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a dataset of arrays must read of itself before it has records: Zarr's metadata and the indexes of its shards.
+//! Zarr metadata: a dataset of arrays reads it, and the indexes of its shards, before it has records.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Result, with_separators};

@@ -55,7 +55,7 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// What a capsule owns: the structure, the arrays it points to, and the batch's memory.
+/// Memory that a capsule owns: the structure, the arrays it points to, and the batch's memory.
 struct Owner<M> {
     managed: M,
     shape: Vec<i64>,

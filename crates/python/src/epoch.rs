@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What moves a dataset's bytes, as Python sees it: a feed, and a pass over an epoch.
+//! Bindings of a feed, and of a pass over an epoch.
 //!
 //! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and builds anew.
 

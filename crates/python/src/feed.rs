@@ -36,7 +36,7 @@ const LISTING: Duration = Duration::from_secs(3600);
 /// An index that a dataset carries is read whole; 10^6 shards of MDS take half of this.
 const MAX_METADATA: u64 = 1 << 30;
 
-/// What `__reduce__` gives: a function and its arguments.
+/// Result of `__reduce__`: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
 /// A listing, how many of its objects were left aside, its format, other programs' indexes, and its routes.

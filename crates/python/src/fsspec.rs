@@ -17,7 +17,7 @@ use crate::runtime::{enter, enter_async};
 /// (key, size, version, seconds since the epoch).
 type Described = (Vec<u8>, u64, Option<String>, Option<f64>);
 
-/// What a URL's store holds below it. Requests carry a deadline each.
+/// Objects below a URL in its store. Each request has a deadline.
 #[pyclass(name = "Files", module = "penstock._native", frozen)]
 pub struct PyFiles {
     opened: Arc<Opened>,

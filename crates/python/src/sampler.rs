@@ -19,7 +19,7 @@ pub struct PySampler {
     pub(crate) sources: Vec<Py<PySource>>,
     /// Of each source, where its records lie.
     pub(crate) indexes: Vec<Option<Indexed>>,
-    /// What neighbouring look-ups share.
+    /// State that neighbouring look-ups share.
     walk: Mutex<Option<SamplerCursor>>,
 }
 

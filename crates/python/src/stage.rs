@@ -220,7 +220,7 @@ pub fn verify(
     Ok(PyStageJob(Box::new(VerifyJob::start(request, &runtime()))))
 }
 
-/// What Python may ask of any job, whatever it ends with.
+/// Methods of any job in Python, whatever its result type.
 trait Watched: Send + Sync {
     fn snapshot(&self) -> Snapshot;
     fn counters(&self) -> &Metrics;

@@ -8,23 +8,23 @@ use crate::{tar, tfrecord};
 /// First bytes that are enough for every format here.
 pub const HEAD_LEN: usize = 512;
 
-/// What [`describe`] calls TFRecords.
+/// [`describe`]'s word for TFRecords.
 pub const TFRECORD: &str = "TFRecords";
-/// What [`describe`] calls tar archives.
+/// [`describe`]'s word for tar archives.
 pub const TAR: &str = "a tar archive";
-/// What [`describe`] calls NumPy arrays.
+/// [`describe`]'s word for NumPy arrays.
 pub const NPY: &str = "a NumPy array";
-/// What [`describe`] calls NumPy archives.
+/// [`describe`]'s word for NumPy archives.
 pub const NPZ: &str = "a NumPy archive";
-/// What [`describe`] calls Parquet files.
+/// [`describe`]'s word for Parquet files.
 pub const PARQUET: &str = "a Parquet file";
-/// What [`describe`] calls HDF5 files.
+/// [`describe`]'s word for HDF5 files.
 pub const HDF5: &str = "an HDF5 file";
-/// What [`describe`] calls JPEG images.
+/// [`describe`]'s word for JPEG images.
 pub const JPEG: &str = "a JPEG image";
-/// What [`describe`] calls PNG images.
+/// [`describe`]'s word for PNG images.
 pub const PNG: &str = "a PNG image";
-/// What [`describe`] calls zlib streams.
+/// [`describe`]'s word for zlib streams.
 pub const ZLIB: &str = "zlib-compressed data";
 
 /// Magic numbers, and where each begins.

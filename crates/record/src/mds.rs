@@ -34,7 +34,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// What `text` says in an index.
+    /// Parses `text` of an index.
     fn parse(text: &str) -> Self {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         match name {

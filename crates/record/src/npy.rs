@@ -15,7 +15,7 @@ const MAX_HEADER: usize = 64 << 10;
 /// NumPy's own limit.
 const MAX_DIMENSIONS: usize = 64;
 
-/// What a header says.
+/// Header of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     /// Element type and shape; of a Fortran-ordered array, the shape of the transpose that lies there in C order.
@@ -155,7 +155,7 @@ impl<'a> Dict<'a> {
     }
 }
 
-/// What is left of a Python literal.
+/// Rest of a Python literal.
 struct Literal<'a>(&'a str);
 
 impl<'a> Literal<'a> {

@@ -161,7 +161,7 @@ impl<'a> Directory<'a> {
         Ok(content)
     }
 
-    /// What messages call a member.
+    /// Name of a member in messages.
     pub fn member(&self, entry: &Entry<'_>) -> String {
         format!("member `{}` of {}", entry.name.escape_ascii(), self.place)
     }

@@ -2,7 +2,7 @@
 //! The protobuf wire format, walked where it lies: tags, varints, lengths, and what to skip. Nothing is copied and
 //! nothing recurses; a message is a slice.
 
-/// What is wrong with a message, without its place.
+/// Problem of a message, without its place.
 pub(crate) type Problem = &'static str;
 
 /// Groups (deprecated, skipped as unknown) may nest this deep, as in the reference library.

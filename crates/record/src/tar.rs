@@ -220,7 +220,7 @@ impl std::iter::FusedIterator for Members<'_> {}
 /// A member that is part of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// What follows the first dot of its base name, in lower case: `jpg`, `seg.png`.
+    /// Text after the first dot of its base name, in lower case: `jpg`, `seg.png`.
     pub ext: String,
     /// Where its content begins.
     pub offset: u64,

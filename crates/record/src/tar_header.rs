@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One block of a tar archive as a header, and what pax and GNU extensions say.
 
-/// What is wrong with a header, without its place.
+/// Problem of a header, without its place.
 pub(crate) type Problem = &'static str;
 
 /// tar's unit.
@@ -9,7 +9,7 @@ pub(crate) const BLOCK: usize = 512;
 /// The most that a pax header or a long name may take: names are bounded by PATH_MAX, 4096.
 pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
-/// What a header introduces.
+/// Kind of member that a header introduces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -92,7 +92,7 @@ fn number(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// What the pax records of one member, or the global ones, say.
+/// Pax records of one member, or the global ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Pax<'a> {
     pub(crate) path: Option<&'a [u8]>,

@@ -10,7 +10,7 @@ use crate::protobuf::{Message, Problem, Value};
 use crate::tf_example::{entry_name, not_of_kind};
 use crate::tf_feature::Feature;
 
-/// What a name stands for in `feature_lists`: a feature for each step, `None` for one of no kind.
+/// Feature list: a feature for each step, `None` for a feature without a kind.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FeatureList<'a> {
     steps: Vec<Option<Feature<'a>>>,

@@ -51,7 +51,7 @@ impl Committer {
         Ok(self.journal)
     }
 
-    /// What a file may replace: one that an earlier stage of this source made under the same name, or what the user says.
+    /// Files that a commit may replace: one of the same name from an earlier stage of this source, or any with `--overwrite`.
     fn replaces(&self, target: &Key) -> Replace {
         match (self.overwrites, self.journal.knows(target)) {
             (true, _) => Replace::Existing(Proof::Named),

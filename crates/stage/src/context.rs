@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a planned stage takes along, to a folder as to a store, and the list of what it could not bring.
+//! Context of a planned stage, to a folder or to a store, and the list of objects that it could not copy.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl StateDir {
     }
 }
 
-/// What could not be staged and why, for whoever has to mend it at the source: one object a line.
+/// Writes the objects that could not be staged, with the reason, one per line.
 fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
     let bug = |error: serde_json::Error| Error::bug(error.to_string());
     let mut out =

@@ -148,7 +148,7 @@ impl DestDir {
         }
     }
 
-    /// What stands under a key: `None` where nothing does, or something that is no plain file.
+    /// State of the file at a key; `None` if there is none, or if it is not a regular file.
     pub fn state(&self, relative: &[u8]) -> Result<Option<FileState>> {
         let (folder, name) = split(relative);
         match self.walk(folder, false) {
@@ -248,7 +248,7 @@ fn state_of(stat: &rustix::fs::Stat) -> Option<FileState> {
     plain.then_some(FileState { size: stat.st_size as u64, mtime_ns })
 }
 
-/// What stands under a name in an open folder.
+/// State of a name in an open folder.
 pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Option<FileState>, Errno> {
     match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(state_of(&stat)),
@@ -262,7 +262,7 @@ pub(crate) fn allocated_at(folder: &OwnedFd, name: &str) -> u64 {
     rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| (stat.st_blocks as u64) * 512)
 }
 
-/// What an open file is now.
+/// State of an open file.
 pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
     let stat = rustix::fs::fstat(file)?;
     state_of(&stat).ok_or_else(|| std::io::Error::other("is no plain file"))

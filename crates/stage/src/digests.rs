@@ -85,7 +85,7 @@ impl StoredDigests {
     }
 }
 
-/// What the stored bytes of an object turned out to be.
+/// Size and digests of an object's stored bytes, as computed.
 #[derive(Debug, Clone)]
 pub(crate) struct Seen {
     /// Our own digests of them.

@@ -46,7 +46,7 @@ impl<S: Clone + Send + 'static> Job<S> {
         Self { progress, metrics, cancel, ended }
     }
 
-    /// What has been done so far.
+    /// Progress so far.
     pub fn progress(&self) -> Snapshot {
         self.progress.snapshot()
     }

@@ -40,7 +40,7 @@ pub(crate) struct Line {
     pub mtime_ns: i64,
     /// Digests of the file.
     pub digests: Vec<Digest>,
-    /// What it was made from.
+    /// Source of the file.
     pub origin: Origin,
     /// The source's mtime: all there is to compare where a store has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -106,7 +106,7 @@ pub(crate) struct LastStage {
     pub failed: Option<u64>,
 }
 
-/// What a journal's line holds.
+/// Line of a journal.
 #[expect(clippy::large_enum_variant, reason = "one at a time")]
 enum Found<'a> {
     Head(&'a Head),

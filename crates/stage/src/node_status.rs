@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the rank that stages tells the node's other ranks, and how they wait for it.
+//! Node status: a file by which the rank that stages reports to the node's other ranks, which wait for it.
 //!
 //! A record beside the journal says running, done or failed, for which request and which launch; a lock beside it is held
 //! while the leader lives. Yesterday's record does not count: `done` only for the same request (and launch, where the
@@ -65,7 +65,7 @@ impl Record {
         self.state == State::Running
     }
 
-    /// What a living process changes every [`HEARTBEAT`].
+    /// Heartbeat: a number that the process changes every [`HEARTBEAT`].
     pub fn sign(&self) -> (u64, f64) {
         (self.beat, self.at_s)
     }
@@ -81,7 +81,7 @@ impl Record {
 pub struct WireError {
     /// [`Error::code`].
     pub code: String,
-    /// What happened.
+    /// The error.
     pub message: String,
     /// [`Error::hint`].
     pub hint: Option<String>,
@@ -93,7 +93,7 @@ impl WireError {
     }
 }
 
-/// What makes two ranks mean the same stage.
+/// Identity of a stage: ranks with equal values take part in the same stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// Source and options.

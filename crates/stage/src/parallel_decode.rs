@@ -268,7 +268,7 @@ impl<'a> WorkQueue<'a> {
         true
     }
 
-    /// What a stretch came to, working meanwhile.
+    /// Waits for the result of a run of frames, and decodes other runs meanwhile.
     fn await_result(&self, nth: usize, buffers: &Mutex<Vec<Vec<u8>>>) -> Laid {
         loop {
             if let Some(result) = lock(&self.state).results[nth].take() {

@@ -28,7 +28,7 @@ const NAME_MAX: usize = 255;
 /// The longest path that one system call takes, less room for the destination itself.
 const PATH_MAX: usize = 4000;
 
-/// What to do, parsed once at the edge.
+/// Options of a stage, validated once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
     /// Inflate compressed objects on the way and drop the codec's suffix.
@@ -56,7 +56,7 @@ pub struct StageOptions {
 }
 
 impl StageOptions {
-    /// What an object is compressed in where its name must say so: nothing that its name or listing says is compressed.
+    /// Codec whose suffix the target's name gains; none for an object that is already compressed by its name or listing.
     pub(crate) fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         let is_undone = self.decompress && entry.codec != Codec::None;
         self.compression.filter(|_| is_undone || !crate::compress::is_packed(entry))
@@ -88,7 +88,7 @@ pub struct Item {
     pub object: usize,
     /// The file's path below the destination.
     pub target: Key,
-    /// What is undone on the way; [`Codec::None`] when bytes stay as stored, as far as names tell.
+    /// Codec that is decompressed during the copy, by the name; [`Codec::None`] if bytes stay as stored.
     pub undo: Codec,
     /// Who said that it is in that codec.
     pub codec_source: Option<CodecSource>,

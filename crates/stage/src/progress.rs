@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stage has done so far, for any thread to read while it runs.
+//! Counters of a running stage, readable from any thread.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ pub struct Failure {
     pub key: String,
     /// [`Error::code`].
     pub code: String,
-    /// What happened.
+    /// The error.
     pub error: String,
 }
 
@@ -37,7 +37,7 @@ pub struct Progress {
     failures: Mutex<Vec<(Failure, Error)>>,
 }
 
-/// What [`Progress`] held at one moment.
+/// Snapshot of [`Progress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Objects of this node's share; 0 until the listing has ended.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stage is asked for, and what it tells at its end.
+//! Request and summary of a stage.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::progress::Failure;
 use crate::to_store::target::transform_id;
 use penstock_dataset::key_filter::KeyFilter;
 
-/// What to stage, parsed once at the edge.
+/// Request of a stage, validated once.
 #[derive(Debug, Clone)]
 pub struct StageRequest {
     /// A folder of objects, one object, or a local list of URLs.
@@ -31,9 +31,9 @@ pub struct StageRequest {
     pub manifest: Option<PathBuf>,
     /// Which of the objects are meant.
     pub select: KeyFilter,
-    /// What to do.
+    /// Options.
     pub options: StageOptions,
-    /// What the whole job may ask of the store; each node takes its part. Requests in flight are of `options`.
+    /// Rate limits of the whole job; each node takes its share. The limit of requests in flight is in `options`.
     pub rates: Rates,
     /// Plan only; the destination is not touched.
     pub dry_run: bool,
@@ -134,6 +134,6 @@ pub struct Summary {
     /// How the reads were spread, where there are mirrors; the source comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorReport>,
-    /// What could not be staged.
+    /// Objects that could not be staged.
     pub failed: Vec<Failure>,
 }

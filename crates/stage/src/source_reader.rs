@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stage reads from: one source, read at its pinned versions, under one memory.
+//! Source reader: reads one source at its pinned versions, within one memory budget.
 //!
 //! Owns what is the same wherever the bytes go: names, room in memory, the size that must be the listed one, and bytes
 //! counted as they come. What becomes of them is the business of `object`, `parts` and `send`.
@@ -60,7 +60,7 @@ impl SourceReader {
         self.source.store.capabilities().ranges
     }
 
-    /// What the store says of an object now; errs where that is another than was listed.
+    /// Current metadata of an object; an error if it is not the listed version.
     pub async fn head(&self, entry: &Entry) -> Result<Meta> {
         let meta = self.source.store.head(&self.object_ref(entry).key, self.deadline).await?;
         let (want, have) = (entry.version.as_ref(), meta.version.as_ref());
@@ -147,7 +147,7 @@ impl SourceReader {
     }
 }
 
-/// What an object may inflate to: what the user said, or what its codec can honestly reach.
+/// Maximum decompressed size of an object: the user's limit, or the highest ratio of its codec.
 pub(crate) fn inflated_limit(codec: Codec, stored: u64, stated: Option<u64>) -> u64 {
     let ratio = match codec {
         Codec::None => 1,

@@ -37,7 +37,7 @@ const SAMPLES: usize = 25;
 const STEADY_SAMPLES: usize = 7;
 const STEADY: f64 = 0.075;
 
-/// What all workers share.
+/// State that all workers share.
 pub(super) struct Shared {
     pub(super) spec: ObjectSpec,
     pub(super) store: Arc<dyn Store>,

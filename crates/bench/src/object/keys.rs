@@ -88,7 +88,7 @@ impl Keys {
         Some(self.named(number))
     }
 
-    /// What a LIST begins with.
+    /// Prefix of a LIST.
     pub(super) fn folder(&self) -> Key {
         self.root.clone()
     }

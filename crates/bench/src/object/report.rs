@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stretch of requests came to.
+//! Result of a phase of requests.
 
 use serde::Serialize;
 
@@ -28,7 +28,7 @@ pub struct ObjectEnds {
     pub cpu_percent: Option<f64>,
 }
 
-/// What was done by a moment, all kinds together.
+/// Totals at one moment, over all operations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ObjectSample {
     /// Since the start.
@@ -93,9 +93,9 @@ pub struct ObjectReport {
     pub first: ObjectEnds,
     /// When the last one had.
     pub last: ObjectEnds,
-    /// What had been done when the last worker had begun: the ramp is no steady state.
+    /// Totals when the last worker had started: the ramp is not a steady state.
     pub ramp: Option<ObjectEnds>,
-    /// What was done by when.
+    /// Totals over time.
     pub series: Vec<ObjectSample>,
     /// Of this process.
     pub cpu: CpuTime,

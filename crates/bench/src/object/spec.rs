@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stretch of requests is made of, and which combinations cannot be.
+//! Parameters of a phase of requests, and their validation.
 
 use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ pub struct ObjectSpec {
     pub url: String,
     /// Keys below the URL that are read although others made them; none of them is ever written or deleted.
     pub existing: Vec<String>,
-    /// What is sent.
+    /// Operations.
     pub mix: Vec<Share>,
     /// Bytes of each object.
     pub object_size: u64,
@@ -75,7 +75,7 @@ pub struct ObjectSpec {
     pub arrivals: Schedule,
     /// Of an open loop: requests a second, all workers.
     pub rate: Option<f64>,
-    /// What was read is held against what this salt wrote.
+    /// Bytes that are read are compared with the content of this salt.
     pub verify: Option<u64>,
     /// Percent of each page that are zeros.
     pub compressible: u32,

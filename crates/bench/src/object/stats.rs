@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was asked, what came of it, and how each attempt failed that did.
+//! Counts of requests, their results, and the failures of their attempts.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub struct Failures {
     pub timeout: u64,
 }
 
-/// What a failed attempt was; `None` for an error that no other attempt can mend.
+/// Class of a failed attempt; `None` for an error that a retry cannot solve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     TooMany,

@@ -21,7 +21,7 @@ use crate::Arrivals;
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// What one worker brings home, by kind.
+/// Statistics of one worker, by operation.
 pub(super) type Brought = [Stats; 6];
 
 /// An attempt that succeeded.
@@ -55,7 +55,7 @@ pub(super) async fn work(shared: &Shared, number: u32, start: Instant) -> Result
     }
 }
 
-/// What comes next; `None` when nothing does.
+/// Next operation; `None` at the end.
 fn choose(shared: &Shared, random: &mut SmallRng) -> Option<(Operation, Chosen)> {
     let mix = &shared.spec.mix;
     let mut at = random.random::<f64>() * mix.iter().map(|share| share.weight).sum::<f64>();

@@ -60,7 +60,7 @@ impl PhaseJob {
         Ok(Self { shared, is_cancelled, done: Mutex::new(done), thread: Some(thread) })
     }
 
-    /// What is done by now.
+    /// Totals so far.
     pub fn progress(&self) -> Total {
         self.shared.total()
     }
@@ -215,7 +215,7 @@ enum Event {
     Ended,
 }
 
-/// What a worker brings home.
+/// Statistics of one worker.
 struct End {
     at: Instant,
     io: Histogram,

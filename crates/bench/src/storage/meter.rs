@@ -33,7 +33,7 @@ pub(super) struct FirstEnd {
     pub(super) machine: CpuTicks,
 }
 
-/// What all workers of a phase share.
+/// State that all workers of a phase share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) spec: StorageSpec,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a phase came to.
+//! Result of a phase.
 
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ pub struct Ends {
     pub cpu_percent: Option<f64>,
 }
 
-/// What was done by a moment.
+/// Totals at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sample {
     /// Since the start.
@@ -66,7 +66,7 @@ pub struct PhaseReport {
     pub cpu: CpuTime,
     /// Processors that this process could keep busy: its affinity, and the quota of its control group.
     pub cores: usize,
-    /// What was done by when.
+    /// Totals over time.
     pub series: Vec<Sample>,
     /// Bytes that were held against the pattern.
     pub verified_bytes: u64,

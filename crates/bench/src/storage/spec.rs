@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one phase does, and which combinations cannot be.
+//! Parameters of a phase, and their validation.
 
 use std::path::PathBuf;
 
@@ -87,7 +87,7 @@ pub struct StorageSpec {
     pub direct: bool,
     /// fsync before a file counts as written, inside the clock.
     pub fsync: bool,
-    /// What was read is held against what this salt wrote.
+    /// Bytes that are read are compared with the content of this salt.
     pub verify: Option<u64>,
     /// Percent of each page that are zeros.
     pub compressible: u32,

@@ -207,7 +207,7 @@ impl Ring {
     }
 }
 
-/// What is to be sent after a group, or when nothing more can be now.
+/// Next step after a group was sent, or if nothing can be sent now.
 #[derive(Clone, Copy)]
 enum Later {
     /// The next request, by a system call of its own.

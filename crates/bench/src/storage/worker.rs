@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one thread does in each phase.
+//! Work of one thread in each phase.
 
 use std::os::fd::{AsFd, OwnedFd};
 

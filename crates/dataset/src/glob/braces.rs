@@ -52,7 +52,7 @@ fn find(pattern: &[u8]) -> Option<Brace<'_>> {
     })
 }
 
-/// What stands between the commas that are in no inner brace.
+/// Parts between the commas of the outermost level.
 fn split(inner: &[u8]) -> Vec<Vec<u8>> {
     let mut depth = 0_usize;
     let at_comma = |byte: &u8| {

@@ -18,7 +18,7 @@ pub(super) enum Cell {
     Real(f64),
 }
 
-/// What a column's cells are.
+/// Type of a column's cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Bytes,
@@ -27,7 +27,7 @@ pub(super) enum Kind {
     Real,
 }
 
-/// What of an entry stands in a column.
+/// Field of an entry that a column holds.
 #[derive(Debug, Clone, Copy)]
 enum Field {
     Key,

@@ -47,7 +47,7 @@ impl ManifestFormat {
         if objects < Self::PARQUET_FROM { Self::Json } else { Self::Parquet }
     }
 
-    /// What a file's name says, else the one for so many objects.
+    /// Format by a file's name, else by the number of objects.
     pub fn of_file(path: &Path, objects: usize) -> Self {
         match path.extension().map(std::ffi::OsStr::to_ascii_lowercase) {
             Some(extension) if extension == "json" => Self::Json,
@@ -69,7 +69,7 @@ impl FromStr for ManifestFormat {
     }
 }
 
-/// What a document says besides its objects.
+/// Header of a document.
 #[derive(Debug, Clone, Copy)]
 pub struct Head<'a> {
     /// [`Manifest::url`].
@@ -129,7 +129,7 @@ pub(super) fn write_json<E: Borrow<Entry>>(
 }
 
 impl Manifest {
-    /// What stands before the entries.
+    /// Text before the entries.
     pub fn head(&self) -> Head<'_> {
         Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s, failed: self.failed }
     }
@@ -215,7 +215,7 @@ impl Manifest {
     }
 }
 
-/// What a document of another version ends in.
+/// Error of a document of another version.
 pub(super) fn other_version(version: u32, place: &str) -> Error {
     Error::Unsupported {
         what: format!("manifest version {version} of {place}"),

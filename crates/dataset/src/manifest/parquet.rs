@@ -30,9 +30,9 @@ use super::columns::{Cell, Column, Kind, columns};
 use super::io::other_version;
 use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, pack_keys};
 
-/// What a Parquet file begins with.
+/// Magic bytes of a Parquet file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
-/// What our seal begins with; 16 bytes of XXH3 follow.
+/// Prefix of the seal; 16 bytes of XXH3 follow.
 const SEAL: &[u8; 8] = b"PENSTOCK";
 /// Eight letters of somebody else's differ from ours in half of their 64 bits; what differs in fewer than this was ours.
 const DAMAGED_SEAL: u32 = 8;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is kept with an object besides its bytes, as headers: from the request that wrote it to the answers of reads.
+//! Headers that are stored with an object: from the request that wrote it to the answers of reads.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// What the headers of a write ask to keep; `tagging` is its `x-amz-tagging`.
+    /// Headers of a write that are stored; `tagging` is its `x-amz-tagging`.
     pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>, tagging: Option<&str>) -> S3Result<Self> {
         let tags = tagging.map(parse_tags).transpose()?.unwrap_or_default();
         Ok(Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect(), tags })

@@ -14,7 +14,7 @@ use crate::preconditions::{Reading, modified, no_such_key};
 use crate::request_body::{hasher, value_of};
 use crate::response_body::Outgoing;
 
-/// What GET and HEAD ask.
+/// Request of GET and HEAD.
 struct Asked {
     key: String,
     range: Option<Range>,

@@ -118,7 +118,7 @@ impl MultipartStore {
     }
 }
 
-/// What a completed upload becomes.
+/// Object of a completed upload.
 struct Joined {
     temp: Temp,
     etag: String,

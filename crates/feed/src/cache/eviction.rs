@@ -11,7 +11,7 @@ use super::directory::Folder;
 use super::entry::{Form, Name};
 use super::{AccessPlan, Extent};
 
-/// What lies in the folder, by when it is needed next. Built when room is first needed, and followed from then on.
+/// Entries of the folder by their next use. Built when space is first needed, and updated from then on.
 #[derive(Debug)]
 pub(super) struct EvictionQueue {
     folder: Arc<Folder>,

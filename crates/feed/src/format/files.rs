@@ -27,7 +27,7 @@ pub(super) struct Files {
     labels: Values,
 }
 
-/// What a file of labels says.
+/// Content of a file of labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Labels {

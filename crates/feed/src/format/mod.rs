@@ -96,7 +96,7 @@ pub enum FormatSpec {
         /// Which arrays of a group; all, where none is named.
         #[serde(default)]
         arrays: Vec<String>,
-        /// What its metadata say; read when the dataset is opened.
+        /// Metadata, read when the dataset is opened.
         #[serde(default, alias = "told")]
         metadata: Option<ZarrMetadata>,
     },
@@ -291,7 +291,7 @@ pub(crate) struct RecordId<'a> {
     pub record: u64,
     /// Where the record begins.
     pub offset: u64,
-    /// What is asked for before a part is decompressed.
+    /// Memory that is reserved before a part is decompressed.
     pub memory: &'a PartHold<'a>,
 }
 
@@ -307,10 +307,10 @@ pub(crate) trait Record {
     }
 }
 
-/// What is done with a record.
+/// Callback for a record.
 pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 
-/// What the end of an object tells of how many records it holds.
+/// Number of records, from the end of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TrailerCount {
     /// So many.
@@ -319,7 +319,7 @@ pub(crate) enum TrailerCount {
     Wants(u64),
 }
 
-/// What is done with a record of a table, given its place among those that were asked for.
+/// Callback for a record of a table, with its position among the requested ones.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(usize, Result<&dyn Record>);
 
 /// An object in memory whose records do not lie one after another.
@@ -425,7 +425,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         Err(Error::bug(format!("the end of {place} tells no count")))
     }
 
-    /// What a part is proposed to become when no fields are said; by default what it looks like.
+    /// Proposed field of a part if no fields are given; by default from its content.
     fn proposes(&self, _name: &str, _part: &Part<'_>) -> Option<super::field::Kind> {
         None
     }

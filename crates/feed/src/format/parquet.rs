@@ -159,7 +159,7 @@ impl Record for Cells<'_> {
 }
 
 impl Cells<'_> {
-    /// What `values`, the first of which is row `first`, hold in this row.
+    /// Value of this row in `values`, whose first row is `first`.
     fn cell<'a>(&self, column: usize, values: &'a Values, first: u64) -> Result<Part<'a>> {
         let column = &self.rows.file.columns()[column];
         let (place, at) = (&self.rows.place, (self.row - first) as usize);

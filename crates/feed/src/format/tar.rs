@@ -69,7 +69,7 @@ impl Record for Files<'_> {
     }
 }
 
-/// What a file is by its extension: a number as text, a NumPy array, else bytes.
+/// Type of a file by its extension: a number as text, a NumPy array, else bytes.
 pub(super) fn of_file<'a>(name: &str, bytes: &'a [u8], place: &str) -> Result<Part<'a>> {
     let last = name.rsplit('.').next().unwrap_or(name);
     if NUMBERS.contains(&last) {

@@ -21,7 +21,7 @@ const NAMES: [&str; 2] = ["zarr.json", ".zarray"];
 /// Arrays that are looked at when none is named.
 const MAX_ARRAYS: usize = 1024;
 
-/// What was read of a dataset.
+/// Metadata that was read from a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZarrMetadata {
     /// Metadata of the arrays, by path; the root's is empty.

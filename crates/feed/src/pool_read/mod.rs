@@ -128,7 +128,7 @@ struct Shared {
     metrics: Arc<Metrics>,
 }
 
-/// What is known of an object.
+/// State of an object.
 #[derive(Debug)]
 struct Known {
     size: u64,

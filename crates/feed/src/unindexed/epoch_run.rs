@@ -47,7 +47,7 @@ pub(super) struct State {
     pub closed: bool,
 }
 
-/// What the consumer, the runtime's tasks and the decoding threads share.
+/// State that the consumer, the runtime's tasks and the decoding threads share.
 pub struct Shared {
     pub(super) feed: Arc<Unindexed>,
     pub(super) epoch: u64,

@@ -206,7 +206,7 @@ impl Unindexed {
     }
 }
 
-/// What the stream of an object holds at most: parts on their way, what it inflates in, and a window that waits.
+/// Maximum memory of an object's stream: parts in flight, the decompression buffer, and one finished window.
 fn stream_bytes(source: &Source, object: u64) -> u64 {
     let size = source.entry(object).size;
     let ratio = if source.codec(object) == Codec::None { 1 } else { LIKELY_RATIO };

@@ -95,7 +95,7 @@ struct Cutter<'a> {
     first_byte: Option<Instant>,
 }
 
-/// What was inflated and not cut off yet.
+/// Decompressed bytes that were not cut into records yet.
 struct Cut {
     pending: Vec<u8>,
     base: u64,

@@ -20,7 +20,7 @@ use penstock_types::{Error, Result, with_separators};
 
 use crate::byteswap::swap_into;
 
-/// What undoes one filter.
+/// Decoder of one filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// A compression whose stream says nothing of the size.

@@ -8,14 +8,14 @@ use serde_json::Value;
 
 use super::{Step, decode_into};
 
-/// What an array's metadata say.
+/// Metadata of an array.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
     /// Its element type and shape.
     pub spec: TensorSpec,
     /// Shape of a chunk; of sharded arrays, of a chunk within a shard.
     pub chunk_shape: Vec<usize>,
-    /// What undoes a chunk's codecs.
+    /// Decoders of a chunk's codecs.
     pub steps: Vec<Step>,
     /// The bytes of an element where nothing was written, little-endian.
     pub fill: Vec<u8>,

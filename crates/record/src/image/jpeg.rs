@@ -34,7 +34,7 @@ impl Decoder {
         unsafe { tj::tj3Get(self.handle(), parameter as c_int) }
     }
 
-    /// What the library said, and whether it went on.
+    /// Message of the library, and whether it could continue.
     fn problem(&self) -> (String, bool) {
         // SAFETY: the string belongs to the handle, is terminated, and is copied at once.
         let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.handle())) }.to_string_lossy().into_owned();

@@ -65,7 +65,7 @@ pub enum Layout {
     Chw,
 }
 
-/// What becomes of an image.
+/// Transform of an image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageSpec {
     /// Rows of the sample.
@@ -158,14 +158,14 @@ pub enum Kind {
     Png,
 }
 
-/// What an image says of itself in its first bytes.
+/// Header of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
     /// Columns, as stored.
     pub width: u32,
     /// Rows, as stored.
     pub height: u32,
-    /// What it is.
+    /// Format.
     pub kind: Kind,
     /// EXIF's orientation, 1 to 8; 1 where it says none.
     pub orientation: u8,

@@ -7,7 +7,7 @@ use ::parquet::basic::{ConvertedType, LogicalType, Type as Physical};
 use ::parquet::schema::types::ColumnDescriptor;
 use penstock_types::DType;
 
-/// What a column's values are.
+/// Type of a column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
     /// Numbers; booleans are uint8.
@@ -23,7 +23,7 @@ pub enum Element {
 pub struct Column {
     /// Its path, with dots, without a list's own levels; of several alike, with their numbers (`s.a#2`).
     pub name: String,
-    /// What a value is, or what is refused.
+    /// Type of a value, or the refused type.
     pub element: std::result::Result<Element, String>,
     /// True when a row holds a list of values.
     pub list: bool,

@@ -40,7 +40,7 @@ pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     Ok(footer)
 }
 
-/// What the footer states of the file that ends in `end`, which holds the footer.
+/// Parses the footer of the file that ends in `end`, which holds the footer.
 pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
     let from = usize::try_from(footer_len(end, size, place)?).ok().and_then(|len| end.len().checked_sub(len));
     let footer = from.and_then(|from| end.get(from..end.len() - TAIL));

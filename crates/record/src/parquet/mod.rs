@@ -228,7 +228,7 @@ impl Table {
     }
 }
 
-/// What is read of one row group.
+/// Columns read from one row group.
 struct Run<'a> {
     element: Element,
     list: bool,
@@ -239,7 +239,7 @@ struct Run<'a> {
     place: &'a str,
 }
 
-/// What the definition levels of a column say, and how it is decoded.
+/// Levels of a column, and its decoder.
 struct Levels {
     /// From this level on a list has an element; 0 of a column that is no list.
     element: i16,

@@ -53,7 +53,7 @@ pub(super) struct Pages<R> {
     place: String,
 }
 
-/// What the schema says of a column.
+/// Schema of a column.
 struct Facts {
     physical: Physical,
     /// Of fixed-size byte strings.
@@ -288,7 +288,7 @@ impl<R: ChunkReader> Pages<R> {
         Ok(())
     }
 
-    /// What of a data page lies behind its levels.
+    /// Bytes of a data page after its levels.
     fn values_of<'a>(&self, header: &Header, content: &'a [u8]) -> Result<&'a [u8]> {
         let mut rest = content;
         if header.kind == DATA_V2 {

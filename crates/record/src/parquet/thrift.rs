@@ -2,7 +2,7 @@
 //! Thrift's compact protocol as far as Parquet needs it here: a struct is read field by field, and fields that are not
 //! wanted are skipped. Nothing is allocated, whatever sizes the bytes state.
 
-/// What is wrong with the bytes, without their place.
+/// Problem of the bytes, without their place.
 pub(super) type Problem = &'static str;
 
 const ENDS: Problem = "ends inside a value";

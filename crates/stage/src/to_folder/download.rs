@@ -24,7 +24,7 @@ use penstock_dataset::manifest::Entry;
 
 /// Parts of one object in flight; other objects fill the rest of the pace.
 const PARTS_AT_ONCE: usize = 64;
-/// What of a read is in memory at once: a piece, and what the connection holds.
+/// Memory of one read: a write buffer, and the connection's own buffers.
 const ROOM: u64 = 2 * IO_BUFFER_BYTES as u64;
 
 /// A large object on its way.
@@ -41,7 +41,7 @@ pub(crate) struct Arrived {
     pub stored: StoredDigests,
     /// Its first bytes.
     pub head: Vec<u8>,
-    /// What its store says of it: `Err` where bytes and checksum differ.
+    /// Check against the store's digest: `Err` if bytes and checksum differ.
     pub meta: Result<Meta>,
 }
 

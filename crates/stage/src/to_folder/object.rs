@@ -33,7 +33,7 @@ const APART_LEAST: usize = 1 << 20;
 /// Fetches of an object whose bytes keep arriving damaged, and damaged differently: the line is at fault, not the object.
 pub(crate) const DAMAGED_MOST: u32 = 32;
 
-/// What every object of a stage shares.
+/// Context that all downloads of a stage share.
 pub(crate) struct DownloadContext {
     pub reader: SourceReader,
     pub dest_dir: Arc<DestDir>,
@@ -50,7 +50,7 @@ pub(crate) struct DownloadContext {
 }
 
 impl DownloadContext {
-    /// What one core may inflate in one piece: the half of the budget that the reader leaves, divided.
+    /// Memory for decompression per core: the half of the budget that the reader leaves, divided by the cores.
     pub fn whole_most(memory: u64, cores: usize) -> u64 {
         (memory / 2 / cores as u64).min(WHOLE_MOST)
     }
@@ -182,12 +182,12 @@ impl DownloadContext {
         inflater.finish().map(|_| ())
     }
 
-    /// What the file of an object is compressed in, as its name says.
+    /// Codec of an object's file, by its name.
     pub fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         self.options.compression_of(entry)
     }
 
-    /// What one object may take beside its own core.
+    /// Budget of one object beside its own core: cores, threads and memory.
     pub fn means(&self) -> CpuBudget<'_> {
         CpuBudget { cores: &self.cores, threads: self.threads, memory: self.whole_most }
     }

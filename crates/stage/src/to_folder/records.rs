@@ -98,7 +98,7 @@ pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
 }
 
 impl Document {
-    /// What its stage could not bring.
+    /// Objects that the stage could not copy.
     pub fn unfinished(&self) -> Option<Unfinished> {
         let Manifest { source, failed, .. } = &self.manifest;
         let (source, share) = (source.clone().unwrap_or_default(), share_of(&self.node).to_owned());

@@ -34,7 +34,7 @@ use penstock_dataset::manifest::Entry;
 /// A state file beyond this is no state file of ours (a part takes some 30 bytes).
 const MAX_STATE: u64 = 64 << 20;
 
-/// What the parts belong to. Anything else in its place and all of them are fetched again.
+/// Identity of the object that the parts belong to. If it differs, all parts are fetched again.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Head {
     source: String,
@@ -157,7 +157,7 @@ pub(crate) async fn make(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry
     Err(shop.always_damaged(entry))
 }
 
-/// What is known of the whole beside its bytes.
+/// Metadata of the whole object.
 #[derive(Debug, Clone, Default)]
 struct Known {
     digests: Vec<Digest>,
@@ -245,7 +245,7 @@ fn open(
     Ok((PartialDownload { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
 }
 
-/// What a file became, or why not, with what the stored bytes were.
+/// Result of a file or its error, with the digests of the stored bytes.
 type Outcome = Result<Finished, (Error, Vec<Digest>)>;
 
 /// A large object whose parts are all on the disk, on its way to a synced file.

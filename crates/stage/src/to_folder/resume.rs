@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What earlier stages into a folder left to do, and whether there is room for it.
+//! Remaining work after earlier stages into a folder, and the check of free space for it.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -28,7 +28,7 @@ use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 /// A trailer that claims more than this times the stored bytes is not believed when room is counted.
 const HONEST_RATIO: u64 = 32;
 
-/// What earlier runs left to do.
+/// Work that earlier runs left.
 pub(crate) struct Resumed {
     pub journal: Journal,
     pub parts: Arc<OwnedFd>,

@@ -32,7 +32,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// What was opened by `folder_url`, as a manifest of `url` (the same folder, or the folder of one object) names it.
+    /// The source opened by `folder_url`, with keys as in a manifest of `url` (that folder, or the folder of one object).
     pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
         let prefix = opened.prefix.as_bytes();
         let prefix = if url == folder_url {
@@ -57,7 +57,7 @@ impl Source {
     }
 }
 
-/// What items of one source need to become files.
+/// Download workers of one source.
 pub(crate) struct Workers {
     pub source: Source,
     pub dest_dir: Arc<DestDir>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What stands in a destination store before a stage to it, and what of the plan is left to do.
+//! Existing objects in a destination store before a stage, and the remaining work of the plan.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ use crate::to_store::records::is_manifest;
 use crate::to_store::target::{Target, transform_id};
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// What stands in the destination under the names that will be written, and the names of manifests there.
+/// Existing objects under the names that will be written, and the names of manifests there.
 pub(crate) struct Existing {
     pub objects: HashMap<Key, Meta>,
     pub own: Vec<Key>,
@@ -50,7 +50,7 @@ pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) ->
     Ok(found)
 }
 
-/// What earlier runs left to do.
+/// Work that earlier runs left.
 pub(crate) struct WorkList {
     pub journal: Journal,
     pub missing: Vec<UploadItem>,

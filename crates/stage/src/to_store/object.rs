@@ -43,11 +43,11 @@ const DAMAGED: u32 = 4;
 pub(crate) struct UploadItem {
     pub item: Item,
     pub standing: Option<Meta>,
-    /// What stands there is of an earlier stage of this source.
+    /// The existing object is of an earlier stage of this source.
     pub is_ours: bool,
 }
 
-/// What every object of a stage to a store shares.
+/// Context that all uploads of a stage share.
 pub(crate) struct UploadContext {
     pub reader: SourceReader,
     pub to: Target,
@@ -60,7 +60,7 @@ pub(crate) struct UploadContext {
     pub open: Mutex<HashMap<String, (Key, UploadId)>>,
 }
 
-/// What is done to an object's content, once its first bytes are known.
+/// Transform of an object's content, chosen from its first bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Transform {
     pub item: Item,
@@ -77,7 +77,7 @@ impl Transform {
     }
 }
 
-/// What was written, for the journal.
+/// Written object, for the journal.
 pub(crate) struct Written {
     pub change: Transform,
     pub stored: Vec<Digest>,
@@ -310,7 +310,7 @@ impl UploadContext {
         Ok(Some((content, change, have[..2].to_vec(), checked)))
     }
 
-    /// What an object may inflate to: what the user said, or what its codec can honestly reach.
+    /// Maximum decompressed size of an object: the user's limit, or the highest ratio of its codec.
     pub fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
         inflated_limit(codec, stored, self.options.max_inflated)
     }

@@ -157,7 +157,7 @@ pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline:
 }
 
 impl Line {
-    /// What a destination's manifest says of an object, as the journal of the stage that sent it would.
+    /// A manifest's entry of an object in the form of a journal line.
     pub(crate) fn of_recorded(entry: &Entry) -> Option<Self> {
         let origin = entry.origin.clone()?;
         Some(Self {

@@ -27,7 +27,7 @@ use crate::to_store::multipart::{MultipartUpload, PartSink, value};
 use crate::to_store::object::{PART, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
-/// What of an object's first bytes is wanted before anything is decided.
+/// First bytes of an object that are read before the transform is chosen.
 const LOOK: u64 = crate::compress::TRIED as u64;
 
 /// Stored bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.

@@ -21,7 +21,7 @@ use penstock_dataset::manifest::transform_text;
 /// A file beyond this is none of ours: 50,000 parts of some 200 bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// What the parts are made of and where they go.
+/// Identity of an upload: source, transform and destination.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Head {
     pub source: String,

@@ -36,7 +36,7 @@ const IO_BUFFER_BYTES: usize = 1 << 20;
 /// Unexpected files that are listed; all of them are counted.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
-/// What to verify, parsed once at the edge.
+/// Request of a verification, validated once.
 #[derive(Debug, Clone)]
 pub struct VerifyRequest {
     /// The staged folder. With `remote`: where a repair keeps its journal.
@@ -68,7 +68,7 @@ pub struct FailedFile {
     pub file: String,
     /// `missing`, `size`, `digest`, `not-a-file` or `unreadable`.
     pub problem: String,
-    /// What was found, in a sentence.
+    /// Finding, in one sentence.
     pub detail: String,
     /// Why it could not be repaired, where that was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -236,7 +236,7 @@ async fn check_all(
     Ok(found)
 }
 
-/// What is wrong with one file, if anything: a word and a sentence. An error is of the whole verification.
+/// Checks one file: `None` if it is correct, else the kind of damage and a sentence. An error ends the verification.
 fn check(
     dest_dir: &DestDir,
     record: &Record,

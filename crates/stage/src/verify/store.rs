@@ -58,7 +58,7 @@ fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
     Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url.to_owned(), objects) })
 }
 
-/// What is to be seen of each object, with the source it came from.
+/// Object to check, with its source.
 struct Record {
     entry: Entry,
     source: Option<String>,
@@ -154,7 +154,7 @@ async fn verify(
     })
 }
 
-/// What looking at an object needs.
+/// Context of the check of one object.
 #[derive(Clone)]
 struct Verifier {
     to: Target,
@@ -265,7 +265,7 @@ fn differs(entry: &Entry, have: &[Digest]) -> Problem {
     })
 }
 
-/// What a store's own description says against the record.
+/// Difference between the store's metadata and the record.
 fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
     if meta.size != entry.size {
         return Some(size(entry, meta.size));

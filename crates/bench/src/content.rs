@@ -74,7 +74,7 @@ impl Content {
         }
     }
 
-    /// A block for many writes, each to be told apart by [`Self::touch`].
+    /// A block for many writes; [`Self::touch`] makes each one different.
     pub fn prepare(&self, block: &mut [u8]) {
         self.fill(block, u64::MAX, 0);
     }

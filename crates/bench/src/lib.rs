@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The load generator: it makes requests of disks and stores, and tells how long each took.
+//! Load generator: sends requests to disks and stores, and measures how long each takes.
 //!
 //! Owns the loops that are timed, their histograms, their content and their arrivals. Prints nothing, decides nothing and
 //! cleans up nothing that its caller did not ask it to: sweeps, caches, rows and verdicts are Python's.

@@ -6,7 +6,7 @@ use penstock_codec::{Codec, checksum};
 
 use crate::manifest::{CodecSource, RecordFormat};
 
-/// First bytes that are enough to tell.
+/// Number of first bytes that identify a codec.
 pub const HEAD_BYTES: usize = 12;
 
 /// The codec that a Content-Encoding names; of several, none: nobody stores such objects.

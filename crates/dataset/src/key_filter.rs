@@ -86,7 +86,7 @@ impl KeyFilter {
         &pattern[..plain_len(pattern)]
     }
 
-    /// The patterns in words, for errors and for telling one request from another; empty where nothing is left out.
+    /// The patterns as text, for errors and to compare requests; empty if no key is excluded.
     pub fn text(&self) -> String {
         let mut words: Vec<String> = Vec::new();
         words.extend(self.within.iter().map(|(pattern, _)| String::from_utf8_lossy(pattern).into_owned()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which node moves which object. Every node computes the same plan from the same manifest, so none needs to be told.
+//! Which node moves which object. Every node computes the same plan from the same manifest, without communication.
 //!
 //! Stored bytes are balanced to the capacity of each node, and within that what is written too. A rule over names can
 //! take the place of the balance.

@@ -54,7 +54,7 @@ impl Connections {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Registers a new connection; at the limit another one is told to go.
+    /// Registers a new connection; at the limit, another one is asked to close.
     pub(crate) fn add(self: &Arc<Self>) -> Registered {
         let peer = Arc::new(Peer {
             last_us: AtomicU64::new(self.now_us()),

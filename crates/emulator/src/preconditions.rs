@@ -17,7 +17,7 @@ pub(crate) struct Reading {
     pub if_unmodified_since: Option<Timestamp>,
 }
 
-/// A file's mtime as S3 tells it: whole seconds, rounded down.
+/// A file's mtime as S3 reports it: whole seconds, rounded down.
 pub(crate) fn modified(stamp: Stamp) -> Timestamp {
     let since = std::time::Duration::from_nanos(stamp.modified_ns.max(0) as u64);
     Timestamp::from(std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(since.as_secs()))

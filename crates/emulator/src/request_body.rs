@@ -109,7 +109,7 @@ pub(crate) async fn receive(
         while let Some(chunk) = body.next().await {
             match chunk {
                 Ok(bytes) => {
-                    // The writer is gone only when it failed; its error is told below.
+                    // The writer is gone only when it failed; its error is returned below.
                     if sender.send(bytes).await.is_err() {
                         break;
                     }
@@ -191,7 +191,7 @@ fn body_error(error: s3s::StdError) -> S3Error {
     }
 }
 
-/// An error of the file system as S3 would tell it.
+/// An error of the file system as an S3 error.
 pub(crate) fn io_error(error: io::Error) -> S3Error {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {

@@ -26,7 +26,7 @@ use crate::tier::Tier;
 
 /// A client that opened a connection must send a request's head within this.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
-/// How long connections may take to end once told to.
+/// Time that connections may take to end at shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
 /// A pair of keys. Printed without its secret.

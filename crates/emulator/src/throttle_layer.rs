@@ -21,7 +21,7 @@ use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
 use crate::throttled_body::Shaped;
 use crate::tier::Kind;
 
-/// A refused upload is read to its end up to here, so that its client hears the answer instead of a reset.
+/// A refused upload is read to its end up to this size, so that its client receives the answer instead of a reset.
 const DRAINED: u64 = 64 << 20;
 
 macro_rules! counters {
@@ -258,7 +258,7 @@ impl Front {
     async fn error(&self, request: HttpRequest<Incoming>, status: StatusCode, text: &str) -> Response<Shaped<Body>> {
         let is_head = *request.method() == Method::HEAD;
         let awaits = awaits_continue(&request);
-        // A client that waits for `100 Continue` has sent nothing and must not be told to.
+        // A client that waits for `100 Continue` has sent nothing and must not receive it.
         if !awaits {
             let mut body = request.into_body();
             let mut seen = 0;

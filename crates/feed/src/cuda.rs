@@ -131,7 +131,7 @@ struct Registered {
     start: NonNull<u8>,
 }
 
-// SAFETY: the address is only told to the driver.
+// SAFETY: the address is only passed to the driver.
 unsafe impl Send for Registered {}
 
 impl Drop for Registered {

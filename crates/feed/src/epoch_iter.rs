@@ -82,7 +82,7 @@ struct Threads<S> {
 }
 
 impl<S: EpochSource> EpochIter<S> {
-    /// Starts `feeder` on the runtime and as many threads that `work`. `consumed` tells the feeder which batch is next.
+    /// Starts `feeder` on the runtime and as many threads that `work`. `consumed` gives the feeder the next batch.
     pub(super) fn start(
         shared: Arc<S>,
         consumed: watch::Sender<u64>,

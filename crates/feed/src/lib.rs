@@ -86,7 +86,7 @@ const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
 /// nothing.
 const SPARE_SLOTS: usize = 4;
 
-/// What stored bytes are taken to inflate to where fields do not tell; text and integers do not do better by much.
+/// Assumed compression ratio if the fields do not give a size; text and integers are not much better.
 const LIKELY_RATIO: u64 = 4;
 
 /// Limits of a feed.

@@ -198,7 +198,7 @@ pub async fn count(
     if codecs.iter().any(|codec| !matches!(codec, Codec::None | Codec::Gzip)) {
         return Ok(None);
     }
-    // Plain objects of different sizes need no request to be told apart.
+    // Uncompressed objects of different sizes differ; no request is needed.
     let mut plain =
         objects.iter().zip(&codecs).filter(|(_, codec)| **codec == Codec::None).map(|(entry, _)| entry.size);
     let plain_size = plain.next();

@@ -37,7 +37,7 @@ const SUFFIX: &[u8] = b".idx";
 /// The name of wids' list of shards.
 const SHARD_LIST: &[u8] = b"index.json";
 
-/// Notes that are kept; of 10^6 indexes that lie the same way, a few tell it.
+/// Number of notes that are kept; a few suffice for 10^6 indexes with the same defect.
 const MAX_NOTES: usize = 8;
 
 /// Indexes that lie somewhere: beside the objects, or in a folder of their own.

@@ -125,7 +125,7 @@ fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>)
     Ok((format, removed))
 }
 
-/// The format with what an object of the dataset must tell of it.
+/// The format with the metadata that an object of the dataset holds.
 fn resolved(
     py: Python<'_>,
     manifest: &Manifest,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `penstock index` for Python: one listing, written as a manifest, told as facts.
+//! `penstock index` for Python: lists a dataset once, writes the manifest, returns its facts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;

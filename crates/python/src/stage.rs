@@ -165,7 +165,7 @@ impl PyStageRequest {
         })
     }
 
-    /// As `wait_for_leader`, but an error that the leader told comes back as `{"failed": {code, message, hint}}`.
+    /// Like `wait_for_leader`, but returns the leader's error as `{"failed": {code, message, hint}}`.
     #[pyo3(signature = (*, start_s=600.0, silence_s=120.0))]
     fn leader_ends(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
         let request = self.0.clone();

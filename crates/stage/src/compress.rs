@@ -129,7 +129,7 @@ impl AsyncCompressor {
     pub async fn push(&mut self, content: Bytes) -> Result<Vec<Bytes>> {
         let mut out = Vec::new();
         let mut rest = content;
-        // A block is sent off when the first byte behind it is seen: the last one is told that it is.
+        // A block is sent when the first byte after it arrives; the last block is marked as the last.
         while !rest.is_empty() {
             let most = self.packer.block_bytes();
             if self.block.len() == most {
@@ -226,7 +226,7 @@ impl<'a> Compressor<'a> {
         let size = packer.block_bytes();
         loop {
             let left = self.held.len() - at;
-            // A block is packed when a byte behind it is seen: the last one is told that it is.
+            // A block is compressed when the first byte after it arrives; the last block is marked as the last.
             let blocks = if is_end { left.div_ceil(size).max(1) } else { left.saturating_sub(1) / size };
             if blocks == 0 {
                 break;

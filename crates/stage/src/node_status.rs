@@ -237,7 +237,7 @@ pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> st
     end_replace(&temporary, folder, name)
 }
 
-/// The same for a file that `fill` writes; errors of the disk are told by `io`.
+/// The same for a file that `fill` writes; `io` converts errors of the disk.
 pub(crate) fn replace_own_with(
     folder: &Arc<OwnedFd>,
     name: &str,
@@ -284,7 +284,7 @@ pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) 
     leader_ends(request, limits).await?.map_err(failed)
 }
 
-/// [`wait_for_leader`], with the error that the leader told as it told it.
+/// Like [`wait_for_leader`], but returns the leader's own error unchanged.
 pub async fn leader_ends(
     request: &super::StageRequest,
     limits: WaitLimits,

@@ -36,7 +36,7 @@ pub(crate) struct ParallelDecoder<'a> {
     held: Vec<u8>,
     buffers: Mutex<Vec<Vec<u8>>>,
     window: usize,
-    /// From where on blocks cannot be told apart.
+    /// Offset from which frames cannot be separated.
     stream: Option<StreamDecoder>,
 }
 

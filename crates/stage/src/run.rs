@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One stage from request to summary: list, plan, lock, move (`folder`, `deliver`), tell.
+//! One stage from request to summary: list, plan, lock, copy (`to_folder`, `to_store`), report.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ async fn run(
     let mut mirrors = None;
     let result = match planned {
         Ok((source, manifest, plan)) => {
-            // A list of URLs is where their server is told, and not where objects are.
+            // For a URL list, report the server's URL as the source, not the list file.
             if request.source.scheme == Scheme::File && !source.url.starts_with("file:") {
                 summary.source = source.url.clone();
             }

@@ -261,7 +261,7 @@ impl State {
     /// A calm round has ended.
     fn turn(&mut self, round: &Round, most: usize) {
         let mut slow = false;
-        // A few calls tell nothing about a store.
+        // A few calls are too few to measure a store.
         if round.timed >= 4 {
             let mean = round.first_bytes / round.timed as f64;
             slow = self.best.is_some_and(|best| mean > best * SLOW + JITTER);

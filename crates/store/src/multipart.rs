@@ -24,7 +24,7 @@ pub struct MultipartLimits {
     pub most_parts: u64,
     /// Parts are taken one after another, in order.
     pub is_ordered: bool,
-    /// The digest of the whole object that the store keeps where it is told.
+    /// The digest of the whole object that the store keeps if the upload gives one.
     pub whole: Algorithm,
 }
 

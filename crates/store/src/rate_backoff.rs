@@ -109,7 +109,7 @@ impl AdaptiveRate {
         let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
         let is_first = slot.is_none();
         let state = slot.get_or_insert_with(first);
-        // What was sent before the last cut tells of the pace before it.
+        // A request sent before the last cut measured the rate before it.
         if !is_first && turn.at <= state.since {
             return;
         }
@@ -121,7 +121,7 @@ impl AdaptiveRate {
         }
         let counted = f64::from(state.passed.min(MANY));
         let left = (counted / (counted + 1.0)).max(LEFT);
-        // A store that lets nothing through is away, which tells no limit: the way back is to the last that was found.
+        // A store that refuses everything is down, which shows no limit: the target stays the last one found.
         if state.passed > 0 {
             state.refused = state.rate;
         }

@@ -133,7 +133,7 @@ impl Shared {
     }
 }
 
-/// Opens a store whose every attempt is told: the wrapper that would repeat it gives up at once.
+/// Opens a store that reports each attempt: its retry wrapper gives up at once.
 fn opened(url: &str, mut settings: StoreSettings, attempt_limit: Duration) -> Result<Opened> {
     let url: Url = url.parse()?;
     settings.retry = RetryPolicy {
@@ -163,7 +163,7 @@ impl ObjectJob {
         Self::over(spec, opened)
     }
 
-    /// Over a store that tells every attempt.
+    /// Over a store that reports each attempt.
     pub(super) fn over(spec: ObjectSpec, opened: Opened) -> Result<Self> {
         let can = opened.store.capabilities();
         for share in spec.mix.iter().filter(|share| share.weight > 0.0) {
@@ -228,7 +228,7 @@ impl Drop for ObjectJob {
     fn drop(&mut self) {
         self.cancel();
         if let Some(thread) = self.thread.take() {
-            // What it had to tell, it has told.
+            // Its errors are reported already.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object stores: a mix of requests by many workers, each request's attempts told apart by what the store answered.
+//! Object stores: a mix of requests by many workers; attempts are classified by the store's answer.
 
 mod job;
 mod keys;

@@ -86,7 +86,7 @@ impl Drop for PhaseJob {
     fn drop(&mut self) {
         self.cancel();
         if let Some(thread) = self.thread.take() {
-            // It reports its own faults; one that it could not has been told as a bug.
+            // It reports its own errors; a panic was reported as a bug.
             let _ = thread.join();
         }
     }

@@ -76,7 +76,7 @@ pub async fn index_selected(
             Err(error) => return Err(error),
         }
     }
-    // A local folder that is not there was told by its store: this one is there, and empty.
+    // The store has already refused a missing local folder: this one exists and is empty.
     let place = if url.scheme == Scheme::File { format!("any object under {url}") } else { url.to_string() };
     Err(Error::NotFound { place })
 }

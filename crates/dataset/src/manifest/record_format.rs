@@ -18,7 +18,7 @@ pub enum RecordFormat {
     Npy,
     /// One JPEG image.
     Jpeg,
-    /// Not known from the name: the object is one record, or its reader is told.
+    /// Not known from the name: the object is one record, or the reader is given its format.
     Raw,
 }
 

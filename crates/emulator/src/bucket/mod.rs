@@ -50,7 +50,7 @@ where
     done.await.map_err(internal)?.map_err(|Failure(error)| error)
 }
 
-/// Either kind of error, as S3 tells it.
+/// Either kind of error, as an S3 error.
 struct Failure(S3Error);
 
 impl From<io::Error> for Failure {
@@ -112,7 +112,7 @@ impl S3 for Bucket {
         req: S3Request<GetBucketLocationInput>,
     ) -> S3Result<S3Response<GetBucketLocationOutput>> {
         self.check_name(&req.input.bucket)?;
-        // us-east-1 is told by an empty answer.
+        // An empty answer means us-east-1.
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 

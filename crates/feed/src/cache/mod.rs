@@ -308,7 +308,7 @@ impl NodeCache {
         let got = self.inner.get_ranges(object, &[keeps.range], deadline).await?;
         let meta = got.meta.clone();
         let bytes = collected(got).await?;
-        // What is not as the run was told is handed on, for its reader to judge, and not kept.
+        // An object that differs from the plan is passed to its reader, which checks it, and is not cached.
         if meta.size != keeps.size || bytes.len() as u64 != keeps.bytes() {
             turn.discard();
             return Ok((meta, Some(bytes)));

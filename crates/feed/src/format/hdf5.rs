@@ -78,7 +78,7 @@ pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) ->
         for (name, array) in datasets.iter().zip(&file.arrays) {
             columns.push(column(name, array, object, &place, &within)?);
         }
-        // Filters are told by number in each file, the chunk's own mask in each chunk.
+        // A file lists its filters by number, and each chunk has a mask of them.
         let steps = |array: &Array, mask: u32| undo(array, mask, &place);
         blocks.add(&place, columns, |column, at| {
             let array = &file.arrays[column];

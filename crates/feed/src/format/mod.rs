@@ -138,7 +138,7 @@ impl FormatSpec {
         }
     }
 
-    /// Whether an object of that (logical) name holds records of this format; `None` where names do not tell.
+    /// Whether an object of that (logical) name holds records of this format; `None` if names do not show it.
     fn claims(&self, name: &[u8]) -> Option<bool> {
         let ends = |suffixes: &[&[u8]]| Some(suffixes.iter().any(|suffix| name.to_ascii_lowercase().ends_with(suffix)));
         match self {
@@ -193,7 +193,7 @@ impl FormatSpec {
         Ok(is_streaming(manifest).then_some(Self::Mds { index: None }))
     }
 
-    /// The key of an object that tells the rest of what the format must know; see [`FormatSpec::resolved`].
+    /// The key of the object with the rest of the format's metadata; see [`FormatSpec::resolved`].
     pub fn metadata_object(&self) -> Option<&'static str> {
         matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
     }
@@ -228,7 +228,7 @@ impl FormatSpec {
         Ok(self.blocks(listing)?.map(|blocks| blocks.manifest(listing)))
     }
 
-    /// The blocks of a format of chunked arrays; of one that is not told yet, none.
+    /// The blocks of a format of chunked arrays; none before its metadata are read.
     pub(super) fn blocks(&self, listing: &Manifest) -> Result<Option<Blocks>> {
         Ok(match self {
             Self::Zarr { arrays, metadata } => Some(match metadata {
@@ -362,7 +362,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// How many records an object of that many bytes holds, where that alone tells.
+    /// Number of records in an object of that many bytes, if the size determines it.
     fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
         None
     }
@@ -372,7 +372,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// How many of an object's first bytes tell how many records it holds, where they do.
+    /// Number of an object's first bytes that contain its number of records, if they do.
     fn head_for_count(&self) -> Option<u64> {
         None
     }
@@ -420,7 +420,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         Err(Error::bug(format!("{place} is no table")))
     }
 
-    /// How many records a table of `size` bytes holds, told by its last bytes.
+    /// Number of records in a table of `size` bytes, from its last bytes.
     fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
         Err(Error::bug(format!("the end of {place} tells no count")))
     }

@@ -132,7 +132,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The blocks of a dataset that is told; those of `arrays`, in that order, or all.
+/// The blocks of a dataset whose metadata are read; those of `arrays`, in that order, or all.
 pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manifest) -> Result<Blocks> {
     let numbers = numbers(listing);
     let paths: Vec<&str> = match arrays {

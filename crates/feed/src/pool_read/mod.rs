@@ -135,7 +135,7 @@ struct Known {
     /// Below the file system's root.
     own: Option<Key>,
     nodes: Option<Vec<u32>>,
-    /// The version of the bucket's object that it was made from, where the listing tells.
+    /// The version of the bucket's object that it was made from, if the listing has it.
     made_from: Option<Version>,
 }
 

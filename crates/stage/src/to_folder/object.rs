@@ -55,7 +55,7 @@ impl DownloadContext {
         (memory / 2 / cores as u64).min(WHOLE_MOST)
     }
 
-    /// What an object may inflate to: what it was told, or what its codec can honestly reach.
+    /// Maximum decompressed size of an object: the given limit, or the highest ratio of its codec.
     pub fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
         inflated_limit(codec, stored, self.options.max_inflated)
     }

@@ -111,7 +111,7 @@ impl Workers {
                 (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
             async move {
                 let made = shop.make(&item, &manifest.objects[item.object]).await?;
-                // A committer that is gone has an error of its own to tell.
+                // A committer that ended returns its own error.
                 finished.send(made).await.map_err(|_| Error::Interrupted)
             }
         };

@@ -109,7 +109,7 @@ async fn work(
             (context.clone(), finished.clone(), manifest.clone(), loads[at].clone());
         async move {
             let sent = context.send(&load, &manifest.objects[load.item.object]).await;
-            // A scribe that is gone has an error of its own to tell.
+            // A journal writer that ended returns its own error.
             sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
         }
     };
@@ -144,7 +144,7 @@ pub(crate) struct ResendRequest {
     pub node: String,
 }
 
-/// Sends objects again over what stands there, and tells the manifest of their new versions.
+/// Sends objects again, replacing the existing ones, and records their new versions in the manifest.
 pub(crate) async fn again(
     work_of: ResendRequest,
     manifest: Manifest,

@@ -84,7 +84,7 @@ impl<'a> MultipartUpload<'a> {
         // Little memory holds smaller parts, and fewer of them.
         let is_lean = context.reader.memory_bytes() < PART * (SENDS as u64 + 2) + PART_BYTES * (READS as u64 + 2);
         let (wanted, sends, reads) = if is_lean { (PART / 2, 1, 1) } else { (PART, SENDS, READS) };
-        // A store that takes objects in one piece is shown them in parts, too: what is too large is told as it comes.
+        // A store that takes an object in one request also receives it in parts: one that is too large fails early.
         let part_bytes = terms.map_or(wanted, |terms| {
             let size = if change.is_copy() { entry.size } else { entry.size.saturating_add(entry.size / 100) };
             terms.part_bytes(wanted, size)

@@ -244,7 +244,7 @@ impl UploadContext {
         let meta = if self.may_replace(load) {
             let options = self.put_options(load, &change, Some(Digest::of_u32(Algorithm::Crc32c, crc32c(&body))));
             match self.to.store.put(&key, vec![body.clone()], &options, self.reader.deadline).await {
-                // Another run of this stage was there first, perhaps; the bytes tell.
+                // Another run of this stage may have written it first; compare the bytes.
                 Err(Error::Precondition { .. }) if load.standing.is_none() => {
                     self.adopted(&load.item, size, &self.every_digest(body).await?).await?
                 }

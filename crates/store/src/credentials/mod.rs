@@ -44,7 +44,7 @@ struct Kept<C> {
     after_refusal: bool,
 }
 
-/// A credential as handed out. `generation` tells the keeper which one was refused.
+/// Credential for one request. `generation` identifies it if the store refuses it.
 pub(crate) struct Lease<C> {
     pub(crate) credential: C,
     pub(crate) generation: u64,

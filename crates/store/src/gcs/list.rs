@@ -14,7 +14,7 @@ use crate::transport::client::Parts;
 use crate::transport::{body, pair};
 use crate::{ListStream, Meta};
 
-/// The largest page that is read: 1,000 names of 1,024 bytes, each escaped, and what is told of each.
+/// Maximum size of a page: 1,000 escaped names of 1,024 bytes, with their metadata.
 const PAGE_LIMIT: usize = 32 << 20;
 /// Fields that are requested; the other fields of a description are five times as long.
 const FIELDS: &str = "nextPageToken,items(name,size,generation,crc32c,md5Hash,contentEncoding,updated)";

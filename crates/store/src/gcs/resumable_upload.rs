@@ -102,7 +102,7 @@ impl MultipartStore for Gcs {
         })
     }
 
-    /// All that were journaled: Google keeps what it has acknowledged. Whether the session lives, the next part tells.
+    /// All journaled parts: Google keeps what it has acknowledged. The next part shows whether the session exists.
     async fn held(&self, _key: &Key, _id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
         Ok(parts.to_vec())
     }
@@ -133,7 +133,7 @@ impl MultipartStore for Gcs {
             }
             ask.body = Parts::new(behind(bytes.clone(), begin - at.offset));
             let answer = bucket.send(ask, deadline).await.map_err(|error| match error {
-                // The session is gone; that the bucket is, the next request of a new one tells.
+                // Session expired. If the bucket itself is gone, starting a new session will say so.
                 Error::NotFound { .. } => Error::NotFound { place: place.clone() },
                 Error::System { reason, .. } if reason.contains("answered 499") => {
                     Error::NotFound { place: place.clone() }

@@ -177,7 +177,7 @@ impl Cluster {
         })
     }
 
-    /// One call of the NameNode (or a bounded run of them): not for ever, and with a panic of the library told as an error.
+    /// One call of the NameNode (or a bounded run of them), with a deadline; a panic of the library becomes an error.
     async fn call<T>(
         &self,
         place: &str,

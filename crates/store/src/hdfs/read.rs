@@ -170,7 +170,7 @@ impl Reading {
             if self.kind == ClientKind::Slow {
                 return Err(error::of(&self.place, &self.cluster.root.to_string(), &error));
             }
-            // Each copy was silent or gone. It may be that the file is gone: the open tells.
+            // Each replica was silent or gone. If the file is gone, opening it again fails.
             self.kind = ClientKind::Slow;
             let (_, reader) = open(&self.cluster, &self.meta.key, self.meta.version.as_ref(), ClientKind::Slow).await?;
             (self.reader, self.stream) = (reader, None);

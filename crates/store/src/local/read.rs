@@ -14,7 +14,7 @@ use super::path::{Opened, version};
 use super::{Local, blocking};
 use crate::{BufferPool, Chunk, GetResult, ObjectRef, Version};
 
-/// Bytes that one system call asks for unless the store was told: past 2 MiB the copy from the page cache dominates.
+/// Default size of one read call: above 2 MiB, the copy from the page cache dominates.
 pub(super) const PIECE: u64 = 2 << 20;
 
 /// From here on a chunk lies in memory that is used again.

@@ -16,7 +16,7 @@ use super::path::{meta, open_beneath};
 use crate::owned::{self, OwnedFile, Proof, Replace};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// Temporary names begin with this; what a killed process leaves behind is told by it.
+/// Prefix of temporary names, by which leftovers of a killed process are found.
 const TEMPORARY: &str = ".penstock-tmp-";
 /// Whoever calls `put` names the object that is replaced.
 const NAMED: Replace = Replace::Existing(Proof::Named);
@@ -36,7 +36,7 @@ pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOption
         rustix::fs::fsync(&dir).map_err(|errno| store.io(key, errno))
     });
     if let Err(error) = written {
-        // Best effort: the first error is the one to tell.
+        // Best effort: the first error is returned.
         temporary.remove();
         return Err(error);
     }

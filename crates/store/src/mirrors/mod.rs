@@ -82,7 +82,7 @@ impl Mirrors {
         lock(&self.shared.sizes).insert(at, size);
     }
 
-    /// The bytes of `key` were not what they should be, told by whoever read all of them: who gave them is left out,
+    /// The caller read all bytes of `key` and found them wrong: the replica that served them is left out,
     /// unless it is the first.
     pub fn damaged(&self, key: &Key) {
         let member = lock(&self.shared.agreed).remove(key).and_then(|agreed| agreed.member);
@@ -199,7 +199,7 @@ impl Shared {
         self.with(&object.key, |known| {
             known.pins.insert(at, got.meta.version.clone());
         });
-        // The first store's digest holds the mirror's bytes, also where the mirror tells none.
+        // The mirror's bytes are checked against the first store's digest, even if the mirror has none.
         let mut digests = agreed.digests.clone();
         digests.extend(got.meta.digests.drain(..).filter(|digest| !agreed.digests.contains(digest)));
         let chunks = match (ranges, checksum::cheapest(&digests)) {

@@ -75,7 +75,7 @@ async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline
     Ok(Some(first))
 }
 
-/// Bytes of one part; `None` from a store that does not tell them.
+/// Bytes of one part; `None` if the store does not report them.
 async fn length_of(bucket: &Bucket, meta: &Meta, number: u64, deadline: Deadline) -> Result<Option<u64>> {
     let query = format!("partNumber={number}");
     let mut ask = Ask { query: &query, ..Ask::new(Method::HEAD, Metric::Heads, Some(&meta.key)) };

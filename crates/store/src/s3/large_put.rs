@@ -49,7 +49,7 @@ pub(super) async fn put(
             modified_s: Some(unix_now().as_secs_f64()),
         }),
         Err(error) => {
-            // Best effort, within its own limit: the first error is the one to tell.
+            // Best effort, within its own limit: the first error is returned.
             let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
             let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
             Err(unmet(error, &options.precondition))

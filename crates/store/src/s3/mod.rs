@@ -176,13 +176,13 @@ impl Bucket {
     }
 }
 
-/// Encrypted with a key of which the ETag tells nothing: it is no MD5 then.
+/// Encrypted, so the ETag is not an MD5.
 fn is_encrypted(headers: &HeaderMap) -> bool {
     text(headers, "x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
         || text(headers, "x-amz-server-side-encryption-customer-algorithm").is_some()
 }
 
-/// Content-Encoding without `aws-chunked`, which tells of a transfer and not of the object.
+/// Content-Encoding without `aws-chunked`, which describes the transfer and not the object.
 fn stored_encoding(text: &str) -> Option<String> {
     let kept: Vec<&str> =
         text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();

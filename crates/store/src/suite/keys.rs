@@ -89,7 +89,7 @@ pub(super) async fn odd_keys_come_back_as_they_were(bench: &Bench) {
     for key in ODD.iter().map(|tail| bench.key(format!("{tail}/{tail}"))) {
         let parts = vec![Bytes::copy_from_slice(key.as_bytes())];
         match bench.store.put(&key, parts, &PutOptions::default(), bench.deadline()).await {
-            // Azure turns a backslash into a slash, HDFS takes no colon: refused, it is told of, and nothing stands elsewhere.
+            // Azure turns a backslash into a slash, HDFS takes no colon: such a key is refused, and nothing is written.
             Err(error) if !bench.store.capabilities().any_key && key.as_bytes().iter().any(|b| b"\\:".contains(b)) => {
                 assert_eq!(error.code(), "key", "{key}: {error}");
             }

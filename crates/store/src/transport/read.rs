@@ -165,7 +165,7 @@ async fn get(
     let answer = match remote.get(key, pin, range, deadline).await {
         Ok(answer) => answer,
         Err(Error::Changed { .. }) => return Err(changed(&**remote, key, pin)),
-        // Not every store tells the size in that answer.
+        // Not every store gives the size in that answer.
         Err(Error::Corrupt { .. }) => {
             let size = remote.head(key, deadline).await?.size;
             return Err(Error::corrupt(place, format!("has {size} bytes; none at {}", group.start)));
@@ -226,7 +226,7 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     (first < end && end <= size).then_some((first, end, size))
 }
 
-/// The size that a Content-Range tells, whatever it says of the range.
+/// The object's size in a Content-Range, whatever its range.
 fn told_size(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_RANGE)?.to_str().ok()?.rsplit_once('/')?.1.parse().ok()
 }

@@ -18,7 +18,7 @@ const PAGE_LIMIT: usize = 128 << 20;
 /// Folders within folders, and pages of one listing: a server whose links go round ends here.
 const DEPTH: usize = 32;
 const PAGES: u32 = 100_000;
-/// Objects whose size and version are asked for at once; index pages do not tell them.
+/// Number of concurrent HEADs for sizes and versions, which index pages do not have.
 const AT_ONCE: usize = 16;
 
 struct Walk {

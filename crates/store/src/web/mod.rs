@@ -2,7 +2,7 @@
 //! Plain web servers, read only: `http://` and `https://`, with and without ranges, listed by their index pages.
 //!
 //! Owns one host's requests. Sends no credential and refuses URLs that hold one; follows redirects within the scheme and
-//! never inwards, to this machine or a metadata address. Content-Encoding is told and never undone.
+//! never inwards, to this machine or a metadata address. Content-Encoding is reported and never decoded.
 
 mod index;
 mod redirect;
@@ -44,7 +44,7 @@ pub(crate) struct Site {
     ranges: AtomicU8,
 }
 
-/// Whether the server reads ranges, as far as its answers have told.
+/// Whether the server supports ranges, from its answers so far.
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
 const NO: u8 = 2;

@@ -12,7 +12,7 @@ use crate::transport::is_loopback;
 /// Redirects that one request follows.
 pub(super) const MOST: usize = 5;
 
-/// Where `location`, told by the server of `from`, leads; `place` is what was asked for, of the host `home`.
+/// Target of the redirect `location` from the server of `from`; `place` is the request's URL, on the host `home`.
 pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
     let refused = |why: &str| {
         let reason = format!("its server redirects {why}");

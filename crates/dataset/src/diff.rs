@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Comparison of two manifests by logical name. Opens no object: it compares the metadata of both.
 //!
-//! A staged copy also knows what each file was made from, so that a copy can be held against its compressed source.
+//! A staged copy also knows what each file was made from, so that a copy can be compared with its compressed source.
 
 use penstock_codec::Codec;
 use penstock_store::Version;

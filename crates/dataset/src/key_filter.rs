@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which of a dataset's objects are meant: patterns over keys. Knows names only; opens and lists nothing.
 //!
-//! A pattern without a `/` is held against the last component of a key, wherever it lies; one with a `/` against the
+//! A pattern without a `/` is compared with the last component of a key, wherever it lies; one with a `/` with the
 //! whole key. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of, `{a,b}` and `{00..99}` are either.
 
 use std::fmt;
@@ -16,7 +16,7 @@ const MAX_PATTERNS: usize = 4096;
 /// Patterns that a key must and must not fit.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// The pattern of a URL: it is held against the whole key, and its plain beginning bounds the listing.
+    /// The pattern of a URL: it is compared with the whole key, and its plain beginning bounds the listing.
     within: Option<(Vec<u8>, Glob)>,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-/// The version of the order; it stands in every saved state.
+/// The version of the order; every saved state contains it.
 pub const ORDER_VERSION: u32 = 1;
 
 /// Sets of at most this many are permuted by a table: a Feistel network over so few bits is visibly uneven, and a table

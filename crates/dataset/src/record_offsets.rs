@@ -59,7 +59,7 @@ fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
     }
     let map = Map::of(file, "a staged file").ok()?;
     let content = map.bytes().get(..usize::try_from(file.metadata().ok()?.len()).ok()?)?;
-    // Headers alone are touched; records say what they are held against, or nothing does.
+    // Headers alone are touched; records say what they are compared with, or nothing does.
     let spans: Result<Vec<Span>> = if format == RecordFormat::TfRecord {
         let span = |record: RecordSpan| Span { offset: record.offset, len: frame_len(record.len), crc: 0 };
         tfrecord::scan(content, "a staged file").map(|records| records.into_iter().map(span).collect())

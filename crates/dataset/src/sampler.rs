@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The course of an epoch over one or several datasets: selections, takes, shards, repeats and mixtures, as arithmetic.
 //!
-//! Owns the way from a position of the whole to (dataset, its epoch, its position); `order` says which record stands there.
+//! Owns the way from a position of the whole to (dataset, its epoch, its position); `order` says which record is there.
 //! Draws nothing and remembers nothing: a cursor of each source is a closed form of the global one, so a state stays one
 //! number. What stands here is a promise to saved states, as `order` is.
 

@@ -136,7 +136,7 @@ pub struct Division {
     pub decompress: bool,
 }
 
-/// Bytes that come in and go out for one object. Where nobody knows what it inflates to, its codec's usual ratio on
+/// Bytes that come in and go out for one object. If it is unknown what it inflates to, its codec's usual ratio on
 /// training data: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
 pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     let out = match (decompress, entry.codec, entry.decompressed_size()) {

@@ -78,7 +78,7 @@ impl UrlList {
         Self::parse(&bytes, &place).map(Some)
     }
 
-    /// Reads the text of a list; `place` stands in errors. What a refused line holds is not shown: it may be a secret.
+    /// Reads the text of a list; `place` appears in errors. What a refused line holds is not shown: it may be a secret.
     pub fn parse(bytes: &[u8], place: &str) -> Result<Self> {
         let bad = |line: usize, problem: &str| Error::config(format!("{place} line {line}"), problem);
         let text = std::str::from_utf8(bytes).map_err(|error| {

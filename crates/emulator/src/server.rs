@@ -187,7 +187,7 @@ impl Emulator {
         self.front.front.counters.read()
     }
 
-    /// Ends it: connections are cut, uploads in flight aborted. Twice is no error. Call it from outside any runtime.
+    /// Ends it: connections are cut, uploads in flight aborted. Twice is not an error. Call it from outside any runtime.
     pub fn stop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         if self.process != std::process::id() {

@@ -231,7 +231,7 @@ fn note(notes: &mut Vec<String>, text: String) {
 }
 
 /// The samples of a tar by DALI's index, each from where the one before it ends: folders and long names, which the index
-/// does not have, stand there. Errs where more lies between two than such things take.
+/// does not have, is there. Errs where more lies between two than such things take.
 fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let samples = parse_tar_index(text, size, place)?;
     let mut spans = Vec::with_capacity(samples.len());

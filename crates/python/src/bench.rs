@@ -100,7 +100,7 @@ pub fn clear_objects(py: Python<'_>, url: String, env: HashMap<String, String>) 
     enter_async(py, async move { clear(&url, &StoreSettings::from_env(&env)?).await })
 }
 
-/// One latency of several, each as JSON: their buckets are added, and percentiles taken anew.
+/// One latency of several, each as JSON: their buckets are added, and percentiles taken again.
 #[pyfunction]
 pub fn merge_latencies(py: Python<'_>, latencies: Vec<String>) -> PyResult<String> {
     let merge = || {

@@ -76,7 +76,7 @@ impl<'a> Directory<'a> {
         let mut directory_end = end;
         let wide = count == 0xffff || len == 0xffff_ffff || start == 0xffff_ffff;
         if let Some(at) = end.checked_sub(20).filter(|&at| wide && u32_at(bytes, at) == LOCATOR_64) {
-            // Bytes before the archive shift the record, not what stands there: it lies right before its locator (there
+            // Bytes before the archive shift the record, not what is there: it lies right before its locator (there
             // are no extensible data in what anyone writes).
             let record = at.checked_sub(56).filter(|&record| u32_at(bytes, record) == END_64);
             let record = record.ok_or_else(|| corrupt("has no zip64 record where one should be".to_owned()))?;

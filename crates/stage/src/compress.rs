@@ -181,7 +181,7 @@ impl AsyncCompressor {
 }
 
 /// The same for whoever is on a blocking thread already: content in pieces, compressed in one piece where it is small
-/// and in blocks where it is large, on cores that stand idle.
+/// and in blocks where it is large, on idle cores.
 pub(crate) struct Compressor<'a> {
     compression: Compression,
     means: CpuBudget<'a>,

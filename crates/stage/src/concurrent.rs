@@ -25,7 +25,7 @@ pub(crate) struct ObjectTasks<'a, E, A> {
     pub count: usize,
     /// The entry of one of them, by its number.
     pub entry: E,
-    /// True for what no other object will be spared from: it ends the stage. What fails alone stands in the progress.
+    /// True for an error that every other object would meet: it ends the stage. Other failures are counted.
     pub is_of_all: A,
 }
 

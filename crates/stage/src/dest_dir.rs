@@ -56,7 +56,7 @@ impl DestDir {
         }
     }
 
-    /// Opens the plain file under a key, for reading. `NotFound` where nothing stands there, `KeyRefused` where
+    /// Opens the plain file under a key, for reading. `NotFound` where nothing is there, `KeyRefused` where
     /// something else does, or where a link is on the way.
     pub fn open_file(&self, relative: &[u8]) -> Result<File> {
         let (folder, name) = split(relative);

@@ -125,7 +125,7 @@ pub(crate) struct Place {
 }
 
 /// The journal of one node, open for appending, with all that earlier runs (of any number of nodes) have finished. Lines
-/// stay on the disk: of each, memory holds where it stands.
+/// stay on the disk: of each, memory holds where it is.
 #[derive(Debug)]
 pub(crate) struct Journal {
     /// Our own, then those of other nodes.
@@ -209,7 +209,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Appends lines, and returns where they stand once they are on disk.
+    /// Appends lines, and returns where they are once they are on disk.
     pub fn append(&mut self, lines: &[Line]) -> Result<Vec<Place>> {
         let placed = self.append_json(lines)?;
         let place =

@@ -28,7 +28,7 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// A leader that was seen alive and whose lock is free for this long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
-/// A record beyond this is none of ours.
+/// A record beyond this is not ours.
 const MAX_RECORD: u64 = 1 << 30;
 /// Where the records lie, below the destination.
 pub(crate) const FOLDER: &str = ".penstock/stage";
@@ -296,7 +296,7 @@ pub async fn leader_ends(
     let (mut since_sign, mut seen_alive, mut last) = (Stopwatch::start(), false, None::<(u64, f64)>);
     let mut unlocked_since: Option<Stopwatch> = None;
     loop {
-        // Opened anew each time: the destination may not be there yet.
+        // Opened again each time: the destination may not be there yet.
         let opened = File::open(&folder).ok().map(OwnedFd::from);
         let record = opened.as_ref().and_then(|folder| read_record(folder, &identity.status_name()));
         let record = record.filter(|record| identity.is_of(&record.identity));

@@ -2,7 +2,7 @@
 //! Content of one object on many cores: whole blocks (gzip members, zstd and LZ4 frames) inflate apart, and reach the
 //! file in their order.
 //!
-//! Takes cores that stand idle, for as long as one window of stored bytes lasts, and gives them back: where there are
+//! Takes idle cores, for as long as one window of stored bytes lasts, and gives them back: where there are
 //! more objects than cores it works alone. From the first stretch that is not what the cut promised the stream decoder
 //! goes on, so a wrong guess or a damaged object ends as it would have ended without any of this, in the same words.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
-//! that could not stand side by side there, end the plan.
+//! that could not exist side by side there, end the plan.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -47,7 +47,7 @@ pub struct StageOptions {
     pub object_deadline: Option<Duration>,
     /// Most bytes that one object may inflate to; `None`: what its codec can honestly reach.
     pub max_inflated: Option<u64>,
-    /// Let keys that differ only by case stand side by side.
+    /// Let keys that differ only by case exist side by side.
     pub allow_case_collisions: bool,
     /// Replace files that no stage of this source has put there.
     pub overwrite: bool,

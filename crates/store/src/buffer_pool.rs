@@ -248,7 +248,7 @@ impl Deref for Buffer {
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and nobody else has it.
+        // SAFETY: as above, and it has no other owner.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.bytes()) }
     }
 }
@@ -282,7 +282,7 @@ mod tests {
         drop(ours);
         // SAFETY: still mapped, or this test ends here.
         assert_eq!(unsafe { start.read() }, 7);
-        // SAFETY: nobody else has it.
+        // SAFETY: it has no other owner.
         unsafe { libc::munmap(start.cast(), PAGE) };
     }
 
@@ -292,7 +292,7 @@ mod tests {
             let memory = Mapping::new(bytes).unwrap();
             assert_eq!(memory.start().as_ptr() as usize % HUGE, 0);
             assert!(memory.bytes() >= bytes);
-            // SAFETY: nobody else has it. Every byte is there, the mapping's ends are not.
+            // SAFETY: it has no other owner. Every byte is there, the mapping's ends are not.
             unsafe { std::slice::from_raw_parts_mut(memory.start().as_ptr(), memory.bytes()) }.fill(1);
         }
     }

@@ -134,7 +134,7 @@ pub(crate) fn of_parts(algorithm: Algorithm, parts: &[Bytes]) -> Option<Digest> 
 }
 
 /// The digest of `digests` that costs least to check, if there is one that we can check: the one that a whole-object
-/// read is held against.
+/// read is compared with.
 pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     let rank = |digest: &Digest| match digest.algorithm {
         Algorithm::Crc32c | Algorithm::Crc64Nvme => Some(0),

@@ -21,7 +21,7 @@ use crate::{GetResult, ObjectRef, Store};
 const PEERS: usize = 256;
 /// With fewer, nothing is known.
 const MIN_PEERS: usize = 32;
-/// The quantile is taken anew after so many answers.
+/// The quantile is taken again after so many answers.
 const LEARN_EVERY: usize = 16;
 /// A request is late behind this share of its peers.
 const QUANTILE: f64 = 0.95;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes that may be had by this process, the page cache's counted as free; `None` where nobody says.
+/// Bytes that may be had by this process, the page cache's counted as free; `None` if it is not known.
 pub fn memory_available() -> Option<u64> {
     let machine = of_meminfo(&read_to_string("/proc/meminfo").ok()?)?;
     let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();

@@ -106,6 +106,6 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Meta>;
 
-    /// Takes the parts away; an upload that is not there is no error.
+    /// Takes the parts away; an upload that does not exist is not an error.
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()>;
 }

@@ -18,7 +18,7 @@ fn total(bytes: &[Bytes]) -> u64 {
     bytes.iter().map(|bytes| bytes.len() as u64).sum()
 }
 
-/// An upload that a request ended may have been ended by the one before it, whose answer was lost: what stands there is
+/// An upload that a request ended may have been ended by the one before it, whose answer was lost: what is there is
 /// ours if it is of this size and has one of these digests, and none other.
 pub(crate) fn is_ours(standing: &Meta, size: u64, whole: &[Digest]) -> bool {
     let both = |want: &&Digest| standing.digests.iter().any(|have| have.algorithm == want.algorithm);

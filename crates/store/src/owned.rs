@@ -76,7 +76,7 @@ fn not_ours(errno: Errno) -> Error {
     }
 }
 
-/// Removes a file; one that is not there is no error.
+/// Removes a file; one that does not exist is not an error.
 pub fn remove_file(folder: impl AsFd, name: impl rustix::path::Arg, _proof: Proof) -> std::result::Result<(), Errno> {
     match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),

@@ -232,7 +232,7 @@ impl Store for Retry {
         struct Listing<'a> {
             stream: Option<ListStream<'a>>,
             after: Option<Key>,
-            /// Why it was begun anew, until a key has come.
+            /// Why it was started again, until a key has come.
             broke: Option<Error>,
             tries: Tries,
         }
@@ -324,7 +324,7 @@ impl Store for Retry {
             let work = self.shared.inner.put(key, parts.clone(), options, deadline);
             match tries.attempt(limit, work).await {
                 Ok(meta) => return Ok(meta),
-                // The connection broke after the store had written: what stands there may be ours.
+                // The connection broke after the store had written: what is there may be ours.
                 Err(error @ Error::Precondition { .. }) if is_doubtful => {
                     let standing = self.head(key, deadline).await?;
                     let ours = standing.size == size

@@ -152,7 +152,7 @@ pub type ListStream<'a> = BoxStream<'a, Result<Meta>>;
 /// No method has a default body: a wrapper that forgot one would silently skip what it wraps.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
-    /// The root: keys are relative to it, and it stands in errors.
+    /// The root: keys are relative to it, and it appears in errors.
     fn root(&self) -> &Url;
 
     /// Capabilities of this store.
@@ -176,6 +176,6 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// The door for objects in parts that outlive a process; `None` where a store has none, or needs none.
     fn uploads(&self) -> Option<&dyn MultipartStore>;
 
-    /// Deletes objects; one that is not there is no error.
+    /// Deletes objects; one that does not exist is not an error.
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()>;
 }

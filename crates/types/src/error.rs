@@ -156,7 +156,7 @@ pub enum Error {
         /// Bytes free.
         free: u64,
     },
-    /// A key that cannot be a file under the destination, or two that cannot stand side by side.
+    /// A key that cannot be a file under the destination, or two that cannot exist side by side.
     #[error("key `{key}` cannot be written under {place}: {reason}")]
     KeyRefused {
         /// The key, escaped.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The registry of counters: a name and a unit stand here once, and nowhere else.
+//! The registry of counters: a name and a unit are defined here once, and nowhere else.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -83,7 +83,7 @@ metrics! {
     CacheBytes = ("cache_bytes", Bytes),
     /// Entries of the node's cache that gave way to others.
     CacheEvictions = ("cache_evictions", Count),
-    /// Objects that the node's cache has written anew in planes.
+    /// Objects that the node's cache has transcoded into planes.
     CacheTranscodes = ("cache_transcodes", Count),
     /// Entries of the node's cache that were not what was written there, and were fetched again.
     CacheCorrupt = ("cache_corrupt", Count),

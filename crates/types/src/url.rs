@@ -227,7 +227,7 @@ impl FromStr for Url {
     }
 }
 
-/// Refuses a bucket's URL that holds credentials. It is not shown: URLs stand in logs, manifests and results.
+/// Refuses a bucket's URL that holds credentials. It is not shown: URLs appear in logs, manifests and results.
 fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     let bad = |problem: &str| Err(Error::config("url", problem));
     // A secret may itself hold a `/`, which ends the authority: then a `:` is left, which no bucket's name holds.

@@ -99,7 +99,7 @@ impl Shared {
         self.spec.request_limit.is_none_or(|limit| sent < limit)
     }
 
-    /// What object `number` holds. Unless it is to be held against the pattern, all share one body but for its head.
+    /// What object `number` holds. Unless it is to be compared with the pattern, all share one body but for its head.
     pub(super) fn body(&self, number: u64) -> Vec<Bytes> {
         if self.spec.verify.is_some() {
             let mut body = vec![0; self.body.len()];

@@ -59,7 +59,7 @@ impl Keys {
         Chosen { number, key }
     }
 
-    /// One that stands there; `None` when each has had its turn.
+    /// One that is there; `None` when each has had its turn.
     pub(super) fn standing(&self) -> Option<Chosen> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
         if self.once && at >= self.objects {
@@ -68,13 +68,13 @@ impl Keys {
         Some(self.named(self.order.at(at % self.objects)))
     }
 
-    /// One that does not stand there yet.
+    /// One that does not exist yet.
     pub(super) fn fresh(&self) -> Option<Chosen> {
         let number = self.fresh.fetch_add(1, Ordering::Relaxed);
         (!self.once || number < self.objects).then(|| self.named(number))
     }
 
-    /// It stands there now, and may be deleted.
+    /// It is there now, and may be deleted.
     pub(super) fn made(&self, number: u64) {
         lock(&self.spare).push(number);
     }

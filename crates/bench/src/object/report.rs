@@ -62,7 +62,7 @@ pub struct OperationReport {
     pub throttled_s: f64,
     /// Bytes of attempts that came to nothing.
     pub bytes_refetched: u64,
-    /// Bytes that were held against the pattern.
+    /// Bytes that were compared with the pattern.
     pub verified_bytes: u64,
 }
 

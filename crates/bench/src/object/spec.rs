@@ -53,7 +53,7 @@ pub struct ObjectSpec {
     pub object_size: u64,
     /// Bytes of each ranged read.
     pub range_size: u64,
-    /// Objects that stand there, or are to be made.
+    /// Objects that exist, or are to be made.
     pub objects: u64,
     /// Folders that they are spread over: what limits a prefix shall not be taken for what limits the store.
     pub prefixes: u32,

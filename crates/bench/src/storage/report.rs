@@ -68,7 +68,7 @@ pub struct PhaseReport {
     pub cores: usize,
     /// Totals over time.
     pub series: Vec<Sample>,
-    /// Bytes that were held against the pattern.
+    /// Bytes that were compared with the pattern.
     pub verified_bytes: u64,
     /// `time` or `ios` where a limit ended it.
     pub ended_by: Option<&'static str>,

@@ -149,7 +149,7 @@ impl Origin {
         self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
     }
 
-    /// An object as it stands there, moved as stored.
+    /// An object as it is there, moved as stored.
     pub fn of(entry: &Entry) -> Self {
         Self {
             key: entry.key.clone(),

@@ -30,7 +30,7 @@ pub enum ManifestFormat {
 }
 
 impl ManifestFormat {
-    /// From how many objects on a manifest is Parquet where nobody says what it shall be: a JSON document of more is 30 MB
+    /// Number of objects from which a manifest is Parquet by default: a JSON document of more is 30 MB
     /// and takes most of a second to read.
     pub const PARQUET_FROM: usize = 100_000;
 
@@ -167,7 +167,7 @@ impl Manifest {
         Self::read(file, &place)
     }
 
-    /// Reads a document of either format; `place` stands in errors.
+    /// Reads a document of either format; `place` appears in errors.
     pub fn read(mut file: File, place: &str) -> Result<Self> {
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let size = file.metadata().map_err(io)?.len();
@@ -196,7 +196,7 @@ impl Manifest {
         }
     }
 
-    /// Reads a JSON document; `place` stands in the error.
+    /// Reads a JSON document; `place` appears in the error.
     pub fn from_json(bytes: &[u8], place: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {

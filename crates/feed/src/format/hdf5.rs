@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Datasets of HDF5 files as samples. Where their chunks lie is read by h5py when the dataset is opened and stands in the
-//! format; nothing here reads HDF5's own structures, and every number is held against the object it is about.
+//! format; nothing here reads HDF5's own structures, and every number is compared with the object it is about.
 
 use penstock_record::chunk::{Step, hdf5_steps};
 use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, with_separators};

@@ -79,7 +79,7 @@ impl Rows {
         }
     }
 
-    /// The records of one row group; `from` is where they stand among all that are asked for.
+    /// The records of one row group; `from` is where they are among all that are asked for.
     fn group(&self, records: &[u64], columns: &[usize], from: usize, limit: u64, each: EachRow<'_>) {
         let over = |records: &[u64]| records[0]..records[records.len() - 1] + 1;
         if let Ok(piece) = self.load(columns, over(records), limit.min(AT_ONCE)) {

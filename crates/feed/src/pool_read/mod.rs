@@ -52,7 +52,7 @@ pub struct Placements {
     /// By key below the dataset's folder. Of an object that is not here nothing is known: the engine is asked.
     #[serde(default)]
     pub objects: HashMap<String, Placement>,
-    /// Who reads here; where nobody says, lost objects are fetched at once.
+    /// Who reads here; if it is not known, lost objects are fetched at once.
     #[serde(default)]
     pub reader: Option<Reader>,
 }

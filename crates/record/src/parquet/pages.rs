@@ -2,7 +2,7 @@
 //! The pages of one column chunk, for the `parquet` crate's column readers.
 //!
 //! The crate's own page reader allocates what a page header states, and gzip and Brotli pages inflate past that. Here
-//! every size that a page states is held against the limit, or against the bytes that are there, before anything is
+//! every size that a page states is compared with the limit, or with the bytes that are there, before anything is
 //! allocated for it.
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stage into a folder, from what stands there to the manifest of what stands there then.
+//! A stage into a folder, from what is there to the manifest of what is there then.
 
 pub(crate) mod download;
 pub(crate) mod io_buffers;
@@ -69,7 +69,7 @@ pub(crate) async fn transfer(errand: StageContext<'_>) -> Result<String> {
     .await
 }
 
-/// Writes the manifest of what now stands in the destination, and returns its path: digests of both sides of each file. Lines come from the
+/// Writes the manifest of what is now in the destination, and returns its path: digests of both sides of each file. Lines come from the
 /// journal one by one: at no time are all of them in memory.
 fn record_staged(
     dest_dir: &DestDir,

@@ -161,7 +161,7 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
         }
     }
     for (target, record) in lines {
-        // What no manifest names may have been taken away on purpose; where it stands it must be right.
+        // A file that no manifest names may have been deleted on purpose; if it exists, it must be correct.
         if !has_manifest || dest_dir.state(target.as_bytes())?.is_some() {
             records.insert(target, record);
         }

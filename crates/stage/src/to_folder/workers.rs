@@ -70,7 +70,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Moves the items. What fails alone stands in the progress; an error ends all of it. Returns the journal with what
+    /// Copies the items. A failed object is counted; an error ends the stage. Returns the journal with what
     /// was finished.
     pub async fn work(
         self,

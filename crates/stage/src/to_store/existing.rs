@@ -112,7 +112,7 @@ impl WorkList {
         Ok(())
     }
 
-    /// What stands there, is not ours and cannot be the same ends the stage before its first byte.
+    /// What is there, is not ours and cannot be the same ends the stage before its first byte.
     pub fn refuse_foreign(&self, manifest: &Manifest, to: &Target, source: &str, options: &StageOptions) -> Result<()> {
         if options.overwrite {
             return Ok(());

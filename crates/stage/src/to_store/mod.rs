@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stage to a store, from what stands there to the manifest of what stands there then.
+//! A stage to a store, from what is there to the manifest of what is there then.
 //!
 //! `send` owns the journey of one object, `sent` the journal of one in parts. The stage's own journal stays on this
 //! machine: the store holds objects and, at the end, the manifest of them.

@@ -37,7 +37,7 @@ pub(crate) enum PartSink {
     Parts { id: UploadId, sent: SentParts, held: BTreeMap<u32, Part> },
     /// A store without uploads takes an object in one.
     Whole(Vec<Bytes>),
-    /// Nowhere: what stands there is compared with what would be written.
+    /// Nowhere: what is there is compared with what would be written.
     Nowhere,
 }
 
@@ -115,7 +115,7 @@ impl<'a> MultipartUpload<'a> {
         let out = match context.may_replace(load) {
             true if wants_md5 => StoredDigests::new(&[]).with_md5(),
             true => StoredDigests::new(&[]),
-            // What stands there is compared by what its store knows of it.
+            // What is there is compared by what its store knows of it.
             false => {
                 let standing =
                     context.to.store.head(&context.to.key(&change.item.target), context.reader.deadline).await?;

@@ -38,7 +38,7 @@ const INFLATED_WHOLE: u64 = 128 << 20;
 /// Times that an object is read whose bytes arrive damaged.
 const DAMAGED: u32 = 4;
 
-/// An object to be sent, and what stands under its name.
+/// An object to be sent, and what is under its name.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadItem {
     pub item: Item,
@@ -191,12 +191,12 @@ impl UploadContext {
         PutOptions { precondition, encoding: change.encoding.clone(), checksum }
     }
 
-    /// Whether what stands there may be replaced; else whether it is the same already.
+    /// Whether what is there may be replaced; else whether it is the same already.
     pub fn may_replace(&self, load: &UploadItem) -> bool {
         load.standing.is_none() || load.is_ours || self.options.overwrite
     }
 
-    /// What stands under a name that is not ours to replace: its description where it has these bytes, else the refusal.
+    /// What is under a name that is not ours to replace: its description where it has these bytes, else the refusal.
     pub async fn adopted(&self, item: &Item, size: u64, digests: &[Digest]) -> Result<Meta> {
         let standing = self.to.store.head(&self.to.key(&item.target), self.reader.deadline).await?;
         let both = |have: &&Digest| digests.iter().any(|want| want.algorithm == have.algorithm);
@@ -256,7 +256,7 @@ impl UploadContext {
         Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: None }))
     }
 
-    /// Errs where stored bytes are not what was promised; else gives the promises that were held against them.
+    /// Errs where stored bytes are not what was promised; else gives the promises that were compared with them.
     pub fn check(&self, entry: &Entry, have: &[Digest], promised: &[Digest]) -> Result<Vec<Digest>> {
         for want in promised {
             if let Some(have) = have.iter().find(|have| have.algorithm == want.algorithm).filter(|have| *have != want) {
@@ -280,7 +280,7 @@ impl UploadContext {
         sums.update(stored);
         let have = sums.digests();
         let mut checked = self.check(entry, &have, &promised)?;
-        // The store's own was held against the bytes as they came.
+        // The store's own was compared with the bytes as they came.
         if let Some(own) = cheapest(&meta.digests).filter(|own| !checked.contains(own)) {
             checked.push(own.clone());
         }

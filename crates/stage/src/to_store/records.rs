@@ -61,7 +61,7 @@ pub(crate) async fn manifest_names(to: &Target, deadline: Deadline) -> Result<Ve
     Ok(names.filter(is_manifest).collect())
 }
 
-/// The manifest of what now stands in the destination.
+/// The manifest of what is now in the destination.
 pub(crate) fn staged_manifest<'a>(
     url: &str,
     journal: &Journal,
@@ -93,7 +93,7 @@ pub(crate) fn staged_manifest<'a>(
     Manifest::new(url.to_owned(), objects.collect())
 }
 
-/// Writes the manifest of a share (`0-of-4`) into the destination, unless the same stands there. Returns its URL.
+/// Writes the manifest of a share (`0-of-4`) into the destination, unless the same is there. Returns its URL.
 ///
 /// The manifest of another source stays: where it has the share's name, this one's name ends with a digest of its source.
 /// Conditional writes decide between stages that end at the same time.

@@ -103,7 +103,7 @@ pub(crate) async fn send(context: &Arc<UploadContext>, load: &UploadItem, entry:
             Err(Error::NotFound { place }) if !is_last && place == context.target_place(&change.item) => {
                 upload.forget().await;
             }
-            // Another's object stands there, or this one is not what it was: nothing of it is of use any more.
+            // Another's object is there, or this one is not what it was: nothing of it is of use any more.
             Err(
                 error @ (Error::Precondition { .. }
                 | Error::Corrupt { .. }

@@ -3,7 +3,7 @@
 //!
 //! A head line, then a line a part, in a file of mode 0600 (some stores let whoever has the id write). Not synced: what a
 //! power cut takes is sent again, and a part is believed only where the store still holds it. An object that is not the
-//! one in the head begins anew.
+//! one in the head starts again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::dest_dir::DestDir;
 use penstock_dataset::manifest::transform_text;
 
-/// A file beyond this is none of ours: 50,000 parts of some 200 bytes.
+/// A file beyond this is not ours: 50,000 parts of some 200 bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Identity of an upload: source, transform and destination.
@@ -107,7 +107,7 @@ impl SentParts {
         Ok((Self { file: owned, place }, left))
     }
 
-    /// Begins anew.
+    /// Starts again.
     pub fn begin(&mut self, head: &Head, id: &UploadId) -> Result<()> {
         let cleared = self.file.clear().and_then(|()| self.file.file().rewind());
         cleared.map_err(|error| Error::from_io(&self.place, &error))?;

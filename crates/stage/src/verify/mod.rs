@@ -82,7 +82,7 @@ pub struct Verified {
     pub schema_version: u32,
     /// The folder.
     pub destination: String,
-    /// Files that must stand there.
+    /// Files that must exist.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,

@@ -90,7 +90,7 @@ impl Strangers {
         Self { before: tree(&outside), outside, planted: Vec::new(), held: Vec::new() }
     }
 
-    /// Plants one, unless something stands there or on the way.
+    /// Plants one, unless something is there or on the way.
     fn plant(&mut self, path: &Path, kind: Kind) {
         let Some(parent) = path.parent() else { return };
         let is_behind_link = parent.ancestors().any(Path::is_symlink);

@@ -92,7 +92,7 @@ impl Azure {
         Ok(Self { container: Arc::new(container), verifies: true })
     }
 
-    /// Leaves it to the caller (`Retry`) to hold a whole blob against its checksum.
+    /// Leaves it to the caller (`Retry`) to check a whole blob against its checksum.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }

@@ -146,7 +146,7 @@ impl<C: Expiring> CredentialCache<C> {
     }
 
     /// The store says that the credential of this generation has expired. True when another try may go better: it is
-    /// asked for anew then, once.
+    /// asked for again then, once.
     pub(crate) fn refused(&self, generation: u64) -> bool {
         let mut state = self.state();
         match &state.kept {

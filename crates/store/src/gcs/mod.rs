@@ -127,7 +127,7 @@ impl Gcs {
         Ok(Self { bucket: Arc::new(Bucket { root, shown, http, sign, metrics }), verifies: true })
     }
 
-    /// Leaves it to the caller (`Retry`) to hold a whole object against its checksum.
+    /// Leaves it to the caller (`Retry`) to check a whole object against its checksum.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes: one request for an object of any size, description and bytes together, so that Google holds the bytes against
+//! Writes: one request for an object of any size, description and bytes together, so that Google checks the bytes against
 //! their CRC-32C before the object appears.
 
 use base64::Engine;

@@ -2,7 +2,7 @@
 //! Resumable uploads: one session an object, parts in order, each a multiple of 256 KiB; the last ends it.
 //!
 //! Google ignores bytes that it holds already and says how far it has come, so a part that is sent again does no harm and
-//! none is asked for before. The CRC-32C of the whole goes with the last part and is held against the answer.
+//! none is asked for before. The CRC-32C of the whole goes with the last part and is compared with the answer.
 
 use async_trait::async_trait;
 use base64::Engine;
@@ -154,7 +154,7 @@ impl MultipartStore for Gcs {
                 return Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag: String::new() });
             }
             if have < at.offset {
-                // What was acknowledged is not there: begin anew.
+                // What was acknowledged is not there: start again.
                 return Err(Error::NotFound { place });
             }
             begin = have.min(end);

@@ -85,7 +85,7 @@ impl Walk {
         };
         let listed = match cluster.timed(&format!("LIST {place}"), self.deadline, work).await {
             Err(Error::NotFound { .. }) if !key.is_empty() => return Ok(()),
-            // A file stands where the prefix means a folder.
+            // A file exists where the prefix means a folder.
             Err(Error::KeyRefused { .. }) => return Ok(()),
             result => result?,
         };

@@ -2,7 +2,7 @@
 //! HDFS: `hdfs://namenode:port/path`, a name service of the Hadoop configuration, or `hdfs:///path` of its default.
 //!
 //! Owns the meaning of keys as paths, versions, whole-or-nothing writes, and patience: `hdfs-native` speaks the protocols
-//! (it holds every packet against its CRC), and here no read waits longer than seconds for a DataNode that hangs. A
+//! (it checks every packet against its CRC), and here no read waits longer than seconds for a DataNode that hangs. A
 //! version is mtime and size, as the protocol library shows no file id; a write of ours never leaves both as they were.
 //! Refuses keys that are no path: empty names, `.`, `..`, a colon, zero bytes, and what is not UTF-8.
 
@@ -200,7 +200,7 @@ impl Cluster {
         let (path, place) = (self.path(key)?, self.place(key));
         let client = self.client(ClientKind::Fast).await?;
         match self.call(&place, NAMENODE, client.get_file_info(&path)).await {
-            // A file stands where the key has a folder.
+            // A file exists where the key has a folder.
             Err(Error::KeyRefused { .. }) => Err(Error::NotFound { place }),
             result => result,
         }
@@ -214,7 +214,7 @@ impl Cluster {
         Ok(meta(key.clone(), &status))
     }
 
-    /// `None` where nothing stands.
+    /// `None` where nothing exists.
     async fn standing(&self, key: &Key) -> Result<Option<FileStatus>> {
         match self.status(key).await {
             Ok(status) => Ok(Some(status)),

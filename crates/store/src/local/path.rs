@@ -120,7 +120,7 @@ impl Local {
         refusal(key.as_bytes()).map_or(Ok(()), |reason| Err(self.refused(key, reason)))
     }
 
-    /// The root, opened anew: it may have been made, or replaced, since the last call.
+    /// The root, opened again: it may have been made, or replaced, since the last call.
     pub(super) fn open_root(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, self.path.as_os_str().as_bytes(), flags, Mode::empty())

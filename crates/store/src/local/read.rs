@@ -217,7 +217,7 @@ impl Reader {
 }
 
 impl Local {
-    /// The version of what stands under `key` in its folder now, if anything does.
+    /// The version of what is under `key` in its folder now, if anything is.
     pub(super) fn standing(&self, key: &Key) -> Result<Option<Version>> {
         match self.open_object(key) {
             Ok(opened) => Ok(opened.meta.version),

@@ -2,7 +2,7 @@
 //! Several stores that hold one dataset: the first is its word (listing, versions, writes), and reads are spread over all.
 //!
 //! Owns the choice of who is asked, and the agreement: what another than the first gives must be of the size and, where
-//! both tell one, the digest that the first names, and is read at the version that was held against it. A mirror that
+//! both tell one, the digest that the first names, and is read at the version that was compared with it. A mirror that
 //! says or gives otherwise is named and left out for good; one that does not answer rests a while. Sends nothing again by
 //! itself: an error that every member shares is the caller's (`Retry` goes on from the byte it reached, elsewhere).
 
@@ -52,7 +52,7 @@ struct Agreed {
     digests: Vec<Digest>,
     /// Who reads it, so that damage has a name.
     member: Option<usize>,
-    /// The version of each member that was held against it.
+    /// The version of each member that was compared with it.
     pins: HashMap<usize, Option<Version>>,
 }
 
@@ -76,7 +76,7 @@ impl Mirrors {
         self.shared.members.iter().map(Replica::report).collect()
     }
 
-    /// Tells what a manifest says, so that mirrors can be held against it while the first store is away.
+    /// Tells what a manifest says, so that mirrors can be compared with it while the first store is away.
     pub fn know(&self, key: &Key, version: Option<&Version>, size: u64) {
         let at = self.shared.hash(key, version);
         lock(&self.shared.sizes).insert(at, size);
@@ -178,7 +178,7 @@ impl Shared {
         open.last().copied()
     }
 
-    /// A read of one member, held against what is agreed.
+    /// A read of one member, compared with what is agreed.
     async fn ask(&self, at: usize, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let member = &self.members[at];
         if at == 0 {
@@ -301,7 +301,7 @@ impl Store for Mirrors {
                     shared.members[at].leave_out(error.to_string());
                 }
                 (Error::Denied { .. } | Error::Config { .. }, _) => shared.members[at].leave_out(error.to_string()),
-                // It was replaced under our eyes: what it has now is held against the first again.
+                // It was replaced under our eyes: what it has now is compared with the first again.
                 (Error::Changed { .. }, _)
                     if lock(&shared.agreed).get(&object.key).is_some_and(|a| a.pins.contains_key(&at)) =>
                 {

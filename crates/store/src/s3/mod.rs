@@ -92,7 +92,7 @@ impl S3 {
         Ok(Self { bucket: Arc::new(bucket), verifies: true })
     }
 
-    /// Leaves it to the caller (`Retry`) to hold a whole object against its checksum.
+    /// Leaves it to the caller (`Retry`) to check a whole object against its checksum.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }

@@ -176,7 +176,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Deletes keys one by one, some at once; one that is not there is no error, a `root` that is not there is.
+/// Deletes keys one by one, some at once; one that does not exist is not an error, a `root` that is not there is.
 pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
 where
     F: Future<Output = Result<T>>,

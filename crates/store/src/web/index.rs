@@ -102,7 +102,7 @@ impl Walk {
 }
 
 /// The keys below `folder` that its page links to, in byte order; folders end in `/`, and nothing within a linked folder
-/// stands beside it.
+/// lies beside it.
 fn links(page: &[u8], origin: &str, folder: &Key) -> Vec<Key> {
     let mut keys: Vec<Key> = hrefs(page).filter_map(|href| target(&href, origin, folder)).collect();
     keys.sort();

@@ -39,7 +39,7 @@ pub(super) async fn assume(
     ask(context, region, &form, Some(by)).await
 }
 
-/// `AssumeRoleWithWebIdentity`: the token in `file` says who we are. It is read anew each time, as its owner renews it.
+/// `AssumeRoleWithWebIdentity`: the token in `file` says who we are. It is read again each time, as its owner renews it.
 pub(super) async fn with_web_identity(
     context: &Context,
     region: &str,

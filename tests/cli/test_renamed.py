@@ -3,14 +3,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import click
 import pytest
 
 from penstock.cli import app
 from penstock.cli.parameters import settable
 from penstock.cli.renamed import ALIASES, RENAMED, renamed_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @pytest.fixture
@@ -54,6 +60,31 @@ def test_old_variable_and_old_setting_work(source, run_cli, tmp_path):
 def test_words_of_another_program_are_left_alone():
     verb, words = ("cluster", "run"), ["--deadline", "5s", "--", "tool", "--deadline", "9"]
     assert renamed_arguments(verb, words) == ["--timeout", "5s", "--", "tool", "--deadline", "9"]
+
+
+def _commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in [*command.list_commands(context), *getattr(command, "unlisted", ())]:
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from _commands(below, (*path, name))
+    elif command.callback is not None:
+        yield path, command
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), [pytest.param(*each, id=" ".join(each[0])) for each in _commands(app.penstock)]
+)
+def test_function_of_each_verb_takes_the_verb_s_options(path, command):
+    parameters = inspect.signature(inspect.unwrap(command.callback)).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    options = {each.name for each in command.params if each.expose_value}
+    assert takes_any or options <= set(parameters)
+    required = {
+        name for name, each in parameters.items() if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+    }
+    assert required - {"ctx"} <= options
 
 
 @pytest.mark.parametrize("verb", sorted({*RENAMED, *ALIASES}), ids=" ".join)

@@ -38,7 +38,7 @@ def command(
     nodes: str | None,
     on: tuple[str, ...],
     settings: tuple[str, ...],
-    deadline: float,
+    timeout: float,
     as_json: bool,
 ) -> int:
     """List what each node lacks for each engine. Without --nodes: this machine.
@@ -52,7 +52,7 @@ def command(
 
     spec = PoolSpec("doctor", disk, copies)
     with opened(launcher, nodes, on, settings) as cluster:
-        exits, facts = gather_facts(cluster, deadline_s=deadline)
+        exits, facts = gather_facts(cluster, deadline_s=timeout)
         lacks = {
             name: [
                 redact(lack)

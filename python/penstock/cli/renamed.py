@@ -28,6 +28,7 @@ RENAMED: dict[tuple[str, ...], dict[str, str]] = {
         **_REQUESTS, "deflate": "compress", "object-deadline": "object-timeout", "stall-after": "idle-timeout",
         "wait-limit": "wait-timeout",
     },
+    ("doctor",): _CLUSTER,
     ("demo",): {"out": "output"},
     ("report",): {"out": "output"},
     ("train",): {"runs": "output"},

@@ -251,19 +251,13 @@ class Feed:
         cls,
         course: Sampler,
         fields: str,
+        settings: str,
+        env: Mapping[str, str],
         *,
         global_batch: int,
         rank: int,
         world: int,
         tail: str,
-        memory_bytes: int | None,
-        max_in_flight: int,
-        read_ahead: int | None,
-        threads: int | None,
-        deadline_s: float,
-        env: Mapping[str, str],
-        on_error: str = "raise",
-        looks_ahead: bool = True,
         caches: Sequence[tuple[str, int, str] | None] | None = None,
         node: tuple[int, int] | None = None,
     ) -> Feed: ...
@@ -285,19 +279,14 @@ class UnindexedFeed:
         cls,
         source: Source,
         fields: str,
+        settings: str,
+        env: Mapping[str, str],
         *,
         seed: int | None,
         batch: int,
         rank: int,
         world: int,
         drops_tail: bool,
-        memory_bytes: int | None,
-        max_in_flight: int,
-        read_ahead: int | None,
-        threads: int | None,
-        deadline_s: float,
-        env: Mapping[str, str],
-        on_error: str = "raise",
     ) -> UnindexedFeed: ...
     @property
     def threads(self) -> int: ...
@@ -320,7 +309,7 @@ class Run:
 # Objects below a URL of a store, as files. Names are bytes; a description is (name, size, version, modified).
 @final
 class Files:
-    def __new__(cls, url: str, env: Mapping[str, str], *, deadline_s: float = 600.0) -> Files: ...
+    def __new__(cls, url: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> Files: ...
     def described(
         self, prefix: bytes, *, most: int | None = None
     ) -> list[tuple[bytes, int, str | None, float | None]]: ...
@@ -331,38 +320,11 @@ class Files:
 class StageRequest:
     def __new__(
         cls,
-        source: str,
+        settings: str,
         destination: str | PathLike[str],
         env: dict[str, str],
         *,
-        decompress: bool = False,
-        node: int = 0,
-        nodes: int = 1,
-        concurrency: int = 64,
-        memory_bytes: int = 1073741824,
-        max_inflated_bytes: int | None = None,
-        allow_case_collisions: bool = False,
-        overwrite: bool = False,
         manifest: str | PathLike[str] | None = None,
-        dry_run: bool = False,
-        deadline_s: float | None = None,
-        give_up_after_s: float | None = None,
-        launch_id: str | None = None,
-        is_awaited: bool = False,
-        leader_rank: int = 0,
-        cores: int = 1,
-        select: list[str] = ...,
-        exclude: list[str] = ...,
-        share_by: str | None = None,
-        weights: str | None = None,
-        max_requests_per_s: float | None = None,
-        max_bytes_per_s: float | None = None,
-        object_deadline_s: float | None = None,
-        stall_after_s: float | None = None,
-        mirrors: list[tuple[str, dict[str, str]]] = ...,
-        remote: str | None = None,
-        compress: str | None = None,
-        level: int | None = None,
     ) -> StageRequest: ...
     def start(self) -> StageJob: ...
     def wait_for_leader(self, *, start_s: float = 600.0, silence_s: float = 120.0) -> str: ...
@@ -400,34 +362,20 @@ def index(
     env: dict[str, str],
     *,
     output: str | PathLike[str] | None = None,
-    deadline_s: float | None = None,
-    give_up_after_s: float | None = None,
+    timeout_s: float | None = None,
+    retry_timeout_s: float | None = None,
     select: list[str] = ...,
     exclude: list[str] = ...,
     written_as: str | None = ...,
 ) -> str: ...
-def verify(
-    destination: str | PathLike[str],
-    env: dict[str, str],
-    *,
-    repair: bool = False,
-    concurrency: int = 64,
-    memory_bytes: int = 1073741824,
-    deadline_s: float | None = None,
-    give_up_after_s: float | None = None,
-    cores: int = 1,
-    remote: str | None = None,
-    quick: bool = False,
-    select: list[str] = ...,
-    exclude: list[str] = ...,
-) -> StageJob: ...
+def verify(settings: str, destination: str | PathLike[str], env: dict[str, str]) -> StageJob: ...
 def diff(
     a: str,
     b: str,
     env: dict[str, str],
     *,
-    deadline_s: float | None = None,
-    give_up_after_s: float | None = None,
+    timeout_s: float | None = None,
+    retry_timeout_s: float | None = None,
     select: list[str] = ...,
     exclude: list[str] = ...,
 ) -> str: ...

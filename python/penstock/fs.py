@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from penstock import _native, env
+from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, NotFound
 from penstock.extras import require
 
@@ -43,9 +44,10 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     root_marker = ""
     cachable = True
 
-    def __init__(self, *, deadline_s: float = 600.0, **options: Any) -> None:
+    @renamed_parameters({"deadline_s": "timeout_s"})
+    def __init__(self, *, timeout_s: float = 600.0, **options: Any) -> None:
         super().__init__(**options)
-        self._deadline_s = deadline_s
+        self._timeout_s = timeout_s
         self._stores: dict[str, _native.Files] = {}
 
     @classmethod
@@ -70,7 +72,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
             raise ConfigError(f"{path} is no URL", where="path")
         root = f"{parts.scheme}://{parts.netloc}"
         if root not in self._stores:
-            self._stores[root] = _native.Files(root + "/", dict(env.read()), deadline_s=self._deadline_s)
+            self._stores[root] = _native.Files(root + "/", dict(env.read()), timeout_s=self._timeout_s)
         return self._stores[root], root, path[len(root) :].lstrip("/")
 
     @staticmethod

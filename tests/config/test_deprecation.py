@@ -22,6 +22,11 @@ def _staged(tmp_path, **options):
         ("arrive_s", "join_timeout_s", 9.0),
         ("silence_s", "heartbeat_timeout_s", 9.0),
         ("deflate", "compress", "gzip"),
+        ("deadline_s", "timeout_s", 60.0),
+        ("object_deadline_s", "object_timeout_s", 60.0),
+        ("stall_after_s", "idle_timeout_s", 30.0),
+        ("give_up_after_s", "retry_timeout_s", 60.0),
+        ("wait_limit_s", "wait_timeout_s", 60.0),
     ],
 )
 def test_stage_old_parameter_works_and_warns(old, new, value, tmp_path):
@@ -50,3 +55,11 @@ def test_loader_and_shuffle_old_parameters_work_and_warn(tmp_path):
         dataset = dataset.shuffle(3, reach="global")
     with pytest.warns(DeprecationWarning, match="`next_epoch` is now `prefetch_next_epoch`"):
         penstock.Loader(dataset, batch_size=1, rank=0, world=1, next_epoch=False)
+    with pytest.warns(DeprecationWarning, match="`deadline_s` is now `object_timeout_s`"):
+        penstock.Loader(dataset, batch_size=1, rank=0, world=1, deadline_s=60.0)
+
+
+def test_verify_old_parameters_work_and_warn(tmp_path):
+    _staged(tmp_path)
+    with pytest.warns(DeprecationWarning, match="`deadline_s` is now `timeout_s`"):
+        assert not stage.verify(str(tmp_path / "dst"), deadline_s=60.0)["failed"]

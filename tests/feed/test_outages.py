@@ -76,7 +76,7 @@ def test_endpoint_that_is_away_for_a_while_is_waited_for(served):
 
 
 def test_endpoint_that_is_gone_for_good_is_one_error_in_time(served):
-    loader = penstock.Loader(opened(served), batch_size=2, max_in_flight=2, read_ahead=0, deadline_s=3.0)
+    loader = penstock.Loader(opened(served), batch_size=2, max_in_flight=2, read_ahead=0, object_timeout_s=3.0)
     walk = iter(loader)
     assert samples(next(walk)) == [0, 1]
     served.down()

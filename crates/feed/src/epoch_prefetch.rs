@@ -108,9 +108,9 @@ impl Feed {
                 requests.clone().acquire_owned().await.map_err(|_| Error::bug("the semaphore is never closed"))?;
             let reserved = self.budget.reserve("an object of the next epoch", reads.bytes).await?;
             let fetch = tokio::spawn({
-                let (source, deadline, object) = (source.clone(), self.deadline, task.object);
+                let (source, timeout, object) = (source.clone(), self.object_timeout, task.object);
                 async move {
-                    let fetched = source.fetched(object, &reads, deadline).await;
+                    let fetched = source.fetched(object, &reads, timeout).await;
                     drop(permit);
                     fetched
                 }

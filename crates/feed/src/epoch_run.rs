@@ -338,7 +338,7 @@ async fn run_ahead(
             };
             let (content, trace) = match early {
                 Some(fetched) => fetched,
-                None => feed.sources[task.leaf].fetched(task.object, &reads, feed.deadline).await,
+                None => feed.sources[task.leaf].fetched(task.object, &reads, feed.object_timeout).await,
             };
             drop(permit);
             let job =
@@ -350,7 +350,7 @@ async fn run_ahead(
         });
     }
     drop(ahead);
-    if feed.prefetches_next_epoch {
+    if feed.prefetch_next_epoch {
         feed.prefetch_next_epoch(shared.epoch, shared.steps, read, &requests).await?;
     }
     while let Some(done) = fetches.join_next().await {
@@ -485,7 +485,7 @@ fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(us
         shared.tries.spawn(&shared.runtime, async move {
             let source = &feed.sources[task.leaf];
             let reads = Reads::of(source, task.object, &task.wants);
-            let (content, trace) = source.fetched(task.object, &reads, feed.deadline).await;
+            let (content, trace) = source.fetched(task.object, &reads, feed.object_timeout).await;
             let job = Job { task, batches, content, trace, reserved, tries: tries + 1, queue: queue.clone() };
             let _ = queue.send(job);
         });

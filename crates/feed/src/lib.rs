@@ -31,6 +31,7 @@ mod record_counts;
 mod record_locator;
 mod scan;
 mod schema;
+mod settings;
 mod sidecar_indexes;
 mod source;
 mod timing;
@@ -60,6 +61,7 @@ pub use pool_read::{Placement, Placements, PoolStore, Reader};
 pub use random_access::RecordRef;
 pub use record_counts::{CountSource, Counted, Known, count, kept, scan};
 pub use schema::{Schema, Seen, schema};
+pub use settings::FeedSettings;
 pub use sidecar_indexes::{SidecarIndexes, indexes_in, without_indexes};
 pub use source::{LARGEST_AT_ONCE, Source, requests_of};
 pub use timing::{Busy, Waits};
@@ -88,26 +90,6 @@ const SPARE_SLOTS: usize = 4;
 
 /// Assumed compression ratio if the fields do not give a size; text and integers are not much better.
 const LIKELY_RATIO: u64 = 4;
-
-/// Limits of a feed.
-#[derive(Debug, Clone)]
-pub struct FeedSettings {
-    /// Bytes that may be in flight: stored objects, scratch and batches not yet delivered. By default 1 GiB, or twice
-    /// what must be held at once where that is more.
-    pub memory_bytes: Option<u64>,
-    /// Requests under way at a time, at most: local files need fewer.
-    pub max_in_flight: usize,
-    /// Batches under way besides the next one; by default as many as keep those requests busy.
-    pub read_ahead: Option<u64>,
-    /// Decoding threads.
-    pub threads: usize,
-    /// By when an object must have come, retries and back-off included.
-    pub deadline: Duration,
-    /// Policy for a sample that cannot be read.
-    pub on_error: OnError,
-    /// While an epoch ends, the first objects of the next are fetched.
-    pub prefetches_next_epoch: bool,
-}
 
 /// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
 #[derive(Debug)]
@@ -144,8 +126,8 @@ pub struct Feed {
     max_in_flight: usize,
     read_ahead: u64,
     limit: u64,
-    deadline: Duration,
-    prefetches_next_epoch: bool,
+    object_timeout: Duration,
+    prefetch_next_epoch: bool,
     /// What of the budget may hold objects of the next epoch: the rest carries its first window by itself.
     ahead_bytes: u64,
     ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
@@ -284,8 +266,8 @@ impl Feed {
             max_in_flight,
             read_ahead,
             limit: memory_bytes,
-            deadline: settings.deadline,
-            prefetches_next_epoch: settings.prefetches_next_epoch,
+            object_timeout: settings.object_timeout,
+            prefetch_next_epoch: settings.prefetch_next_epoch,
             ahead_bytes,
             ahead: Mutex::default(),
             gathered: random_access::Cache::default(),

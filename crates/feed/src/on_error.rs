@@ -4,10 +4,10 @@
 //! Which sample takes its place is a function of the data alone, so that every rank, world size and path puts the same
 //! one there; and leaving one out shortens the batch of the rank that has it, never the number of batches.
 
-use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard};
 
-use penstock_types::{Error, Result, lock};
+use penstock_types::{Error, lock};
+use serde::Deserialize;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
@@ -15,7 +15,8 @@ use super::batch_plan::RowRequest;
 use penstock_dataset::order::Counts;
 
 /// Policy for a sample that cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum OnError {
     /// The pass ends with the error, at the batch that the sample belongs to.
     #[default]
@@ -24,19 +25,6 @@ pub enum OnError {
     Skip,
     /// Another sample takes its row: the object's next record, or where the object itself is unreadable, the next object's.
     Substitute,
-}
-
-impl FromStr for OnError {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        match name {
-            "raise" => Ok(Self::Raise),
-            "skip" => Ok(Self::Skip),
-            "substitute" => Ok(Self::Substitute),
-            other => Err(Error::config("on_error", format!("`{other}` is none of raise, skip, substitute"))),
-        }
-    }
 }
 
 /// True for errors that are about a sample's bytes; all others (a store that refuses, a changed object) always raise.

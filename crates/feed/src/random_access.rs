@@ -107,7 +107,7 @@ impl Feed {
         positions: Arc<[u64]>,
     ) -> Result<()> {
         let source = self.sources[leaf].clone();
-        let deadline = Deadline::within(self.deadline);
+        let deadline = Deadline::within(self.object_timeout);
         let (fetched, cached) = match self.gathered.get((leaf, object)) {
             Some(content) => (Content::Whole(content), true),
             None => {

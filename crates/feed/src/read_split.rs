@@ -177,9 +177,9 @@ mod tests {
             max_in_flight: 8,
             read_ahead: None,
             threads: 3,
-            deadline: Duration::from_secs(20),
+            object_timeout: Duration::from_secs(20),
             on_error: OnError::Raise,
-            prefetches_next_epoch: false,
+            prefetch_next_epoch: false,
         }
     }
 

@@ -82,9 +82,9 @@ fn settings() -> FeedSettings {
         max_in_flight: 4,
         read_ahead: None,
         threads: 2,
-        deadline: Duration::from_secs(20),
+        object_timeout: Duration::from_secs(20),
         on_error: OnError::Raise,
-        prefetches_next_epoch: true,
+        prefetch_next_epoch: true,
     }
 }
 
@@ -437,7 +437,7 @@ fn the_next_epochs_first_objects_are_fetched_while_this_one_ends() {
     assert_eq!(metrics.get(Metric::Gets), 128 + 4, "nothing is read twice");
     // The same batches as of a feed that does not look ahead.
     let (case, plain, steps, metrics) =
-        counted_world("feed-not-ahead", &FeedSettings { prefetches_next_epoch: false, ..settings() });
+        counted_world("feed-not-ahead", &FeedSettings { prefetch_next_epoch: false, ..settings() });
     for (epoch, want) in [first, second].into_iter().enumerate() {
         assert_eq!(ids(&mut plain.start(case.runtime.handle(), epoch as u64, steps).unwrap()).unwrap(), want);
     }

@@ -8,17 +8,12 @@ use penstock_bench::object::{ObjectJob, ObjectSpec, clear, keys_of};
 use penstock_bench::storage::{Phase, PhaseJob, StorageSpec};
 use penstock_bench::{Histogram, Latency};
 use penstock_store::StoreSettings;
-use penstock_types::{Error, Result};
+use penstock_types::{Error, Result, parse_settings};
 use pyo3::prelude::*;
 use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use crate::errors::raise;
 use crate::runtime::{enter, enter_async};
-
-fn parsed<T: DeserializeOwned>(what: &str, text: &str) -> Result<T> {
-    serde_json::from_str(text).map_err(|error| Error::config(what, error.to_string()))
-}
 
 fn json<T: Serialize>(report: &T) -> Result<String> {
     serde_json::to_string(report).map_err(|error| Error::bug(error.to_string()))
@@ -36,8 +31,8 @@ impl PyStoragePhase {
     #[new]
     fn new(py: Python<'_>, spec: &str, phase: &str) -> PyResult<Self> {
         enter(py, || {
-            let spec: StorageSpec = parsed("the phase's settings", spec)?;
-            let phase: Phase = parsed("the phase", &json(&phase)?)?;
+            let spec: StorageSpec = parse_settings("the phase's settings", spec)?;
+            let phase: Phase = parse_settings("the phase", &json(&phase)?)?;
             PhaseJob::start(spec, phase)
         })
         .map(Self)
@@ -67,7 +62,7 @@ impl PyObjectPhase {
     #[new]
     fn new(py: Python<'_>, spec: &str, env: HashMap<String, String>) -> PyResult<Self> {
         enter(py, || {
-            let spec: ObjectSpec = parsed("the phase's settings", spec)?;
+            let spec: ObjectSpec = parse_settings("the phase's settings", spec)?;
             ObjectJob::start(spec, StoreSettings::from_env(&env)?)
         })
         .map(Self)
@@ -106,7 +101,7 @@ pub fn merge_latencies(py: Python<'_>, latencies: Vec<String>) -> PyResult<Strin
     let merge = || {
         let mut merged = Histogram::default();
         for text in &latencies {
-            merged.merge(&Histogram::of(&parsed::<Latency>("a latency", text)?)?);
+            merged.merge(&Histogram::of(&parse_settings::<Latency>("a latency", text)?)?);
         }
         json(&merged.latency())
     };

@@ -9,16 +9,15 @@ use std::sync::Arc;
 use penstock_dataset::{Entry, KeyFilter, Manifest, list};
 use penstock_stage::{recorded_manifest, recorded_remotely};
 use penstock_store::StoreSettings;
-use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url};
+use penstock_types::{Deadline, Error, Key, Metrics, Result, Scheme, Url, duration};
 use pyo3::prelude::*;
 
 use crate::runtime::enter_async;
-use crate::stage::{duration, with_budget};
 
 /// Compares `a` with `b`; returns the difference as JSON.
 #[pyfunction]
 #[pyo3(signature = (
-    a, b, env, *, deadline_s=None, give_up_after_s=None, select=Vec::new(), exclude=Vec::new()
+    a, b, env, *, timeout_s=None, retry_timeout_s=None, select=Vec::new(), exclude=Vec::new()
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn diff(
@@ -26,15 +25,15 @@ pub fn diff(
     a: String,
     b: String,
     env: HashMap<String, String>,
-    deadline_s: Option<f64>,
-    give_up_after_s: Option<f64>,
+    timeout_s: Option<f64>,
+    retry_timeout_s: Option<f64>,
     select: Vec<String>,
     exclude: Vec<String>,
 ) -> PyResult<String> {
     enter_async(py, async move {
         let select = KeyFilter::new(&select, &exclude)?;
-        let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
-        let deadline = duration("--timeout", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
+        let settings = StoreSettings::from_env(&env)?.with_retry_timeout(retry_timeout_s)?;
+        let deadline = timeout_s.map_or(Ok(Deadline::NEVER), |s| duration("--timeout", s).map(Deadline::within))?;
         let (old, old_is) = manifest_of(&a, &select, &settings, deadline).await?;
         let (new, new_is) = manifest_of(&b, &select, &settings, deadline).await?;
         let found = penstock_dataset::diff(&old, &new);

@@ -65,33 +65,22 @@ pub struct PyFeed {
 impl PyFeed {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
-    #[pyo3(signature = (
-        course, fields, *, global_batch, rank, world, tail, memory_bytes, max_in_flight, read_ahead, threads,
-        deadline_s, env, on_error="raise", looks_ahead=true, caches=None, node=None
-    ))]
+    #[pyo3(signature = (course, fields, settings, env, *, global_batch, rank, world, tail, caches=None, node=None))]
     fn new(
         py: Python<'_>,
         course: &PySampler,
         fields: &str,
+        settings: &str,
+        env: HashMap<String, String>,
         global_batch: u64,
         rank: u64,
         world: u64,
         tail: &str,
-        memory_bytes: Option<u64>,
-        max_in_flight: usize,
-        read_ahead: Option<u64>,
-        threads: Option<usize>,
-        deadline_s: f64,
-        env: HashMap<String, String>,
-        on_error: &str,
-        looks_ahead: bool,
         caches: Option<Vec<Option<(PathBuf, u64, String)>>>,
         node: Option<(u64, u64)>,
     ) -> PyResult<Self> {
-        let deadline = Duration::try_from_secs_f64(deadline_s)
-            .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is not a duration in seconds")));
-        let (sources, metrics, steps, deadline) = enter(py, || {
-            let (deadline, samples) = (deadline?, course.course.samples());
+        let (sources, metrics, steps, settings) = enter(py, || {
+            let (settings, samples) = (FeedSettings::from_json(settings)?, course.course.samples());
             let steps = Steps { samples, cursor: 0, global_batch, rank, world, tail: tail.parse()? };
             let caches = caches.unwrap_or_else(|| vec![None; course.sources.len()]);
             if caches.len() != course.sources.len() {
@@ -103,7 +92,7 @@ impl PyFeed {
             let open = |(at, (source, index)): (usize, (&Py<PySource>, &Option<Indexed>))| {
                 let source = source.get();
                 let index = index.as_ref().and_then(|index| index.open(&source.manifest));
-                let (mut opened, metrics) = source.opened(&env, max_in_flight)?;
+                let (mut opened, metrics) = source.opened(&env, settings.max_in_flight)?;
                 if let Some((folder, limit, transcode)) = &caches[at] {
                     let leaf = &course.leaves[at];
                     opened = opened.cached(folder, *limit, leaf, known, node.clone(), transcode.parse()?)?;
@@ -112,28 +101,16 @@ impl PyFeed {
             };
             let opened: Result<Vec<_>> = course.sources.iter().zip(&course.indexes).enumerate().map(open).collect();
             let (sources, metrics): (Vec<Arc<Source>>, Vec<_>) = opened?.into_iter().unzip();
-            Ok((sources, metrics, steps, deadline))
+            Ok((sources, metrics, steps, settings))
         })?;
         for (source, leaf) in sources.iter().zip(&course.leaves) {
             if source.has_long_columns(leaf.counts()) {
-                let source = source.clone();
-                enter_async(py, async move { source.learn_rows(Deadline::within(deadline)).await })?;
+                let (source, deadline) = (source.clone(), Deadline::within(settings.object_timeout));
+                enter_async(py, async move { source.learn_rows(deadline).await })?;
             }
         }
         enter(py, || {
             let fields = Field::from_json(fields)?;
-            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            let threads = threads.unwrap_or(cores);
-            let on_error = on_error.parse()?;
-            let settings = FeedSettings {
-                memory_bytes,
-                max_in_flight,
-                read_ahead,
-                threads,
-                deadline,
-                on_error,
-                prefetches_next_epoch: looks_ahead,
-            };
             let feed = Feed::new(sources, course.leaves.clone(), course.course.clone(), fields, steps, &settings)?;
             Ok(Self {
                 threads: feed.threads(),

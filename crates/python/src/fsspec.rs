@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 use futures::TryStreamExt;
 use penstock_store::{Meta, ObjectRef, Opened, StoreSettings, Version, open};
-use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
+use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, duration};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -39,11 +39,10 @@ impl PyFiles {
 #[pymethods]
 impl PyFiles {
     #[new]
-    #[pyo3(signature = (url, env, *, deadline_s=600.0))]
-    fn new(py: Python<'_>, url: &str, env: HashMap<String, String>, deadline_s: f64) -> PyResult<Self> {
+    #[pyo3(signature = (url, env, *, timeout_s=600.0))]
+    fn new(py: Python<'_>, url: &str, env: HashMap<String, String>, timeout_s: f64) -> PyResult<Self> {
         enter(py, || {
-            let deadline = Duration::try_from_secs_f64(deadline_s)
-                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is not a duration in seconds")))?;
+            let deadline = duration("timeout_s", timeout_s)?;
             let url: Url = url.parse()?;
             let opened = open(&url.as_folder(), &StoreSettings::from_env(&env)?, Default::default())?;
             Ok(Self { opened: Arc::new(opened), deadline })

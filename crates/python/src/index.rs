@@ -7,16 +7,15 @@ use std::sync::Arc;
 
 use penstock_dataset::{KeyFilter, ManifestFormat, list};
 use penstock_store::StoreSettings;
-use penstock_types::{Deadline, Error, Metric, Metrics, Url};
+use penstock_types::{Deadline, Error, Metric, Metrics, Url, duration};
 use pyo3::prelude::*;
 
 use crate::runtime::enter_async;
-use crate::stage::{duration, with_budget};
 
 /// Lists `url` and writes its manifest to `output`; returns the facts as JSON.
 #[pyfunction]
 #[pyo3(signature = (
-    url, env, *, output=None, deadline_s=None, give_up_after_s=None, select=Vec::new(), exclude=Vec::new(), written_as=None
+    url, env, *, output=None, timeout_s=None, retry_timeout_s=None, select=Vec::new(), exclude=Vec::new(), written_as=None
 ))]
 #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
 pub fn index(
@@ -24,8 +23,8 @@ pub fn index(
     url: String,
     env: HashMap<String, String>,
     output: Option<PathBuf>,
-    deadline_s: Option<f64>,
-    give_up_after_s: Option<f64>,
+    timeout_s: Option<f64>,
+    retry_timeout_s: Option<f64>,
     select: Vec<String>,
     exclude: Vec<String>,
     written_as: Option<String>,
@@ -33,8 +32,8 @@ pub fn index(
     enter_async(py, async move {
         let url: Url = url.parse()?;
         let select = KeyFilter::new(&select, &exclude)?;
-        let settings = with_budget(StoreSettings::from_env(&env)?, give_up_after_s)?;
-        let deadline = duration("--timeout", deadline_s)?.map_or(Deadline::NEVER, Deadline::within);
+        let settings = StoreSettings::from_env(&env)?.with_retry_timeout(retry_timeout_s)?;
+        let deadline = timeout_s.map_or(Ok(Deadline::NEVER), |s| duration("--timeout", s).map(Deadline::within))?;
         let metrics = Arc::<Metrics>::default();
         let manifest = list(&url, select, &settings, metrics.clone(), deadline).await?;
         let format = match (&output, written_as) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use penstock_feed::{
     Busy, ErrorCounts, FeedSettings, Field, Next, Position, Run, Turns, Unindexed, UnindexedRun, Waits,
 };
-use penstock_types::{Error, Metrics, Result};
+use penstock_types::{Metrics, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -79,43 +79,23 @@ pub struct PyUnindexed {
 impl PyUnindexed {
     #[new]
     #[expect(clippy::too_many_arguments, reason = "named in Python; one caller")]
-    #[pyo3(signature = (
-        source, fields, *, seed, batch, rank, world, drops_tail, memory_bytes, max_in_flight, read_ahead, threads,
-        deadline_s, env, on_error="raise"
-    ))]
+    #[pyo3(signature = (source, fields, settings, env, *, seed, batch, rank, world, drops_tail))]
     fn new(
         py: Python<'_>,
         source: &PySource,
         fields: &str,
+        settings: &str,
+        env: HashMap<String, String>,
         seed: Option<u64>,
         batch: u64,
         rank: u64,
         world: u64,
         drops_tail: bool,
-        memory_bytes: Option<u64>,
-        max_in_flight: usize,
-        read_ahead: Option<u64>,
-        threads: Option<usize>,
-        deadline_s: f64,
-        env: HashMap<String, String>,
-        on_error: &str,
     ) -> PyResult<Self> {
         enter(py, || {
             let fields = Field::from_json(fields)?;
-            let deadline = Duration::try_from_secs_f64(deadline_s)
-                .map_err(|_| Error::config("deadline_s", format!("{deadline_s} is not a duration in seconds")))?;
-            let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-            let (threads, on_error) = (threads.unwrap_or(cores), on_error.parse()?);
-            let settings = FeedSettings {
-                memory_bytes,
-                max_in_flight,
-                read_ahead,
-                threads,
-                deadline,
-                on_error,
-                prefetches_next_epoch: false,
-            };
-            let (source, metrics) = source.opened(&env, max_in_flight)?;
+            let settings = FeedSettings { prefetch_next_epoch: false, ..FeedSettings::from_json(settings)? };
+            let (source, metrics) = source.opened(&env, settings.max_in_flight)?;
             let turns = Turns { batch, rank, world, drops_tail };
             let feed = Unindexed::new(Arc::new(source), seed, fields, turns, settings)?;
             Ok(Self {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use penstock_types::{Error, Result, Url};
+use penstock_types::{Error, Result, Url, duration};
 
 use crate::scoped_settings::{is_below, tenants};
 use crate::{AzureSettings, GcsSettings, HdfsSettings, LocalReads, RetryPolicy};
@@ -86,6 +86,22 @@ impl StoreSettings {
             Ok((tenant.url, settings))
         });
         Ok(Self { tenants: tenants.collect::<Result<_>>()?, ..Self::plain(variables)? })
+    }
+
+    /// These settings with another limit for retries of one request, in seconds.
+    ///
+    /// # Errors
+    ///
+    /// The limit is not a duration.
+    pub fn with_retry_timeout(mut self, seconds: Option<f64>) -> Result<Self> {
+        if let Some(seconds) = seconds {
+            let limit = duration("--retry-timeout", seconds)?;
+            let retry = &mut self.retry;
+            retry.give_up_after = limit;
+            retry.unreachable_after = retry.unreachable_after.min(limit);
+            retry.never_reached_after = retry.never_reached_after.min(limit);
+        }
+        Ok(self)
     }
 
     /// Settings for a URL: its scope's, or the process's own.

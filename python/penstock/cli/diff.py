@@ -44,7 +44,7 @@ def command(
     """
     from penstock import stage
 
-    found = stage.diff(a, b, deadline_s=timeout, give_up_after_s=retry_timeout, select=select, exclude=exclude)
+    found = stage.diff(a, b, timeout_s=timeout, retry_timeout_s=retry_timeout, select=select, exclude=exclude)
     click.echo(json.dumps(found) if as_json else _readable(found))
     return 0 if found["is_same"] else 1
 

@@ -73,8 +73,8 @@ def command(
     facts = stage.index(
         url,
         output,
-        deadline_s=timeout,
-        give_up_after_s=retry_timeout,
+        timeout_s=timeout,
+        retry_timeout_s=retry_timeout,
         select=select,
         exclude=exclude,
         written_as=written_as,

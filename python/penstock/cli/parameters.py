@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.units import parse_bytes, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock.config import Config
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # generic for type checkers only, in the oldest click that we take
 
-__all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "is_harmless", "patterns", "settable"]
+__all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "is_harmless", "patterns", "settable", "with_units"]
 
 
 class _Quantity(_ParamType):
@@ -60,6 +60,15 @@ class Several(_ParamType):
 BYTES = _Quantity("bytes", parse_bytes)
 RATE = _Quantity("rate", parse_rate)
 SECONDS = _Quantity("duration", parse_seconds)
+
+
+def with_units(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of a verb's flags under the names of Python's parameters, which end in their unit: `--timeout` sets
+    `timeout_s`, `--memory` sets `memory_bytes`.
+    """
+    unit = {id(SECONDS): "_s", id(BYTES): "_bytes"}
+    kinds = {option.name: id(option.type) for option in command.params}
+    return {name + unit.get(kinds[name], ""): value for name, value in values.items()}
 
 
 def patterns(command: Callable[..., Any]) -> Callable[..., Any]:

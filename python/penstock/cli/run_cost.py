@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["list_source", "money_lines"]
 
 
-def list_source(job: Job, nodes: int, *, deadline_s: float | None = None) -> dict[str, Any]:
+def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict[str, Any]:
     """What a fresh stage of the job's source would move, by node; lists it.
 
     Raises:
@@ -29,7 +29,7 @@ def list_source(job: Job, nodes: int, *, deadline_s: float | None = None) -> dic
     # What is there already would need the nodes: this is what a fresh stage costs.
     with tempfile.TemporaryDirectory() as nothing:
         spec = stage.StageSpec(
-            source, f"{nothing}/x", decompress=inflate, rank=Rank(nodes=nodes), dry_run=True, deadline_s=deadline_s
+            source, f"{nothing}/x", decompress=inflate, rank=Rank(nodes=nodes), dry_run=True, timeout_s=timeout_s
         )
         return stage.wait(stage.start(spec))
 

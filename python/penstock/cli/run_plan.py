@@ -100,7 +100,7 @@ def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_qu
         nodes = len(execution.cluster.nodes)
         if needs_listing(job):
             talk(f"pool: {source_of(job)} is being listed, to find the break-even of a pool")
-            found = list_source(job, nodes, deadline_s=_LISTING_TIMEOUT_S)
+            found = list_source(job, nodes, timeout_s=_LISTING_TIMEOUT_S)
         pays = job_breakeven(job, nodes, found)
     except PenstockError as error:
         is_late = isinstance(error, Deadline)

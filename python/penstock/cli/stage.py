@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.parameters import BYTES, RATE, SECONDS, patterns
+from penstock.cli.parameters import BYTES, RATE, SECONDS, patterns, with_units
 from penstock.cli.progress import Follow, Log, options
 from penstock.cli.signals import stopped
 
@@ -131,40 +131,23 @@ _TOLD = 20
 )
 @click.option("--quiet", is_flag=True, help="Show no progress; same as --progress none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     source: str,
     destination: str,
-    decompress: bool,
-    compress: str | None,
-    level: int | None,
+    *,
     node: int | None,
     nodes: int | None,
-    manifest: str | None,
-    select: tuple[str, ...],
-    exclude: tuple[str, ...],
-    share_by: str | None,
     weights: str | None,
-    mirrors: tuple[str, ...],
-    dry_run: bool,
     price_tier: str | None,
-    concurrency: int,
-    memory: int,
-    max_inflated: int | None,
-    allow_case_collisions: bool,
-    overwrite: bool,
-    journal: str | None,
-    timeout: float | None,
-    retry_timeout: float | None,
-    max_requests_per_s: float | None,
-    max_bytes_per_s: float | None,
-    object_timeout: float | None,
-    idle_timeout: float | None,
-    wait_timeout: float | None,
     style: str,
     log: str | None,
     progress_dir: str | None,
     quiet: bool,
     as_json: bool,
+    **settings: Any,
 ) -> int:
     """Copy the objects under SRC to DST, a folder or s3://, az:// or gs://, and verify them.
 
@@ -187,34 +170,7 @@ def command(
     rank = ranks.place(env.read(), node, nodes)
     if rank.note and not quiet:
         click.echo(f"note: {rank.note}", err=True)
-    spec = StageSpec(
-        source,
-        destination,
-        decompress=decompress,
-        rank=rank,
-        concurrency=concurrency,
-        memory_bytes=memory,
-        max_inflated_bytes=max_inflated,
-        allow_case_collisions=allow_case_collisions,
-        overwrite=overwrite,
-        manifest=manifest,
-        dry_run=dry_run,
-        deadline_s=timeout,
-        give_up_after_s=retry_timeout,
-        wait_limit_s=wait_timeout,
-        select=select,
-        exclude=exclude,
-        share_by=share_by,
-        weights=_weights(weights),
-        max_requests_per_s=max_requests_per_s,
-        max_bytes_per_s=max_bytes_per_s,
-        object_deadline_s=object_timeout,
-        stall_after_s=idle_timeout,
-        mirrors=mirrors,
-        compress=compress,
-        level=level,
-        journal=journal,
-    )
+    spec = StageSpec(source, destination, rank=rank, weights=_weights(weights), **with_units(ctx.command, settings))
     style = "none" if quiet else style
     with Log(log, rank.node, rank.nodes) as log_file:
         log_file.say("start", f"stage {source} to {destination}, rank {rank.rank} of {rank.world} ({rank.launcher})")
@@ -228,13 +184,16 @@ def command(
             return code
         for failure in summary["failed"]:
             log_file.say("failed", f"[{failure['code']}] {failure['error']}")
-        log_file.say("end", "planned" if dry_run else _readable(summary))
-    if dry_run:
+        log_file.say("end", "planned" if spec.dry_run else _readable(summary))
+    if spec.dry_run:
         from penstock.cli.stage_estimate import readable
         from penstock.price.estimates import estimate_stage
 
         summary = estimate_stage(
-            summary, tier=price_tier, max_requests_per_s=max_requests_per_s, max_bytes_per_s=max_bytes_per_s
+            summary,
+            tier=price_tier,
+            max_requests_per_s=spec.max_requests_per_s,
+            max_bytes_per_s=spec.max_bytes_per_s,
         )
         click.echo(json.dumps(summary) if as_json else readable(summary))
         return 0

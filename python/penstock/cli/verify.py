@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from penstock.cli.parameters import BYTES, SECONDS, patterns
+from penstock.cli.parameters import BYTES, SECONDS, patterns, with_units
 from penstock.cli.progress import Follow, Log, options
 from penstock.cli.signals import stopped
 
@@ -56,21 +56,18 @@ _TOLD = 20
 @options
 @click.option("--quiet", is_flag=True, help="Show no progress; same as --progress none.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line at the end.")
+@click.pass_context
 def command(
+    ctx: click.Context,
+    /,
     destination: str,
+    *,
     repair: bool,
-    quick: bool,
-    select: tuple[str, ...],
-    exclude: tuple[str, ...],
-    journal: str | None,
-    concurrency: int,
-    memory: int,
-    timeout: float | None,
-    retry_timeout: float | None,
     style: str,
     log: str | None,
     quiet: bool,
     as_json: bool,
+    **settings: Any,
 ) -> int:
     """Read what `penstock stage` wrote to DST, a folder or a store, and compare sizes and digests with its records.
 
@@ -87,18 +84,7 @@ def command(
     """
     from penstock import stage
 
-    job = stage.start_verify(
-        destination,
-        repair=repair,
-        concurrency=concurrency,
-        memory_bytes=memory,
-        deadline_s=timeout,
-        give_up_after_s=retry_timeout,
-        quick=quick,
-        journal=journal,
-        select=select,
-        exclude=exclude,
-    )
+    job = stage.start_verify(destination, repair=repair, **with_units(ctx.command, settings))
     with Log(log) as log_file:
         log_file.say("start", f"verify {destination}{' --repair' if repair else ''}")
         try:

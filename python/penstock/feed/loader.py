@@ -7,6 +7,7 @@ iterator does, and belong to the process that iterates: a loader may be created 
 
 from __future__ import annotations
 
+import json
 import logging
 import operator
 import os
@@ -80,7 +81,7 @@ def _in_data_worker() -> bool:
 class BaseLoader(Generic[Batch]):
     """Base of the loaders of all frameworks; `_adapt` converts a dict of native tensors into the framework's batch."""
 
-    @renamed_parameters({"next_epoch": "prefetch_next_epoch"})
+    @renamed_parameters({"next_epoch": "prefetch_next_epoch", "deadline_s": "object_timeout_s"})
     def __init__(
         self,
         dataset: DatasetBase,
@@ -94,7 +95,7 @@ class BaseLoader(Generic[Batch]):
         max_in_flight: int = 64,
         read_ahead: int | None = None,
         threads: int | None = None,
-        deadline_s: float = 600.0,
+        object_timeout_s: float = 600.0,
         on_error: str = "raise",
         prefetch_next_epoch: bool = True,
     ) -> None:
@@ -114,7 +115,7 @@ class BaseLoader(Generic[Batch]):
             max_in_flight: Maximum number of concurrent requests. For local files, 32 MiB in total.
             read_ahead: Batches in preparation besides the next; by default enough to keep these requests busy.
             threads: Decoding threads; by default one per core.
-            deadline_s: Maximum seconds for one object, including retries and back-off.
+            object_timeout_s: Maximum seconds for one object, including retries and back-off.
             on_error: Action for a sample whose bytes are damaged or do not match the fields: `raise` at its batch,
                 `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with `tail="drop"`)
                 or `substitute` (the object's next record, or the next object's). Counted in the report.
@@ -171,15 +172,20 @@ class BaseLoader(Generic[Batch]):
                 raise ConfigError(f"{name}: {value} is less than 1", where=name)
         if read_ahead is not None and read_ahead < 0:
             raise ConfigError(f"read_ahead: {read_ahead} is less than 0", where="read_ahead")
-        self._bounds: dict[str, Any] = {
+        if not 0 <= object_timeout_s < 2**63:
+            raise ConfigError(
+                f"object_timeout_s: {object_timeout_s} is not a duration in seconds", where="object_timeout_s"
+            )
+        # The document that the core reads.
+        self._settings: dict[str, Any] = {
             "memory_bytes": memory_bytes,
             "max_in_flight": max_in_flight,
             "read_ahead": read_ahead,
             "threads": threads,
-            "deadline_s": deadline_s,
+            "object_timeout_s": object_timeout_s,
             "on_error": on_error,
+            "prefetch_next_epoch": bool(prefetch_next_epoch),
         }
-        self._looks_ahead = bool(prefetch_next_epoch)
         self._epoch = 0
         self._cursor = 0
         # Start of the next iterator: 0, or once the cursor from `load_state_dict`.
@@ -246,21 +252,21 @@ class BaseLoader(Generic[Batch]):
     def _native_feed(self) -> _native.Feed | _native.UnindexedFeed:
         if self._feed is None or self._feed[0] != os.getpid():
             fields_json = fields.to_json(self.dataset.batch_fields().items())
+            settings = json.dumps(self._settings, default=operator.index)
             if self._unindexed is not None:
-                self._feed = (os.getpid(), self._unindexed.feed(fields_json, dict(env.read()), self._bounds))
+                self._feed = (os.getpid(), self._unindexed.feed(fields_json, settings, dict(env.read())))
                 return self._feed[1]
             made = _native.Feed(
                 self.dataset.course(),
                 fields_json,
+                settings,
+                dict(env.read()),
                 global_batch=self.global_batch,
                 rank=self.rank,
                 world=self.world,
                 tail=self.tail,
-                env=dict(env.read()),
                 caches=[None if cache is None else astuple(cache) for cache in self.caches],
                 node=self._node,
-                looks_ahead=self._looks_ahead,
-                **self._bounds,
             )
             self._feed = (os.getpid(), made)
         return self._feed[1]
@@ -411,8 +417,8 @@ class BaseLoader(Generic[Batch]):
             "locality": self.dataset.locality and self.dataset.locality.facts(),
             "device": self._device_name(),
             "threads": feed.threads if feed is not None else 0,
-            "max_in_flight": self._bounds["max_in_flight"],
-            "memory_bytes": feed.memory_bytes if feed is not None else self._bounds["memory_bytes"],
+            "max_in_flight": self._settings["max_in_flight"],
+            "memory_bytes": feed.memory_bytes if feed is not None else self._settings["memory_bytes"],
             "rank": self.rank,
             "world": self.world,
             "global_batch": self.global_batch,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock import _native
+from penstock.deprecation import renamed_parameters
 from penstock.feed.columns import adapt, rows
 from penstock.feed.loader import Loader, epoch_number
 from penstock.feed.map_step import run_here
@@ -84,13 +85,14 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
     pass. `__getitems__` reads a batch's objects together. Raw fields are `bytes`.
     """
 
+    @renamed_parameters({"deadline_s": "object_timeout_s"})
     def __init__(
         self,
         dataset: DatasetBase,
         *,
         memory_bytes: int | None = None,
         max_in_flight: int = 64,
-        deadline_s: float = 600.0,
+        object_timeout_s: float = 600.0,
     ) -> None:
         """Limits as for a loader, per process: a quarter of `memory_bytes` (default 1 GiB) keeps decompressed objects."""
         self.dataset = dataset
@@ -103,7 +105,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
             world=1,
             memory_bytes=memory_bytes,
             max_in_flight=max_in_flight,
-            deadline_s=deadline_s,
+            object_timeout_s=object_timeout_s,
             threads=1,
         )
 

@@ -56,18 +56,18 @@ class Unindexed:
         self.dataset, self.rank, self.world, self.tail = dataset, rank, world, tail
         self.batch = global_batch // world
 
-    def feed(self, fields: str, env: dict[str, str], bounds: Mapping[str, Any]) -> _native.UnindexedFeed:
+    def feed(self, fields: str, settings: str, env: dict[str, str]) -> _native.UnindexedFeed:
         """A native feed in this process."""
         return _native.UnindexedFeed(
             self.dataset.source,
             fields,
+            settings,
+            env,
             seed=self.dataset.seed,
             batch=self.batch,
             rank=self.rank,
             world=self.world,
             drops_tail=self.tail == "drop",
-            env=env,
-            **bounds,
         )
 
     def is_spent(self, cursor: int) -> bool:

@@ -20,12 +20,13 @@ from typing import Any
 
 from penstock.stage.collective import Staged, everywhere
 from penstock.stage.job import StageSpec, index, is_local, local_path, run, run_as, start, wait
-from penstock.stage.verification import diff, start_verify, verify
+from penstock.stage.verification import VerifySpec, diff, start_verify, verify
 from penstock.stage.wire_errors import raise_for_failures
 
 __all__ = [
     "StageSpec",
     "Staged",
+    "VerifySpec",
     "diff",
     "everywhere",
     "index",

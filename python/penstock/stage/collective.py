@@ -94,7 +94,7 @@ def everywhere(
         join_timeout_s: How long ranks wait until all have made this call.
         heartbeat_timeout_s: A leader without a heartbeat for this long counts as dead.
         allow_partial: Return although some objects could not be staged (`summary["failed"]`), instead of raising.
-        options: Those of `StageSpec`: decompress, manifest, deadline_s, ...
+        options: Those of `StageSpec`: decompress, manifest, timeout_s, ...
 
     Raises:
         PenstockError: The error of the leader, of the same class on every rank.
@@ -213,7 +213,7 @@ def _together(
         # The launch has no name here: other ranks get the result through the channel and read no record.
         rank = Rank(node, nodes, local_rank, channel.rank, channel.world, None, channel.name)
         leaders = {seat[0]: at for at, seat in enumerate(assignments) if seat[2] == 0}
-        watch = _Monitor(channel, leaders, heartbeat_timeout_s, spec.deadline_s, progress)
+        watch = _Monitor(channel, leaders, heartbeat_timeout_s, spec.timeout_s, progress)
         if local_rank == 0:
             _lead(channel, replace(spec, rank=Rank(node, nodes)), watch)
         ended = watch.end()

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import operator
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,15 @@ __all__ = ["StageSpec", "for_nodes", "index", "is_local", "local_path", "run", "
 _LOOK_S = 0.1
 # Time that an interrupted stage has to record finished files, and to remove its unfinished parts from a store.
 _GRACE_S = 6.0
-# Options of a stage under their old names; `inflate` stays.
-RENAMED = {"deflate": "compress"}
+# Parameters under their old names; `inflate` stays.
+RENAMED_REQUEST = {"deadline_s": "timeout_s", "give_up_after_s": "retry_timeout_s"}
+RENAMED = {
+    **RENAMED_REQUEST,
+    "deflate": "compress",
+    "object_deadline_s": "object_timeout_s",
+    "stall_after_s": "idle_timeout_s",
+    "wait_limit_s": "wait_timeout_s",
+}
 ALIASES = {"inflate": "decompress"}
 _OF_THIS_USER = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
@@ -48,17 +57,17 @@ class StageSpec:
     overwrite: bool = False
     manifest: str | None = None
     dry_run: bool = False
-    deadline_s: float | None = None
-    give_up_after_s: float | None = None
-    wait_limit_s: float | None = None
+    timeout_s: float | None = None
+    retry_timeout_s: float | None = None
+    wait_timeout_s: float | None = None
     select: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     share_by: str | None = None
     weights: str | None = None
     max_requests_per_s: float | None = None
     max_bytes_per_s: float | None = None
-    object_deadline_s: float | None = None
-    stall_after_s: float | None = None
+    object_timeout_s: float | None = None
+    idle_timeout_s: float | None = None
     mirrors: tuple[str, ...] = ()
     compress: str | None = None
     level: int | None = None
@@ -79,41 +88,38 @@ class StageSpec:
             raise ConfigError(f"--concurrency: {self.concurrency} requests move nothing", where="--concurrency")
         if self.memory_bytes < 32 << 20:
             raise ConfigError(f"--memory: {self.memory_bytes:,} bytes are less than 32 MiB", where="--memory")
+        settings = asdict(self)
+        journal, manifest, destination = (settings.pop(name) for name in ("journal", "manifest", "destination"))
+        del settings["wait_timeout_s"]
+        source = settings["source"] = absolute(self.source)
+        settings["mirrors"] = [absolute(url) for url in self.mirrors]
+        settings["remote"] = None if is_local(destination) else destination
         return _native.StageRequest(
-            absolute(self.source),
-            local_path(self.destination)
-            if is_local(self.destination)
-            else state_folder(absolute(self.source), self.destination, self.journal),
+            to_json(settings),
+            local_path(destination) if is_local(destination) else state_folder(source, destination, journal),
             variables(),
-            decompress=self.decompress,
-            node=self.rank.node,
-            nodes=self.rank.nodes,
-            concurrency=self.concurrency,
-            memory_bytes=self.memory_bytes,
-            max_inflated_bytes=self.max_inflated_bytes,
-            allow_case_collisions=self.allow_case_collisions,
-            overwrite=self.overwrite,
-            manifest=self.manifest,
-            dry_run=self.dry_run,
-            deadline_s=self.deadline_s,
-            give_up_after_s=self.give_up_after_s,
-            launch_id=self.rank.launch_id,
-            is_awaited=self.rank.world > self.rank.nodes,
-            leader_rank=self.rank.rank - self.rank.local_rank,
-            cores=len(os.sched_getaffinity(0)),
-            select=list(self.select),
-            exclude=list(self.exclude),
-            share_by=self.share_by,
-            weights=self.weights,
-            max_requests_per_s=self.max_requests_per_s,
-            max_bytes_per_s=self.max_bytes_per_s,
-            object_deadline_s=self.object_deadline_s,
-            stall_after_s=self.stall_after_s,
-            mirrors=[(absolute(url), variables()) for url in self.mirrors],
-            remote=None if is_local(self.destination) else self.destination,
-            compress=self.compress,
-            level=self.level,
+            manifest=manifest,
         )
+
+
+def to_json(settings: dict[str, Any]) -> str:
+    """Settings as the JSON document that the core reads.
+
+    Raises:
+        ConfigError: A number is infinite or not a number.
+    """
+    for name, value in settings.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name}: {value} is not a finite number", where=name)
+    return json.dumps(settings, default=_number)
+
+
+def _number(value: Any) -> int | float:
+    """A number of another type, such as NumPy's."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        return float(value)
 
 
 def state_folder(source: str, destination: str, journal: str | None = None) -> str:
@@ -189,12 +195,13 @@ def local_path(url: str) -> str:
     return os.path.abspath(path)  # noqa: PTH100 - links are not resolved
 
 
+@renamed_parameters(RENAMED_REQUEST)
 def index(
     url: str,
     output: str | Path | None = None,
     *,
-    deadline_s: float | None = None,
-    give_up_after_s: float | None = None,
+    timeout_s: float | None = None,
+    retry_timeout_s: float | None = None,
     select: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
     written_as: str | None = None,
@@ -219,8 +226,8 @@ def index(
             absolute(url),
             variables(),
             output=path,
-            deadline_s=deadline_s,
-            give_up_after_s=give_up_after_s,
+            timeout_s=timeout_s,
+            retry_timeout_s=retry_timeout_s,
             select=list(select),
             exclude=list(exclude),
             written_as=written_as,
@@ -259,7 +266,7 @@ def run_as(spec: StageSpec) -> dict[str, Any]:
     request = spec.request()
     if spec.rank.local_rank == 0 or spec.dry_run:
         return wait(request.start())
-    limits = {} if spec.wait_limit_s is None else {"start_s": spec.wait_limit_s, "silence_s": spec.wait_limit_s}
+    limits = {} if spec.wait_timeout_s is None else {"start_s": spec.wait_timeout_s, "silence_s": spec.wait_timeout_s}
     summary: dict[str, Any] = json.loads(request.wait_for_leader(**limits))
     return summary
 

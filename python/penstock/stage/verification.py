@@ -4,35 +4,50 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
-from penstock.stage.job import absolute, is_local, local_path, state_folder, variables, wait
+from penstock.stage.job import (
+    RENAMED_REQUEST,
+    absolute,
+    is_local,
+    local_path,
+    state_folder,
+    to_json,
+    variables,
+    wait,
+)
 
 if TYPE_CHECKING:
     from penstock._native import StageJob
 
-__all__ = ["diff", "start_verify", "verify"]
+__all__ = ["VerifySpec", "diff", "start_verify", "verify"]
 
 
-def start_verify(
-    destination: str,
-    *,
-    repair: bool = False,
-    concurrency: int = 64,
-    memory_bytes: int = 1 << 30,
-    deadline_s: float | None = None,
-    give_up_after_s: float | None = None,
-    quick: bool = False,
-    journal: str | None = None,
-    select: tuple[str, ...] = (),
-    exclude: tuple[str, ...] = (),
-) -> StageJob:
-    """Start to read a staged copy again and return at once; `stage.wait` returns the same summary as `verify`.
+@dataclass(frozen=True, slots=True)
+class VerifySpec:
+    """Specification of a verification. A copy in a store is read from there; `quick` only compares the store's size,
+    digest and version. `select` and `exclude` are patterns over paths below the destination; other files are ignored.
+    """
 
-    A copy in a store is read from there; `quick` only compares the store's size, digest and version. `select` and
-    `exclude` are patterns over paths below the destination; other files are ignored.
+    destination: str
+    repair: bool = False
+    quick: bool = False
+    concurrency: int = 64
+    memory_bytes: int = 1 << 30
+    timeout_s: float | None = None
+    retry_timeout_s: float | None = None
+    journal: str | None = None
+    select: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@renamed_parameters(RENAMED_REQUEST)
+def start_verify(destination: str, **options: Any) -> StageJob:
+    """Start to read a staged copy again and return at once; `stage.wait` returns the same summary as `verify`. Options
+    are `VerifySpec`'s.
 
     Raises:
         ConfigError: `quick` was given for a folder, which keeps no digests.
@@ -40,28 +55,21 @@ def start_verify(
     """
     from penstock import _native
 
+    spec = VerifySpec(destination, **options)
     is_folder = is_local(destination)
-    if quick and is_folder:
+    if spec.quick and is_folder:
         raise ConfigError("--quick: a folder keeps no digests; its files must be read", where="--quick")
-    return _native.verify(
-        local_path(destination) if is_folder else state_folder("verify", destination, journal),
-        variables(),
-        remote=None if is_folder else destination,
-        quick=quick,
-        repair=repair,
-        concurrency=concurrency,
-        memory_bytes=memory_bytes,
-        deadline_s=deadline_s,
-        give_up_after_s=give_up_after_s,
-        cores=len(os.sched_getaffinity(0)),
-        select=list(select),
-        exclude=list(exclude),
-    )
+    settings = asdict(spec)
+    journal = settings.pop("journal")
+    settings["remote"] = None if is_folder else destination
+    del settings["destination"]
+    folder = local_path(destination) if is_folder else state_folder("verify", destination, journal)
+    return _native.verify(to_json(settings), folder, variables())
 
 
 def verify(destination: str, **options: Any) -> dict[str, Any]:
-    """Read a staged folder again; `failed` lists the files that differ from the stage's record. Options are those of
-    `start_verify`.
+    """Read a staged folder again; `failed` lists the files that differ from the stage's record. Options are
+    `VerifySpec`'s.
 
     Raises:
         NotFound: Nothing was staged there.
@@ -69,12 +77,13 @@ def verify(destination: str, **options: Any) -> dict[str, Any]:
     return wait(start_verify(destination, **options))
 
 
+@renamed_parameters(RENAMED_REQUEST)
 def diff(
     a: str,
     b: str,
     *,
-    deadline_s: float | None = None,
-    give_up_after_s: float | None = None,
+    timeout_s: float | None = None,
+    retry_timeout_s: float | None = None,
     select: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
 ) -> dict[str, Any]:
@@ -93,8 +102,8 @@ def diff(
             absolute(a),
             absolute(b),
             variables(),
-            deadline_s=deadline_s,
-            give_up_after_s=give_up_after_s,
+            timeout_s=timeout_s,
+            retry_timeout_s=retry_timeout_s,
             select=list(select),
             exclude=list(exclude),
         )

@@ -72,7 +72,7 @@ impl Feeder {
                 }
                 let reserved = feed.budget.reserve("the stream of an object", bytes).await?;
                 let (out, found) = mpsc::channel(1);
-                let task = tokio::spawn(windows(feed.source.clone(), object, feed.settings.deadline, out));
+                let task = tokio::spawn(windows(feed.source.clone(), object, feed.settings.object_timeout, out));
                 ahead.push_back(EpochPrefetch { turn, object, windows: found, task, _reserved: reserved });
                 turn += 1;
             }

@@ -61,9 +61,9 @@ impl Case {
             max_in_flight: 8,
             read_ahead: None,
             threads: 3,
-            deadline: Duration::from_secs(20),
+            object_timeout: Duration::from_secs(20),
             on_error,
-            prefetches_next_epoch: true,
+            prefetch_next_epoch: true,
         };
         let fields = vec![Field::tensor("x", DType::I64, &[1])];
         Unindexed::new(self.source.clone(), seed, fields, turns, settings)

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Settings that Python passes to the core as one JSON document.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use crate::{Error, Result};
+
+/// Reads a JSON document of settings.
+///
+/// # Errors
+///
+/// A field is missing, unknown or of another type; the error names the field, or `what` where there is none.
+pub fn parse_settings<'de, T: Deserialize<'de>>(what: &str, json: &'de str) -> Result<T> {
+    let mut document = serde_json::Deserializer::from_str(json);
+    serde_path_to_error::deserialize(&mut document).map_err(|error| {
+        let path = error.path().to_string();
+        // The position is one in a document that the user never sees.
+        let text = error.inner().to_string();
+        let problem = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
+        Error::config(if path == "." { what } else { &path }, problem)
+    })
+}
+
+/// A setting in seconds as a duration.
+///
+/// # Errors
+///
+/// It is negative, not finite, or larger than a duration holds; the error is about `what`.
+pub fn duration(what: &str, seconds: f64) -> Result<Duration> {
+    Duration::try_from_secs_f64(seconds)
+        .map_err(|_| Error::config(what, format!("{seconds} is not a duration in seconds")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Settings {
+        #[expect(dead_code, reason = "read by serde")]
+        threads: usize,
+    }
+
+    #[test]
+    fn settings_of_another_type_are_refused_by_name() {
+        let refused = |json| parse_settings::<Settings>("loader", json).unwrap_err().to_string();
+        assert!(parse_settings::<Settings>("loader", r#"{"threads": 2}"#).is_ok());
+        assert_eq!(refused(r#"{"threads": "8"}"#), r#"threads: invalid type: string "8", expected usize"#);
+        assert!(refused("{}").contains("missing field `threads`"));
+        assert!(refused(r#"{"threads": 2, "thread": 2}"#).starts_with("thread: unknown field"));
+        assert!(refused("{").starts_with("loader: "));
+    }
+
+    #[test]
+    fn duration_of_an_impossible_number_is_refused() {
+        assert_eq!(duration("--timeout", 0.5).unwrap(), Duration::from_millis(500));
+        for seconds in [-1.0, f64::NAN, f64::INFINITY, 1e300] {
+            assert!(duration("--timeout", seconds).is_err(), "{seconds}");
+        }
+    }
+}

@@ -79,10 +79,9 @@ class Emulator:
     def __new__(
         cls,
         folder: str | Path,
-        tier_toml_text: str,
-        tier: str = "none",
-        bind: str = "127.0.0.1:0",
-        scale: float = 1.0,
+        tier: str,
+        bind: str,
+        scale: float,
         access_key: str | None = None,
         secret_key: str | None = None,
     ) -> Emulator: ...

@@ -1,39 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """S3 emulator inside this process: a folder as an endpoint, for tests, demonstrations and rehearsals.
 
-The server is the core's (`penstock._native.Emulator`, with its own threads); this adds the bundled tier book and the
+The server is the core's (`penstock._native.Emulator`, with its own threads); this adds the tier book and the
 variables that S3 clients read.
 """
 
 from __future__ import annotations
 
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.errors import ConfigError
+import msgspec
+
+from penstock.tiers import find
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from penstock._native import Emulator as _Core
 
-__all__ = ["Emulator", "tier_book"]
-
-
-def tier_book(path: str | Path | None = None) -> str:
-    """TOML text of a tier book: the bundled one, or that of a file.
-
-    Raises:
-        ConfigError: The file cannot be read.
-    """
-    if path is None:
-        return resources.files("penstock").joinpath("price/books/tiers.toml").read_text("utf-8")
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"tier book {path} cannot be read: {reason}", where=str(path)) from error
+__all__ = ["Emulator"]
 
 
 class Emulator:
@@ -66,10 +52,9 @@ class Emulator:
 
         self._core: _Core = Core(
             Path(folder),
-            tier_book(tiers),
-            tier=tier,
-            bind=bind,
-            scale=scale,
+            msgspec.json.encode(find(tier, tiers)).decode(),
+            bind,
+            scale,
             access_key=access_key,
             secret_key=secret_key,
         )

@@ -5,6 +5,7 @@ import tomllib
 
 import pytest
 
+from penstock import tiers
 from penstock.demo.mount_tier import as_toml, mounted
 from penstock.demo.paths import PATHS
 from penstock.demo.predict import (
@@ -21,7 +22,7 @@ from penstock.demo.predict import (
 from penstock.demo.sizes import SIZES
 from penstock.errors import ConfigError
 from penstock.plan.reference_job import JOB, PUBLISHED
-from penstock.price import book, tiers
+from penstock.price import book
 
 COSTS = Costs.of(book.load())
 PROBE = Probe(inflate_s_per_byte=1 / 1.5e9, decode_s_per_byte=1 / 8e9)

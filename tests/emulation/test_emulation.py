@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from penstock.emulator import Emulator, tier_book
+from penstock.emulator import Emulator
 from penstock.errors import ConfigError, NotFound
 
 
@@ -101,7 +101,7 @@ def test_emulator_own_tier_book_is_read(tmp_path):
     with Emulator(tmp_path, tier="mine", tiers=book) as server:
         assert server.tier == "mine@2020"
     with pytest.raises(ConfigError, match="cannot be read"):
-        tier_book(tmp_path / "none.toml")
+        Emulator(tmp_path, tier="mine", tiers=tmp_path / "none.toml")
     book.write_text("schema_version = 2\ntier = []")
     with pytest.raises(ConfigError, match="tier book"):
         Emulator(tmp_path, tier="mine", tiers=book)

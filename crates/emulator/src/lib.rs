@@ -25,4 +25,4 @@ mod tier;
 pub use limits::{Connection, Limits, Refusal, Request, Route};
 pub use server::{Emulator, Keys, Settings, bucket_name};
 pub use throttle_layer::Stats;
-pub use tier::{Confidence, Kind, Latency, Limit, Number, Observation, Scope, Throttle, Tier, What};
+pub use tier::{Kind, Latency, Limit, Scope, Seconds, Throttle, Tier, What};

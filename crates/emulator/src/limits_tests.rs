@@ -4,38 +4,19 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::tier::{Confidence, Limit, Number, Throttle};
+use crate::tier::{Limit, Seconds};
 
 fn tier(limits: &[(What, Scope, f64)], queue_s: Option<f64>, burst_s: Option<f64>) -> Tier {
-    let number = |value| Number {
-        value,
-        unit: "s".into(),
-        source: "test".into(),
-        as_of: "2026".into(),
-        confidence: Confidence::Ours,
-        note: String::new(),
-    };
-    let limit = |&(what, scope, value): &(What, Scope, f64)| Limit {
-        what,
-        scope,
-        value,
-        unit: String::new(),
-        source: "test".into(),
-        as_of: "2026".into(),
-        confidence: Confidence::Ours,
-        note: String::new(),
-    };
     Tier {
-        name: "t".into(),
-        year: 2026,
-        title: "t".into(),
-        limits: limits.iter().map(limit).collect(),
-        latency: vec![],
-        queue: queue_s.map(number),
-        burst: burst_s.map(number),
-        throttle: Throttle::default(),
-        observations: vec![],
+        limits: limits.iter().map(|&(what, scope, value)| Limit { what, scope, value }).collect(),
+        queue: queue_s.map(|value| Seconds { value }),
+        burst: burst_s.map(|value| Seconds { value }),
+        ..Tier::default()
     }
+}
+
+fn latency(p50_ms: f64, p99_ms: f64) -> Latency {
+    Latency { what: Kind::Read, p50_ms, p99_ms, tail_share: 0.0, tail_ms: 0.0 }
 }
 
 const READ: Request<'_> = Request { kind: Kind::Read, prefix: "a/" };
@@ -82,10 +63,7 @@ proptest! {
 
     #[test]
     fn prop_latency_has_the_stated_quantiles(p50 in 0.5_f64..100.0, ratio in 1.0_f64..20.0) {
-        let latency = Latency {
-            what: Kind::Read, p50_ms: p50, p99_ms: p50 * ratio, tail_share: 0.0, tail_ms: 0.0, source: String::new(),
-            as_of: String::new(), confidence: Confidence::Ours, note: String::new(),
-        };
+        let latency = latency(p50, p50 * ratio);
         let ms = |normal| latency_at(&latency, normal).as_secs_f64() * 1000.0;
         prop_assert!((ms(0.0) / p50 - 1.0).abs() < 1e-3 && (ms(Z99) / (p50 * ratio) - 1.0).abs() < 1e-3);
     }
@@ -94,17 +72,7 @@ proptest! {
 #[test]
 fn latency_drawn_is_centred_on_the_median() {
     let mut tier = tier(&[], None, None);
-    tier.latency.push(Latency {
-        what: Kind::Read,
-        p50_ms: 10.0,
-        p99_ms: 100.0,
-        tail_share: 0.0,
-        tail_ms: 0.0,
-        source: String::new(),
-        as_of: String::new(),
-        confidence: Confidence::Ours,
-        note: String::new(),
-    });
+    tier.latency.push(latency(10.0, 100.0));
     let limits = Limits::new(tier, 0.001).unwrap();
     let below = (0..20_000).filter(|_| limits.latency(Kind::Read) < Duration::from_millis(10)).count();
     let above = (0..20_000).filter(|_| limits.latency(Kind::Read) > Duration::from_millis(100)).count();
@@ -116,10 +84,7 @@ fn latency_drawn_is_centred_on_the_median() {
 #[test]
 fn latency_tail_is_the_stated_share() {
     let mut tier = tier(&[], None, None);
-    let (what, confidence) = (Kind::Read, Confidence::Ours);
-    let (source, as_of, note) = Default::default();
-    let (p50_ms, p99_ms, tail_share, tail_ms) = (1.0, 1.0, 0.25, 700.0);
-    tier.latency.push(Latency { what, p50_ms, p99_ms, tail_share, tail_ms, source, as_of, confidence, note });
+    tier.latency.push(Latency { tail_share: 0.25, tail_ms: 700.0, ..latency(1.0, 1.0) });
     let limits = Limits::new(tier, 1.0).unwrap();
     let slow = (0..10_000).filter(|_| limits.latency(Kind::Read) == Duration::from_millis(700)).count();
     assert!((2_200..2_800).contains(&slow), "{slow} of 10000");

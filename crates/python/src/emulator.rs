@@ -26,12 +26,10 @@ pub struct Emulator {
 #[pymethods]
 impl Emulator {
     #[new]
-    #[pyo3(signature = (folder, tier_toml_text, tier="none", bind="127.0.0.1:0", scale=1.0, access_key=None, secret_key=None))]
-    #[expect(clippy::too_many_arguments, reason = "the settings of the class, by name in Python")]
+    #[pyo3(signature = (folder, tier, bind, scale, access_key=None, secret_key=None))]
     fn new(
         py: Python<'_>,
         folder: PathBuf,
-        tier_toml_text: &str,
         tier: &str,
         bind: &str,
         scale: f64,
@@ -47,8 +45,7 @@ impl Emulator {
                 (None, None) => Keys::random(),
                 _ => return Err(Error::config("keys", "an access key and a secret key go together")),
             };
-            let tier = Tier::named(tier_toml_text, tier)?;
-            Core::start(Settings { folder, tier, scale, bind, keys })
+            Core::start(Settings { folder, tier: Tier::from_json(tier)?, scale, bind, keys })
         })?;
         Ok(Self {
             endpoint: core.endpoint(),

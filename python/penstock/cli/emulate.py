@@ -8,12 +8,17 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from penstock import env
 from penstock.cli.parameters import BYTES
 from penstock.errors import ConfigError, NotFound
+
+if TYPE_CHECKING:
+    from penstock.emulator import Emulator
+    from penstock.tiers import Tier
 
 __all__ = ["command"]
 
@@ -97,8 +102,9 @@ def command(
     If the tier is a disk (aws-gp2@2018), a block device with the disk's limits is mounted on DIR, which must be empty.
     The limits apply to every program. Needs root.
     """
-    from penstock.emulator import Emulator, tier_book
+    from penstock.emulator import Emulator
     from penstock.price import disks
+    from penstock.tiers import find
 
     if not folder.is_dir():
         if folder.exists():
@@ -131,7 +137,7 @@ def command(
                 "folder": str(folder.resolve()),
                 "pid": os.getpid(),
             }
-            click.echo(json.dumps(facts) if as_json else _readable(server, tier_book(tiers)))
+            click.echo(json.dumps(facts) if as_json else _readable(server, find(tier, tiers)))
             signal.sigwait(_ENDS)
             counted = server.stats()
         if not as_json:
@@ -155,26 +161,20 @@ def _refuse_remote(bind: str, allow_remote: bool) -> None:
         )
 
 
-def _readable(server: object, book: str) -> str:
-    import tomllib
-
-    from penstock.emulator import Emulator
-
-    assert isinstance(server, Emulator)
-    found = next(t for t in tomllib.loads(book)["tier"] if f"{t['name']}@{t['year']}" == server.tier)
+def _readable(server: Emulator, tier: Tier) -> str:
     lines = [f"{server.url} at {server.endpoint}", ""]
     lines += [f"export {name}={value}" for name, value in server.env.items()]
     scaled = f", rates x {server.scale:g} (F)" if server.scale != 1 else ""
-    lines += ["", f"tier {server.tier}{scaled}: {found['title']}"]
-    for limit in found.get("limit", []):
-        rate = limit["value"] * server.scale
+    lines += ["", f"tier {server.tier}{scaled}: {tier.title}"]
+    for limit in tier.limits:
+        rate = _rate(limit.value * server.scale, limit.unit)
         lines.append(
-            f"  {limit['what'].replace('-', ' '):15} {_rate(rate, limit['unit']):>16} per {limit['scope']:10} [{limit['confidence']}] {limit['source']}, {limit['as_of']}"
+            f"  {limit.what.replace('-', ' '):15} {rate:>16} per {limit.scope:10} [{limit.confidence}] {limit.source}, {limit.as_of}"
         )
-    for latency in found.get("latency", []):
-        text = f"{latency['p50_ms']:g} ms, p99 {latency['p99_ms']:g} ms"
+    for latency in tier.latency:
+        text = f"{latency.p50_ms:g} ms, p99 {latency.p99_ms:g} ms"
         lines.append(
-            f"  {latency['what'] + ' latency':15} {text:>16}, not scaled   [{latency['confidence']}] {latency['source']}, {latency['as_of']}"
+            f"  {latency.what + ' latency':15} {text:>16}, not scaled   [{latency.confidence}] {latency.source}, {latency.as_of}"
         )
     return "\n".join([*lines, "", "Ctrl-C ends it."])
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.bench.results import RunRecord
     from penstock.demo.paths import DemoPath
     from penstock.demo.sizes import Size
-    from penstock.price.tiers import Tier
+    from penstock.tiers import Tier
 
 __all__ = ["MeasuredPath", "compare"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.errors import ConfigError
-from penstock.price.tiers import Limit
+from penstock.tiers import Limit
 
 if TYPE_CHECKING:
-    from penstock.price.tiers import Tier
+    from penstock.tiers import Tier
 
 __all__ = ["OBSERVED", "as_toml", "mounted"]
 

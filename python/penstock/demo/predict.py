@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.demo.paths import DemoPath
     from penstock.demo.sizes import Size
     from penstock.price.book import Price, PriceBook
-    from penstock.price.tiers import Tier
+    from penstock.tiers import Tier
 
 __all__ = [
     "Costs",

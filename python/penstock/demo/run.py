@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock import env
+from penstock import env, tiers
 from penstock.demo import data, predict
 from penstock.demo.compare import MeasuredPath, compare
 from penstock.demo.mount_tier import as_toml, mounted
@@ -25,7 +25,6 @@ from penstock.demo.train_paths import TrainingTask, train_all
 from penstock.errors import Denied, PreconditionFailed, SystemFault
 from penstock.ownership import NotOwned, OwnedFolder, identity_of, remove_made
 from penstock.plan.reference_job import JOB
-from penstock.price import tiers
 from penstock.report.comparison import Comparison, write
 from penstock.report.comparison_page import write_page
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.bench.results import RunRecord
     from penstock.demo.sizes import Size
     from penstock.emulator import Emulator
-    from penstock.price.tiers import Tier
+    from penstock.tiers import Tier
     from penstock.train import FeedFactory, TrainSpec
 
 __all__ = ["COMPARISON", "REPORT", "DemoSpec", "run"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock import tiers
 from penstock.errors import ConfigError
 from penstock.plan.breakeven import JobDemand, break_even
-from penstock.price import tiers
 from penstock.price.job_cost import source_of, tier_of
 from penstock.units import parse_rate, parse_seconds
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price book and tier book (dated data), and cost formulae (pure functions). Moves no bytes, uses no network."""
+"""Price book and disk book (dated data), and cost formulae (pure functions). Moves no bytes, uses no network."""

@@ -9,11 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_emulator::{Emulator, Keys, Settings, Tier};
+use penstock_emulator::{Emulator, Keys, Limit, Scope, Seconds, Settings, Tier, What};
 use penstock_store::{Opened, PutOptions, S3, Store, StoreSettings, suite};
 use penstock_types::{Deadline, Error, Key, Metric, Metrics};
-
-const BOOK: &str = include_str!("../../../../python/penstock/price/books/tiers.toml");
 
 fn start(folder: &Path, tier: Tier, scale: f64) -> Emulator {
     let bind = "127.0.0.1:0".parse().unwrap();
@@ -44,16 +42,11 @@ fn bare(emulator: &Emulator, secret: &str) -> S3 {
 
 /// A tier that lets `burst_s` seconds of `rate` requests through at once.
 fn requests_tier(rate: f64, burst_s: f64) -> Tier {
-    let tail = "source='t'\nas_of='2026'\nconfidence='ours'\n";
-    let book = format!(
-        "schema_version=1\n[[tier]]\nname='t'\nyear=2026\ntitle='t'\n[[tier.limit]]\nwhat='requests'\nscope='account'\n\
-         value={rate:.3}\nunit='requests/s'\n{tail}[tier.burst]\nvalue={burst_s:.3}\nunit='s'\n{tail}"
-    );
-    Tier::named(&book, "t").unwrap()
-}
-
-fn none() -> Tier {
-    Tier::named(BOOK, "none").unwrap()
+    Tier {
+        limits: vec![Limit { what: What::Requests, scope: Scope::Account, value: rate }],
+        burst: Some(Seconds { value: burst_s }),
+        ..Tier::default()
+    }
 }
 
 fn soon() -> Deadline {
@@ -68,7 +61,7 @@ fn on_client<T>(work: impl Future<Output = T>) -> T {
 #[test]
 fn test_emulator_stands_the_store_suite() {
     let dir = tempfile::tempdir().unwrap();
-    let emulator = start(dir.path(), none(), 1.0);
+    let emulator = start(dir.path(), Tier::default(), 1.0);
     on_client(suite::run(opened(&emulator, &Arc::default()).store));
     assert_eq!((emulator.stats().throttles, emulator.stats().errors), (0, 0));
 }
@@ -76,7 +69,7 @@ fn test_emulator_stands_the_store_suite() {
 #[test]
 fn test_emulator_wrong_secret_is_denied() {
     let dir = tempfile::tempdir().unwrap();
-    let emulator = start(dir.path(), none(), 1.0);
+    let emulator = start(dir.path(), Tier::default(), 1.0);
     let error = on_client(bare(&emulator, "wrong").head(&Key::from("a"), soon())).unwrap_err();
     assert!(matches!(error, Error::Denied { .. }), "{error}");
     assert_eq!(emulator.stats().denied, 1);
@@ -140,11 +133,12 @@ fn test_emulator_throttled_client_gets_through() {
 #[test]
 fn test_emulator_stop_frees_the_port_and_leaves_no_parts() {
     let dir = tempfile::tempdir().unwrap();
-    let mut emulator = start(dir.path(), none(), 1.0);
+    let mut emulator = start(dir.path(), Tier::default(), 1.0);
     let store = bare(&emulator, &emulator.keys().secret);
     on_client(store.put(&Key::from("a"), vec![Bytes::from_static(b"x")], &PutOptions::default(), soon())).unwrap();
     let bind: std::net::SocketAddr = emulator.endpoint().trim_start_matches("http://").parse().unwrap();
-    let taken = Settings { folder: dir.path().to_owned(), tier: none(), scale: 1.0, bind, keys: Keys::random() };
+    let taken =
+        Settings { folder: dir.path().to_owned(), tier: Tier::default(), scale: 1.0, bind, keys: Keys::random() };
     assert_eq!(Emulator::start(taken.clone()).unwrap_err().code(), "config");
     emulator.stop();
     emulator.stop();
@@ -157,7 +151,8 @@ fn test_emulator_stop_frees_the_port_and_leaves_no_parts() {
 fn test_emulator_folder_that_is_not_there_is_not_found() {
     let dir = tempfile::tempdir().unwrap();
     let bind = "127.0.0.1:0".parse().unwrap();
-    let gone = Settings { folder: dir.path().join("no"), tier: none(), scale: 1.0, bind, keys: Keys::random() };
+    let gone =
+        Settings { folder: dir.path().join("no"), tier: Tier::default(), scale: 1.0, bind, keys: Keys::random() };
     assert_eq!(Emulator::start(gone).unwrap_err().code(), "not-found");
 }
 
@@ -166,7 +161,7 @@ fn test_emulator_a_file_put_in_the_folder_is_an_object_with_one_version_everywhe
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("d")).unwrap();
     std::fs::write(dir.path().join("d/found"), b"hello").unwrap();
-    let emulator = start(dir.path(), none(), 1.0);
+    let emulator = start(dir.path(), Tier::default(), 1.0);
     let Opened { store, .. } = opened(&emulator, &Arc::default());
     let (listed, head, got) = on_client(async {
         let listed: Vec<_> = futures::StreamExt::collect(store.list(&Key::from("d/"), None, soon())).await;
@@ -194,7 +189,7 @@ fn test_emulator_sweeps_what_a_killed_one_left() {
     // A living emulator holds the lock of its file.
     let held = std::fs::File::open(&alive).unwrap();
     held.try_lock().unwrap();
-    let emulator = start(dir.path(), none(), 1.0);
+    let emulator = start(dir.path(), Tier::default(), 1.0);
     assert!(!dead.exists() && alive.exists() && theirs.exists());
     drop(emulator);
 }

@@ -2,4 +2,3 @@
 //! Tests of the crate from outside, in one program: it links once.
 
 mod endpoint;
-mod suite;

@@ -143,7 +143,7 @@ def load(path: str | Path | None = None) -> dict[str, Tier]:
     place = "the bundled tier book" if path is None else str(path)
     try:
         if path is None:
-            raw = resources.files("penstock").joinpath("price/books/tiers.toml").read_bytes()
+            raw = resources.files("penstock").joinpath("tiers.toml").read_bytes()
         else:
             raw = Path(path).read_bytes()
         book = msgspec.toml.decode(raw, type=_Book)

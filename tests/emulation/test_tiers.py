@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock import tiers
 from penstock.errors import ConfigError
-from penstock.price import tiers
 
 PROMISED = {"none", "s3-standard", "gcs-standard", "azure-hot", "azure-premium", "azure-hot@2021", "azure-premium@2021"}
 

@@ -35,7 +35,7 @@ from penstock.errors import PenstockError
 from penstock.feed.scan_lock import held
 from penstock.launchers import netns_hosts as hosts_module
 from penstock.launchers.netns_hosts import Hosts
-from penstock.ownership import NotOwned, end_group, signal_group, start_time, unmount_device
+from penstock.ownership import NotOwned, end_child, signal_child, start_time, unmount_device
 from penstock.pool import lifecycle
 from penstock.protocols import PoolSpec
 from penstock.stage.progress_files import SharedProgress
@@ -386,10 +386,10 @@ def test_signal_goes_to_no_process_that_has_the_number_of_a_child_that_ended(wor
     for pid in world.processes:
         child = subprocess.Popen(["true"])
         child.wait()
-        signal_group(child, signal.SIGKILL)
+        signal_child(child, signal.SIGKILL)
         child.returncode, child.pid = None, pid  # as of a child that another thread has reaped
-        signal_group(child, signal.SIGKILL)
-        end_group(child, 0.1)
+        signal_child(child, signal.SIGKILL)
+        end_child(child, 0.1)
     world.assert_processes_live()
 
 

@@ -31,7 +31,7 @@ _PLUG_IN_MAY = (
     "penstock.units",
     "penstock.accelerator",
     "penstock.ownership",
-    "penstock.node_program",
+    "penstock.child_process", "penstock.node_program",
 )
 
 

@@ -12,11 +12,9 @@ import os
 import random
 import re
 import select
-import signal
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +23,8 @@ import msgspec
 from penstock.bench.machine_card import MachineCard
 from penstock.bench.machine_card import read as read_machine_card
 from penstock.bench.sequential import always_valid, bootstrap, evidence
-from penstock.deferred_signals import deferred_signals
+from penstock.child_process import child_process
 from penstock.errors import ConfigError, Deadline, Denied, NotFound, SystemFault
-from penstock.ownership import signal_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -117,24 +114,17 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
         # A file, not a pipe: a pipe must be drained while the command runs, and that would count in its time.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.perf_counter()
-            child = None
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             try:
-                with deferred_signals():
-                    # A session of its own, so that a stopped command is stopped with all its child processes.
-                    child = subprocess.Popen(
-                        list(argv), stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-                    )
-                status, used = _wait(child, start, limit_s, name)
+                # A session of its own, so that a stopped command is stopped with all its child processes.
+                with child_process(argv, grace_s=0.0, start_new_session=True, **streams) as child:
+                    status, used = _wait(child, start, limit_s, name)
+                    wall_s = time.perf_counter() - start
+                    code = child.returncode = os.waitstatus_to_exitcode(status)
             except FileNotFoundError:
                 raise NotFound(f"{name}: no command `{argv[0]}`", where=argv[0]) from None
             except PermissionError:
                 raise Denied(f"{name}: `{argv[0]}` may not be run", where=argv[0]) from None
-            except BaseException:
-                if child is not None:
-                    _stop(child)
-                raise
-            wall_s = time.perf_counter() - start
-            code = child.returncode = os.waitstatus_to_exitcode(status)
             if code != 0:
                 err.seek(0)
                 last = err.read(_LIMIT_OUTPUT_BYTES).decode(errors="replace").strip().rpartition("\n")[2][:200]
@@ -161,12 +151,6 @@ def _wait(child: subprocess.Popen[bytes], start: float, limit_s: float | None, n
     finally:
         os.close(watch)
     return _wait(child, start, None, name)
-
-
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    signal_group(child, signal.SIGKILL)
-    with suppress(subprocess.TimeoutExpired):
-        child.wait(timeout=10)
 
 
 def compare(

@@ -13,11 +13,11 @@ import statistics
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from penstock.child_process import child_process
 from penstock.errors import RankFailed
-from penstock.ownership import end_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,14 +52,17 @@ class Contestant:
         self.name = name
         self._limit_s = limit_s
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - held as long as the process; end() closes it
-        self._process = subprocess.Popen(
-            list(argv),
+        self._child = ExitStack()
+        started = child_process(
+            argv,
+            grace_s=5.0,
             env=dict(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
             process_group=0,  # no session of its own: the caller's CPU priority must apply to contestants, too
         )
+        self._process = self._child.enter_context(started)
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Send an order and return the answer.
@@ -111,5 +114,5 @@ class Contestant:
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        end_group(self._process, 5)
+        self._child.close()
         self._said.close()

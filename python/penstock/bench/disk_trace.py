@@ -7,7 +7,6 @@ Starts the command that it is given and nothing else; prints nothing.
 from __future__ import annotations
 
 import itertools
-import subprocess
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import msgspec
 from penstock.bench.block_limits import read_limits
 from penstock.bench.diskstats import Counters, read_counters
 from penstock.bench.rows import End, Row, Sample
+from penstock.child_process import child_process
 from penstock.errors import ConfigError, NotFound, SystemFault
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _AT_LIMIT = 0.93
 # A limit counts as hit if samples are at it for this share of the time in which the disk was used.
 _BOUND = 0.3
 _USED = 0.05
+_GRACE_S = 10.0
 _NAMES = {"bytes": "throughput", "ios": "IOPS"}
 
 
@@ -194,23 +195,19 @@ def trace(
             kept.append(read_counters())
 
     try:
-        process = subprocess.Popen(list(command))
+        with child_process(command, grace_s=_GRACE_S) as process:
+            began_s = time.monotonic()
+            watcher = threading.Thread(target=watch, name="penstock-disk-trace", daemon=True)
+            watcher.start()
+            try:
+                code = process.wait()
+            finally:
+                stop.set()
+                watcher.join()
     except FileNotFoundError:
         raise NotFound(f"no program `{command[0]}`", where=command[0]) from None
     except OSError as error:
         raise SystemFault(f"{command[0]} cannot be started: {error.strerror}", where=command[0]) from None
-    began_s = time.monotonic()
-    watcher = threading.Thread(target=watch, name="penstock-disk-trace", daemon=True)
-    watcher.start()
-    try:
-        code = process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        stop.set()
-        watcher.join()
     kept.append(read_counters())
     return [_trace(device, stated[device], kept, began_s, code, command) for device in devices]
 

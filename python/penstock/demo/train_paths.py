@@ -17,6 +17,7 @@ import msgspec
 
 from penstock import env, errors
 from penstock.bench.results import RunRecord
+from penstock.child_process import child_process
 from penstock.errors import PenstockError
 from penstock.train import worker
 
@@ -52,29 +53,27 @@ def train_all(
     waiting = list(tasks)
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
     done: dict[str, RunRecord] = {}
-    try:
+    with contextlib.ExitStack() as children:
         while waiting or running:
             while waiting and len(running) < at_once:
                 task = waiting.pop(0)
                 progress(task.name)
-                running[task.name] = _start(task, work / f"learn-{task.name}")
+                running[task.name] = _start(children, task, work / f"learn-{task.name}")
             for name, (child, folder) in list(running.items()):
                 if child.poll() is not None:
                     del running[name]
                     done[name] = _result(child, folder, name)
             time.sleep(_POLL_S)
-    finally:
-        for child, _ in running.values():
-            _end(child)
     return done
 
 
-def _start(task: TrainingTask, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
+def _start(children: contextlib.ExitStack, task: TrainingTask, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     folder.mkdir()
     (folder / worker.SPEC).write_bytes(msgspec.json.encode(task.spec))
     with (folder / "log").open("wb") as log:
-        child = subprocess.Popen(
+        child = child_process(
             [sys.executable, "-m", "penstock.train.worker", str(folder)],
+            grace_s=_GRACE_S,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -82,7 +81,7 @@ def _start(task: TrainingTask, folder: Path) -> tuple[subprocess.Popen[bytes], P
             # The parent handles Ctrl-C: it ends the children in its own order.
             start_new_session=True,
         )
-    return child, folder
+        return children.enter_context(child), folder
 
 
 def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecord:
@@ -97,12 +96,3 @@ def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecor
     raise errors.RankFailed(
         f"the training over {name} ended with {child.returncode}: {' '.join(last) or 'no word'}", rank=0
     )
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    child.terminate()
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        child.wait(_GRACE_S)
-        return
-    child.kill()
-    child.wait()

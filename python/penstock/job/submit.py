@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.deferred_signals import deferred_signals
+from penstock.child_process import deferred_signals
 from penstock.errors import ConfigError, Deadline, NotFound, SystemFault
 from penstock.job.export import write
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.child_process import deferred_signals
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
 from penstock.ownership import NotOwned, OwnedFolder, check_parents, has_mark, signal_process, start_time
 from penstock.protocols import Node
@@ -244,15 +245,15 @@ class Hosts:
 
     def _hold(self, name: str, spaces: list[str], *, stays: bool) -> int:
         """Start the first process of a host's namespaces; returns its id on this machine."""
-        started = subprocess.Popen(
-            ["env", _mark(self.name), "unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=None if stays else _die_with_parent,
-        )
-        self._held[name] = started
+        with deferred_signals():
+            self._held[name] = started = subprocess.Popen(
+                ["env", _mark(self.name), "unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=None if stays else _die_with_parent,
+            )
         assert started.stdout is not None
         assert started.stderr is not None
         with started.stdout, started.stderr:

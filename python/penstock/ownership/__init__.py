@@ -25,12 +25,12 @@ from penstock.ownership.folders import (
 )
 from penstock.ownership.mounts import detach_loop, mounts_below, unmount_device
 from penstock.ownership.processes import (
-    end_group,
+    end_child,
     end_processes,
     find_processes,
     has_ended,
     has_mark,
-    signal_group,
+    signal_child,
     signal_process,
     start_time,
     wait_unreaped,
@@ -42,7 +42,7 @@ __all__ = [
     "OwnedFolder",
     "check_parents",
     "detach_loop",
-    "end_group",
+    "end_child",
     "end_processes",
     "find_processes",
     "has_ended",
@@ -56,7 +56,7 @@ __all__ = [
     "remove_file",
     "remove_flat_folder",
     "remove_made",
-    "signal_group",
+    "signal_child",
     "signal_process",
     "start_time",
     "temporary_folder",

@@ -15,18 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
-    "end_group",
+    "end_child",
     "end_processes",
     "find_processes",
     "has_ended",
     "has_mark",
-    "signal_group",
+    "signal_child",
     "signal_process",
     "start_time",
     "wait_unreaped",
 ]
 
 _LOOK_S = 0.05
+# Time in which a killed child ends; one that hangs in the kernel is left to its end.
+_REAP_S = 10.0
 
 
 def start_time(pid: int) -> int:
@@ -129,20 +131,23 @@ def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
     return True
 
 
-def signal_group(child: subprocess.Popen[Any], number: int) -> None:
-    """Send a signal to the process group of a child. Proof: the child is not reaped, so its pid is not reused."""
+def signal_child(child: subprocess.Popen[Any], number: int) -> None:
+    """Send a signal to a child, or to its process group if it leads one. Proof: the child is not reaped, so its pid is not
+    reused.
+    """
     if child.returncode is not None:
         return
     # ChildProcessError: another caller has reaped the child, and the pid may be reused.
     with suppress(ChildProcessError, ProcessLookupError, PermissionError):
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-        os.killpg(child.pid, number)
+        leads_group = os.getpgid(child.pid) == child.pid
+        (os.killpg if leads_group else os.kill)(child.pid, number)
 
 
-def end_group(child: subprocess.Popen[Any], grace_s: float) -> None:
-    """End the process group of a child: terminate, kill after the grace period, then reap the child."""
-    signal_group(child, signal.SIGTERM)
+def end_child(child: subprocess.Popen[Any], grace_s: float) -> None:
+    """End a child, and its process group if it leads one: terminate, kill after the grace period, then reap the child."""
+    signal_child(child, signal.SIGTERM)
     wait_unreaped(child, grace_s)
-    signal_group(child, signal.SIGKILL)
+    signal_child(child, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):
-        child.wait(grace_s)
+        child.wait(_REAP_S)

@@ -16,6 +16,7 @@ import msgspec
 
 from penstock import env, errors, ranks
 from penstock.bench import machine_card, results
+from penstock.child_process import child_process
 from penstock.errors import ConfigError, PenstockError, RankFailed
 from penstock.train import worker as rank_files
 from penstock.train.archive import archive
@@ -150,14 +151,13 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
         log = folder / "ranks.log"
-        with log.open("wb") as out:
-            child = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=environment
-            )
-            try:
-                _follow(child, folder, report)
-            finally:
-                _end(child)
+        streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        # Terminated, torchrun ends its ranks.
+        with (
+            log.open("wb") as out,
+            child_process(argv, grace_s=_GRACE_S, stdout=out, env=environment, **streams) as child,
+        ):
+            _follow(child, folder, report)
         result = folder / rank_files.RESULT
         if child.returncode == 0 and result.exists():
             record: dict[str, Any] = msgspec.json.decode(result.read_bytes())
@@ -182,17 +182,6 @@ def _follow(child: subprocess.Popen[bytes], folder: Path, report: Report | None)
             if now != seen:
                 seen = now
                 report(msgspec.json.decode(now, type=Progress))
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Terminate torchrun, which then ends its ranks; kill it if it does not end."""
-    if child.poll() is None:
-        child.terminate()
-        try:
-            child.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
 
 
 def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:

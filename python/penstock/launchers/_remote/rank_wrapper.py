@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from penstock.ownership import end_group, signal_group, wait_unreaped
+from penstock.ownership import end_child, signal_child, wait_unreaped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +142,7 @@ def expand_placeholders(argv: Sequence[str], here: dict[str, Any]) -> list[str]:
 
 def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
     """End the command's process group: SIGTERM, then SIGKILL; then run `ends`, a command that ends the rest."""
-    end_group(child, GRACE_S)
+    end_child(child, GRACE_S)
     if ends:
         with suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(ends, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=GRACE_S, check=False)
@@ -189,7 +189,7 @@ def main() -> int:
         write_record({**record, "fault": "stopped"})
         return 143
     # Daemons that left the group on purpose survive; background processes in the group do not.
-    signal_group(child, signal.SIGKILL)
+    signal_child(child, signal.SIGKILL)
     code = child.wait()
     pumps.end()
     code = 128 - code if code < 0 else code

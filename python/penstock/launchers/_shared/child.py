@@ -8,10 +8,12 @@ import selectors
 import signal
 import subprocess
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Protocol
 
-from penstock.ownership import end_group, has_ended, signal_group
+from penstock.child_process import child_process
+from penstock.ownership import has_ended, signal_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,43 +89,35 @@ def supervise(
     Raises:
         OSError: The command could not be started.
     """
-    child = subprocess.Popen(
-        argv,
-        env=dict(env),
-        stdin=subprocess.DEVNULL if stdin is None else stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
     until = time.monotonic() + limit_s
     ended_at: float | None = None
     is_ours = False
-    with selectors.DefaultSelector() as watch:
+    streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with (
+        ExitStack() as pipes,  # closed after the child has ended, so that its last output has a reader
+        child_process(argv, grace_s=_GRACE_S, env=dict(env), start_new_session=True, **streams) as child,
+        selectors.DefaultSelector() as watch,
+    ):
         for stream, sink in ((child.stdout, out), (child.stderr, err)):
             assert stream is not None
+            pipes.enter_context(stream)
             os.set_blocking(stream.fileno(), False)
             watch.register(stream, selectors.EVENT_READ, sink)
-        try:
-            while watch.get_map():
-                for key, _ in watch.select(_POLL_S):
-                    chunk = os.read(key.fd, _CHUNK)
-                    if chunk:
-                        key.data.write(chunk)
-                    else:
-                        watch.unregister(key.fileobj)
-                now = time.monotonic()
-                if ended_at is None and has_ended(child):
-                    ended_at = now
-                if ended_at is not None and now > ended_at + _LINGER_S:
-                    break
-                if not is_ours and ended_at is None and (stop.is_set() or now > until):
-                    is_ours, until = True, now + _GRACE_S
-                    signal_group(child, signal.SIGTERM)
-                elif is_ours and ended_at is None and now > until:
-                    signal_group(child, signal.SIGKILL)
-        finally:
-            end_group(child, _GRACE_S)
-            for stream in (child.stdout, child.stderr):
-                if stream is not None:
-                    stream.close()
+        while watch.get_map():
+            for key, _ in watch.select(_POLL_S):
+                chunk = os.read(key.fd, _CHUNK)
+                if chunk:
+                    key.data.write(chunk)
+                else:
+                    watch.unregister(key.fileobj)
+            now = time.monotonic()
+            if ended_at is None and has_ended(child):
+                ended_at = now
+            if ended_at is not None and now > ended_at + _LINGER_S:
+                break
+            if not is_ours and ended_at is None and (stop.is_set() or now > until):
+                is_ours, until = True, now + _GRACE_S
+                signal_child(child, signal.SIGTERM)
+            elif is_ours and ended_at is None and now > until:
+                signal_child(child, signal.SIGKILL)
     return None if is_ours else child.returncode

@@ -93,7 +93,7 @@ def test_generate_folder_of_others_is_left_alone(tmp_path):
 
 
 def test_generate_removes_what_a_killed_run_left(tmp_path):
-    (tmp_path / ".penstock-univ.tmp").write_bytes(b"half")
+    (tmp_path / ".penstock-part-0123").write_bytes(b"half")
     make(tmp_path)
     assert all(name.startswith("univ_ics") for name in contents(tmp_path))
 

@@ -166,7 +166,7 @@ def _demo(home: Path) -> Verb:
 
 
 def _dataset(home: Path) -> Verb:
-    place = home / "set/.penstock-a.0011.tmp"
+    place = home / "set/.penstock-part-0011aabb"
     place.parent.mkdir()
     place.write_text("half")
     return Verb(place, place, lambda: prepare_folder(home / "set", {"a"}), ("file link", "folder", "other user's"), ())
@@ -234,7 +234,7 @@ _PIDS: dict[str, tuple[int, int]] = {}
 _NAMES = (
     "thesis.tex",
     "a" * 24,
-    ".penstock-b.tmp",
+    ".penstock-part-b",
     "penstock-pool-q",
     ".penstock-demo-data-q",
     "penstock-checkpoint-q",
@@ -354,7 +354,9 @@ def _try(verb: Callable[[Path], Verb], world: World, beside: dict[str, str], at:
     beside = {name.format(it.place.name): kind for name, kind in beside.items()}
 
     planted = [
-        it.place.parent / name for name, kind in beside.items() if not (kind == "file" and name.endswith(".tmp"))
+        it.place.parent / name
+        for name, kind in beside.items()
+        if not (kind == "file" and name.startswith(".penstock-part-"))
     ]
     for path in planted:
         world.plant(path, beside[path.name])

@@ -31,7 +31,7 @@ _PLUG_IN_MAY = (
     "penstock.units",
     "penstock.accelerator",
     "penstock.ownership",
-    "penstock.child_process", "penstock.node_program",
+    "penstock.atomic_file", "penstock.child_process", "penstock.node_program",
 )
 
 

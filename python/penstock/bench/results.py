@@ -15,16 +15,16 @@ import os
 import secrets
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.atomic_file import atomic_file
 from penstock.bench.machine_card import MachineCard
 from penstock.bench.machine_card import read as read_machine_card
 from penstock.errors import ConfigError, Corrupt, Denied, NoSpace, NotFound, PenstockError, SystemFault
-from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,20 +216,14 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         Denied, NoSpace, SystemFault: The system refused. The partial file is removed, and an earlier file of the name
             stays.
     """
-    temporary, written = path.with_name(f".penstock-{path.name}.{os.urandom(4).hex()}"), 0
+    written = 0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as out:
+        with atomic_file(path) as out:
+            try:
                 yield out
-                out.flush()
-                os.fsync(out.fileno())
-            temporary.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                written = temporary.stat().st_size
-                remove_file(temporary)
-            raise
+            finally:
+                written = os.fstat(out.fileno()).st_size
     except OSError as error:
         if isinstance(error, PenstockError):
             raise

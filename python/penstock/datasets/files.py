@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import errno
-import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from penstock.atomic_file import PART_PREFIX, atomic_file
 from penstock.errors import ConfigError, Denied, NoSpace, PenstockError, SystemFault
 from penstock.ownership import remove_file
 
@@ -42,24 +41,20 @@ def prepare_folder(out: Path, names: set[str]) -> None:
 
 
 def _is_our_leftover(name: str) -> bool:
-    return name.startswith(".penstock-") and name.endswith(".tmp")
+    return name.startswith(PART_PREFIX)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, then rename it, so that a killed run leaves no partial sample. No fsync,
-    because the data can be generated again from its seed.
+    """Write a file atomically, so that a killed run leaves no partial sample. It is not synced, because the data can be
+    generated again from the seed.
 
     Raises:
         NoSpace, Denied, SystemFault: The file cannot be written.
     """
-    temporary = path.with_name(f".penstock-{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with temporary.open("xb") as out:
+        with atomic_file(path, durable=False) as out:
             out.write(data)
-        temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            remove_file(temporary)
         raise _refused(error, path) from error
 
 

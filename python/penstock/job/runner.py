@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import msgspec
 
+from penstock.atomic_file import atomic_file
 from penstock.cluster.cluster import Cluster
 from penstock.cluster.exits import describe, raise_for_failures
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
@@ -257,9 +258,8 @@ class Execution:
 
     def _save(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        part = self.folder / ".job.json"
-        part.write_bytes(msgspec.json.encode(self._state))
-        part.replace(self.folder / "job.json")
+        with atomic_file(self.folder / "job.json") as out:
+            out.write(msgspec.json.encode(self._state))
 
     def _run_step(self, name: str, do: Callable[[], str]) -> None:
         row = StepRow(name)

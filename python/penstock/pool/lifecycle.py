@@ -6,7 +6,6 @@ Keeps a record of each pool on this machine, so that a later command finds what 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from uuid import uuid4
 import msgspec
 
 from penstock import env
+from penstock.atomic_file import atomic_file
 from penstock.cluster.exits import raise_for_failures
 from penstock.cluster.facts import gather_facts
 from penstock.errors import ConfigError, NotFound, PenstockError, PreconditionFailed, SystemFault
@@ -138,20 +138,14 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
     """
     path = _record_path(record.spec.name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{record.spec.name}.{os.getpid()}.{uuid4().hex[:8]}")
-    part.write_bytes(msgspec.json.encode(record))
     try:
-        if not is_new:
-            part.replace(path)
-            return
-        path.hardlink_to(part)
+        with atomic_file(path, replaces=not is_new) as out:
+            out.write(msgspec.json.encode(record))
     except FileExistsError:
         raise PreconditionFailed(
             f"pool {record.spec.name}: another start brings up a pool of this name at this moment",
             hint="use another --name",
         ) from None
-    finally:
-        remove_file(part)
 
 
 def _delete_record(record: PoolRecord) -> None:

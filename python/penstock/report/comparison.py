@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.atomic_file import atomic_file
 from penstock.errors import ConfigError, NotFound
 from penstock.report.number_format import rate
 
@@ -206,6 +207,5 @@ def read(file: Path) -> Comparison:
 def write(facts: Comparison, file: Path) -> None:
     """Write a comparison atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f".{file.name}.part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=1))
-    part.replace(file)
+    with atomic_file(file) as out:
+        out.write(msgspec.json.format(msgspec.json.encode(facts), indent=1))

@@ -11,6 +11,7 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from penstock.atomic_file import atomic_file
 from penstock.extras import require
 
 if TYPE_CHECKING:
@@ -89,6 +90,5 @@ def refuse_without_charts() -> None:
 
 def write_whole(text: str, file: Path) -> None:
     """Write a document atomically."""
-    part = file.with_name(f".{file.name}.part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(file)
+    with atomic_file(file, durable=False) as out:
+        out.write(text.encode())

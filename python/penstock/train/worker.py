@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from penstock import env, ranks
+from penstock.atomic_file import atomic_file
 from penstock.errors import PenstockError, RankFailed
 from penstock.parent_death import end_with_parent
 from penstock.train.spec import TrainSpec
@@ -40,9 +41,8 @@ class RankFailure(msgspec.Struct, frozen=True):
 
 def write_json(file: Path, value: object) -> None:
     """Write atomically, because the parent may read at any time."""
-    temporary = file.with_suffix(".part")
-    temporary.write_bytes(msgspec.json.encode(value))
-    temporary.replace(file)
+    with atomic_file(file, durable=False) as out:
+        out.write(msgspec.json.encode(value))
 
 
 def main(folder: Path) -> int:

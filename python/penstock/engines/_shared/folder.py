@@ -7,11 +7,11 @@ import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
+from penstock.atomic_file import PART_PREFIX, atomic_file
 from penstock.engines._shared.agent_client import AgentManagedEngine
 from penstock.errors import KeyRefused, NoSpace, NotFound
-from penstock.ownership import NotOwned, remove_below, remove_file
+from penstock.ownership import NotOwned, remove_below
 from penstock.protocols import Located
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from penstock.protocols import Pool
 
 __all__ = ["FolderAccess", "SharedFolderEngine", "validated_name"]
-
-_PART = ".penstock-part-"
 
 
 def validated_name(name: str) -> str:
@@ -67,26 +65,20 @@ class FolderAccess:
 
     def names(self, prefix: str = "") -> list[str]:
         """Names of the files; folders and links are not objects."""
-        found = (path for path in self._folder.rglob("*") if path.is_file() and _PART not in path.name)
+        found = (path for path in self._folder.rglob("*") if path.is_file() and PART_PREFIX not in path.name)
         return sorted(name for path in found if (name := path.relative_to(self._folder).as_posix()).startswith(prefix))
 
     def put(self, name: str, source: Path) -> None:
-        """Write to a temporary name, fsync, then rename."""
+        """Write atomically and durably."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{_PART}{uuid4().hex}")
         try:
-            with source.open("rb") as read, part.open("wb") as write:
+            with source.open("rb") as read, atomic_file(path) as write:
                 shutil.copyfileobj(read, write, 1 << 22)
-                write.flush()
-                os.fsync(write.fileno())
-            part.replace(path)
         except OSError as error:
             if error.errno == 28:
                 raise NoSpace(f"{path}: no space for {source.stat().st_size:,} bytes", where=str(path)) from error
             raise
-        finally:
-            remove_file(part)
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Read with a plain pread."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from penstock.atomic_file import PART_PREFIX
 from penstock.engines._shared.folder import validated_name
 from penstock.errors import Deadline, NoSpace, NotFound, ServerError, Unreachable
 from penstock.protocols import Located
@@ -33,7 +34,6 @@ _WAIT_S = 5.0
 _WRITE_S = 30.0
 _TRIES = 4
 _CHUNK = 1 << 20
-_PART = ".penstock-part-"
 
 
 class HdfsAccess:
@@ -59,7 +59,7 @@ class HdfsAccess:
                 name = f"{folder}/{status['pathSuffix']}".lstrip("/") if status["pathSuffix"] else folder
                 if status["type"] == "DIRECTORY":
                     waiting.append(name)
-                elif name.startswith(prefix) and _PART not in name:
+                elif name.startswith(prefix) and PART_PREFIX not in name:
                     found.append(name)
         return sorted(found)
 
@@ -73,7 +73,7 @@ class HdfsAccess:
         # One block, so that its node can read it as a file; HDFS requires a multiple of its checksum chunk.
         block = max(1 << 20, math.ceil(size / (1 << 20)) << 20)
         for last in [False] * (_TRIES - 1) + [True]:
-            part = f"{folder}/{_PART}{uuid4().hex}".lstrip("/")
+            part = f"{folder}/{PART_PREFIX}{uuid4().hex}".lstrip("/")
             try:
                 self._namenode_request("PUT", folder, op="MKDIRS")
                 where = self._namenode_request(

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic writes: a file appears under its name only when it is complete."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING
+
+from penstock.ownership import remove_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["PART_PREFIX", "atomic_file"]
+
+PART_PREFIX = ".penstock-part-"
+"""Start of the temporary names, by which a listing leaves out what a killed process has left."""
+
+
+@contextmanager
+def atomic_file(path: Path, *, durable: bool = True, replaces: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file that appears as `path` at the end of the block, or not at all if the block raises.
+
+    Args:
+        durable: Sync the file to disk before it appears.
+        replaces: Replace a file of that name; otherwise leave it, and raise.
+
+    Raises:
+        FileExistsError: There is a file of that name, and `replaces` is false.
+        OSError: The file cannot be written.
+    """
+    part = path.with_name(f"{PART_PREFIX}{os.urandom(8).hex()}")
+    try:
+        with part.open("xb") as out:
+            yield out
+            out.flush()
+            if durable:
+                os.fsync(out.fileno())
+        if replaces:
+            part.replace(path)
+        else:
+            path.hardlink_to(part)
+    finally:
+        remove_file(part)

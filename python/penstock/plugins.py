@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["load", "names"]
+__all__ = ["load", "names", "parse_settings"]
+
+_ARTICLE = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
 
 
 def names(group: str) -> list[str]:
@@ -55,3 +57,30 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
             hint=f"penstock.protocols.{contract.__name__} is the contract",
         )
     return made
+
+
+def parse_settings(owner: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """A plug-in's settings over its defaults; text from a command line is parsed as the number or boolean that is needed.
+
+    Args:
+        owner: Kind and name of the plug-in, such as `engine hdfs`, for errors.
+        known: Default of each setting, or its type if it has no default.
+
+    Raises:
+        ConfigError: A setting is unknown, or a value has another type.
+    """
+    found = {key: value for key, value in known.items() if not isinstance(value, type)}
+    for key, value in settings.items():
+        if key not in known:
+            raise ConfigError(
+                f"{owner}: it has no setting `{key}`", hint=f"its settings are: {', '.join(sorted(known)) or 'none'}"
+            )
+        kind = known[key] if isinstance(known[key], type) else type(known[key])
+        if kind is bool and value in ("true", "false"):
+            value = value == "true"
+        elif kind is int and isinstance(value, str) and value.isdecimal():
+            value = int(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ConfigError(f"{owner}: {key} = {value!r} is not {_ARTICLE[kind]}")
+        found[key] = value
+    return found

@@ -138,6 +138,6 @@ def test_beeond_says_what_nodes_lack():
 
 
 @pytest.mark.parametrize(("name", "words"), [("aistore", "AWS_ENDPOINT_URL_S3"), ("juicefs", "--engine mount")])
-def test_engines_that_are_attached_to_say_how(name, words, run_cli, tmp_path):
+def test_engine_that_is_a_service_says_how_it_is_used(name, words, run_cli, tmp_path):
     ran = run_cli("pool", "up", "--engine", name, "--disk", tmp_path)
     assert (ran.code, words in ran.err) == (3, True), ran.err

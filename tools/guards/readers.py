@@ -31,7 +31,10 @@ _PLUG_IN_MAY = (
     "penstock.units",
     "penstock.accelerator",
     "penstock.ownership",
-    "penstock.atomic_file", "penstock.child_process", "penstock.node_program",
+    "penstock.plugins.parse_settings",
+    "penstock.atomic_file",
+    "penstock.child_process",
+    "penstock.node_program",
 )
 
 

@@ -21,9 +21,10 @@ from glob import escape
 from typing import TYPE_CHECKING, Any
 
 from penstock.engines._shared import ssh_keys
-from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, parse_settings, pool_root
+from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, pool_root
 from penstock.engines._shared.folder import SharedFolderEngine
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
+from penstock.plugins import parse_settings
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class BeeondEngine(SharedFolderEngine):
     name = "beeond"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = parse_settings(settings, self.name, _KNOWN)
+        self._settings = parse_settings(f"engine {self.name}", settings, _KNOWN)
         self._check()
 
     def _check(self) -> None:

@@ -19,11 +19,11 @@ from penstock.engines._shared.agent_client import (
     AgentClient,
     AgentManagedEngine,
     node_states,
-    parse_settings,
     pool_root,
 )
 from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import ConfigError, Deadline, Unsupported
+from penstock.plugins import parse_settings
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class FuseEngine(AgentManagedEngine):
     name = "fuse"
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        parsed = parse_settings(settings, self.name, {"client": "rclone", "source": ""})
+        parsed = parse_settings(f"engine {self.name}", settings, {"client": "rclone", "source": ""})
         self._client, self._source = parsed["client"], parsed["source"]
         self._environment = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
         if self._client not in CLIENTS:

@@ -16,13 +16,13 @@ from penstock.engines._shared.agent_client import (
     AgentClient,
     AgentManagedEngine,
     daemon_states,
-    parse_settings,
     pool_root,
     pool_roots,
 )
 from penstock.engines._shared.hadoop import configured, data_options, install_jars, installed_class_path, required_files
 from penstock.engines._shared.webhdfs import HdfsAccess
 from penstock.errors import Deadline, PenstockError, Unreachable
+from penstock.plugins import parse_settings
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class HdfsEngine(AgentManagedEngine):
     name = "hdfs"
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        self._settings = parse_settings(settings, self.name, _KNOWN)
+        self._settings = parse_settings(f"engine {self.name}", settings, _KNOWN)
         self._environment = dict(environment)
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -14,11 +14,11 @@ from penstock.engines._shared.agent_client import (
     AgentClient,
     AgentManagedEngine,
     node_states,
-    parse_settings,
     pool_root,
 )
 from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import Unsupported
+from penstock.plugins import parse_settings
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -65,5 +65,5 @@ class LocalEngine(AgentManagedEngine):
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalEngine:  # noqa: ARG001
     """Entry point `penstock.engines: local`."""
-    parse_settings(settings, "local", {})
+    parse_settings("engine local", settings, {})
     return LocalEngine()

@@ -23,12 +23,12 @@ from penstock.engines._shared.agent_client import (
     AgentClient,
     AgentManagedEngine,
     daemon_states,
-    parse_settings,
     pool_root,
     pool_roots,
 )
 from penstock.engines._shared.folder import FolderAccess
 from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
+from penstock.plugins import parse_settings
 from penstock.protocols import Located, Pool
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class MooseFsEngine(AgentManagedEngine):
     name = "moosefs"
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = parse_settings(settings, self.name, _KNOWN)
+        self._settings = parse_settings(f"engine {self.name}", settings, _KNOWN)
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         lacks = []

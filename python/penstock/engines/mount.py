@@ -10,9 +10,10 @@ import re
 from glob import escape
 from typing import TYPE_CHECKING, Any
 
-from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, parse_settings, pool_root
+from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, pool_root
 from penstock.engines._shared.folder import SharedFolderEngine
 from penstock.errors import ConfigError, PenstockError
+from penstock.plugins import parse_settings
 from penstock.protocols import Pool
 
 if TYPE_CHECKING:
@@ -94,5 +95,5 @@ def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float)
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MountEngine:  # noqa: ARG001
     """Entry point `penstock.engines: mount`."""
-    parse_settings(settings, "mount", {})
+    parse_settings("engine mount", settings, {})
     return MountEngine()

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError
-from penstock.launchers._shared.subprocess_launcher import SubprocessLauncher, parse_settings
+from penstock.launchers._shared.subprocess_launcher import SubprocessLauncher
 from penstock.launchers.netns_hosts import Hosts
+from penstock.plugins import parse_settings
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class LocalLauncher(SubprocessLauncher):
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> LocalLauncher:
     """Entry point `penstock.launchers: local`."""
-    found = parse_settings("local", settings, {"nodes": int, "first": int, "hosts": str, "python": str})
+    found = parse_settings("launcher local", settings, {"nodes": int, "first": int, "hosts": str, "python": str})
     nodes, hosts = found.get("nodes", 1), None
     if not 1 <= nodes <= 1024:
         raise ConfigError(f"launcher local: nodes = {nodes} is not between 1 and 1024")

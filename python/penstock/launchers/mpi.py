@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, NotFound
 from penstock.launchers._shared.allocation import allocated_hosts
 from penstock.launchers._shared.multi_rank_launcher import MultiRankLauncher
-from penstock.launchers._shared.subprocess_launcher import check_request, parse_settings
+from penstock.launchers._shared.subprocess_launcher import check_request
+from penstock.plugins import parse_settings
 from penstock.protocols import Node, RunRequest
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class MpiLauncher(MultiRankLauncher):
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MpiLauncher:
     """Entry point `penstock.launchers: mpi`."""
-    found = parse_settings("mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
+    found = parse_settings("launcher mpi", settings, {"nodes": str, "program": str, "args": str, "python": str})
     program = found.get("program", "mpirun")
     try:
         version_text = subprocess.run(

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.launchers._shared.allocation import slurm_hosts
 from penstock.launchers._shared.multi_rank_launcher import MultiRankLauncher
-from penstock.launchers._shared.subprocess_launcher import check_request, parse_settings
+from penstock.launchers._shared.subprocess_launcher import check_request
+from penstock.plugins import parse_settings
 from penstock.protocols import Node
 
 if TYPE_CHECKING:
@@ -66,6 +67,6 @@ class SlurmLauncher(MultiRankLauncher):
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:
     """Entry point `penstock.launchers: slurm`."""
-    found = parse_settings("slurm", settings, {"srun": str, "python": str})
+    found = parse_settings("launcher slurm", settings, {"srun": str, "python": str})
     nodes = [Node(name, name) for name in slurm_hosts(environment)]
     return SlurmLauncher(environment, nodes, srun=shlex.split(found.get("srun", "")), python=found.get("python", ""))

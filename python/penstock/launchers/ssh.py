@@ -30,13 +30,13 @@ from penstock.launchers._shared.subprocess_launcher import (
     check_request,
     display_argv,
     exit_from_record,
-    parse_settings,
     rank_argv,
     rank_options,
     sinks,
     split_records,
     transfer_argv,
 )
+from penstock.plugins import parse_settings
 from penstock.protocols import Exit, Node, RunRequest
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class SshLauncher:
     """One connection per node, kept for the launcher's life and opened again if it is lost."""
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        found = parse_settings("ssh", settings, _SETTINGS)
+        found = parse_settings("launcher ssh", settings, _SETTINGS)
         self._nodes, self._ports, self._users = parse(found.get("nodes", ""))
         self._settings = found
         if "jump" in found:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock import env, plugins
+from penstock.errors import Unsupported
 from penstock.protocols import Engine
 
 if TYPE_CHECKING:
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "load", "names"]
 
 GROUP = "penstock.engines"
+# Services of a site that outlive a job: used where they run, not started.
+_SERVICES = {
+    "aistore": "AWS_ENDPOINT_URL_S3=http://PROXY:51080/s3, and s3://BUCKET/ as source or destination",
+    "juicefs": "--engine mount --disk /MOUNTED/JUICEFS on nodes that have it mounted",
+}
 
 
 def names() -> list[str]:
@@ -26,6 +32,11 @@ def load(name: str, settings: Mapping[str, Any]) -> Engine:
 
     Raises:
         ConfigError: The engine is not installed, or it refuses a setting.
+        Unsupported: It is a service that Penstock uses but does not start.
     """
+    if name in _SERVICES:
+        raise Unsupported(
+            f"engine {name}: Penstock uses the service where it runs, and does not start it", hint=_SERVICES[name]
+        )
     made: Engine = plugins.load(GROUP, name, Engine, lambda factory: factory(dict(settings), env.read()))
     return made

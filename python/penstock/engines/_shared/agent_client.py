@@ -23,7 +23,6 @@ __all__ = [
     "daemon_states",
     "down_receipts",
     "node_states",
-    "parse_settings",
     "pool_root",
     "pool_roots",
     "successes",
@@ -39,29 +38,6 @@ def pool_root(spec: PoolSpec, node: Node) -> str:
     if not posixpath.isabs(disk):
         raise ConfigError(f"disk: `{disk}` is no absolute path", where="disk")
     return posixpath.join(posixpath.normpath(disk), f"penstock-pool-{spec.name}")
-
-
-def parse_settings(settings: Mapping[str, Any], engine: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """An engine's settings over their defaults; text is parsed as the number or boolean that the setting needs.
-
-    Raises:
-        ConfigError: A setting is unknown, or a value has the wrong type.
-    """
-    found = dict(known)
-    for key, value in settings.items():
-        if key not in known:
-            raise ConfigError(
-                f"engine {engine}: it has no setting `{key}`",
-                hint=f"its settings are: {', '.join(sorted(known)) or 'none'}",
-            )
-        if isinstance(known[key], bool) and value in ("true", "false"):
-            value = value == "true"
-        elif isinstance(known[key], int) and isinstance(value, str) and value.isdecimal():
-            value = int(value)
-        if not isinstance(value, type(known[key])):
-            raise ConfigError(f"engine {engine}: {key} = {value!r} is no {type(known[key]).__name__}")
-        found[key] = value
-    return found
 
 
 class AgentClient:

@@ -41,7 +41,6 @@ __all__ = [
     "exit_from_record",
     "line_sink",
     "missing_record",
-    "parse_settings",
     "rank_argv",
     "rank_options",
     "sinks",
@@ -72,29 +71,6 @@ def display_argv(argv: Sequence[str]) -> list[str]:
     """A command line for display: embedded scripts are replaced by their names."""
     names = {_node_script(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
     return [names.get(arg, arg) for arg in argv]
-
-
-def parse_settings(name: str, settings: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
-    """A launcher's settings, each converted to its type; text from a command line is parsed as a number if needed.
-
-    Raises:
-        ConfigError: A setting is unknown, or a value is invalid.
-    """
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        kind = known.get(key)
-        if kind is None:
-            raise ConfigError(
-                f"launcher {name}: it has no setting `{key}`", hint=f"its settings are: {', '.join(sorted(known))}"
-            )
-        if isinstance(value, str) and kind is int and value.isdecimal():
-            value = int(value)
-        if isinstance(value, str) and kind is bool and value in ("true", "false"):
-            value = value == "true"
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"launcher {name}: {key} = {value!r} is no {kind.__name__}")
-        found[key] = value
-    return found
 
 
 def split_records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:

@@ -217,7 +217,7 @@ def test_local_engine_of_another_name_takes_no_settings_along(written, tmp_path)
     text = file.read_text().replace("[stage]", 'engine = "local"\nsettings = { a = 1 }\n[stage]')
     file.write_text(text)
     found = spec.load(file)
-    other, same = (compare_paths.for_path(found, path).pool for path in found.paths)
+    other, same = (spec.for_path(found, path).pool for path in found.paths)
     assert other is not None
     assert same is not None
     assert (other.engine, other.settings, same.engine, same.settings) == ("hdfs", {}, "local", {"a": 1})

@@ -24,11 +24,11 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
     """--dry-run: of each path in turn, where there are several; the exit code."""
     from penstock.cli.run_breakeven import breakeven_lines
     from penstock.cli.run_cost import list_source
-    from penstock.job import compare_paths
+    from penstock.job.spec import for_path
     from penstock.plan.job_breakeven import job_breakeven, needs_listing
     from penstock.price.job_cost import source_of, tier_of
 
-    ways = [compare_paths.for_path(job, path) for path in job.paths] or [job]
+    ways = [for_path(job, path) for path in job.paths] or [job]
     with_nodes = execution_of(job)
     try:
         nodes = len(with_nodes.cluster.nodes)
@@ -51,7 +51,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
 
 def _planned(execution: Execution, nodes: int, found: dict[str, Any] | None) -> dict[str, Any]:
     from penstock.cli.run_cost import money_lines
-    from penstock.job.compare_paths import staged_leftover
+    from penstock.job.spec import staged_leftover
     from penstock.price.job_cost import job_money
 
     try:

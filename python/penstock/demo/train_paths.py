@@ -19,7 +19,7 @@ from penstock import env, errors
 from penstock.bench.results import RunRecord
 from penstock.child_process import child_process
 from penstock.errors import PenstockError
-from penstock.train import worker
+from penstock.train import rank_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,7 +69,7 @@ def train_all(
 
 def _start(children: contextlib.ExitStack, task: TrainingTask, folder: Path) -> tuple[subprocess.Popen[bytes], Path]:
     folder.mkdir()
-    (folder / worker.SPEC).write_bytes(msgspec.json.encode(task.spec))
+    (folder / rank_files.SPEC).write_bytes(msgspec.json.encode(task.spec))
     with (folder / "log").open("wb") as log:
         child = child_process(
             [sys.executable, "-m", "penstock.train.worker", str(folder)],
@@ -85,11 +85,11 @@ def _start(children: contextlib.ExitStack, task: TrainingTask, folder: Path) -> 
 
 
 def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecord:
-    if child.returncode == 0 and (folder / worker.RESULT).exists():
-        return msgspec.json.decode((folder / worker.RESULT).read_bytes(), type=RunRecord)
-    error_file = folder / worker.ERROR.format(rank=0)
+    if child.returncode == 0 and (folder / rank_files.RESULT).exists():
+        return msgspec.json.decode((folder / rank_files.RESULT).read_bytes(), type=RunRecord)
+    error_file = folder / rank_files.ERROR.format(rank=0)
     if error_file.exists():
-        failure = msgspec.json.decode(error_file.read_bytes(), type=worker.RankFailure)
+        failure = msgspec.json.decode(error_file.read_bytes(), type=rank_files.RankFailure)
         kind = getattr(errors, failure.kind, PenstockError)
         raise kind(failure.message, hint=failure.hint)
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]

@@ -421,7 +421,9 @@ def open(  # noqa: A001 - the verb is the API
         if declared.classes is not None:
             facts = class_folders.labels(source, declared.classes)
         elif declared.labels is not None:
-            facts = labels.read(declared.labels, source.url, dict(env.read()))
+            facts = labels.read(
+                declared.labels, source.url, dict(env.read()), lambda place: open(place, format="parquet").cache(False)
+            )
         known = replace(declared, facts={**declared.facts, "labels": facts})
         found, ignored = source.manifest(), source.ignored
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())

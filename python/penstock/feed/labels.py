@@ -12,8 +12,9 @@ from penstock import _native
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
+    from penstock.feed.dataset import Dataset
     from penstock.feed.formats import LabelFile
 
 __all__ = ["read"]
@@ -21,8 +22,12 @@ __all__ = ["read"]
 _MAX_BYTES = 256 << 20  # about a hundred bytes each for the labels of ImageNet-21k
 
 
-def read(requested: LabelFile, folder: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """Facts of a format whose labels `requested` describes; a relative path is below `folder`."""
+def read(
+    requested: LabelFile, folder: str, env: Mapping[str, str], open_table: Callable[[str], Dataset]
+) -> dict[str, Any]:
+    """Facts of a format whose labels `requested` describes; a relative path is below `folder`. `open_table` opens a
+    Parquet file.
+    """
     place = requested.place if "://" in requested.place or requested.place.startswith("/") else folder + requested.place
     parent, _, name = place.rpartition("/")
     store = _native.Files(parent + "/", env)
@@ -32,7 +37,11 @@ def read(requested: LabelFile, folder: str, env: Mapping[str, str]) -> dict[str,
             f"labels: {place} has {size:,} bytes, more than the {_MAX_BYTES:,} of a list of labels", where=place
         )
     content = store.read(name.encode(), [(0, size)], version=version)[0] if size else b""
-    files, values = _parquet(place, requested) if content.startswith(b"PAR1") else _csv(content, requested, place)
+    files, values = (
+        _parquet(open_table(place), place, requested)
+        if content.startswith(b"PAR1")
+        else _csv(content, requested, place)
+    )
     return {"place": place, "files": [file.removeprefix("./") for file in files], "values": values}
 
 
@@ -79,10 +88,9 @@ def _typed(texts: list[str]) -> dict[str, Any]:
     return {"text": texts}
 
 
-def _parquet(place: str, requested: LabelFile) -> tuple[list[str], dict[str, Any]]:
-    from penstock.feed import dataset, fields, loader
+def _parquet(table: Dataset, place: str, requested: LabelFile) -> tuple[list[str], dict[str, Any]]:
+    from penstock.feed import fields, loader
 
-    table = dataset.open(place, format="parquet").cache(False)
     specs = dict(table.schema().specs)
     key, label = (_column(name, list(specs), place) for name in (requested.key, requested.label))
     spec, kind = specs[label], "text"

@@ -7,12 +7,12 @@ the source directly; `fuse:CLIENT` reads it through a client's mount.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import PenstockError
+from penstock.job.spec import for_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from penstock.job.runner import Execution, StepRow
     from penstock.job.spec import Job
 
-__all__ = ["PathResult", "for_path", "run", "staged_leftover", "summarize", "to_json"]
-
-_MAX_NAME_CHARS = 40
+__all__ = ["PathResult", "run", "summarize", "to_json"]
 
 
 class PathResult(msgspec.Struct, frozen=True):
@@ -38,63 +36,6 @@ class PathResult(msgspec.Struct, frozen=True):
     total_s: float
     over_fastest: float | None = None
     fault: str | None = None
-
-
-def for_path(job: Job, path: str) -> Job:
-    """The job with one of its paths.
-
-    Raises:
-        ConfigError: The path is unknown, or the job file lacks a section for it.
-    """
-    from penstock.job.spec import PoolSection
-
-    kind, _, which = path.partition(":")
-    name = f"{job.name}-{re.sub(r'[^A-Za-z0-9]+', '-', path).strip('-')}"
-    if len(name) > _MAX_NAME_CHARS:
-        raise ConfigError(
-            f"paths: `{name}` is too long for a name: {_MAX_NAME_CHARS} at most", hint="a shorter name of the job"
-        )
-    if job.stage is None:
-        raise ConfigError("paths: there is no [stage], whose source all paths begin at", where="paths")
-    base = msgspec.structs.replace(job, name=name, paths=(), pool=None)
-    stage = job.stage
-    if kind == "stream" and not which:
-        argv = tuple(arg.replace("{data}", stage.source) for arg in job.run.argv)
-        return msgspec.structs.replace(base, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
-    if job.pool is None:
-        raise ConfigError(f"paths: `{path}` wants the disk that a [pool] names", where="paths")
-    if kind == "staged" and not which:
-        whole = (*stage.args, "--node", "0", "--nodes", "1")
-        there = msgspec.structs.replace(stage, destination=_staged_dir(job, name), args=whole)
-        return msgspec.structs.replace(base, stage=there)
-    if kind == "pool":
-        # The file's settings belong to the engine that it names.
-        kept = job.pool.settings if which in ("", job.pool.engine) else {}
-        pool = msgspec.structs.replace(job.pool, engine=which or job.pool.engine, settings=kept)
-        return msgspec.structs.replace(base, pool=pool)
-    if kind == "fuse" and which:
-        settings = {"client": which, "source": stage.source}
-        pool = PoolSection(disk=job.pool.disk, engine="fuse", settings=settings, deadline=job.pool.deadline)
-        return msgspec.structs.replace(base, pool=pool, stage=None)
-    raise ConfigError(f"paths: `{path}` is none of pool, pool:ENGINE, staged, stream, fuse:CLIENT", where="paths")
-
-
-def _staged_dir(job: Job, name: str) -> str:
-    assert job.pool is not None
-    return f"{job.pool.disk.rstrip('/')}{_dir_below_disk(name)}"
-
-
-def _dir_below_disk(name: str) -> str:
-    """Folder name below the disk, equal to a pool's, so that `pool audit` and `pool down` find it after a crash."""
-    return f"/penstock-pool-{name}/data"
-
-
-def staged_leftover(job: Job) -> str | None:
-    """The disk on every node with a folder that is removed after this path; None without one."""
-    there = job.stage.destination if job.stage is not None and job.pool is None else None
-    return (
-        there.removesuffix(_dir_below_disk(job.name)) if there and there.endswith(_dir_below_disk(job.name)) else None
-    )
 
 
 def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[PathResult], bool]:

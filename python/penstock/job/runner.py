@@ -22,9 +22,9 @@ from penstock.cluster.exits import describe, raise_for_failures
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
 from penstock.job import staged_folder
 from penstock.job.commands import StepCommands
-from penstock.job.compare_paths import staged_leftover
 from penstock.job.node_loss import evict_lost_objects, unreachable_nodes
 from penstock.job.provision import provision
+from penstock.job.spec import staged_leftover
 from penstock.pool import lifecycle
 from penstock.pool.context import NODE, VARIABLE, PoolContext, to_env
 from penstock.protocols import Pool, PoolSpec, RunRequest

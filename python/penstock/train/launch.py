@@ -18,13 +18,13 @@ from penstock import env, errors, ranks
 from penstock.bench import machine_card, results
 from penstock.child_process import child_process
 from penstock.errors import ConfigError, PenstockError, RankFailed
-from penstock.train import worker as rank_files
+from penstock.train import rank_files
 from penstock.train.archive import archive
 from penstock.train.driver import Driver
 from penstock.train.progress import Progress
+from penstock.train.rank_files import ALONE
 from penstock.train.summarize import summarize
 from penstock.train.torchrun import FirstFailure
-from penstock.train.worker import ALONE
 
 if TYPE_CHECKING:
     from penstock.ranks import Rank

@@ -16,33 +16,15 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from penstock import env, ranks
-from penstock.atomic_file import atomic_file
 from penstock.errors import PenstockError, RankFailed
 from penstock.parent_death import end_with_parent
+from penstock.train.rank_files import ALONE, ERROR, PROGRESS, RESULT, SPEC, RankFailure, write_json
 from penstock.train.spec import TrainSpec
 
 if TYPE_CHECKING:
     from penstock.train.progress import Progress
 
-__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "RankFailure", "exit_now", "main"]
-
-SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
-ALONE = "set --ranks 1 to see it happen in one process"
-
-
-class RankFailure(msgspec.Struct, frozen=True):
-    """An error on its way to the parent: class name, text and hint."""
-
-    kind: str
-    message: str
-    hint: str | None = None
-    seen_s: float = 0.0
-
-
-def write_json(file: Path, value: object) -> None:
-    """Write atomically, because the parent may read at any time."""
-    with atomic_file(file, durable=False) as out:
-        out.write(msgspec.json.encode(value))
+__all__ = ["exit_now", "main"]
 
 
 def main(folder: Path) -> int:

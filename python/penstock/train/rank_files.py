@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files by which the ranks of a run and the process that launched them exchange the spec, progress, results and errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.atomic_file import atomic_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "RankFailure", "write_json"]
+
+SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
+ALONE = "set --ranks 1 to see it happen in one process"
+
+
+class RankFailure(msgspec.Struct, frozen=True):
+    """An error on its way to the parent: class name, text and hint."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+    seen_s: float = 0.0
+
+
+def write_json(file: Path, value: object) -> None:
+    """Write atomically, because the parent may read at any time."""
+    with atomic_file(file, durable=False) as out:
+        out.write(msgspec.json.encode(value))

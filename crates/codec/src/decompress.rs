@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Inflation of whole objects into a buffer that the caller keeps and gives again.
 
-use penstock_types::{Error, Result, with_separators};
+use penstock_types::Result;
 
 use crate::gzip::{self, GzipCheck};
+use crate::output::{above_limit, reserve};
 use crate::{Codec, StreamDecoder, zstandard};
 
 /// Inflates the whole object `input` into `out`, which then holds exactly its content: what was there is replaced, the
@@ -86,19 +87,4 @@ fn reserve_more(out: &mut Vec<u8>, more: usize, limit: u64, place: &str) -> Resu
         reserve(out, (out.capacity() as u64).saturating_mul(2).min(limit).max(need), place)?;
     }
     Ok(())
-}
-
-/// Room for `total` bytes in all in `out`; memory that the machine has not got is an error, not an abort.
-pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> {
-    let have = out.capacity() as u64;
-    let refused = || Error::BudgetExceeded { what: format!("inflating {place}"), need: total, budget: have };
-    let more = usize::try_from(total.saturating_sub(out.len() as u64)).map_err(|_| refused())?;
-    if out.try_reserve_exact(more).is_err() {
-        return Err(refused());
-    }
-    Ok(())
-}
-
-pub(crate) fn above_limit(limit: u64, place: &str) -> Error {
-    Error::corrupt(place, format!("inflates to more than the limit of {} bytes", with_separators(limit)))
 }

@@ -10,8 +10,7 @@ use libdeflater::Crc;
 use penstock_types::{Error, Result, with_separators};
 
 use crate::libdeflate::{Outcome, inflate_raw};
-use crate::stream_decoder::{OutputWindow, StreamDecoder};
-use crate::{Codec, decompress};
+use crate::output::{Inflated, OutputWindow, above_limit, reserve};
 
 /// DEFLATE makes at most 1032 bytes of one: a trailer that says more lies.
 pub(crate) const MAX_OF_ONE: u64 = 1032;
@@ -183,7 +182,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
     if let Some(last4) = input.last_chunk::<4>() {
         // One member is the rule, and then this is its size; any other hint only costs a second try.
         let plausible = (input.len() as u64).saturating_mul(MAX_OF_ONE);
-        decompress::reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
+        reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
     }
     match inflate_members(input, out, limit, check, true, place) {
         Ok(_) => Ok(()),
@@ -195,7 +194,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
 /// Whole members and nothing else, behind what `out` holds: how many they are. Where it is not so, no words are looked
 /// for: who asks has a way to find them.
 pub(crate) fn decompress_frames(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
-    decompress::reserve(out, limit, "").ok()?;
+    reserve(out, limit, "").ok()?;
     inflate_members(input, out, limit, GzipCheck::Full, false, "").ok()
 }
 
@@ -264,25 +263,27 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
             Outcome::NoRoom => {
                 let most = (stream.len() as u64).saturating_mul(MAX_OF_ONE).saturating_add(start as u64);
                 if (start + room) as u64 >= limit {
-                    return Err(decompress::above_limit(limit, place));
+                    return Err(above_limit(limit, place));
                 }
                 if (start + room) as u64 > most {
                     return Ok(None);
                 }
                 // libdeflate begins a member anew, so the room must grow by a factor for the sum to stay linear.
                 let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
-                decompress::reserve(out, wanted.min(most + 1).min(limit), place)?;
+                reserve(out, wanted.min(most + 1).min(limit), place)?;
             }
         }
     }
 }
 
-/// Why libdeflate refused: the stream decoder's words.
+/// Error for input that libdeflate refused: that of the stream decoder, which says where.
 fn explain(input: &[u8], limit: u64, place: &str) -> Error {
-    let mut inflater = StreamDecoder::new(Codec::Gzip, limit, place);
-    match inflater.push(input, &mut |_| Ok(())).and_then(|()| inflater.finish()) {
-        Err(error) => error,
-        Ok(_) => Error::corrupt(place, "is gzip that zlib takes and libdeflate refuses"),
+    let (mut stream, mut passed) = (GzipStream::behind(0), Inflated { bytes_in: 0, bytes_out: 0 });
+    let mut outlet = OutputWindow { place, limit, passed: &mut passed, sink: &mut |_| Ok(()) };
+    match (stream.push(input, &mut outlet), stream.unfinished()) {
+        (Err(error), _) => error,
+        (Ok(()), Some(what)) => passed.ends_inside(place, &what),
+        (Ok(()), None) => Error::corrupt(place, "is gzip that zlib takes and libdeflate refuses"),
     }
 }
 

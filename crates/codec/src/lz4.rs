@@ -6,7 +6,7 @@ use lz4_flex::block::decompress_into_with_dict;
 use penstock_types::{Error, Result, with_separators};
 use xxhash_rust::xxh32::{Xxh32, xxh32};
 
-use crate::stream_decoder::OutputWindow;
+use crate::output::OutputWindow;
 
 pub(crate) const MAGIC: u32 = 0x184d_2204;
 const LEGACY: u32 = 0x184c_2102;

@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Inflation of bytes as they arrive, in pieces cut anywhere.
 
-use penstock_types::{Error, Result, with_separators};
+use penstock_types::{Error, Result};
 
+use crate::Codec;
 use crate::gzip::GzipStream;
 use crate::lz4::Lz4Stream;
+use crate::output::{Inflated, OutputWindow};
 use crate::zstandard::ZstdStream;
-use crate::{Codec, decompress};
-
-/// Counts of the bytes that passed through a [`StreamDecoder`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Inflated {
-    /// Stored bytes.
-    pub bytes_in: u64,
-    /// Inflated bytes.
-    pub bytes_out: u64,
-}
 
 enum Decoder {
     None,
@@ -94,55 +86,7 @@ impl StreamDecoder {
         };
         match unfinished {
             None => Ok(self.passed),
-            Some(what) => Err(Error::corrupt(
-                self.place,
-                format!(
-                    "ends inside {what} (have {} of the stream's bytes, inflated {} so far)",
-                    with_separators(self.passed.bytes_in),
-                    with_separators(self.passed.bytes_out)
-                ),
-            )),
+            Some(what) => Err(self.passed.ends_inside(&self.place, &what)),
         }
-    }
-}
-
-/// Where a decoder's output goes, and its numbers.
-pub(crate) struct OutputWindow<'a> {
-    place: &'a str,
-    limit: u64,
-    passed: &'a mut Inflated,
-    sink: &'a mut dyn FnMut(&[u8]) -> Result<()>,
-}
-
-impl OutputWindow<'_> {
-    /// Gives the sink `bytes`, if the limit allows.
-    pub(crate) fn emit(&mut self, bytes: &[u8]) -> Result<()> {
-        if bytes.is_empty() {
-            return Ok(());
-        }
-        let after = self.passed.bytes_out.saturating_add(bytes.len() as u64);
-        if after > self.limit {
-            return Err(decompress::above_limit(self.limit, self.place));
-        }
-        (self.sink)(bytes)?;
-        self.passed.bytes_out = after;
-        Ok(())
-    }
-
-    /// Counts `len` stored bytes as taken.
-    pub(crate) fn took(&mut self, len: usize) {
-        self.passed.bytes_in += len as u64;
-    }
-
-    pub(crate) fn bytes_in(&self) -> u64 {
-        self.passed.bytes_in
-    }
-
-    pub(crate) fn bytes_out(&self) -> u64 {
-        self.passed.bytes_out
-    }
-
-    pub(crate) fn corrupt(&self, problem: String) -> Error {
-        Error::corrupt(self.place, problem)
     }
 }

@@ -14,7 +14,7 @@ use penstock_types::{Error, Result, with_separators};
 use crate::bitshuffle::{from_bits, to_bits};
 use crate::byteshuffle::{shuffle, unshuffle};
 use crate::checksum::crc32c;
-use crate::decompress::above_limit;
+use crate::output::above_limit;
 use crate::{SizedCodec, decompress_exact};
 
 /// The last byte is the form's version.

@@ -5,8 +5,7 @@
 use penstock_types::{Error, Result, with_separators};
 use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_content_size};
 
-use crate::decompress;
-use crate::stream_decoder::OutputWindow;
+use crate::output::{OutputWindow, above_limit, reserve};
 
 /// A block is at most 128 KiB of content in at least 4 bytes: a frame header that says more lies.
 const MAX_OF_ONE: u64 = 32 << 10;
@@ -93,10 +92,10 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             // With room for all of it the library inflates in one pass, with no window of its own.
             let total = size.saturating_add(out.len() as u64);
             if total > limit {
-                return Err(decompress::above_limit(limit, place));
+                return Err(above_limit(limit, place));
             }
             let plausible = (rest.len() as u64).saturating_mul(MAX_OF_ONE).saturating_add(out.len() as u64);
-            decompress::reserve(out, total.min(plausible), place)?;
+            reserve(out, total.min(plausible), place)?;
         }
         let before = out.len();
         let used = frames
@@ -105,7 +104,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
         at += used;
         // A buffer that the caller used before may have more room than the limit allows.
         if out.len() as u64 > limit {
-            return Err(decompress::above_limit(limit, place));
+            return Err(above_limit(limit, place));
         }
         if at == input.len() && !frames.inside && frames.frame > 1 {
             return Ok(frames.frame - 1);
@@ -116,14 +115,14 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             }
         } else if (out.len() as u64) < limit {
             let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
-            decompress::reserve(out, wanted.min(limit), place)?;
+            reserve(out, wanted.min(limit), place)?;
         } else if used == 0 && out.len() == before {
             // Full to the limit and nothing moves: is there a byte more, or has the object been cut?
             let mut one_more = Vec::with_capacity(1);
             let _ = frames.step(&input[at..], &mut one_more);
             return Err(match one_more.is_empty() && at == input.len() {
                 true => cut_short(&frames, at, out.len(), place),
-                false => decompress::above_limit(limit, place),
+                false => above_limit(limit, place),
             });
         }
     }

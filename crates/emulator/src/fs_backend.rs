@@ -11,14 +11,13 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use md5::{Digest as _, Md5};
 use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, lock};
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use crate::key_path::{STATE, hex, plain_path, side_name};
-use crate::list::Directories;
+use crate::directories::Directories;
+use crate::key_path::{STATE, plain_path, side_name};
 use crate::object_metadata::{Fact, Facts, Stamp};
 use crate::response_body::CHUNK;
 
@@ -56,19 +55,6 @@ impl Drop for Temp {
         // Gone already when it was committed.
         self.owned.remove();
     }
-}
-
-/// The stamp of a file.
-pub(crate) fn stamp_of(stat: &Stat) -> Stamp {
-    let modified_ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
-    Stamp { inode: stat.st_ino, modified_ns, size: stat.st_size as u64 }
-}
-
-/// The ETag of a file that was found in the folder: a validator made of its stamp. The `-1` says, as on S3, that it is
-/// no MD5 of the bytes. LIST can give it without reading a byte, and it equals what GET and HEAD give.
-pub(crate) fn found_etag(stamp: Stamp) -> String {
-    let text = format!("{} {} {}", stamp.inode, stamp.modified_ns, stamp.size);
-    format!("{}-1", hex(&Md5::digest(text.as_bytes())))
 }
 
 /// Shows all bytes of a file, wherever it is positioned; returns their number.
@@ -140,7 +126,7 @@ impl Folder {
                 Ok(fd) => {
                     let stat = rustix::fs::fstat(&fd)?;
                     if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
-                        let stamp = stamp_of(&stat);
+                        let stamp = Stamp::of(&stat);
                         let fact = self.facts.get(key)?.filter(|fact| fact.stamp == stamp && !fact.side);
                         return Ok(Some(Self::found(fd, stamp, fact)));
                     }
@@ -152,7 +138,7 @@ impl Folder {
         let Some(fact) = self.facts.get(key)?.filter(|fact| fact.side) else { return Ok(None) };
         match File::open(self.side(key)) {
             Ok(file) => {
-                let stamp = stamp_of(&rustix::fs::fstat(&file)?);
+                let stamp = Stamp::of(&rustix::fs::fstat(&file)?);
                 Ok(Some(Self::found(file.into(), stamp, Some(fact).filter(|fact| fact.stamp == stamp))))
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -161,7 +147,7 @@ impl Folder {
     }
 
     fn found(fd: OwnedFd, stamp: Stamp, fact: Option<Arc<Fact>>) -> Found {
-        let etag = fact.as_ref().and_then(|fact| fact.etag.clone()).unwrap_or_else(|| found_etag(stamp));
+        let etag = fact.as_ref().and_then(|fact| fact.etag.clone()).unwrap_or_else(|| stamp.etag());
         Found { file: fd.into(), stamp, etag, fact }
     }
 
@@ -187,7 +173,7 @@ impl Folder {
         let there = self.find(key)?;
         allow(there.as_ref())?;
         drop(there);
-        fact.stamp = stamp_of(&rustix::fs::fstat(&temp.file).map_err(io::Error::from)?);
+        fact.stamp = Stamp::of(&rustix::fs::fstat(&temp.file).map_err(io::Error::from)?);
         fact.side = match plain_path(key) {
             Some(path) => !self.rename_plain(&temp, path)?,
             None => true,

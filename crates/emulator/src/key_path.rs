@@ -4,6 +4,7 @@
 //! A key is data: nothing in it can name a file outside the folder.
 
 use md5::{Digest as _, Md5};
+use percent_encoding::percent_decode_str;
 
 /// The folder's own state: the facts log, uploads in flight and the objects that cannot be plain files. Never listed.
 pub(crate) const STATE: &str = ".penstock-emulator";
@@ -33,6 +34,10 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
+}
+
+pub(crate) fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]

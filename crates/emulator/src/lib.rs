@@ -8,6 +8,7 @@
 
 mod bucket;
 mod connections;
+mod directories;
 mod fs_backend;
 mod key_path;
 mod limits;

@@ -4,24 +4,15 @@
 //! A folder's names are kept sorted while its mtime stands, so that a flat folder of 100,000 files is read once, not
 //! once a page.
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use penstock_types::{lock, unix_now};
 use rustix::fs::{AtFlags, FileType, OFlags};
 
-use crate::fs_backend::{Folder, found_etag, stamp_of};
-use crate::key_path::STATE;
+use crate::fs_backend::Folder;
 use crate::object_metadata::Stamp;
 
 /// S3 addresses no longer key, so a deeper file is not listed.
 const LONGEST_KEY: usize = 1024;
-/// Names kept in memory at most; beyond, the cache starts afresh.
-const MAX_NAMES: usize = 2_000_000;
-/// A folder changed so lately may change again within the same tick of its clock: not kept.
-const SETTLED: Duration = Duration::from_millis(100);
 
 /// Request of a listing.
 #[derive(Debug, Clone, Default)]
@@ -51,14 +42,6 @@ impl Item {
     }
 }
 
-/// Sorted names by folder; a folder's own name ends in `/`, which is how its keys sort.
-#[derive(Default)]
-pub(crate) struct Directories {
-    kept: Mutex<HashMap<String, (Stamp, Names)>>,
-}
-
-type Names = Arc<Vec<Box<str>>>;
-
 enum Next {
     Go,
     /// Nothing more below this prefix.
@@ -87,7 +70,7 @@ pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, boo
     let items = folder.facts.with(|facts| {
         let etag = |key: &str, stamp: Stamp| {
             let fact = facts.get(key).filter(|fact| fact.stamp == stamp);
-            fact.and_then(|fact| fact.etag.clone()).unwrap_or_else(|| found_etag(stamp))
+            fact.and_then(|fact| fact.etag.clone()).unwrap_or_else(|| stamp.etag())
         };
         let item = |(name, stamp): (String, Option<Stamp>)| match stamp {
             Some(stamp) => Item::Object { etag: etag(&name, stamp), key: name, stamp },
@@ -154,7 +137,7 @@ fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
 
 impl Walk<'_> {
     fn descend(&mut self, base: &str) -> io::Result<Next> {
-        let names = self.folder.directories.names(self.folder, base)?;
+        let names = self.folder.directories.names(base, |path, flags| self.folder.open_beneath(path, flags))?;
         let query = self.query;
         let first = skip_to(&names, base, &query.after).max(skip_to(&names, base, &query.prefix));
         for name in &names[first..] {
@@ -218,64 +201,8 @@ impl Folder {
             FileType::Symlink => rustix::fs::fstat(self.open_beneath(key, OFlags::PATH).ok()?).ok()?,
             _ => return None,
         };
-        (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then(|| stamp_of(&stat))
+        (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then(|| Stamp::of(&stat))
     }
-}
-
-impl Directories {
-    fn names(&self, folder: &Folder, base: &str) -> io::Result<Names> {
-        let path = if base.is_empty() { "." } else { base };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
-        let fd = match folder.open_beneath(path, flags) {
-            Ok(fd) => fd,
-            // Removed, replaced or closed to us since its parent was read.
-            Err(_) if !base.is_empty() => return Ok(Arc::default()),
-            Err(error) => return Err(error.into()),
-        };
-        let stamp = stamp_of(&rustix::fs::fstat(&fd)?);
-        let mut kept = lock(&self.kept);
-        if let Some((at, names)) = kept.get(base)
-            && *at == stamp
-        {
-            return Ok(names.clone());
-        }
-        let names = Arc::new(read_names(&fd, base.is_empty())?);
-        let age = unix_now().as_nanos() as i128 - i128::from(stamp.modified_ns);
-        if age > SETTLED.as_nanos() as i128 {
-            let held: usize = kept.values().map(|(_, names)| names.len() + 1).sum();
-            if held + names.len() > MAX_NAMES {
-                kept.clear();
-            }
-            kept.insert(base.to_owned(), (stamp, names.clone()));
-        } else {
-            kept.remove(base);
-        }
-        Ok(names)
-    }
-}
-
-fn read_names(fd: &std::os::fd::OwnedFd, is_root: bool) -> io::Result<Vec<Box<str>>> {
-    let mut names = Vec::new();
-    for entry in rustix::fs::Dir::read_from(fd)? {
-        let entry = entry?;
-        // S3 keys are UTF-8: a name that is not cannot be asked for.
-        let Ok(name) = entry.file_name().to_str() else { continue };
-        if name == "." || name == ".." || (is_root && name == STATE) {
-            continue;
-        }
-        let is_folder = match entry.file_type() {
-            FileType::Directory => true,
-            FileType::RegularFile | FileType::Symlink => false,
-            FileType::Unknown => {
-                let stat = rustix::fs::statat(fd, name, AtFlags::SYMLINK_NOFOLLOW);
-                stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-            }
-            _ => continue,
-        };
-        names.push(if is_folder { format!("{name}/").into_boxed_str() } else { name.into() });
-    }
-    names.sort_unstable();
-    Ok(names)
 }
 
 #[cfg(test)]

@@ -10,8 +10,12 @@ use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use md5::{Digest as _, Md5};
 use penstock_types::{lock, unix_now};
+use rustix::fs::Stat;
 use serde::{Deserialize, Serialize};
+
+use crate::key_path::hex;
 
 /// Which file, at which state, a fact is of.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,6 +29,19 @@ impl Stamp {
     /// Of what has no file.
     pub(crate) fn now() -> Self {
         Self { modified_ns: unix_now().as_nanos() as i64, ..Self::default() }
+    }
+
+    /// Stamp of a file.
+    pub(crate) fn of(stat: &Stat) -> Self {
+        let modified_ns = stat.st_mtime.saturating_mul(1_000_000_000).saturating_add(stat.st_mtime_nsec as i64);
+        Self { inode: stat.st_ino, modified_ns, size: stat.st_size as u64 }
+    }
+
+    /// ETag of a file that was found in the folder: a validator made of its stamp. The `-1` says, as on S3, that it is not
+    /// an MD5 of the bytes. LIST gives it without reading a byte, and GET and HEAD give the same.
+    pub(crate) fn etag(self) -> String {
+        let text = format!("{} {} {}", self.inode, self.modified_ns, self.size);
+        format!("{}-1", hex(&Md5::digest(text.as_bytes())))
     }
 }
 

@@ -4,7 +4,7 @@
 use http::{HeaderValue, Request, header};
 use s3s::dto::{Timestamp, TimestampFormat};
 
-use crate::throttle_layer::decoded;
+use crate::key_path::decoded;
 
 /// S3 signs no URL for longer than a week.
 const MAX_EXPIRES_S: i64 = 7 * 24 * 3600;

@@ -10,12 +10,12 @@ use http::{HeaderValue, Method, Request as HttpRequest, Response, StatusCode, he
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use penstock_types::Timer;
-use percent_encoding::percent_decode_str;
 use s3s::service::S3Service;
 use s3s::{Body, HttpError};
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::key_path::decoded;
 use crate::limits::{Connection, Limits, Refusal, Request, Route};
 use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
 use crate::throttled_body::Shaped;
@@ -97,10 +97,6 @@ pub(crate) struct Front {
 struct Asked {
     kind: Kind,
     prefix: String,
-}
-
-pub(crate) fn decoded(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 fn asked(request: &HttpRequest<Incoming>) -> (Asked, bool) {

@@ -12,7 +12,7 @@ use super::batch_rows::{Row, Rows};
 use super::field::{Field, Kind};
 use super::format::{Record, RecordId};
 use super::memory::PartHold;
-use super::read_ranges::Content;
+use super::object_content::Content;
 use super::source::Source;
 use penstock_dataset::record_index::Span;
 

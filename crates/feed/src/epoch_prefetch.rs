@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use super::Feed;
 use super::batch_plan::{Steps, Task, Tasks};
-use super::read_ranges::Content;
+use super::object_content::Content;
 use super::read_split::ReadSplitter;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;

@@ -13,7 +13,7 @@ use penstock_types::{ByteRange, Key, lock};
 
 use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
-use super::source::asked;
+use super::read_sizes::asked;
 use crate::cache::{AccessPlan, CachedRange, Extent};
 use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::order::{EpochOrder, Place};

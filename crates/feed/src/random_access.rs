@@ -18,7 +18,7 @@ use super::batch_plan::RowRequest;
 use super::batch_rows::{Column, Rows};
 use super::decode::{Object, decode};
 use super::memory::Values;
-use super::read_ranges::{Content, Reads};
+use super::object_content::{Content, Reads};
 
 /// Share of the memory budget that inflated objects may keep between calls.
 const CACHED: u64 = 4;

@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::Feed;
 use super::batch_plan::{RowRequest, Task, Tasks};
-use super::read_ranges::Reads;
-use super::source::{PART, Source};
+use super::object_content::Reads;
+use super::read_sizes::PART;
+use super::source::Source;
 use penstock_dataset::sampler::DatasetView;
 
 /// A portion of a local file: the copy is still in the processor's last cache when it is decoded.

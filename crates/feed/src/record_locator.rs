@@ -15,6 +15,13 @@ pub(crate) struct RecordLocator<'a> {
     source: &'a Source,
 }
 
+impl Source {
+    /// Where records lie.
+    pub(crate) fn locator(&self) -> RecordLocator<'_> {
+        RecordLocator::new(self)
+    }
+}
+
 impl<'a> RecordLocator<'a> {
     pub fn new(source: &'a Source) -> Self {
         Self { source }

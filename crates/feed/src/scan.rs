@@ -15,7 +15,8 @@ use penstock_types::{Deadline, Error, Result, with_separators};
 use tokio::sync::mpsc;
 
 use super::format::Framing;
-use super::source::{PART, Source};
+use super::read_sizes::PART;
+use super::source::Source;
 use penstock_dataset::record_index::Span;
 
 /// Bytes of an object that are held at once, as stored and as inflated: four objects are scanned at a time.

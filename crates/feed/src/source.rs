@@ -19,9 +19,9 @@ use super::chunked_arrays::Blocks;
 use super::format::array_rows::Rows;
 use super::format::{FormatSpec, Framing, framing};
 use super::next_use::NextUse;
+use super::object_content::{Content, Reads, gzip_check};
 use super::offset_cache::OffsetCache;
-use super::read_ranges::{Content, Reads, gzip_check};
-use super::record_locator::RecordLocator;
+use super::read_sizes::{LARGEST_AT_ONCE, PART, asked};
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
 use crate::pool_read::Placements;
@@ -30,23 +30,11 @@ use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::RecordIndex;
 use penstock_dataset::sampler::DatasetView;
 
-/// An object above twice this is read in parts of this size, several at a time: one connection gives 50 to 90 MB/s on
-/// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.
-pub(super) const PART: u64 = 8 << 20;
-
 /// Parts of one object under way at a time.
 const PARTS_IN_FLIGHT: usize = 8;
 
 /// Requests under way at a time while heads are read.
 const HEADS_IN_FLIGHT: usize = 64;
-
-/// An object of up to so many bytes is asked for in one request.
-pub const LARGEST_AT_ONCE: u64 = 2 * PART;
-
-/// Requests that reading the whole of an object of so many bytes takes.
-pub fn requests_of(size: u64) -> u64 {
-    if size <= LARGEST_AT_ONCE { 1 } else { size.div_ceil(PART) }
-}
 
 /// The objects and their store. Cheap to share.
 #[derive(Debug)]
@@ -70,11 +58,6 @@ pub struct Source {
     is_local: bool,
     /// The node's cache, where there is one; `store` is it then.
     cache: Option<Arc<NodeCache>>,
-}
-
-/// A stretch as it is asked for: an object of which all is wanted is asked for as a whole, and checked as one.
-pub(super) fn asked(entry: &Entry, range: ByteRange) -> ByteRange {
-    if range.start == 0 && range.len == entry.size { ByteRange::WHOLE } else { range }
 }
 
 /// Bytes of an object, and when they came.
@@ -238,11 +221,6 @@ impl Source {
             .buffer_unordered(HEADS_IN_FLIGHT)
             .try_collect()
             .await
-    }
-
-    /// Where records lie.
-    pub(crate) fn locator(&self) -> RecordLocator<'_> {
-        RecordLocator::new(self)
     }
 
     /// Offsets of records in objects that were read without an index.

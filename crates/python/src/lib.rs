@@ -8,14 +8,16 @@ mod bench;
 mod diff;
 mod dlpack;
 mod emulator;
-mod epoch;
 mod errors;
 mod feed;
 mod fsspec;
 mod index;
+mod process_local;
 mod record;
+mod run;
 mod runtime;
 mod sampler;
+mod source;
 mod stage;
 mod tensor;
 mod unindexed;
@@ -43,6 +45,15 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(bench::clear_objects, module)?)?;
     module.add_function(wrap_pyfunction!(bench::object_keys, module)?)?;
     module.add_function(wrap_pyfunction!(bench::merge_latencies, module)?)?;
-    feed::register(module)?;
+    module.add("ORDER_VERSION", penstock_dataset::order::ORDER_VERSION)?;
+    module.add_class::<tensor::PyTensor>()?;
+    module.add_class::<tensor::PyRagged>()?;
+    module.add_class::<tensor::PyCudaDevice>()?;
+    module.add_class::<source::PySource>()?;
+    module.add_class::<source::PyCounted>()?;
+    module.add_class::<sampler::PySampler>()?;
+    module.add_class::<feed::PyFeed>()?;
+    module.add_class::<unindexed::PyUnindexed>()?;
+    module.add_class::<run::PyRun>()?;
     Ok(())
 }

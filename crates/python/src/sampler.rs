@@ -8,8 +8,8 @@ use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use penstock_types::{Error, lock};
 use pyo3::prelude::*;
 
-use crate::feed::{Indexed, PyCounted, PySource};
 use crate::runtime::enter;
+use crate::source::{Indexed, PyCounted, PySource};
 
 /// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
 #[pyclass(name = "Sampler", module = "penstock._native", frozen)]

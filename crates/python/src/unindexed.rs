@@ -3,63 +3,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use penstock_feed::{
-    Busy, ErrorCounts, FeedSettings, Field, Next, Position, Run, Turns, Unindexed, UnindexedRun, Waits,
-};
-use penstock_types::{Metrics, Result};
+use penstock_feed::{FeedSettings, Field, Position, Turns, Unindexed};
+use penstock_types::Metrics;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::epoch::{Own, PyRun, metrics_of};
-use crate::feed::PySource;
+use crate::process_local::Own;
+use crate::run::{Pass, PyRun, metrics_of};
 use crate::runtime::{enter, runtime};
-
-/// A pass of either kind of feed.
-pub(crate) enum Pass {
-    /// Over counted records.
-    Counted(Run),
-    /// Over records that nobody counted.
-    Unindexed(UnindexedRun),
-}
-
-impl Pass {
-    pub fn next(&mut self, timeout: Duration) -> Result<Next> {
-        match self {
-            Self::Counted(run) => run.next(timeout),
-            Self::Unindexed(run) => run.next(timeout),
-        }
-    }
-
-    pub fn is_ready(&mut self) -> Result<bool> {
-        match self {
-            Self::Counted(run) => run.is_ready(),
-            Self::Unindexed(run) => run.is_ready(),
-        }
-    }
-
-    pub fn timing(&mut self) -> Result<(Waits, Busy)> {
-        match self {
-            Self::Counted(run) => run.timing(),
-            Self::Unindexed(run) => run.timing(),
-        }
-    }
-
-    pub fn mended(&mut self) -> Result<ErrorCounts> {
-        match self {
-            Self::Counted(run) => run.mended(),
-            Self::Unindexed(run) => run.mended(),
-        }
-    }
-
-    pub fn close(&mut self) {
-        match self {
-            Self::Counted(run) => run.close(),
-            Self::Unindexed(run) => run.close(),
-        }
-    }
-}
+use crate::source::PySource;
 
 /// A feed for one rank's batches of a dataset nobody counted. Cursors are (object, record), packed into one number.
 #[pyclass(name = "UnindexedFeed", module = "penstock._native", frozen)]

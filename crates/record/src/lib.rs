@@ -23,3 +23,4 @@ pub mod tf_example;
 mod tf_feature;
 pub mod tf_sequence_example;
 pub mod tfrecord;
+mod tfrecord_header;

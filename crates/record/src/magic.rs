@@ -3,7 +3,7 @@
 //!
 //! A guess for choosing a format that no name states, and for messages. Nothing that is read depends on it.
 
-use crate::{tar, tfrecord};
+use crate::{tar_header, tfrecord_header};
 
 /// First bytes that are enough for every format here.
 pub const HEAD_LEN: usize = 512;
@@ -66,10 +66,10 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
 /// nothing.
 pub fn describe(head: &[u8]) -> Option<&'static str> {
     let head = &head[..head.len().min(HEAD_LEN)];
-    if head.first_chunk().is_some_and(tfrecord::header_is_sound) {
+    if head.first_chunk().is_some_and(tfrecord_header::header_is_sound) {
         return Some(TFRECORD);
     }
-    if tar::sniff(head) {
+    if tar_header::sniff(head) {
         return Some(TAR);
     }
     let begins = |(at, magic, _): &&(usize, &[u8], &str)| head.get(*at..).is_some_and(|rest| rest.starts_with(magic));
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn describe_names_formats_by_their_first_bytes() {
         let mut record = Vec::new();
-        tfrecord::write_frame(b"payload", &mut record);
+        crate::tfrecord::write_frame(b"payload", &mut record);
         let zip = |name: &str| [b"PK\x03\x04", &[0; 22][..], &[name.len() as u8, 0, 0, 0], name.as_bytes()].concat();
         let text = "é".repeat(HEAD_LEN);
         for (head, want) in [

@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use penstock_types::{Error, Result, with_separators};
 
 use crate::magic;
+pub use crate::tar_header::sniff;
 use crate::tar_header::{self as header, BLOCK, Kind, Pax};
 
 /// A regular file of an archive.
@@ -347,8 +348,3 @@ impl<'a> Iterator for Samples<'a> {
 }
 
 impl std::iter::FusedIterator for Samples<'_> {}
-
-/// True when an object's first 512 inflated bytes are a tar header.
-pub fn sniff(head: &[u8]) -> bool {
-    head.first_chunk::<BLOCK>().is_some_and(|block| header::Fields::parse(block).is_ok())
-}

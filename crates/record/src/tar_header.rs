@@ -134,3 +134,8 @@ fn decimal(text: &[u8]) -> Option<u64> {
     }
     std::str::from_utf8(text).ok()?.parse().ok()
 }
+
+/// True when an object's first 512 inflated bytes are a tar header.
+pub fn sniff(head: &[u8]) -> bool {
+    head.first_chunk::<BLOCK>().is_some_and(|block| Fields::parse(block).is_ok())
+}

@@ -8,9 +8,9 @@ use penstock_codec::checksum::{crc32c, crc32c_masked, mask};
 use penstock_types::{Error, Result, with_separators};
 
 use crate::magic;
+pub use crate::tfrecord_header::HEADER_LEN;
+use crate::tfrecord_header::header_sums;
 
-/// Bytes before a payload.
-pub const HEADER_LEN: usize = 12;
 /// Bytes after a payload.
 pub const FOOTER_LEN: usize = 4;
 
@@ -47,20 +47,9 @@ pub struct RecordSpan {
     pub len: u64,
 }
 
-/// The checksum that a header states and the one that its length has.
-fn header_sums(header: &[u8; HEADER_LEN]) -> (u32, u32) {
-    let [length @ .., a, b, c, d] = header;
-    (u32::from_le_bytes([*a, *b, *c, *d]), crc32c_masked(length))
-}
-
 fn header_length(header: &[u8; HEADER_LEN]) -> u64 {
     let [length @ .., _, _, _, _] = header;
     u64::from_le_bytes(*length)
-}
-
-pub(crate) fn header_is_sound(header: &[u8; HEADER_LEN]) -> bool {
-    let (want, is) = header_sums(header);
-    want == is
 }
 
 fn short_header(record: u64, have: usize) -> String {

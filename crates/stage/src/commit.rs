@@ -16,7 +16,7 @@ use tokio::sync::mpsc::Receiver;
 use crate::dest_dir::{DestDir, split, state_of_file};
 use crate::journal::{Journal, Line};
 use crate::progress::Progress;
-use crate::to_folder::resumable::PartFiles;
+use crate::to_folder::part_files::PartFiles;
 
 /// Most files in a batch: bounds the wait of the first one.
 const MAX_BATCH: usize = 128;

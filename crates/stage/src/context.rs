@@ -9,11 +9,12 @@ use penstock_types::{Deadline, Error, Result};
 use tokio::sync::watch;
 
 use crate::dest_dir::DestDir;
-use crate::node_status::{FOLDER, replace_own};
+use crate::node_status::replace_own;
 use crate::plan::StagePlan;
 use crate::progress::{Failure, Progress};
 use crate::request::StageRequest;
-use crate::to_folder::workers::Source;
+use crate::source::Source;
+use crate::status_record::FOLDER;
 use penstock_dataset::manifest::Manifest;
 
 /// The destination (or, of a stage to a store, the folder on this machine) and the stage's own folder in it.

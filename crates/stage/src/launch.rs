@@ -17,13 +17,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_store::owned::{self, Proof};
-use penstock_types::{Error, Result, Stopwatch, unix_now};
+use penstock_types::{Error, Result, Stopwatch};
 use serde::{Deserialize, Serialize};
 
+use crate::blocking::blocking;
 use crate::dest_dir::{DestDir, names_in, open_own, open_to_read};
-use crate::node_status::{FOLDER, HEARTBEAT, Identity, LOOK, Record, read_record};
 use crate::ofd_lock::{Mode, is_locked, try_lock, unlock};
-use crate::to_folder::object::blocking;
+use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, read_record};
 
 const NAME: &str = "launch";
 const JOINING: u8 = 0;
@@ -34,39 +34,6 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
 /// A content beyond this was not written here.
 const MAX_CONTENT: usize = 1 << 20;
-
-/// A process that writes to a destination.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Process {
-    pub host: String,
-    /// The kernel's boot id; empty where it has none.
-    pub boot: String,
-    pub pid: u32,
-    /// When it began, seconds since the Unix epoch.
-    pub since_s: f64,
-}
-
-impl Process {
-    pub fn current() -> Self {
-        let read = |name: &str| {
-            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
-            text.trim().to_owned()
-        };
-        let (host, boot) = (read("hostname"), read("random/boot_id"));
-        Self { host, boot, pid: std::process::id(), since_s: unix_now().as_secs_f64() }
-    }
-
-    /// True where one kernel runs both, which then sees the locks of both.
-    fn is_on_machine_of(&self, other: &Self) -> bool {
-        !self.boot.is_empty() && self.boot == other.boot
-    }
-
-    /// The process, for an error.
-    pub fn text(&self) -> String {
-        let age_s = (unix_now().as_secs_f64() - self.since_s).max(0.0);
-        format!("process {} on {}, which began {age_s:.0} s ago", self.pid, self.host)
-    }
-}
 
 /// Who holds byte 1.
 #[derive(Debug, Serialize, Deserialize)]

@@ -9,6 +9,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
+mod blocking;
 mod commit;
 mod compress;
 mod concurrent;
@@ -27,19 +28,24 @@ mod progress;
 mod request;
 mod run;
 mod settings;
+mod source;
 mod source_reader;
+mod status_record;
+mod summary;
 mod to_folder;
 mod to_store;
 mod verify;
 
 pub use compress::Compression;
 pub use job::Job;
-pub use node_status::{WaitLimits, WireError, leader_ends, wait_for_leader};
+pub use node_status::{WaitLimits, leader_ends, wait_for_leader};
 pub use plan::{Item, PART_BYTES, StageOptions, StagePlan};
 pub use progress::{Failure, Progress, Snapshot};
-pub use request::{StageRequest, Summary};
+pub use request::StageRequest;
 pub use run::StageJob;
 pub use settings::{StageSettings, VerifySettings};
+pub use status_record::WireError;
+pub use summary::Summary;
 pub use to_folder::records::{Unfinished, recorded_manifest};
 pub use verify::store::recorded_remotely;
 pub use verify::{FailedFile, Verified, VerifyJob, VerifyRequest};

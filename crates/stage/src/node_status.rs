@@ -6,133 +6,24 @@
 //! launcher names one), `running` only once it is seen to beat or to hold its lock.
 
 use std::fs::File;
-use std::io::{BufReader, Read, Write};
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_store::owned::{OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result, Stopwatch, unix_now};
-use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
+use crate::blocking::blocking;
 use crate::dest_dir::{DestDir, open_own, open_to_read};
-use crate::launch::{Launch, Process};
+use crate::launch::Launch;
 use crate::ofd_lock::{Mode, is_locked, try_lock};
-use crate::request::Summary;
-use crate::to_folder::object::blocking;
+use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
+use crate::summary::Summary;
 
-/// How often the leader says that it lives.
-pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
-/// How often a waiting rank looks.
-pub(super) const LOOK: Duration = Duration::from_millis(200);
 /// A leader that was seen alive and whose lock is free for this long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
-/// A record beyond this is not ours.
-const MAX_RECORD: u64 = 1 << 30;
-/// Where the records lie, below the destination.
-pub(crate) const FOLDER: &str = ".penstock/stage";
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum State {
-    Running,
-    Done,
-    Failed,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Record {
-    penstock_status: u32,
-    state: State,
-    pub identity: Identity,
-    /// Who wrote it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub process: Option<Process>,
-    beat: u64,
-    /// When it was written, seconds since the Unix epoch.
-    at_s: f64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    error: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    failure: Option<WireError>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    summary: Option<Summary>,
-}
-
-impl Record {
-    pub fn is_running(&self) -> bool {
-        self.state == State::Running
-    }
-
-    /// Heartbeat: a number that the process changes every [`HEARTBEAT`].
-    pub fn sign(&self) -> (u64, f64) {
-        (self.beat, self.at_s)
-    }
-
-    /// The process, for an error.
-    pub fn text(&self) -> String {
-        self.identity.text(self.process.as_ref())
-    }
-}
-
-/// The leader's error, for ranks that shall raise the same.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WireError {
-    /// [`Error::code`].
-    pub code: String,
-    /// The error.
-    pub message: String,
-    /// [`Error::hint`].
-    pub hint: Option<String>,
-}
-
-impl WireError {
-    fn of(error: &Error) -> Self {
-        Self { code: error.code().to_owned(), message: error.to_string(), hint: error.hint() }
-    }
-}
-
-/// Identity of a stage: ranks with equal values take part in the same stage.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Identity {
-    /// Source and options.
-    pub request: String,
-    /// The launch, where the launcher names it.
-    pub launch: Option<String>,
-    pub node: u32,
-    pub nodes: u32,
-}
-
-impl Identity {
-    pub fn status_name(&self) -> String {
-        format!("status-{}-of-{}.json", self.node, self.nodes)
-    }
-
-    pub fn lock_name(&self) -> String {
-        format!("lock-{}", self.node)
-    }
-
-    /// The record speaks of this stage.
-    fn is_of(&self, other: &Identity) -> bool {
-        self.node == other.node && self.is_launch_of(other)
-    }
-
-    /// Both are of one launch, so that their shares do not overlap. A launch id that one side lacks is not compared.
-    pub fn is_launch_of(&self, other: &Identity) -> bool {
-        let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
-        self.request == other.request && self.nodes == other.nodes && same_id
-    }
-
-    /// The stage that `process` runs, for an error.
-    pub fn text(&self, process: Option<&Process>) -> String {
-        let Self { node, nodes, launch, .. } = self;
-        let launch = launch.iter().map(|launch| format!("launch {launch}"));
-        let known: Vec<String> = launch.chain(process.map(Process::text)).collect();
-        let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
-        format!("another penstock stage of node {node} of {nodes} writes there{known}")
-    }
-}
 
 /// The stage's own folder below a destination, locked by this process for this node, with a heartbeat that beats.
 #[derive(Debug)]
@@ -342,10 +233,4 @@ pub async fn leader_ends(
         }
         tokio::time::sleep(LOOK).await;
     }
-}
-
-pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
-    // Not read whole first: a file that is not a record takes no memory, however long it is.
-    let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
-    serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
 }

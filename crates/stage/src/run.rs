@@ -8,16 +8,17 @@ use penstock_types::{Deadline, Error, Metric, Metrics, Result, Scheme, Stopwatch
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::blocking::blocking;
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::job::Job;
 use crate::node_status::Leader;
 use crate::plan::{StageOptions, StagePlan};
 use crate::progress::Progress;
-use crate::request::{StageRequest, Summary};
+use crate::request::StageRequest;
+use crate::source::Source;
+use crate::summary::Summary;
 use crate::to_folder;
-use crate::to_folder::object::blocking;
-use crate::to_folder::workers::Source;
 use crate::to_store;
 use crate::to_store::target::{self, Target};
 use penstock_dataset::UrlList;

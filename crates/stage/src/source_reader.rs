@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
-use crate::to_folder::workers::Source;
+use crate::source::Source;
 use penstock_dataset::manifest::Entry;
 
 /// The unit in which memory is handed out; the semaphore counts in u32.

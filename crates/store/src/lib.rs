@@ -23,6 +23,7 @@ mod metered;
 mod mirrors;
 mod multipart;
 mod multipart_wrappers;
+mod object;
 mod open;
 pub mod owned;
 mod page_tokens;
@@ -37,6 +38,7 @@ mod store;
 pub mod suite;
 mod throttle;
 mod transport;
+mod tries;
 mod web;
 
 pub use azure::{Azure, AzureSettings};
@@ -53,13 +55,13 @@ pub use memory_limit::memory_available;
 pub use metered::MeteredStore;
 pub use mirrors::{MirrorReport, Mirrors};
 pub use multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
-pub use open::{Opened, open, open_mirrored};
+pub use object::{Capabilities, Chunk, GetResult, Meta, ObjectRef, Precondition, PutOptions, Version, place};
+pub use open::{open, open_mirrored};
 pub use read_all::read_whole;
-pub use retry::{Retry, RetryPolicy};
+pub use retry::Retry;
 pub use s3::S3;
 pub use settings::{S3Settings, StoreSettings};
-pub use store::{
-    Capabilities, Chunk, GetResult, ListStream, Meta, ObjectRef, Precondition, PutOptions, Store, Version, place,
-};
+pub use store::{ListStream, Opened, Store};
 pub use throttle::{ThrottleConfig, ThrottledStore};
+pub use tries::RetryPolicy;
 pub use web::Web;

@@ -8,17 +8,9 @@ use std::time::Duration;
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
 use crate::{
-    Azure, Gcs, Hdfs, Hedge, Local, LocalReads, Memory, MeteredStore, Mirrors, Retry, S3, Store, StoreSettings, Web,
+    Azure, Gcs, Hdfs, Hedge, Local, LocalReads, Memory, MeteredStore, Mirrors, Opened, Retry, S3, Store, StoreSettings,
+    Web,
 };
-
-/// A store, and where in it the URL points.
-#[derive(Debug, Clone)]
-pub struct Opened {
-    /// The store: retried, and counting into the metrics that it was opened with.
-    pub store: Arc<dyn Store>,
-    /// Prefix of the keys that the URL names.
-    pub prefix: Key,
-}
 
 /// Opens the store of a URL; sends nothing yet.
 ///

@@ -6,7 +6,7 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use penstock_types::{ByteRange, Error, Key, Result};
 
-use crate::retry::Tries;
+use crate::tries::Tries;
 use crate::{Chunk, Meta, ObjectRef, Version};
 
 /// Read in progress, and its position.

@@ -1,137 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A stretch of requests from its workers to its report.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use bytes::Bytes;
 use futures::TryStreamExt;
-use penstock_store::{Opened, RetryPolicy, Store, StoreSettings, open};
-use penstock_types::{Deadline, Error, Key, Result, Timer, Url, lock, now, unix_now};
+use penstock_store::{Opened, RetryPolicy, StoreSettings, open};
+use penstock_types::{Deadline, Error, Key, Result, Url, lock, now, unix_now};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::keys::Keys;
-use super::report::{ObjectEnds, ObjectReport, ObjectSample, OperationReport, OperationTotal};
+use super::report::{ObjectReport, ObjectSample, OperationReport};
+use super::shared::{Brought, Shared};
 use super::spec::{ObjectSpec, Operation};
 use super::stats::Stats;
-use super::worker::{Brought, work};
-use crate::content::Content;
+use super::worker::work;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// Counts of one kind, as they grow.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(super) struct Live {
-    pub(super) requests: AtomicU64,
-    pub(super) bytes: AtomicU64,
-}
-
-/// Histograms are kept in so many places, so that workers seldom wait for one another.
-const PLACES: usize = 8;
 /// Steady: of 25 samples the last 7 lie within 7.5 % of each other (as MinIO's warp ends).
 const SAMPLES: usize = 25;
 const STEADY_SAMPLES: usize = 7;
 const STEADY: f64 = 0.075;
-
-/// State that all workers share.
-pub(super) struct Shared {
-    pub(super) spec: ObjectSpec,
-    pub(super) store: Arc<dyn Store>,
-    pub(super) keys: Keys,
-    pub(super) content: Content,
-    pub(super) live: [Live; 6],
-    pub(super) throttles: AtomicU64,
-    /// Arrivals of an open loop, whose latencies count from their intended start.
-    pub(super) timer: Timer,
-    body: Bytes,
-    sent: AtomicU64,
-    workers: AtomicU64,
-    stats: Vec<Mutex<Brought>>,
-    first: OnceLock<ObjectEnds>,
-}
-
-impl Shared {
-    fn new(spec: ObjectSpec, opened: Opened) -> Result<Self> {
-        let content = Content::new(spec.verify.unwrap_or(spec.seed), spec.compressible);
-        let writes = spec.mix.iter().any(|share| matches!(share.operation, Operation::Put | Operation::Delete));
-        let mut body = vec![0; if writes { spec.object_size as usize } else { 0 }];
-        content.prepare(&mut body);
-        Ok(Self {
-            timer: Timer::start()?,
-            keys: Keys::new(&spec, opened.prefix),
-            store: opened.store,
-            content,
-            live: Default::default(),
-            throttles: AtomicU64::new(0),
-            body: body.into(),
-            sent: AtomicU64::new(0),
-            workers: AtomicU64::new(0),
-            stats: (0..PLACES).map(|_| Mutex::default()).collect(),
-            first: OnceLock::new(),
-            spec,
-        })
-    }
-
-    pub(super) fn stats(&self, number: u64, operation: Operation) -> impl std::ops::DerefMut<Target = Stats> {
-        struct Held<'a>(MutexGuard<'a, Brought>, usize);
-        impl std::ops::Deref for Held<'_> {
-            type Target = Stats;
-            fn deref(&self) -> &Stats {
-                &self.0[self.1]
-            }
-        }
-        impl std::ops::DerefMut for Held<'_> {
-            fn deref_mut(&mut self) -> &mut Stats {
-                &mut self.0[self.1]
-            }
-        }
-        let place = &self.stats[number as usize % PLACES];
-        Held(lock(place), operation as usize)
-    }
-
-    /// One more request is within the limit.
-    pub(super) fn may_send(&self) -> bool {
-        let sent = self.sent.fetch_add(1, Ordering::Relaxed);
-        self.spec.request_limit.is_none_or(|limit| sent < limit)
-    }
-
-    /// What object `number` holds. Unless it is to be compared with the pattern, all share one body but for its head.
-    pub(super) fn body(&self, number: u64) -> Vec<Bytes> {
-        if self.spec.verify.is_some() {
-            let mut body = vec![0; self.body.len()];
-            self.content.fill(&mut body, number, 0);
-            return vec![body.into()];
-        }
-        let head = self.body.len().min(4096);
-        let mut own = self.body[..head].to_vec();
-        self.content.touch(&mut own, number);
-        vec![own.into(), self.body.slice(head..)].into_iter().filter(|part: &Bytes| !part.is_empty()).collect()
-    }
-
-    fn ends(&self, start: Instant, machine: CpuTicks) -> ObjectEnds {
-        let totals = std::array::from_fn(|at| OperationTotal {
-            requests: self.live[at].requests.load(Ordering::Relaxed),
-            bytes: self.live[at].bytes.load(Ordering::Relaxed),
-        });
-        let seconds = now().saturating_duration_since(start).as_secs_f64();
-        ObjectEnds { seconds, totals, cpu_percent: CpuTicks::now().percent_since(machine) }
-    }
-
-    fn sample(&self, start: Instant) -> ObjectSample {
-        let sum = |of: fn(&Live) -> &AtomicU64| self.live.iter().map(|live| of(live).load(Ordering::Relaxed)).sum();
-        ObjectSample {
-            t_s: now().saturating_duration_since(start).as_secs_f64(),
-            requests: sum(|live| &live.requests),
-            bytes: sum(|live| &live.bytes),
-            throttles: self.throttles.load(Ordering::Relaxed),
-            workers: self.workers.load(Ordering::Relaxed),
-        }
-    }
-}
 
 /// Opens a store that reports each attempt: its retry wrapper gives up at once.
 fn opened(url: &str, mut settings: StoreSettings, attempt_limit: Duration) -> Result<Opened> {

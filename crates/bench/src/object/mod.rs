@@ -4,6 +4,7 @@
 mod job;
 mod keys;
 mod report;
+mod shared;
 mod spec;
 mod stats;
 #[cfg(test)]

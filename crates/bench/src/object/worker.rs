@@ -11,18 +11,15 @@ use penstock_types::{ByteRange, Deadline, Error, Result, now};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use super::job::Shared;
 use super::keys::Chosen;
+use super::shared::Shared;
 use super::spec::Operation;
-use super::stats::{Failure, Stats};
+use super::stats::Failure;
 use crate::Arrivals;
 
 /// Mean of the first back-off is half of this; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
-
-/// Statistics of one worker, by operation.
-pub(super) type Brought = [Stats; 6];
 
 /// An attempt that succeeded.
 struct Answer {

@@ -12,10 +12,7 @@ use penstock_store::owned::{self, OwnedFile, Proof, Replace};
 use penstock_types::{Error, Result};
 use serde::Deserialize;
 
-use super::{Entry, Manifest, finished, pack_keys, parquet};
-
-/// The version of the document that this build writes. It reads version 1 too.
-pub const MANIFEST_VERSION: u32 = 2;
+use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pack_keys, parquet};
 
 /// A manifest of a billion objects does not fit a JSON document; one beyond this is refused before it is read.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
@@ -67,19 +64,6 @@ impl FromStr for ManifestFormat {
             _ => Err(Error::config("--format", format!("`{text}` is neither json nor parquet"))),
         }
     }
-}
-
-/// Header of a document.
-#[derive(Debug, Clone, Copy)]
-pub struct Head<'a> {
-    /// [`Manifest::url`].
-    pub url: &'a str,
-    /// [`Manifest::source`].
-    pub source: Option<&'a str>,
-    /// [`Manifest::created_s`], in s since 1970.
-    pub created_s: f64,
-    /// [`Manifest::failed`].
-    pub failed: u64,
 }
 
 /// Writes a document; the entries come in a manifest's order.
@@ -212,14 +196,6 @@ impl Manifest {
         manifest.version = MANIFEST_VERSION;
         pack_keys(&mut manifest.objects);
         finished(manifest, place)
-    }
-}
-
-/// Error of a document of another version.
-pub(super) fn other_version(version: u32, place: &str) -> Error {
-    Error::Unsupported {
-        what: format!("manifest version {version} of {place}"),
-        by: format!("this build, which reads versions 1 to {MANIFEST_VERSION}"),
     }
 }
 

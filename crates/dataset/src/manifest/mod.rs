@@ -7,6 +7,7 @@
 
 mod columns;
 mod entry;
+mod head;
 mod io;
 mod listing;
 mod parquet;
@@ -20,8 +21,9 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
 pub use entry::{CodecSource, Decompressed, Entry, Origin};
-pub use io::{Head, write};
-pub use io::{MANIFEST_VERSION, ManifestFormat};
+use head::other_version;
+pub use head::{Head, MANIFEST_VERSION};
+pub use io::{ManifestFormat, write};
 pub use listing::is_own;
 pub use listing::{OWN_PREFIX, index, index_selected, list, without_pattern};
 pub use record_format::RecordFormat;

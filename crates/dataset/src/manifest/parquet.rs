@@ -27,8 +27,7 @@ use penstock_types::{Error, Key, Result, catch_panic};
 use xxhash_rust::xxh3::Xxh3;
 
 use super::columns::{Cell, Column, Kind, columns};
-use super::io::other_version;
-use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, pack_keys};
+use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pack_keys};
 
 /// Magic bytes of a Parquet file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";

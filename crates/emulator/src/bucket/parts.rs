@@ -1,27 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parts of multipart uploads: receive one, list them, check the list that completes an upload.
 
-use std::sync::Arc;
-
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
 use super::Bucket;
-use super::headers::{state, stated};
-use super::uploads::{Upload, open_upload};
-use crate::object_metadata::Stamp;
+use super::headers::state;
+use super::uploads::open_upload;
 use crate::preconditions::modified;
-use crate::request_body::{Promise, Received, receive};
+use crate::request_body::{Promise, receive};
 
-/// S3 refuses to join shorter parts, the last apart.
-const SHORTEST_PART: u64 = 5 << 20;
 const MAX_PARTS: i32 = 10_000;
-
-/// A part on disk.
-pub(super) struct PartHeld {
-    pub received: Received,
-    pub at: Stamp,
-}
 
 impl Bucket {
     pub(super) async fn take_part(&self, req: S3Request<UploadPartInput>) -> S3Result<S3Response<UploadPartOutput>> {
@@ -82,33 +71,4 @@ pub(super) fn check_part_number(number: i32) -> S3Result<()> {
         return Ok(());
     }
     Err(s3_error!(InvalidArgument, "Part number must be an integer between 1 and 10000, inclusive"))
-}
-
-/// S3's rules for the list of parts that completes an upload.
-pub(super) fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
-    if wanted.is_empty() {
-        return Err(s3_error!(MalformedXML, "You must specify at least one part"));
-    }
-    if !wanted.is_sorted_by(|a, b| a.part_number < b.part_number) {
-        return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
-    }
-    for (place, part) in wanted.iter().enumerate() {
-        let held = part.part_number.and_then(|number| upload.parts.get(&number));
-        let fits = |held: &&Arc<PartHeld>| {
-            let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.received.etag);
-            let same_sum = held
-                .received
-                .checksum
-                .as_ref()
-                .is_none_or(|sum| stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value));
-            same_tag && same_sum
-        };
-        let Some(held) = held.filter(fits) else {
-            return Err(s3_error!(InvalidPart, "One or more of the specified parts could not be found."));
-        };
-        if place + 1 < wanted.len() && held.received.size < SHORTEST_PART {
-            return Err(s3_error!(EntityTooSmall, "Your proposed upload is smaller than the minimum allowed size"));
-        }
-    }
-    Ok(())
 }

@@ -14,13 +14,21 @@ use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
 use super::headers::{Kept, checksum_type, state, stated};
-use super::parts::{PartHeld, check_parts};
 use super::{Bucket, Failure, blocking};
 use crate::fs_backend::{Temp, read_all};
 use crate::key_path::hex;
 use crate::object_metadata::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::preconditions::{check_write, modified};
 use crate::request_body::{Received, hasher, value_of};
+
+/// S3 refuses to join shorter parts, the last apart.
+const SHORTEST_PART: u64 = 5 << 20;
+
+/// A part on disk.
+pub(super) struct PartHeld {
+    pub received: Received,
+    pub at: Stamp,
+}
 
 pub(super) struct Upload {
     key: String,
@@ -283,4 +291,33 @@ impl Bucket {
             ..Default::default()
         }))
     }
+}
+
+/// S3's rules for the list of parts that completes an upload.
+fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
+    if wanted.is_empty() {
+        return Err(s3_error!(MalformedXML, "You must specify at least one part"));
+    }
+    if !wanted.is_sorted_by(|a, b| a.part_number < b.part_number) {
+        return Err(s3_error!(InvalidPartOrder, "The list of parts was not in ascending order."));
+    }
+    for (place, part) in wanted.iter().enumerate() {
+        let held = part.part_number.and_then(|number| upload.parts.get(&number));
+        let fits = |held: &&Arc<PartHeld>| {
+            let same_tag = part.e_tag.as_ref().is_none_or(|tag| tag.value() == held.received.etag);
+            let same_sum = held
+                .received
+                .checksum
+                .as_ref()
+                .is_none_or(|sum| stated!(part, sum.algorithm.as_str()).is_none_or(|stated| stated == sum.value));
+            same_tag && same_sum
+        };
+        let Some(held) = held.filter(fits) else {
+            return Err(s3_error!(InvalidPart, "One or more of the specified parts could not be found."));
+        };
+        if place + 1 < wanted.len() && held.received.size < SHORTEST_PART {
+            return Err(s3_error!(EntityTooSmall, "Your proposed upload is smaller than the minimum allowed size"));
+        }
+    }
+    Ok(())
 }

@@ -24,6 +24,12 @@ pub(super) fn elements<'a>(header: &Header, data: &'a [u8], place: &str) -> Resu
     Ok(Array { dtype: spec.dtype, bytes: swapped(header, data), shape: spec.shape })
 }
 
+/// A whole `.npy` file.
+pub(super) fn array<'a>(bytes: &'a [u8], place: &str) -> Result<Array<'a>> {
+    let header = npy::parse(bytes, place)?;
+    elements(&header, &bytes[header.data_offset.min(bytes.len())..], place)
+}
+
 /// Type and shape of the elements, which `data` must be.
 fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let spec = typed(header, place)?;
@@ -137,7 +143,7 @@ impl Framing for Npy {
             }
             Array { dtype: spec.dtype, shape, bytes: swapped(&header, bytes) }
         } else {
-            super::tar::array(bytes, id.place)?
+            array(bytes, id.place)?
         };
         each(&One(array))
     }
@@ -195,7 +201,7 @@ impl Record for Arrays<'_> {
             return Ok(Some(Part::Bytes(content)));
         }
         let array = match content {
-            Cow::Borrowed(file) => super::tar::array(file, &place)?,
+            Cow::Borrowed(file) => array(file, &place)?,
             Cow::Owned(file) => inflated_array(file, &place)?,
         };
         Ok(Some(Part::Array(array)))

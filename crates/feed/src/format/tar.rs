@@ -3,12 +3,12 @@
 
 use std::borrow::Cow;
 
-use penstock_record::npy;
 use penstock_record::tar::{Members, Sample, Samples, sniff};
 use penstock_types::{Error, Result};
 
+use super::npy::array;
 use super::{Each, Framing, Record, RecordId};
-use crate::value::{Array, Part};
+use crate::value::Part;
 use penstock_dataset::record_index::Span;
 
 /// The part that is a sample's key.
@@ -79,10 +79,4 @@ pub(super) fn of_file<'a>(name: &str, bytes: &'a [u8], place: &str) -> Result<Pa
     } else {
         Ok(Part::Bytes(Cow::Borrowed(bytes)))
     }
-}
-
-/// A whole `.npy` file.
-pub(super) fn array<'a>(bytes: &'a [u8], place: &str) -> Result<Array<'a>> {
-    let header = npy::parse(bytes, place)?;
-    super::npy::elements(&header, &bytes[header.data_offset.min(bytes.len())..], place)
 }

@@ -16,7 +16,7 @@ use super::super::memory::Values;
 use super::super::on_error::{OnError, is_about_data};
 use super::super::timing::Trace;
 use super::decode_workers::{Held, Job};
-use super::epoch_run::{Open, Shared};
+use super::state::{Open, Shared};
 use super::window::{Window, windows};
 use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;

@@ -13,7 +13,7 @@ use super::super::decode::fill;
 use super::super::format::RecordId;
 use super::super::memory::PartMemory;
 use super::super::timing::Trace;
-use super::epoch_run::Shared;
+use super::state::Shared;
 use super::window::Window;
 
 /// Records of a window that belong to one batch.

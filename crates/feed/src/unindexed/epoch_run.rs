@@ -5,86 +5,21 @@
 //! A batch is opened only when those before it
 //! are and the consumer is near, so what is open is bounded and the first of it can always be filled.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use penstock_types::{Error, Result, lock, now};
+use penstock_types::{Result, now};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::super::batch_rows::Rows;
 use super::super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
-use super::super::on_error::{ErrorLog, OnError, is_about_data};
+use super::super::on_error::ErrorLog;
 use super::super::timing::{Busy, Trace};
 use super::assign::Feeder;
 use super::decode_workers::work;
+use super::state::{Open, Shared};
 use super::{Position, Unindexed};
-
-/// A batch under way.
-pub(super) struct Open {
-    pub rows: Arc<Rows>,
-    /// Rows still missing.
-    pub left: usize,
-    /// Rows that it has; fewer than were asked for in an epoch's last.
-    pub count: usize,
-    /// Rows that no sample took.
-    pub dead: Vec<u32>,
-    /// The error of the lowest row that has one.
-    pub error: Option<(u32, Error)>,
-    pub last: Option<Trace>,
-    /// Where the epoch stands once it is delivered.
-    pub end: Position,
-}
-
-#[derive(Default)]
-pub(super) struct State {
-    pub open: BTreeMap<u64, Open>,
-    /// How many batches there are, once that is known.
-    pub total: Option<u64>,
-    pub failed: Option<Error>,
-    pub closed: bool,
-}
-
-/// State that the consumer, the runtime's tasks and the decoding threads share.
-pub struct Shared {
-    pub(super) feed: Arc<Unindexed>,
-    pub(super) epoch: u64,
-    state: Mutex<State>,
-    pub(super) wake: Condvar,
-    pub(super) busy: Busy,
-    pub(super) mending: ErrorLog,
-}
-
-impl Shared {
-    pub(super) fn new(feed: Arc<Unindexed>, epoch: u64) -> Self {
-        let (state, wake) = (Mutex::default(), Condvar::new());
-        Self { feed, epoch, state, wake, busy: Busy::default(), mending: ErrorLog::default() }
-    }
-
-    pub(super) fn locked(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
-    }
-
-    /// Notes that `rows` rows of a batch have ended, `bad` of them without a sample.
-    pub(super) fn settle(&self, batch: u64, rows: usize, trace: Trace, bad: Vec<(u32, Error)>) {
-        let mut state = self.locked();
-        let Some(open) = state.open.get_mut(&batch) else { return };
-        for (row, error) in bad {
-            if self.feed.settings.on_error == OnError::Skip && is_about_data(&error) {
-                self.mending.skipped(&error);
-                open.dead.push(row);
-            } else if open.error.as_ref().is_none_or(|(known, _)| row < *known) {
-                open.error = Some((row, error));
-            }
-        }
-        (open.left, open.last) = (open.left - rows, Some(trace));
-        if open.left == 0 {
-            self.wake.notify_all();
-        }
-    }
-}
 
 /// One pass over an epoch that nobody counted.
 pub type UnindexedRun = EpochIter<Shared>;

@@ -8,6 +8,7 @@
 mod assign;
 mod decode_workers;
 mod epoch_run;
+mod state;
 mod window;
 
 use std::sync::Arc;

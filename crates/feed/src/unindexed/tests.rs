@@ -17,7 +17,7 @@ use super::super::batch_rows::Rows;
 use super::super::epoch_iter::EpochSource;
 use super::super::memory::Values;
 use super::super::{Next, OnError};
-use super::epoch_run::{Open, Shared};
+use super::state::{Open, Shared};
 use super::*;
 use penstock_dataset::manifest::index;
 

@@ -14,11 +14,12 @@ use penstock_store::{GetResult, Meta};
 use penstock_types::{ByteRange, Error, Result};
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::digests::StoredDigests;
 use crate::plan::{Item, PART_BYTES, STREAM_MOST};
+use crate::to_folder::context::DownloadContext;
 use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffer};
-use crate::to_folder::object::{DownloadContext, blocking};
-use crate::to_folder::resumable::{Part, PartialDownload};
+use crate::to_folder::part_files::{Part, PartialDownload};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A stage into a folder, from what is there to the manifest of what is there then.
 
+pub(crate) mod context;
 pub(crate) mod download;
 pub(crate) mod io_buffers;
 pub(crate) mod object;
+pub(crate) mod part_files;
 pub(crate) mod records;
 pub(crate) mod resumable;
 pub(crate) mod resume;
@@ -16,6 +18,7 @@ use penstock_codec::{Codec, strip_suffix};
 use penstock_store::owned::{self, Proof};
 use penstock_types::{Error, Result, Url, unix_now};
 
+use crate::blocking::blocking;
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
@@ -23,7 +26,6 @@ use crate::node_status::replace_own_with;
 use crate::plan::Item;
 use crate::progress::Failure;
 use crate::request::StageRequest;
-use crate::to_folder::object::blocking;
 use crate::to_folder::records::manifest_name;
 use crate::to_folder::resume::{Resumed, resume, sweep};
 use crate::to_folder::workers::Workers;

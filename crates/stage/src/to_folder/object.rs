@@ -4,25 +4,26 @@
 //! Fetching is async; checking, inflating and writing run on blocking threads, as many at once as there are cores.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use penstock_codec::checksum::Xxh3;
 use penstock_codec::{Codec, StreamDecoder, decompress_into, gzip_size_hint};
 use penstock_store::owned::OwnedFile;
 use penstock_store::{Meta, cheapest};
 use penstock_types::{Digest, Error, Result, lock};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 
+use crate::blocking::blocking;
 use crate::commit::{Finished, temporary_name};
 use crate::compress::Compression;
-use crate::dest_dir::{DestDir, state_of_file};
+use crate::dest_dir::state_of_file;
 use crate::digests::{ContentDigest, Seen, StoredDigests, checked_of};
 use crate::journal::Line;
 use crate::parallel_decode::{CpuBudget, ParallelDecoder};
-use crate::plan::{Item, PART_BYTES, StageOptions};
+use crate::plan::Item;
 use crate::progress::Progress;
-use crate::source_reader::{SourceReader, inflated_limit};
+use crate::source_reader::inflated_limit;
+use crate::to_folder::context::{DAMAGED_MOST, DownloadContext};
 use crate::to_folder::sink::Sink;
 use penstock_dataset::manifest::{Entry, OWN_PREFIX, Origin};
 
@@ -30,24 +31,6 @@ use penstock_dataset::manifest::{Entry, OWN_PREFIX, Origin};
 const WHOLE_MOST: u64 = 512 << 20;
 /// Stored bytes from which on it is worth looking whether an object can be taken apart.
 const APART_LEAST: usize = 1 << 20;
-/// Fetches of an object whose bytes keep arriving damaged, and damaged differently: the line is at fault, not the object.
-pub(crate) const DAMAGED_MOST: u32 = 32;
-
-/// Context that all downloads of a stage share.
-pub(crate) struct DownloadContext {
-    pub reader: SourceReader,
-    pub dest_dir: Arc<DestDir>,
-    pub parts: Arc<OwnedFd>,
-    pub cores: Arc<Semaphore>,
-    pub threads: usize,
-    pub whole_most: u64,
-    pub buffers: Mutex<Vec<Vec<u8>>>,
-    /// There are objects enough to keep the store busy with one read each.
-    pub is_busy: bool,
-    /// Large files are written past the page cache.
-    pub is_direct: bool,
-    pub options: StageOptions,
-}
 
 impl DownloadContext {
     /// Memory for decompression per core: the half of the budget that the reader leaves, divided by the cores.
@@ -60,11 +43,8 @@ impl DownloadContext {
         inflated_limit(codec, stored, self.options.max_inflated)
     }
 
-    /// Moves one object to a finished temporary file.
+    /// Moves one object of at most [`PART_BYTES`] to a finished temporary file.
     pub async fn make(self: &Arc<Self>, item: &Item, entry: &Entry) -> Result<Finished> {
-        if entry.size > PART_BYTES {
-            return crate::to_folder::resumable::make(self, item, entry).await;
-        }
         let mut last_damage: Option<Digest> = None;
         for _ in 0..DAMAGED_MOST {
             let room = self.reader.room(entry.size).await?;
@@ -286,14 +266,5 @@ impl DownloadContext {
             decompress: self.options.decompress,
             version: None,
         })
-    }
-}
-
-/// Runs `work` on a blocking thread.
-pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(join) if join.is_cancelled() => Err(Error::Interrupted),
-        Err(join) => Err(Error::bug(format!("a stage thread ended: {join}"))),
     }
 }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::dest_dir::{DestDir, names_in, open_to_read};
 use crate::journal::{LastStage, Line, scan};
-use crate::node_status::FOLDER;
+use crate::status_record::FOLDER;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
 
 /// One file as it was when a stage finished it.

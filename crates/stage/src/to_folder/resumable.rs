@@ -18,15 +18,16 @@ use penstock_types::{Digest, Error, Result};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::blocking::blocking;
 use crate::commit::{Finished, temporary_name};
 use crate::dest_dir::{open_direct, open_own, reserve};
 use crate::digests::{ContentDigest, Seen, StoredDigests, checked_of};
 use crate::parallel_decode::ParallelDecoder;
 use crate::plan::{Item, PART_BYTES};
 use crate::progress::Progress;
+use crate::to_folder::context::{DAMAGED_MOST, DownloadContext};
 use crate::to_folder::download::{Arrived, Stream, range_of};
-use crate::to_folder::io_buffers::{CACHED, IoBuffer};
-use crate::to_folder::object::{DAMAGED_MOST, DownloadContext, blocking};
+use crate::to_folder::part_files::{Part, PartialDownload};
 use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
@@ -42,68 +43,6 @@ struct Head {
     version: Option<Version>,
     modified_ms: Option<i64>,
     part_bytes: u64,
-}
-
-/// A part that is where it should be.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Part {
-    pub at: u64,
-    pub crc: u32,
-}
-
-/// The two files of a large object in progress.
-pub(crate) struct PartialDownload {
-    data: Arc<OwnedFile>,
-    /// The same file, past the page cache.
-    direct: Option<File>,
-    state: File,
-    state_name: String,
-}
-
-/// The names of both, and the lock of the data, which covers both.
-#[derive(Debug, Clone)]
-pub(crate) struct PartFiles {
-    data: Arc<OwnedFile>,
-    state_name: String,
-}
-
-impl PartFiles {
-    /// Removes both; the state first: parts that nothing vouches for are none.
-    fn remove(&self) {
-        self.data.remove_companion(&self.state_name);
-        self.data.remove();
-    }
-
-    /// Removes both, the data only if they are another file than `kept`.
-    pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
-        match Arc::ptr_eq(&self.data, kept) {
-            true => self.data.remove_companion(&self.state_name),
-            false => self.remove(),
-        }
-    }
-}
-
-impl PartialDownload {
-    fn files(&self) -> PartFiles {
-        PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
-    }
-
-    /// Writes a piece to its place, and notes the part that ends with it.
-    pub fn write(&self, piece: &IoBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
-        match &self.direct {
-            Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
-            _ => {
-                for (at, bytes) in (offset..).step_by(CACHED).zip(piece.bytes().chunks(CACHED)) {
-                    self.data.file().write_all_at(bytes, at)?;
-                }
-            }
-        }
-        let Some(part) = part else { return Ok(()) };
-        let mut text = serde_json::to_vec(&part)?;
-        text.push(b'\n');
-        // One write call on a file in append position: lines of different threads do not mix.
-        (&self.state).write_all(&text)
-    }
 }
 
 pub(crate) async fn make(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry) -> Result<Finished> {
@@ -411,7 +350,7 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
 mod tests {
     use super::*;
     use crate::dest_dir::DestDir;
-    use crate::to_folder::io_buffers::IO_BUFFER_BYTES;
+    use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffer};
 
     #[test]
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {

@@ -11,8 +11,8 @@ use crate::compress::{Compression, Compressor};
 use crate::dest_dir::reserve;
 use crate::digests::ContentDigest;
 use crate::plan::Item;
+use crate::to_folder::context::DownloadContext;
 use crate::to_folder::io_buffers::CACHED;
-use crate::to_folder::object::DownloadContext;
 
 /// Content in one piece from which on the file system is told first: it then lays the file out once. Reserving costs a
 /// small file more than it saves.

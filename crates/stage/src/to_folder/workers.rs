@@ -4,8 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
-use penstock_store::{AdaptiveLimit, LimitStore, Mirrors, Opened, Store, StoreSettings};
-use penstock_types::{Deadline, Error, Key, Metrics, Result, Url};
+use penstock_types::{Deadline, Error, Result};
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use crate::commit::{Committer, MAX_WAITING, is_fatal};
@@ -13,49 +12,16 @@ use crate::concurrent::{Concurrency, ObjectTasks};
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
 use crate::page_cache;
-use crate::plan::{BUSY, Item, StageOptions};
+use crate::plan::{BUSY, Item, PART_BYTES, StageOptions};
 use crate::progress::Progress;
+use crate::source::Source;
 use crate::source_reader::SourceReader;
-use crate::to_folder::object::DownloadContext;
+use crate::to_folder::context::DownloadContext;
+use crate::to_folder::resumable;
 use penstock_dataset::manifest::Manifest;
 
 /// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
 const BEHIND: usize = 32;
-
-/// The opened source: the store, and what the manifest's keys are relative to.
-pub(crate) struct Source {
-    pub store: Arc<dyn Store>,
-    pub prefix: Key,
-    pub url: String,
-    /// The store's other door, where it is several.
-    pub mirrors: Option<Mirrors>,
-}
-
-impl Source {
-    /// The source opened by `folder_url`, with keys as in a manifest of `url` (that folder, or the folder of one object).
-    pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
-        let prefix = opened.prefix.as_bytes();
-        let prefix = if url == folder_url {
-            opened.prefix.as_folder()
-        } else {
-            // One object: keys are relative to its folder.
-            Key::new(prefix[..prefix.iter().rposition(|byte| *byte == b'/').map_or(0, |at| at + 1)].to_vec())
-        };
-        Self { store: opened.store, prefix, url, mirrors: None }
-    }
-
-    /// The same, asked as much at a time as the governor lets.
-    pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
-        Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
-    }
-
-    /// The folder that an earlier stage read from.
-    pub fn again(url: &str, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Self> {
-        let parsed: Url = url.parse()?;
-        let opened = penstock_store::open(&parsed, settings, metrics)?;
-        Ok(Self::of(opened, url, url.to_owned()))
-    }
-}
 
 /// Download workers of one source.
 pub(crate) struct Workers {
@@ -110,7 +76,11 @@ impl Workers {
             let (shop, finished, manifest, item) =
                 (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
             async move {
-                let made = shop.make(&item, &manifest.objects[item.object]).await?;
+                let entry = &manifest.objects[item.object];
+                let made = match entry.size > PART_BYTES {
+                    true => resumable::make(&shop, &item, entry).await?,
+                    false => shop.make(&item, entry).await?,
+                };
                 // A committer that ended returns its own error.
                 finished.send(made).await.map_err(|_| Error::Interrupted)
             }

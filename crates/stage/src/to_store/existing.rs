@@ -12,9 +12,9 @@ use crate::journal::{Journal, Line};
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::to_folder::records::Document;
-use crate::to_store::object::UploadItem;
 use crate::to_store::records::is_manifest;
 use crate::to_store::target::{Target, transform_id};
+use crate::to_store::upload::UploadItem;
 use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Existing objects under the names that will be written, and the names of manifests there.

@@ -10,6 +10,7 @@ pub(crate) mod object;
 pub(crate) mod records;
 pub(crate) mod stream_upload;
 pub(crate) mod target;
+pub(crate) mod upload;
 pub(crate) mod upload_journal;
 
 use std::os::fd::OwnedFd;
@@ -21,23 +22,23 @@ use penstock_store::owned::OwnedFile;
 use penstock_types::{Deadline, Error, Result, lock};
 use tokio::sync::{Semaphore, watch};
 
+use crate::blocking::blocking;
 use crate::commit::is_fatal;
 use crate::concurrent::{Concurrency, ObjectTasks};
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::journal::{Journal, Line};
 use crate::launch::Launch;
-use crate::node_status::FOLDER;
 use crate::plan::StageOptions;
 use crate::progress::{Failure, Progress};
+use crate::source::Source;
 use crate::source_reader::SourceReader;
-use crate::to_folder::object::blocking;
+use crate::status_record::FOLDER;
 use crate::to_folder::records::share_of;
-use crate::to_folder::workers::Source;
 use crate::to_store::existing::{WorkList, standing};
-use crate::to_store::object::{UploadContext, UploadItem};
 use crate::to_store::records::{documents, manifest_names, record, staged_manifest};
 use crate::to_store::target::Target;
+use crate::to_store::upload::{UploadContext, UploadItem};
 use penstock_dataset::manifest::Manifest;
 
 /// Objects on their way beyond those whose requests are in flight.

@@ -14,13 +14,13 @@ use penstock_types::{Algorithm, Digest, Error, Result, lock};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::commit::temporary_name;
 use crate::digests::StoredDigests;
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
-use crate::to_folder::object::blocking;
-use crate::to_store::object::{PART, Transform, UploadContext, UploadItem, Written};
-use crate::to_store::target::transform_id;
+use crate::to_store::target::{PART, transform_id};
+use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
 use crate::to_store::upload_journal::{Head, PreviousUpload, SentParts};
 use penstock_dataset::manifest::Entry;
 

@@ -5,89 +5,30 @@
 //! A small object is read whole and put. A large one flows (`flow`): pieces in order through memory of a few parts, whatever
 //! its size. Hashing, inflating and compressing run on blocking threads.
 
-use std::collections::HashMap;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_codec::checksum::crc32c;
 use penstock_codec::{Codec, decompress_into};
-use penstock_store::owned::OwnedFile;
-use penstock_store::{Meta, Precondition, PutOptions, UploadId, cheapest};
-use penstock_types::{Algorithm, Digest, Error, Key, Result, unix_now};
-use tokio::sync::Semaphore;
+use penstock_store::{Meta, Precondition, PutOptions, cheapest};
+use penstock_types::{Algorithm, Digest, Error, Result, unix_now};
 
+use crate::blocking::blocking;
 use crate::compress::{WHOLE, is_packed, is_worth};
-use crate::dest_dir::DestDir;
 use crate::digests::{ContentDigest, StoredDigests, checked_of};
 use crate::journal::Line;
-use crate::plan::{Item, StageOptions};
+use crate::plan::Item;
 use crate::progress::Progress;
-use crate::source_reader::{SourceReader, inflated_limit};
-use crate::to_folder::object::blocking;
+use crate::source_reader::inflated_limit;
 use crate::to_store::SentObject;
-use crate::to_store::target::{Target, keeps_names, transform_id};
+use crate::to_store::target::{SMALL, keeps_names, transform_id};
+use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::{Entry, Origin};
 
-/// Objects up to this are read whole and put at once.
-pub(crate) const SMALL: u64 = 16 << 20;
-/// Bytes of a part of a large one.
-pub(crate) const PART: u64 = 16 << 20;
 /// The most that a small object may inflate to in memory; beyond, it flows.
 const INFLATED_WHOLE: u64 = 128 << 20;
 /// Times that an object is read whose bytes arrive damaged.
 const DAMAGED: u32 = 4;
-
-/// An object to be sent, and what is under its name.
-#[derive(Debug, Clone)]
-pub(crate) struct UploadItem {
-    pub item: Item,
-    pub standing: Option<Meta>,
-    /// The existing object is of an earlier stage of this source.
-    pub is_ours: bool,
-}
-
-/// Context that all uploads of a stage share.
-pub(crate) struct UploadContext {
-    pub reader: SourceReader,
-    pub to: Target,
-    pub state: Arc<OwnedFd>,
-    pub dest_dir: Arc<DestDir>,
-    pub cores: Arc<Semaphore>,
-    pub threads: usize,
-    pub options: StageOptions,
-    /// Uploads on their way, by the name of their journal.
-    pub open: Mutex<HashMap<String, (Key, UploadId)>>,
-}
-
-/// Transform of an object's content, chosen from its first bytes.
-#[derive(Debug, Clone)]
-pub(crate) struct Transform {
-    pub item: Item,
-    pub pack: Option<crate::compress::Compression>,
-    /// Content-Encoding of what is written.
-    pub encoding: Option<String>,
-    /// Content-Encoding of what was read.
-    pub said: Option<String>,
-}
-
-impl Transform {
-    pub fn is_copy(&self) -> bool {
-        self.item.undo == Codec::None && self.pack.is_none()
-    }
-}
-
-/// Written object, for the journal.
-pub(crate) struct Written {
-    pub change: Transform,
-    pub stored: Vec<Digest>,
-    pub checked: Vec<Digest>,
-    pub size: u64,
-    pub digests: Vec<Digest>,
-    pub meta: Meta,
-    /// The journal of its parts, of no use once this is journaled.
-    pub leftover: Option<Arc<OwnedFile>>,
-}
 
 impl UploadContext {
     pub fn target_place(&self, item: &Item) -> String {

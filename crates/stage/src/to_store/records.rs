@@ -10,9 +10,9 @@ use penstock_store::{Meta, ObjectRef, Precondition, PutOptions, read_whole};
 use penstock_types::{Deadline, Error, Key, Result, unix_now};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::blocking::blocking;
 use crate::journal::{Journal, Line};
 use crate::plan::Item;
-use crate::to_folder::object::blocking;
 use crate::to_folder::records::{Document, is_manifest_name, latest, manifest_name};
 use crate::to_store::target::Target;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat};

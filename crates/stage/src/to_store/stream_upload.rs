@@ -18,13 +18,14 @@ use penstock_types::{Algorithm, ByteRange, Digest, Error, Result};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
+use crate::blocking::blocking;
 use crate::compress::AsyncCompressor;
 use crate::digests::StoredDigests;
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
-use crate::to_folder::object::blocking;
 use crate::to_store::multipart::{MultipartUpload, PartSink, value};
-use crate::to_store::object::{PART, UploadContext, UploadItem, Written};
+use crate::to_store::target::PART;
+use crate::to_store::upload::{UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
 /// First bytes of an object that are read before the transform is chosen.

@@ -11,9 +11,14 @@ use penstock_store::{AdaptiveLimit, LimitStore, Store, StoreSettings};
 use penstock_types::{Error, Key, Metrics, Result, Scheme, Url};
 
 use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
-use crate::to_store::object::{PART, SMALL};
 use penstock_dataset::manifest::{CodecSource, Manifest, is_own};
 use penstock_dataset::{Division, SharePlan};
+
+/// Objects up to this are read whole and put at once.
+pub(crate) const SMALL: u64 = 16 << 20;
+
+/// Bytes of a part of a large one.
+pub(crate) const PART: u64 = 16 << 20;
 
 /// The longest key that any store holds.
 const KEY_MOST: usize = 1024;

@@ -21,12 +21,12 @@ use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::blocking::blocking;
 use crate::dest_dir::{DestDir, state_of_file};
 use crate::digests::ContentDigest;
 use crate::job::Job;
-use crate::node_status::FOLDER;
 use crate::progress::Progress;
-use crate::to_folder::object::blocking;
+use crate::status_record::FOLDER;
 use crate::to_folder::records::{Record, Recorded, Unfinished, read};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;

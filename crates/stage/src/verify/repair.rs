@@ -11,15 +11,16 @@ use penstock_store::{AdaptiveLimit, Rates};
 use penstock_types::{Deadline, Error, Key, Metrics, Result};
 use tokio::sync::watch;
 
+use crate::blocking::blocking;
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
 use crate::launch::Launch;
-use crate::node_status::FOLDER;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::to_folder::object::blocking;
+use crate::source::Source;
+use crate::status_record::FOLDER;
 use crate::to_folder::records::{Record, amend};
-use crate::to_folder::workers::{Source, Workers};
+use crate::to_folder::workers::Workers;
 use crate::verify::VerifyRequest;
 use penstock_dataset::manifest::{Entry, Manifest};
 

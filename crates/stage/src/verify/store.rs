@@ -14,15 +14,15 @@ use penstock_store::{AdaptiveLimit, Meta, ObjectRef, Rates};
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Metric, Metrics, Result, Stopwatch, Url};
 use tokio::sync::{Semaphore, watch};
 
+use crate::blocking::blocking;
 use crate::digests::ContentDigest;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::to_folder::object::blocking;
+use crate::source::Source;
 use crate::to_folder::records::Document;
-use crate::to_folder::workers::Source;
-use crate::to_store::object::UploadItem;
 use crate::to_store::records::{documents, manifest_names};
 use crate::to_store::target::Target;
+use crate::to_store::upload::UploadItem;
 use crate::to_store::{ResendRequest, again};
 use crate::verify::repair::NOT_RECOGNISABLE;
 use crate::verify::{FailedFile, Verified, VerifyRequest, only};

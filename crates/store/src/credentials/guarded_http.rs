@@ -3,7 +3,6 @@
 //! metadata addresses, which a machine that is no instance of theirs would ask in vain (or ask a stranger), are
 //! answered with an error unless they were asked for.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -13,7 +12,7 @@ use http_body_util::{BodyExt, Limited};
 use reqsign_core::{Error, HttpSend, Result};
 
 use crate::transport::client::{Http, Parts, SendError};
-use crate::transport::is_loopback;
+use crate::transport::{is_loopback, is_metadata};
 
 /// See the module.
 #[derive(Debug, Clone)]
@@ -61,23 +60,6 @@ impl GuardedClient {
             return Ok(());
         }
         Err(Error::config_invalid(format!("{host} would be asked for a token over plain http")))
-    }
-}
-
-/// Link-local, or a name or address by which a cloud serves its instances.
-pub(crate) fn is_metadata(host: &str) -> bool {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    match host.parse::<IpAddr>() {
-        Ok(IpAddr::V4(address)) => address.is_link_local() || address.octets() == [100, 100, 100, 200],
-        Ok(IpAddr::V6(address)) => {
-            address.to_ipv4_mapped().is_some_and(|address| address.is_link_local())
-                || address.segments()[0] & 0xffc0 == 0xfe80
-                || address.segments()[..2] == [0xfd00, 0x0ec2]
-        }
-        Err(_) => {
-            let host = host.trim_end_matches('.').to_ascii_lowercase();
-            matches!(host.as_str(), "metadata" | "metadata.google.internal")
-        }
     }
 }
 

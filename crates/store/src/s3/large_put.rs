@@ -10,8 +10,7 @@ use http_body_util::{BodyExt, Limited};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
 
 use super::error::Said;
-use super::put::add_encoding;
-use super::{Ask, Bucket, checksum_header, error};
+use super::{Ask, Bucket, add_encoding, checksum_header, error};
 use crate::transport::{add_precondition, client::Parts, cut, pair, unmet, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 

@@ -269,3 +269,12 @@ impl Store for S3 {
         delete::delete(&self.bucket, keys, deadline).await
     }
 }
+
+fn add_encoding(headers: &mut HeaderMap, options: &PutOptions) -> Result<()> {
+    if let Some(encoding) = &options.encoding {
+        let value = HeaderValue::from_str(encoding)
+            .map_err(|_| Error::config("encoding", format!("`{}` is no header", encoding.escape_debug())))?;
+        headers.insert(http::header::CONTENT_ENCODING, value);
+    }
+    Ok(())
+}

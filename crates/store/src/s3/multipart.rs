@@ -7,8 +7,8 @@ use http::Method;
 use http::header::HeaderValue;
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
 
+use super::add_encoding;
 use super::large_put::{self, answered};
-use super::put::add_encoding;
 use super::{Ask, S3};
 use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use crate::transport::{pair, unmet, unquoted, xml};

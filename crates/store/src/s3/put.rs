@@ -2,11 +2,11 @@
 //! PUT: one request for what is small, several parts for what is large; each with a CRC-32C that the store checks.
 
 use bytes::Bytes;
-use http::header::{self, HeaderValue};
-use http::{HeaderMap, Method};
+use http::Method;
+use http::header::{self};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result, unix_now};
 
-use super::{Ask, Bucket, checksum_header, large_put};
+use super::{Ask, Bucket, add_encoding, checksum_header, large_put};
 use crate::transport::{add_precondition, client::Parts, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
@@ -46,13 +46,4 @@ pub(super) async fn put(
         encoding: options.encoding.clone(),
         modified_s: Some(unix_now().as_secs_f64()),
     })
-}
-
-pub(super) fn add_encoding(headers: &mut HeaderMap, options: &PutOptions) -> Result<()> {
-    if let Some(encoding) = &options.encoding {
-        let value = HeaderValue::from_str(encoding)
-            .map_err(|_| Error::config("encoding", format!("`{}` is no header", encoding.escape_debug())))?;
-        headers.insert(header::CONTENT_ENCODING, value);
-    }
-    Ok(())
 }

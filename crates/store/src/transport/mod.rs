@@ -176,6 +176,23 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
+/// Link-local, or a name or address by which a cloud serves its instances.
+pub(crate) fn is_metadata(host: &str) -> bool {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V4(address)) => address.is_link_local() || address.octets() == [100, 100, 100, 200],
+        Ok(IpAddr::V6(address)) => {
+            address.to_ipv4_mapped().is_some_and(|address| address.is_link_local())
+                || address.segments()[0] & 0xffc0 == 0xfe80
+                || address.segments()[..2] == [0xfd00, 0x0ec2]
+        }
+        Err(_) => {
+            let host = host.trim_end_matches('.').to_ascii_lowercase();
+            matches!(host.as_str(), "metadata" | "metadata.google.internal")
+        }
+    }
+}
+
 /// Deletes keys one by one, some at once; one that does not exist is not an error, a `root` that is not there is.
 pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
 where

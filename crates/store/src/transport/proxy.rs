@@ -19,8 +19,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
-use super::is_loopback;
-use crate::credentials::guarded_http::is_metadata;
+use super::{is_loopback, is_metadata};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Content of an object as it was read: all of it, or ranges.
+
+use bytes::Bytes;
+use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transposed};
+use penstock_types::{ByteRange, Error, Result};
+
+use super::format::Framing;
+use penstock_dataset::record_index::Span;
+
+/// Ranges to read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reads {
+    /// Ascending ranges that do not touch; `None` for the whole object.
+    pub ranges: Option<Vec<ByteRange>>,
+    /// Bytes in all.
+    pub bytes: u64,
+}
+
+/// Bytes that were read.
+#[derive(Debug, Clone)]
+pub(crate) enum Content {
+    /// The whole object, as stored.
+    Whole(Bytes),
+    /// The whole object in planes, from the node's cache.
+    Planes(Bytes),
+    /// Ranges by where they begin, ascending.
+    Ranges(Vec<(u64, Bytes)>),
+}
+
+/// How gzip's own CRC-32 is looked at: where every record's checksum is, it would be one pass too many over the same bytes.
+pub(super) fn gzip_check(framing: &dyn Framing) -> GzipCheck {
+    if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full }
+}
+
+impl Content {
+    /// The bytes of a span of the content as it is stored.
+    pub fn slice(&self, span: &Span) -> Option<&[u8]> {
+        let (start, bytes) = match self {
+            Self::Whole(bytes) => (0, bytes),
+            Self::Planes(_) => return None,
+            Self::Ranges(ranges) => {
+                let at = ranges.partition_point(|(start, _)| *start <= span.offset).checked_sub(1)?;
+                (ranges[at].0, &ranges[at].1)
+            }
+        };
+        let from = usize::try_from(span.offset - start).ok()?;
+        bytes.get(from..from.checked_add(usize::try_from(span.len).ok()?)?)
+    }
+
+    /// Inflates an object that came whole into `out`: at most `limit` bytes.
+    pub fn decompress_into(
+        &self,
+        codec: Codec,
+        framing: &dyn Framing,
+        out: &mut Vec<u8>,
+        limit: u64,
+        place: &str,
+    ) -> Result<()> {
+        match self {
+            Self::Whole(stored) => decompress_into_checked(codec, stored, out, limit, gzip_check(framing), place),
+            Self::Planes(planes) => restore_transposed(planes, out, limit, place),
+            Self::Ranges(_) => Err(Error::bug(format!("ranges of {place}, which is compressed, were read"))),
+        }
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A pass over an epoch, and the counters of its requests.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use penstock_feed::{Busy, ErrorCounts, Next, Run, UnindexedRun, Waits};
+use penstock_types::{Error, Metric, Metrics, Result, Unit, lock};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::runtime::{SIGNAL_POLL, enter};
+use crate::tensor::set_column;
+
+/// The counters of several sources, added; times in seconds.
+pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for &metric in Metric::ALL {
+        let value = counted.iter().map(|metrics| metrics.get(metric)).sum();
+        match metric.unit() {
+            Unit::Nanoseconds => dict.set_item(metric.name(), Duration::from_nanos(value).as_secs_f64())?,
+            Unit::Count | Unit::Bytes => dict.set_item(metric.name(), value)?,
+        }
+    }
+    Ok(dict)
+}
+
+/// A pass of either kind of feed.
+pub(crate) enum Pass {
+    /// Over counted records.
+    Counted(Run),
+    /// Over records that nobody counted.
+    Unindexed(UnindexedRun),
+}
+
+impl Pass {
+    pub fn next(&mut self, timeout: Duration) -> Result<Next> {
+        match self {
+            Self::Counted(run) => run.next(timeout),
+            Self::Unindexed(run) => run.next(timeout),
+        }
+    }
+
+    pub fn is_ready(&mut self) -> Result<bool> {
+        match self {
+            Self::Counted(run) => run.is_ready(),
+            Self::Unindexed(run) => run.is_ready(),
+        }
+    }
+
+    pub fn timing(&mut self) -> Result<(Waits, Busy)> {
+        match self {
+            Self::Counted(run) => run.timing(),
+            Self::Unindexed(run) => run.timing(),
+        }
+    }
+
+    pub fn mended(&mut self) -> Result<ErrorCounts> {
+        match self {
+            Self::Counted(run) => run.mended(),
+            Self::Unindexed(run) => run.mended(),
+        }
+    }
+
+    pub fn close(&mut self) {
+        match self {
+            Self::Counted(run) => run.close(),
+            Self::Unindexed(run) => run.close(),
+        }
+    }
+}
+
+/// One pass over an epoch.
+#[pyclass(name = "Run", module = "penstock._native", frozen)]
+pub struct PyRun {
+    run: Mutex<Pass>,
+    names: Vec<String>,
+    pid: u32,
+}
+
+impl PyRun {
+    pub(crate) fn new(pass: Pass, names: Vec<String>) -> Self {
+        Self { run: Mutex::new(pass), names, pid: std::process::id() }
+    }
+
+    /// The pass; refused while another thread waits in it (waiting for it would need the GIL that the other one wants).
+    fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
+        let mut run = match self.run.try_lock() {
+            Ok(run) => run,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => {
+                return Err(Error::config(
+                    "iterator",
+                    "another thread is waiting in it; one iterator serves one thread",
+                ));
+            }
+        };
+        work(&mut run)
+    }
+}
+
+#[pymethods]
+impl PyRun {
+    /// The next batch as (fields, rows, cursor), or None after the last. Waits without the GIL and yields to Ctrl-C.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(Bound<'py, PyDict>, usize, u64)>> {
+        loop {
+            match enter(py, || self.run(|run| run.next(SIGNAL_POLL)))? {
+                Next::Done => return Ok(None),
+                Next::Waiting => py.check_signals()?,
+                Next::Batch(batch) => {
+                    let dict = PyDict::new(py);
+                    for (name, column) in self.names.iter().zip(batch.columns) {
+                        set_column(&dict, name, column)?;
+                    }
+                    return Ok(Some((dict, batch.rows, batch.cursor)));
+                }
+            }
+        }
+    }
+
+    /// True when `next` would answer at once.
+    fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
+        enter(py, || self.run(Pass::is_ready))
+    }
+
+    /// Seconds waited, by what for (`wait_*`), and seconds that threads were busy (`busy_*`).
+    fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (waits, busy) = enter(py, || self.run(Pass::timing))?;
+        let dict = PyDict::new(py);
+        for (name, time) in [
+            ("wait_first_byte_s", waits.first_byte),
+            ("wait_transfer_s", waits.transfer),
+            ("wait_queue_s", waits.queue),
+            ("wait_inflate_s", waits.inflate),
+            ("wait_decode_s", waits.decode),
+            ("wait_other_s", waits.other),
+            ("wait_s", waits.total),
+            ("busy_inflate_s", busy.inflate()),
+            ("busy_decode_s", busy.decode()),
+        ] {
+            dict.set_item(name, time.as_secs_f64())?;
+        }
+        Ok(dict)
+    }
+
+    /// Samples left out, samples that others took the place of, and the first few errors.
+    fn mended(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
+        let mended = enter(py, || self.run(Pass::mended))?;
+        Ok((mended.skipped, mended.substituted, mended.errors))
+    }
+
+    /// Ends its threads and requests.
+    fn close(&self, py: Python<'_>) {
+        // In a forked child the lock may be held for ever, and there is nothing to end.
+        if self.pid == std::process::id() {
+            py.detach(|| lock(&self.run).close());
+        }
+    }
+}

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A dataset as Python sees it: its listing and format, and its counts. What moves its bytes is in `pass`.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_dataset::RecordIndex;
+use penstock_dataset::glob::{glob_matches, split_glob};
+use penstock_dataset::order::{Counts, default_window};
+use penstock_dataset::{Manifest, index};
+use penstock_feed::{
+    CountSource, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, SidecarIndexes, Source, count, indexes_in,
+    keep_likely, kept, requests_of, scan, schema, without_indexes,
+};
+use penstock_feed::{Placements, PoolStore};
+use penstock_store::{
+    AdaptiveLimit, LimitStore, LocalReads, ObjectRef, Opened, Rates, StoreSettings, open, read_whole,
+};
+use penstock_types::{Deadline, Error, Metrics, Result, Scheme, Url};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::errors::raise;
+use crate::runtime::{enter, enter_async};
+
+/// By when a listing, or the counting of records, must have ended.
+const LISTING: Duration = Duration::from_secs(3600);
+
+/// An index that a dataset carries is read whole; 10^6 shards of MDS take half of this.
+const MAX_METADATA: u64 = 1 << 30;
+
+/// Result of `__reduce__`: a function and its arguments.
+type Pickled<'py, T> = (Bound<'py, PyAny>, T);
+
+/// A listing, how many of its objects were left aside, its format, other programs' indexes, and its routes.
+type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>);
+
+/// Fields as JSON, what each holds, and parts that are left out with the reason.
+type PySchema = (String, Vec<String>, Vec<(String, String)>);
+
+/// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
+type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
+
+/// The store of a listing, and the listing in its format: the one that is said, or the one that its names say. Of a store
+/// behind a network at most `in_flight` requests are asked at a time, as many as it bears. With `routes`, it is a pool's.
+fn opened(
+    manifest: &Manifest,
+    format: Option<&FormatSpec>,
+    env: &HashMap<String, String>,
+    in_flight: usize,
+    routes: Option<&Placements>,
+) -> Result<(Source, Arc<Metrics>)> {
+    let metrics = Arc::<Metrics>::default();
+    let url: Url = manifest.url.parse()?;
+    let mut settings = StoreSettings::from_env(env)?;
+    // A batch waits for its slowest object.
+    settings.hedges.get_or_insert(true);
+    let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
+    settings.local_reads = Some(reads);
+    // What is asked for in one request comes in one chunk, which is not copied again.
+    settings.local_piece_bytes = Some(LARGEST_AT_ONCE);
+    let governor = |url: &Url| {
+        let rates = Rates { in_flight, ..Rates::default() };
+        let is_far = !matches!(url.scheme, Scheme::File | Scheme::Memory);
+        is_far.then(|| AdaptiveLimit::new(rates, metrics.clone()))
+    };
+    let governed = |url: &Url| {
+        let mut opened = open(url, &settings, metrics.clone())?;
+        if let Some(governor) = governor(url) {
+            opened.store = Arc::new(LimitStore::new(opened.store, governor));
+        }
+        Ok::<_, Error>(opened)
+    };
+    let manifest = manifest.clone();
+    let Opened { store, prefix } = match routes {
+        None => governed(&url)?,
+        Some(routes) => {
+            let bucket = routes.bucket.as_ref().map(|url| {
+                let url: Url = url.parse()?;
+                let opened = governed(&url)?;
+                Ok::<_, Error>((url, opened))
+            });
+            let (pool, bucket) = (open(&url, &settings, metrics.clone())?, bucket.transpose()?);
+            let prefix = pool.prefix.clone();
+            let routed = PoolStore::new(pool, governor(&url), &manifest, routes, bucket, reads, metrics.clone())?;
+            Opened { store: Arc::new(routed), prefix }
+        }
+    };
+    let source = match format {
+        Some(format) => Source::of_format(store, prefix, manifest, metrics.clone(), format.clone())?,
+        None => Source::new(store, prefix, manifest, metrics.clone())?,
+    };
+    let source = match routes {
+        Some(routes) => source.routed(routes),
+        None => source,
+    };
+    Ok((source, metrics))
+}
+
+/// One listing of what `url` names.
+fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResult<Manifest> {
+    let opened = enter(py, || open(&url, &StoreSettings::from_env(env)?, Arc::<Metrics>::default()))?;
+    enter_async(py, async move { index(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
+}
+
+/// The format of a listing: the one that names say, or else the content of an object. Objects that are not of it are then
+/// removed from the listing; how many.
+fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>) -> PyResult<(FormatSpec, usize)> {
+    if let Some(format) = enter(py, || FormatSpec::of_names(manifest))? {
+        return Ok((format, 0));
+    }
+    let (source, removed) = enter(py, || {
+        let removed = keep_likely(manifest)?;
+        let in_flight = Rates::default().in_flight;
+        Ok((opened(manifest, Some(&FormatSpec::TFRECORD), env, in_flight, None)?.0, removed))
+    })?;
+    let format = enter_async(py, async move { source.guessed(Deadline::within(LISTING)).await })?;
+    Ok((format, removed))
+}
+
+/// The format with the metadata that an object of the dataset holds.
+fn resolved(
+    py: Python<'_>,
+    manifest: &Manifest,
+    format: FormatSpec,
+    env: &HashMap<String, String>,
+) -> PyResult<FormatSpec> {
+    let Some(key) = format.metadata_object() else { return Ok(format) };
+    let url = enter(py, || manifest.url.parse::<Url>())?;
+    let settings = enter(py, || StoreSettings::from_env(env))?;
+    let found = enter(py, || open(&url, &settings, Arc::<Metrics>::default()))?;
+    let place = format!("{}{key}", manifest.url);
+    let content = enter_async(py, async move {
+        let object = ObjectRef::current(found.prefix.join(key.as_bytes()));
+        let size = found.store.head(&object.key, Deadline::within(LISTING)).await?.size;
+        if size > MAX_METADATA {
+            let problem = format!("has {size} bytes, more than any index of a dataset");
+            return Err(Error::corrupt(found.prefix.to_string(), problem));
+        }
+        Ok(read_whole(&*found.store, &object, None, Deadline::within(LISTING)).await?.1)
+    })?;
+    enter(py, || format.resolved(&content, &place))
+}
+
+/// A listed dataset: names, sizes, versions, format. Holds no connection.
+#[pyclass(name = "Source", module = "penstock._native", frozen)]
+pub struct PySource {
+    pub(crate) manifest: Manifest,
+    /// What the order calls objects, where those are not the listing's own: the blocks of arrays.
+    blocks: Option<Manifest>,
+    /// Other programs' indexes of its objects.
+    indexes: Option<Manifest>,
+    ignored: usize,
+    format: FormatSpec,
+    /// Where the objects lie, of a pool.
+    routes: Option<Arc<Placements>>,
+}
+
+impl PySource {
+    fn of(source: &Source, indexes: Option<Manifest>) -> Self {
+        let (listing, format) = (source.listing().clone(), source.format().clone());
+        let blocks = (!std::ptr::eq(source.listing(), source.manifest())).then(|| source.manifest().clone());
+        Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None }
+    }
+
+    /// The source with its store, at most `in_flight` requests at a time; and what it counts.
+    pub(crate) fn opened(&self, env: &HashMap<String, String>, in_flight: usize) -> Result<(Source, Arc<Metrics>)> {
+        opened(&self.manifest, Some(&self.format), env, in_flight, self.routes.as_deref())
+    }
+
+    fn ordered(&self) -> &Manifest {
+        self.blocks.as_ref().unwrap_or(&self.manifest)
+    }
+}
+
+#[pymethods]
+impl PySource {
+    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON. Other programs'
+    /// indexes are looked for beside the objects, or at `indexes`.
+    #[staticmethod]
+    #[pyo3(signature = (url, manifest, env, format=None, indexes=None))]
+    fn open(
+        py: Python<'_>,
+        url: &str,
+        manifest: Option<Vec<u8>>,
+        env: HashMap<String, String>,
+        format: Option<&str>,
+        indexes: Option<&str>,
+    ) -> PyResult<Self> {
+        let format = enter(py, || format.map(FormatSpec::from_json).transpose())?;
+        let url: Url = enter(py, || url.parse())?;
+        // `exp[1]` may be a folder's name: what is there under the very name is meant.
+        let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
+        let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
+        let mut listed = match manifest {
+            Some(json) => enter(py, || {
+                let listed = Manifest::from_json(&json, "the manifest")?;
+                let of = listed.url.parse::<Url>()?;
+                if of.as_folder() != folder.as_folder() && !url.to_string().starts_with(&listed.url) {
+                    return Err(Error::config("manifest", format!("it lists {}, not {url}", listed.url)));
+                }
+                Ok(listed)
+            })?,
+            None => listed_at(py, folder, &env)?,
+        };
+        let beside = indexes_in(&listed);
+        if let Some(beside) = &beside {
+            without_indexes(&mut listed, beside);
+        }
+        let indexes = match indexes {
+            Some(url) => Some(listed_at(py, enter(py, || url.parse())?, &env)?),
+            None => beside,
+        };
+        if let Some((_, pattern)) = &pattern {
+            listed.objects.retain(|entry| glob_matches(pattern, entry.key.as_bytes()));
+            if listed.objects.is_empty() {
+                return Err(raise(py, Error::NotFound { place: format!("any object that fits {url}") }));
+            }
+        }
+        let (format, removed) = match format {
+            Some(format) => (format, 0),
+            None => found(py, &mut listed, &env)?,
+        };
+        let format = resolved(py, &listed, format, &env)?;
+        // A pattern, or one shard by its name, means these objects alone.
+        if pattern.is_none() && url.as_folder().to_string() == listed.url {
+            enter(py, || format.check_listing(&listed))?;
+        }
+        let in_flight = Rates::default().in_flight;
+        let source = Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0);
+        let asked = source.clone();
+        let source = match enter_async(py, async move { asked.resolved_format(Deadline::within(LISTING)).await })? {
+            Some(format) => Arc::new(enter(py, || opened(&listed, Some(&format), &env, in_flight, None))?.0),
+            None => source,
+        };
+        let made = Self::of(&source, indexes);
+        Ok(Self { ignored: made.ignored + removed, ..made })
+    }
+
+    /// Rebuilds a source that was pickled.
+    #[staticmethod]
+    #[pyo3(signature = (manifest, ignored, format, indexes=None, routes=None))]
+    fn restore(
+        py: Python<'_>,
+        manifest: Vec<u8>,
+        ignored: usize,
+        format: &str,
+        indexes: Option<Vec<u8>>,
+        routes: Option<&str>,
+    ) -> PyResult<Self> {
+        enter(py, || {
+            let manifest = Manifest::from_json(&manifest, "a pickled dataset")?;
+            let indexes = indexes.map(|json| Manifest::from_json(&json, "a pickled dataset")).transpose()?;
+            let format = FormatSpec::from_json(format)?;
+            let routes = routes.map(Placements::from_json).transpose()?.map(Arc::new);
+            Ok(Self { blocks: format.ordered(&manifest)?, manifest, indexes, ignored, format, routes })
+        })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, PickledSource<'py>>> {
+        let indexes = enter(py, || self.indexes.as_ref().map(Manifest::to_json).transpose())?;
+        let indexes = indexes.map(|json| PyBytes::new(py, &json));
+        let routes = self.routes(py)?;
+        let state = (self.manifest(py)?, self.ignored, self.format(py)?, indexes, routes);
+        Ok((py.get_type::<Self>().getattr("restore")?, state))
+    }
+
+    /// The same objects, read by these ways: a pool's, as JSON.
+    fn routed(&self, py: Python<'_>, routes: &str) -> PyResult<Self> {
+        enter(py, || {
+            let routes = Some(Arc::new(Placements::from_json(routes)?));
+            let (blocks, indexes) = (self.blocks.clone(), self.indexes.clone());
+            let (manifest, format) = (self.manifest.clone(), self.format.clone());
+            Ok(Self { manifest, blocks, indexes, ignored: self.ignored, format, routes })
+        })
+    }
+
+    /// The ways to them, as JSON.
+    #[getter]
+    fn routes(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        enter(py, || self.routes.as_deref().map(Placements::to_json).transpose())
+    }
+
+    /// The format as JSON.
+    #[getter]
+    fn format(&self, py: Python<'_>) -> PyResult<String> {
+        enter(py, || self.format.to_json())
+    }
+
+    /// The first record's parts: fields as JSON, for each what the record holds; and parts that no field reads, with
+    /// the reason.
+    fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<PySchema> {
+        let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
+        let found = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
+        let (fields, holds): (Vec<Field>, Vec<String>) =
+            found.seen.into_iter().map(|one| (one.field, one.holds)).unzip();
+        Ok((enter(py, || Field::to_json(&fields))?, holds, found.left_out))
+    }
+
+    /// The listing as JSON.
+    fn manifest<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let json = enter(py, || self.manifest.to_json())?;
+        Ok(PyBytes::new(py, &json))
+    }
+
+    #[getter]
+    fn url(&self) -> &str {
+        &self.manifest.url
+    }
+
+    #[getter]
+    fn objects(&self) -> usize {
+        self.ordered().objects.len()
+    }
+
+    /// The key of an object below `url`, by its number among the dataset's names.
+    fn key(&self, number: usize) -> PyResult<String> {
+        let entry = self.ordered().objects.get(number);
+        let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
+        Ok(entry.key.to_string())
+    }
+
+    /// Its name without the suffix of its codec: the same in a staged or inflated copy.
+    fn logical_name(&self, number: usize) -> PyResult<String> {
+        let entry = self.ordered().objects.get(number);
+        let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
+        Ok(String::from_utf8_lossy(entry.logical_name()).into_owned())
+    }
+
+    #[getter]
+    fn size_bytes(&self) -> u64 {
+        self.manifest.bytes()
+    }
+
+    /// Requests that reading everything once takes.
+    #[getter]
+    fn requests(&self) -> u64 {
+        self.manifest.objects.iter().map(|entry| requests_of(entry.size)).sum()
+    }
+
+    #[getter]
+    fn ignored(&self) -> usize {
+        self.ignored
+    }
+
+    /// Of the names alone, whatever the objects hold.
+    #[getter]
+    fn fingerprint(&self) -> String {
+        format!("{:032x}", self.manifest.fingerprint(&[]))
+    }
+
+    /// Its name among the files of a cache.
+    fn cache_name(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<String> {
+        enter(py, || self.opened(&env, Rates::default().in_flight)?.0.cache_name())
+    }
+
+    /// The record counts by the index in the cache; None if it lacks an object as it is now. Sends no request.
+    #[pyo3(signature = (env, cache=None))]
+    fn kept_count(
+        &self,
+        py: Python<'_>,
+        env: HashMap<String, String>,
+        cache: Option<PathBuf>,
+    ) -> PyResult<Option<PyCounted>> {
+        let counted = enter(py, || kept(&self.opened(&env, Rates::default().in_flight)?.0, cache.as_deref()))?;
+        Ok(counted.map(PyCounted::new))
+    }
+
+    /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell. With
+    /// them, what is wrong with indexes that were set aside.
+    #[pyo3(signature = (declared, *, scans, env, cache=None))]
+    fn count(
+        &self,
+        py: Python<'_>,
+        declared: Option<u64>,
+        scans: bool,
+        env: HashMap<String, String>,
+        cache: Option<PathBuf>,
+    ) -> PyResult<(Option<PyCounted>, Vec<String>)> {
+        let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
+        let beside = match &self.indexes {
+            Some(listed) => Some(enter(py, || {
+                let opened = open(&listed.url.parse()?, &StoreSettings::from_env(&env)?, Arc::<Metrics>::default())?;
+                Ok(SidecarIndexes::new(opened.store, opened.prefix, listed.clone()))
+            })?),
+            None => None,
+        };
+        let source = Arc::new(source);
+        let (counted, notes) = enter_async(py, async move {
+            let deadline = Deadline::within(LISTING);
+            let mut known = Known { cache: cache.as_deref(), beside: beside.as_ref(), ..Known::default() };
+            let counted = if scans {
+                Some(scan(&source, known.cache, deadline).await?)
+            } else {
+                count(&source, declared, &mut known, deadline).await?
+            };
+            Ok((counted, known.notes))
+        })?;
+        Ok((counted.map(PyCounted::new), notes))
+    }
+}
+
+/// How many records each object holds, how that was found, and the dataset's fingerprint.
+#[pyclass(name = "Counted", module = "penstock._native", frozen)]
+pub struct PyCounted {
+    counted: Counted,
+    /// Where the index lies, for a process that has not opened it yet.
+    index: Option<PathBuf>,
+}
+
+/// An index of records: open, or where it lies.
+#[derive(Clone)]
+pub(crate) struct Indexed {
+    open: Option<Arc<RecordIndex>>,
+    path: PathBuf,
+}
+
+impl Indexed {
+    /// The index; one that is on another machine is as if there were none.
+    pub(crate) fn open(&self, manifest: &Manifest) -> Option<Arc<RecordIndex>> {
+        self.open.clone().or_else(|| RecordIndex::open(&self.path, &manifest.objects).map(Arc::new))
+    }
+}
+
+impl PyCounted {
+    fn new(counted: Counted) -> Self {
+        let index = counted.index.as_ref().map(|index| index.path().to_owned());
+        Self { counted, index }
+    }
+
+    pub(crate) fn index(&self) -> Option<Indexed> {
+        Some(Indexed { open: self.counted.index.clone(), path: self.index.clone()? })
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counted.counts
+    }
+}
+
+#[pymethods]
+impl PyCounted {
+    /// Rebuilds counts that were pickled: (records, times) runs.
+    #[staticmethod]
+    #[pyo3(signature = (runs, rung, fingerprint, index=None))]
+    fn restore(
+        py: Python<'_>,
+        runs: Vec<(u64, usize)>,
+        rung: &str,
+        fingerprint: &str,
+        index: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        enter(py, || {
+            let bad = || Error::bug("pickled counts do not read");
+            let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
+            let records: Vec<u64> =
+                runs.iter().flat_map(|&(records, times)| std::iter::repeat_n(records, times)).collect();
+            let fingerprint = u128::from_str_radix(fingerprint, 16).map_err(|_| bad())?;
+            let counted = Counted { counts: Counts::of(&records), rung, fingerprint, index: None };
+            Ok(Self { counted, index })
+        })
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<Pickled<'py, PickledCounts>> {
+        let runs = match &self.counted.counts {
+            Counts::Equal { objects, each } => vec![(*each, *objects as usize)],
+            Counts::Each(counts) => counts.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect(),
+        };
+        let index = self.index.as_ref().map(|path| path.display().to_string());
+        Ok((py.get_type::<Self>().getattr("restore")?, (runs, self.rung().to_owned(), self.fingerprint(), index)))
+    }
+
+    #[getter]
+    fn samples(&self) -> u64 {
+        self.counted.counts.samples()
+    }
+
+    #[getter]
+    fn rung(&self) -> &'static str {
+        self.counted.rung.name()
+    }
+
+    #[getter]
+    fn fingerprint(&self) -> String {
+        format!("{:032x}", self.counted.fingerprint)
+    }
+
+    /// Objects without a record: how many, and the number of the first.
+    #[getter]
+    fn empty_objects(&self) -> (u64, u64) {
+        match &self.counted.counts {
+            Counts::Equal { .. } => (0, 0),
+            Counts::Each(counts) => {
+                let first = counts.iter().position(|&count| count == 0).unwrap_or(0);
+                (counts.iter().filter(|&&count| count == 0).count() as u64, first as u64)
+            }
+        }
+    }
+
+    /// True when single records can be read where objects are stored as they are.
+    #[getter]
+    fn is_indexed(&self) -> bool {
+        self.index.is_some()
+    }
+
+    /// The shuffle window when none is given.
+    #[getter]
+    fn window(&self) -> u64 {
+        default_window(&self.counted.counts)
+    }
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Record of a running, finished or failed stage: its identity, its process, its heartbeat and its result.
+
+use crate::dest_dir::open_to_read;
+use penstock_types::{Error, unix_now};
+use serde::{Deserialize, Serialize};
+use std::io::{BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use crate::summary::Summary;
+
+/// How often the leader says that it lives.
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// How often a waiting rank looks.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
+
+/// A record beyond this is not ours.
+const MAX_RECORD: u64 = 1 << 30;
+
+/// Where the records lie, below the destination.
+pub(crate) const FOLDER: &str = ".penstock/stage";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Running,
+    Done,
+    Failed,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub penstock_status: u32,
+    pub state: State,
+    pub identity: Identity,
+    /// Who wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process: Option<Process>,
+    pub beat: u64,
+    /// When it was written, seconds since the Unix epoch.
+    pub at_s: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<WireError>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub summary: Option<Summary>,
+}
+
+impl Record {
+    pub fn is_running(&self) -> bool {
+        self.state == State::Running
+    }
+
+    /// Heartbeat: a number that the process changes every [`HEARTBEAT`].
+    pub fn sign(&self) -> (u64, f64) {
+        (self.beat, self.at_s)
+    }
+
+    /// The process, for an error.
+    pub fn text(&self) -> String {
+        self.identity.text(self.process.as_ref())
+    }
+}
+
+/// The leader's error, for ranks that shall raise the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireError {
+    /// [`Error::code`].
+    pub code: String,
+    /// The error.
+    pub message: String,
+    /// [`Error::hint`].
+    pub hint: Option<String>,
+}
+
+impl WireError {
+    pub(super) fn of(error: &Error) -> Self {
+        Self { code: error.code().to_owned(), message: error.to_string(), hint: error.hint() }
+    }
+}
+
+/// Identity of a stage: ranks with equal values take part in the same stage.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Source and options.
+    pub request: String,
+    /// The launch, where the launcher names it.
+    pub launch: Option<String>,
+    pub node: u32,
+    pub nodes: u32,
+}
+
+impl Identity {
+    pub fn status_name(&self) -> String {
+        format!("status-{}-of-{}.json", self.node, self.nodes)
+    }
+
+    pub fn lock_name(&self) -> String {
+        format!("lock-{}", self.node)
+    }
+
+    /// The record speaks of this stage.
+    pub fn is_of(&self, other: &Identity) -> bool {
+        self.node == other.node && self.is_launch_of(other)
+    }
+
+    /// Both are of one launch, so that their shares do not overlap. A launch id that one side lacks is not compared.
+    pub fn is_launch_of(&self, other: &Identity) -> bool {
+        let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
+        self.request == other.request && self.nodes == other.nodes && same_id
+    }
+
+    /// The stage that `process` runs, for an error.
+    pub fn text(&self, process: Option<&Process>) -> String {
+        let Self { node, nodes, launch, .. } = self;
+        let launch = launch.iter().map(|launch| format!("launch {launch}"));
+        let known: Vec<String> = launch.chain(process.map(Process::text)).collect();
+        let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
+        format!("another penstock stage of node {node} of {nodes} writes there{known}")
+    }
+}
+
+/// A process that writes to a destination.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Process {
+    pub host: String,
+    /// The kernel's boot id; empty where it has none.
+    pub boot: String,
+    pub pid: u32,
+    /// When it began, seconds since the Unix epoch.
+    pub since_s: f64,
+}
+
+impl Process {
+    pub fn current() -> Self {
+        let read = |name: &str| {
+            let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default();
+            text.trim().to_owned()
+        };
+        let (host, boot) = (read("hostname"), read("random/boot_id"));
+        Self { host, boot, pid: std::process::id(), since_s: unix_now().as_secs_f64() }
+    }
+
+    /// True where one kernel runs both, which then sees the locks of both.
+    pub fn is_on_machine_of(&self, other: &Self) -> bool {
+        !self.boot.is_empty() && self.boot == other.boot
+    }
+
+    /// The process, for an error.
+    pub fn text(&self) -> String {
+        let age_s = (unix_now().as_secs_f64() - self.since_s).max(0.0);
+        format!("process {} on {}, which began {age_s:.0} s ago", self.pid, self.host)
+    }
+}
+
+pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
+    // Not read whole first: a file that is not a record takes no memory, however long it is.
+    let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
+    serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
+}

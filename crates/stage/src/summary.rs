@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Result of a stage.
+
+use penstock_store::MirrorReport;
+use serde::{Deserialize, Serialize};
+
+use crate::progress::Failure;
+
+/// How a stage went.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// Version of this document.
+    pub schema_version: u32,
+    /// Where from.
+    pub source: String,
+    /// Where to.
+    pub destination: String,
+    /// Path or URL of the manifest that this node wrote; empty in a dry run.
+    #[serde(default)]
+    pub manifest: String,
+    /// Nothing was moved, only planned.
+    pub dry_run: bool,
+    /// Compressed objects were decompressed.
+    pub decompress: bool,
+    /// This node.
+    pub node: u32,
+    /// All nodes.
+    pub nodes: u32,
+    /// Objects of this node's share.
+    pub objects: u64,
+    /// Their stored bytes.
+    pub bytes: u64,
+    /// Objects of all nodes.
+    pub objects_total: u64,
+    /// Objects that stood there already.
+    pub skipped: u64,
+    /// Objects moved by this run.
+    pub moved: u64,
+    /// Bytes of objects received.
+    pub bytes_in: u64,
+    /// Bytes of files that this run finished.
+    pub bytes_out: u64,
+    /// Bytes that an interrupted run had received and that were not asked for again.
+    pub resumed_bytes: u64,
+    /// Objects asked for again because their bytes arrived damaged.
+    pub refetched: u64,
+    /// Objects moved for which the store has no digest: the manifest holds ours, of the bytes as they arrived.
+    #[serde(default)]
+    pub without_checksum: u64,
+    /// Requests sent; planned ones in a dry run.
+    pub requests: u64,
+    /// Requests sent again.
+    pub retries: u64,
+    /// Answers 429 and 503.
+    pub throttles: u64,
+    /// Seconds spent waiting because the store asked for it, summed over requests.
+    pub throttle_wait_s: f64,
+    /// Wall-clock seconds.
+    pub seconds: f64,
+    /// Stored bytes of every node's share.
+    pub shares: Vec<u64>,
+    /// Objects of every node's share.
+    #[serde(default)]
+    pub share_objects: Vec<u64>,
+    /// Requests that reading every node's share takes.
+    #[serde(default)]
+    pub share_requests: Vec<u64>,
+    /// Bytes received and written for every node's share, estimated where the decompressed size is not known.
+    #[serde(default)]
+    pub share_io_bytes: Vec<u64>,
+    /// How the reads were spread, where there are mirrors; the source comes first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mirrors: Vec<MirrorReport>,
+    /// Objects that could not be staged.
+    pub failed: Vec<Failure>,
+}

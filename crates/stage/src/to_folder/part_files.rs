@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Files of a large object in progress: its data, and the parts that have arrived.
+
+use crate::to_folder::io_buffers::{CACHED, IoBuffer};
+use penstock_store::owned::OwnedFile;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// A part that is where it should be.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct Part {
+    pub at: u64,
+    pub crc: u32,
+}
+
+/// The two files of a large object in progress.
+pub(crate) struct PartialDownload {
+    pub(super) data: Arc<OwnedFile>,
+    /// The same file, past the page cache.
+    pub(super) direct: Option<File>,
+    pub(super) state: File,
+    pub(super) state_name: String,
+}
+
+/// The names of both, and the lock of the data, which covers both.
+#[derive(Debug, Clone)]
+pub(crate) struct PartFiles {
+    data: Arc<OwnedFile>,
+    state_name: String,
+}
+
+impl PartFiles {
+    /// Removes both; the state first: parts that nothing vouches for are none.
+    pub(super) fn remove(&self) {
+        self.data.remove_companion(&self.state_name);
+        self.data.remove();
+    }
+
+    /// Removes both, the data only if they are another file than `kept`.
+    pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
+        match Arc::ptr_eq(&self.data, kept) {
+            true => self.data.remove_companion(&self.state_name),
+            false => self.remove(),
+        }
+    }
+}
+
+impl PartialDownload {
+    pub(super) fn files(&self) -> PartFiles {
+        PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
+    }
+
+    /// Writes a piece to its place, and notes the part that ends with it.
+    pub fn write(&self, piece: &IoBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
+        match &self.direct {
+            Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
+            _ => {
+                for (at, bytes) in (offset..).step_by(CACHED).zip(piece.bytes().chunks(CACHED)) {
+                    self.data.file().write_all_at(bytes, at)?;
+                }
+            }
+        }
+        let Some(part) = part else { return Ok(()) };
+        let mut text = serde_json::to_vec(&part)?;
+        text.push(b'\n');
+        // One write call on a file in append position: lines of different threads do not mix.
+        (&self.state).write_all(&text)
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Types of an upload: the object, the context that all uploads share, the transform, the result.
+
+use crate::dest_dir::DestDir;
+use crate::plan::{Item, StageOptions};
+use crate::source_reader::SourceReader;
+use crate::to_store::target::Target;
+use penstock_codec::Codec;
+use penstock_store::owned::OwnedFile;
+use penstock_store::{Meta, UploadId};
+use penstock_types::{Digest, Key};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+use tokio::sync::Semaphore;
+
+/// An object to be sent, and what is under its name.
+#[derive(Debug, Clone)]
+pub(crate) struct UploadItem {
+    pub item: Item,
+    pub standing: Option<Meta>,
+    /// The existing object is of an earlier stage of this source.
+    pub is_ours: bool,
+}
+
+/// Context that all uploads of a stage share.
+pub(crate) struct UploadContext {
+    pub reader: SourceReader,
+    pub to: Target,
+    pub state: Arc<OwnedFd>,
+    pub dest_dir: Arc<DestDir>,
+    pub cores: Arc<Semaphore>,
+    pub threads: usize,
+    pub options: StageOptions,
+    /// Uploads on their way, by the name of their journal.
+    pub open: Mutex<HashMap<String, (Key, UploadId)>>,
+}
+
+/// Transform of an object's content, chosen from its first bytes.
+#[derive(Debug, Clone)]
+pub(crate) struct Transform {
+    pub item: Item,
+    pub pack: Option<crate::compress::Compression>,
+    /// Content-Encoding of what is written.
+    pub encoding: Option<String>,
+    /// Content-Encoding of what was read.
+    pub said: Option<String>,
+}
+
+impl Transform {
+    pub fn is_copy(&self) -> bool {
+        self.item.undo == Codec::None && self.pack.is_none()
+    }
+}
+
+/// Written object, for the journal.
+pub(crate) struct Written {
+    pub change: Transform,
+    pub stored: Vec<Digest>,
+    pub checked: Vec<Digest>,
+    pub size: u64,
+    pub digests: Vec<Digest>,
+    pub meta: Meta,
+    /// The journal of its parts, of no use once this is journaled.
+    pub leftover: Option<Arc<OwnedFile>>,
+}

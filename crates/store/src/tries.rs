@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Tries of one call: back-off, budgets, and a limit for silence.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch};
+
+use crate::Store;
+use crate::rate_backoff::AdaptiveRate;
+
+/// When to send again, and when to give up.
+#[derive(Debug, Clone)]
+pub struct RetryPolicy {
+    /// Wall-clock budget for one call while the store throttles.
+    pub give_up_after: Duration,
+    /// The same while nothing answers, or answers are 5xx.
+    pub unreachable_after: Duration,
+    /// The same before the store has answered anything at all: a wrong endpoint shall not cost a minute.
+    pub never_reached_after: Duration,
+    /// Mean of the first wait is half of this; it doubles from try to try.
+    pub first_wait: Duration,
+    /// No wait is longer, but for what the store asks.
+    pub longest_wait: Duration,
+    /// A request that brings no byte for this long is sent again.
+    pub stall_after: Duration,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self {
+            give_up_after: Duration::from_secs(300),
+            // An outage of a minute, and the longest wait between two tries of it.
+            unreachable_after: Duration::from_secs(90),
+            never_reached_after: Duration::from_secs(10),
+            first_wait: Duration::from_millis(100),
+            longest_wait: Duration::from_secs(10),
+            stall_after: Duration::from_secs(30),
+        }
+    }
+}
+
+/// State that the attempts of all calls share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) inner: Arc<dyn Store>,
+    pub(crate) policy: RetryPolicy,
+    pub(crate) metrics: Arc<Metrics>,
+    /// How fast it is asked, since it refused.
+    pace: AdaptiveRate,
+    /// The store has answered, were it with an error.
+    reached: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(inner: Arc<dyn Store>, policy: RetryPolicy, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self { inner, policy, metrics, pace: AdaptiveRate::default(), reached: AtomicBool::new(false) })
+    }
+}
+
+/// The tries of one call, and the time that they took.
+pub(crate) struct Tries {
+    pub(crate) shared: Arc<Shared>,
+    what: String,
+    pub(crate) deadline: Deadline,
+    started: Stopwatch,
+    sent: u32,
+    refused: u32,
+    /// Back-off steps since the last progress.
+    step: u32,
+}
+
+impl Tries {
+    pub(crate) fn new(shared: Arc<Shared>, what: String, deadline: Deadline) -> Self {
+        Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
+    }
+
+    /// One try when its turn has come, ended when it is silent for longer than `limit`.
+    pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
+        self.shared.metrics.time(Metric::ThrottleWait, turn.waited);
+        if self.sent == 0 {
+            // Who waits behind others is not refused: the budget is for what follows.
+            self.started = Stopwatch::start();
+        }
+        self.sent += 1;
+        let result = self.silent_no_longer(limit, work).await;
+        match &result {
+            Err(Error::Throttled { .. }) => self.shared.pace.refused(turn),
+            Err(Error::Unreachable { .. } | Error::Server { .. } | Error::Deadline { .. } | Error::Interrupted) => {}
+            // An answer, if not the one that was hoped for: the store had room for the request.
+            Ok(_) | Err(_) => self.shared.pace.passed(turn),
+        }
+        if !matches!(result, Err(Error::Unreachable { .. })) {
+            self.shared.reached.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+
+    pub(crate) async fn silent_no_longer<T>(
+        &self,
+        limit: Duration,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let limit = self.deadline.left().map_or(limit, |left| left.min(limit));
+        match tokio::time::timeout(limit, work).await {
+            Ok(result) => result,
+            Err(_) if self.deadline.passed() => Err(self.deadline.error(&self.what)),
+            Err(_) => Err(Error::Unreachable {
+                place: self.shared.inner.root().to_string(),
+                reason: format!("no byte for {:.1} s", limit.as_secs_f64()),
+            }),
+        }
+    }
+
+    /// Bytes came: the next failure begins a new budget.
+    pub(crate) fn progressed(&mut self) {
+        (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
+    }
+
+    /// The caller asks for more: as long as nothing has failed, the time that it took is not the store's.
+    pub(crate) fn asked(&mut self) {
+        if self.step == 0 {
+            self.started = Stopwatch::start();
+        }
+    }
+
+    /// Waits before the next try, or errs when there shall be none.
+    pub(crate) async fn after(&mut self, error: Error) -> Result<()> {
+        let policy = &self.shared.policy;
+        let elapsed = self.started.elapsed();
+        let (budget, asked) = match &error {
+            Error::Throttled { retry_after, .. } => (policy.give_up_after, *retry_after),
+            Error::Unreachable { .. } if !self.shared.reached.load(Ordering::Relaxed) => {
+                (policy.never_reached_after, None)
+            }
+            Error::Unreachable { .. } | Error::Server { .. } => (policy.unreachable_after, None),
+            _ => return Err(error),
+        };
+        let throttled = matches!(error, Error::Throttled { .. });
+        self.refused += u32::from(throttled);
+        let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.longest_wait);
+        self.step += 1;
+        // Full jitter (M. Brooker, "Exponential backoff and jitter"); what a store asks for is waited in full.
+        let jitter = ceiling.mul_f64(rand::random::<f64>());
+        let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));
+        if elapsed.saturating_add(wait) > budget {
+            return Err(self.exhausted(error, elapsed));
+        }
+        if self.deadline.left().is_some_and(|left| left <= wait) {
+            return Err(self.deadline.error(&format!("{} ({}, the last: {error})", self.what, self.tries())));
+        }
+        self.shared.metrics.count(Metric::Retries);
+        tokio::time::sleep(wait).await;
+        if throttled {
+            self.shared.metrics.time(Metric::ThrottleWait, wait);
+        }
+        Ok(())
+    }
+
+    fn tries(&self) -> String {
+        if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) }
+    }
+
+    /// The last error, with what was tried.
+    fn exhausted(&self, error: Error, elapsed: Duration) -> Error {
+        let tries = format!(" ({} in {:.1} s)", self.tries(), elapsed.as_secs_f64());
+        match error {
+            Error::Throttled { place, retry_after, status, .. } => {
+                let (refused, sent) = (self.refused, self.sent);
+                Error::Throttled { place, refused, sent, window: elapsed, retry_after, status }
+            }
+            Error::Unreachable { place, reason } => Error::Unreachable { place, reason: reason + &tries },
+            Error::Server { place, status, reason } => Error::Server { place, status, reason: reason + &tries },
+            other => other,
+        }
+    }
+}

@@ -221,16 +221,7 @@ def test_prose_count_above_its_ceiling_is_found(tree, monkeypatch, tmp_path_fact
     assert breach.startswith("`stands` occurs 1 times, and 0 are allowed")
 
 
-@pytest.fixture
-def known_circles(monkeypatch, tmp_path_factory):
-    """The list of known circles, which a test may fill."""
-    known = tmp_path_factory.mktemp("known") / "circles.json"
-    known.write_text("[]")
-    monkeypatch.setattr(circles, "KNOWN", known)
-    return known
-
-
-def test_circles_of_python_modules_are_found(tree, known_circles):
+def test_circles_of_python_modules_are_found(tree):
     root = tree(
         python__penstock__a_dot_py="from penstock import b\n",
         python__penstock__b_dot_py="def f():\n    from penstock.c import x\n",
@@ -240,12 +231,9 @@ def test_circles_of_python_modules_are_found(tree, known_circles):
     )
     [breach] = circles.find(root)
     assert breach.startswith("penstock.a <-> penstock.b <-> penstock.c use each other")
-    known_circles.write_text('[["penstock.a", "penstock.b", "penstock.c"], ["penstock.gone", "penstock.too"]]')
-    [stale] = circles.find(root)
-    assert stale.startswith("penstock.gone <-> penstock.too is no longer a circle")
 
 
-def test_circles_of_rust_files_are_found_also_through_a_reexport(tree, known_circles):
+def test_circles_of_rust_files_are_found_also_through_a_reexport(tree):
     root = tree(
         crates__x__src__lib_dot_rs="mod a;\nmod b;\nmod c;\npub use b::B;\n",
         crates__x__src__a_dot_rs="use crate::{B, c::C};\n",
@@ -256,8 +244,7 @@ def test_circles_of_rust_files_are_found_also_through_a_reexport(tree, known_cir
     assert breach.startswith("x:a <-> x:b use each other")
 
 
-def test_circles_of_a_parent_and_its_child_are_accepted(tree, known_circles):
-    assert known_circles.read_text() == "[]"
+def test_circles_of_a_parent_and_its_child_are_accepted(tree):
     root = tree(
         crates__x__src__p__mod_dot_rs="mod child;\nuse self::child::C;\n",
         crates__x__src__p__child_dot_rs="use super::P;\n",

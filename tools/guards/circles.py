@@ -2,14 +2,12 @@
 """No circle of files: a file that uses another is not used by it, neither directly nor around. Python modules and Rust files.
 
 A parent and its children may use each other (a package's `__init__`, a crate's `lib.rs`, a `mod.rs`). Imports for type
-checkers do not count, nor do tests. `circles.json` lists the circles that are still there; the list may only shrink.
-`python -m tools.guards.circles` prints them; `--write` brings the list up to date after one was cut.
+checkers do not count, nor do tests.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
 from pathlib import Path
@@ -17,8 +15,6 @@ from pathlib import Path
 from tools.guards.tree import tracked
 
 __all__ = ["circles", "find"]
-
-KNOWN = Path(__file__).with_name("circles.json")
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
@@ -190,25 +186,7 @@ def all_circles(root: Path) -> list[list[str]]:
 
 
 def find(root: Path) -> list[str]:
-    known = [set(each) for each in json.loads(KNOWN.read_text())]
-    found = all_circles(root)
-    breaches = [
+    return [
         f"{' <-> '.join(each)} use each other: move what they share below both, or pass it in"
-        for each in found
-        if not any(set(each) <= part for part in known)
+        for each in all_circles(root)
     ]
-    gone = [sorted(part) for part in known if not any(set(each) <= part for each in found)]
-    return breaches + [f"{' <-> '.join(each)} is no longer a circle: delete it from {KNOWN.name}" for each in gone]
-
-
-def main() -> int:
-    found = all_circles(Path(__file__).resolve().parents[2])
-    for each in found:
-        print(len(each), " ".join(each))
-    if "--write" in sys.argv:
-        KNOWN.write_text(json.dumps(found, indent=2) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

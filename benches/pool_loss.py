@@ -110,7 +110,7 @@ class _Loss:
         spec = PoolSpec("loss", self.hosts.own_disk, given.copies)
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names) as cluster:
             began = time.monotonic()
-            pool, _ = lifecycle.up(cluster, spec, given.engine, settings, deadline_s=240)
+            pool, _ = lifecycle.up(cluster, spec, given.engine, settings, timeout_s=240)
             row["ready_s"] = round(time.monotonic() - began, 2)
             data = f"{pool.url.rstrip('/')}/data"
             told = PoolContext(pool, data, source=self.store.url)
@@ -118,7 +118,7 @@ class _Loss:
             began = time.monotonic()
             line = [sys.executable, "-m", "penstock", "stage", self.store.url, data, "--decompress", "--quiet"]
             raise_for_failures(
-                cluster.run([*line, "--journal", f"{self.hosts.own_disk}/journal"], env=env, deadline_s=900), "stage"
+                cluster.run([*line, "--journal", f"{self.hosts.own_disk}/journal"], env=env, timeout_s=900), "stage"
             )
             row["stage_s"] = round(time.monotonic() - began, 2)
             row["egress_after_stage"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
@@ -128,8 +128,8 @@ class _Loss:
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
             record = lifecycle.find("loss")
             assert record is not None
-            row["unreached"] = lifecycle.down(cluster, record, deadline_s=120).unreached
-            left = lifecycle.audit(cluster, record, deadline_s=60)
+            row["unreached"] = lifecycle.down(cluster, record, timeout_s=120).unreached
+            left = lifecycle.audit(cluster, record, timeout_s=60)
             row["left"] = sum(len(found["left"]) for found in left.receipts.values())
         return row
 
@@ -159,7 +159,7 @@ class _Loss:
         line = [
             sys.executable, __file__, "rank", data, str(out), phase, str(first), str(end), str(self.given.batch), str(self.given.step),
         ]  # fmt: skip
-        return cluster.run(line, env=env, deadline_s=900)
+        return cluster.run(line, env=env, timeout_s=900)
 
     def _kill(self, out: Path, host: str, step: int) -> None:
         until = time.monotonic() + 800

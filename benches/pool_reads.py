@@ -61,7 +61,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
     spec, settings = PoolSpec("reads", hosts.own_disk), {"hadoop": str(Path(given.hadoop).resolve())}
     with Cluster.open("local", {"hosts": hosts.name}) as cluster:
         began = time.monotonic()
-        pool, _ = lifecycle.up(cluster, spec, "hdfs", settings, deadline_s=200)
+        pool, _ = lifecycle.up(cluster, spec, "hdfs", settings, timeout_s=200)
         ready_s = time.monotonic() - began
         data, env = f"{pool.url}data", {"HADOOP_USER_NAME": "penstock"}
         stage = [
@@ -75,7 +75,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
             "--journal",
             f"{hosts.own_disk}/journal",
         ]
-        raise_for_failures(cluster.run(stage, on=[cluster.leader], env=env, deadline_s=200), "stage")
+        raise_for_failures(cluster.run(stage, on=[cluster.leader], env=env, timeout_s=200), "stage")
         _link(hosts, cluster, pool, data, objects)
         told = env | to_env(PoolContext(pool, data))
         one, other = cluster.node("h1"), cluster.node("h2")
@@ -88,7 +88,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
                 str(repeats),
                 *(f"{w}={u}" for w, u in zip(ways.split(), urls, strict=True)),
             ]
-            [ended] = cluster.run(words, on=[on], env=told, deadline_s=280)
+            [ended] = cluster.run(words, on=[on], env=told, timeout_s=280)
             assert ended.code == 0, ended.err[-2500:].decode(errors="replace")
             return json.loads(ended.out)
 
@@ -97,7 +97,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
         there = read("engine", 2, other, data)
         record = lifecycle.find("reads")
         assert record is not None
-        lifecycle.down(cluster, record, deadline_s=60)
+        lifecycle.down(cluster, record, timeout_s=60)
     size = objects * _OBJECT
     rates = {f"{way}_mb_per_s": round(size / statistics.median(took) / 1e6, 1) for way, took in here.items()}
     remote = size / statistics.median(there["engine"])
@@ -119,7 +119,7 @@ def _link(hosts: Hosts, cluster: Cluster, pool: Pool, data: str, objects: int) -
     folder = data.removeprefix(pool.url)
     requests = json.dumps([["fast_path", f"{folder}/{at:05d}.bin"] for at in range(objects)])
     line = [sys.executable, "-m", "penstock.pool.rpc", pool.engine, "h1", requests]
-    [ended] = cluster.run(line, on=[cluster.leader], stdin=msgspec.json.encode(pool), deadline_s=100)
+    [ended] = cluster.run(line, on=[cluster.leader], stdin=msgspec.json.encode(pool), timeout_s=100)
     raise_for_failures([ended], "fast_path")
     (hosts.disk("h1") / "linked").mkdir()
     for at, found in enumerate(json.loads(ended.out)):

@@ -106,11 +106,11 @@ def test_job_on_a_node_whose_disk_fills_up_names_it_and_leaves_nothing(job, run_
         (tmp_path / "set" / name).write_bytes(os.urandom(1_000_000))
     with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts, Cluster.open("local", {"hosts": hosts.name}) as cluster:
         small = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", hosts.own_disk]
-        assert cluster.run(small, on=[cluster.node("h2")], deadline_s=30)[0].code == 0
+        assert cluster.run(small, on=[cluster.node("h2")], timeout_s=30)[0].code == 0
         file = job("true", cluster=f'settings = {{ hosts = "{hosts.name}" }}', disk=hosts.own_disk)
         told = run_cli("run", file, cwd=tmp_path)
         assert (told.code, "stage: h2: " in told.err, "no-space" in told.err) == (1, True, True), told.err
-        left = cluster.run(["ls", "-A", hosts.own_disk], deadline_s=30)
+        left = cluster.run(["ls", "-A", hosts.own_disk], timeout_s=30)
         assert [ended.out for ended in left] == [b"", b""]
     assert lifecycle.names() == []
 

@@ -106,7 +106,7 @@ def test_strange_launcher_comes_by_the_same_door_and_passes_the_suite(stranger, 
 def test_nodes_say_what_they_have_and_who_cannot_be_asked():
     with Hosts.up(f"t{uuid4().hex[:8]}", 3) as hosts, Cluster.open("local", {"hosts": hosts.name}) as made:
         hosts.kill("h3")
-        exits, facts = gather_facts(made, deadline_s=30)
+        exits, facts = gather_facts(made, timeout_s=30)
     assert list(facts) == ["h1", "h2"]
     assert exits[2].code is None
     assert facts["h2"]["host"] == "h2"

@@ -347,7 +347,7 @@ prefix = plugins.load("penstock.containers", "charliecloud", Container, lambda f
     ContainerSpec(image, (programs, f"{shared}:/mnt/0"))
 )
 argv = ["sh", "-c", "ls /inside; cat /proc/sys/kernel/hostname; exit {rank}"]
-request = RunRequest(argv, made.nodes(), 2, deadline_s=90, expand_placeholders=True, rank_prefix=replace(prefix, is_outermost=True))
+request = RunRequest(argv, made.nodes(), 2, timeout_s=90, expand_placeholders=True, rank_prefix=replace(prefix, is_outermost=True))
 print(json.dumps([[e.node, e.code, e.out.decode(), str(e.fault), e.err.decode()[-500:]] for e in made.run(request)]))
 """
 

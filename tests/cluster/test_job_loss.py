@@ -73,11 +73,11 @@ hosts = "{hosts.name}"
 engine = "hdfs"
 disk = "{hosts.own_disk}"
 copies = {copies}
-deadline = "8min"
+timeout = "8min"
 settings = {{ hadoop = "{_ROOT}/.tools/hadoop/lib" }}
 [stage]
 source = "{tmp_path}/set"
-inflate = true
+decompress = true
 [run]
 argv = ["{sys.executable}", "{tmp_path}/rank.py", "{{rank}}", "{{world}}", "{tmp_path}/out", "lossy"]
 lost_node = "{lost_node}"

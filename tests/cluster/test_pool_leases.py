@@ -147,13 +147,13 @@ def _interrupted(name: str, **changes: object) -> lifecycle.PoolRecord:
 
 def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cli):
     spec = PoolSpec("keepme", f"{tmp_path}/{{node}}")
-    lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+    lifecycle.up(two, spec, "local", {}, timeout_s=60, launcher="local", launcher_settings={"nodes": 2})
     result = tmp_path / "n0/penstock-pool-keepme/data/results.bin"
     result.write_bytes(b"kept")
     # `pool down --keep-data` was killed before the last node.
     _interrupted("keepme", state="stopping", keep_data=True)
     with pytest.raises(PreconditionFailed, match=r"`pool down` of it, on n0, n1, has not finished; it keeps the data"):
-        lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+        lifecycle.up(two, spec, "local", {}, timeout_s=60, launcher="local", launcher_settings={"nodes": 2})
     assert result.read_bytes() == b"kept"
     # The record holds what that command was told, whatever the next one says.
     down = run_cli("pool", "down", "--name", "keepme")
@@ -164,7 +164,7 @@ def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cl
 
 def test_up_on_fewer_nodes_after_an_interrupted_up_is_refused_and_down_clears_all(two, tmp_path, run_cli):
     spec = PoolSpec("cm", f"{tmp_path}/{{node}}")
-    lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+    lifecycle.up(two, spec, "local", {}, timeout_s=60, launcher="local", launcher_settings={"nodes": 2})
     _interrupted("cm", state="starting", pool=None)
     flags = ["--name", "cm", "--disk", f"{tmp_path}/{{node}}"]
     again = run_cli("pool", "up", *flags, "--nodes", "1")
@@ -182,22 +182,22 @@ def test_node_of_the_record_that_the_cluster_lacks_is_not_told_as_cleared(two, t
         PoolSpec("p", f"{tmp_path}/{{node}}"),
         "local",
         {},
-        deadline_s=60,
+        timeout_s=60,
         launcher="local",
         launcher_settings={"nodes": 2},
     )
     record = lifecycle.find("p")
     assert record is not None
     with Cluster.open("local", {"nodes": 2}, only=["n0"]) as less:
-        assert lifecycle.down(less, record, deadline_s=60).unreached == ("n1",)
+        assert lifecycle.down(less, record, timeout_s=60).unreached == ("n1",)
     assert lifecycle.names() == ["p"]
-    assert lifecycle.down(two, record, deadline_s=60).unreached == ()
+    assert lifecycle.down(two, record, timeout_s=60).unreached == ()
     assert lifecycle.names() == []
 
 
 def test_record_of_another_lease_is_neither_replaced_nor_forgotten(two, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
-    lifecycle.up(two, spec, "local", {}, deadline_s=60, launcher="local", launcher_settings={"nodes": 2})
+    lifecycle.up(two, spec, "local", {}, timeout_s=60, launcher="local", launcher_settings={"nodes": 2})
     record = lifecycle.find("p")
     assert record is not None
     stale = lifecycle.PoolRecord(
@@ -206,11 +206,11 @@ def test_record_of_another_lease_is_neither_replaced_nor_forgotten(two, tmp_path
     with pytest.raises(PreconditionFailed, match="another start brings up a pool of this name at this moment"):
         lifecycle._write_record(stale, is_new=True)
     with pytest.raises(PreconditionFailed, match="another start has brought up a pool of this name"):
-        lifecycle.down(two, stale, deadline_s=60)
+        lifecycle.down(two, stale, timeout_s=60)
     lifecycle._delete_record(stale)
     assert lifecycle.find("p") == record
     assert sorted(path.name for path in (tmp_path / "state/penstock/pools").iterdir()) == ["p.json"]
-    lifecycle.down(two, record, deadline_s=60)
+    lifecycle.down(two, record, timeout_s=60)
 
 
 @pytest.mark.parametrize("name", ["pool/..", "../../x", "", ".", "a b", "-p", "p" * 41, "p\n"])
@@ -230,7 +230,7 @@ def test_flags_that_contradict_the_record_are_refused(two, tmp_path, run_cli):
         PoolSpec("p", f"{tmp_path}/{{node}}"),
         "local",
         {},
-        deadline_s=60,
+        timeout_s=60,
         launcher="local",
         launcher_settings={"nodes": 2},
     )

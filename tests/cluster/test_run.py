@@ -35,7 +35,7 @@ at = "{folder}/{{node}}-setup.sh"
 disk = "{folder}/disk-{{node}}"
 [stage]
 source = "{folder}/set"
-inflate = true
+decompress = true
 [run]
 argv = ["sh", "-c", "{command}", "sh", "{{data}}", "{{rank}}", "{{world}}"]
 ranks_per_node = 2
@@ -219,7 +219,7 @@ def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli
     # 60 kB an epoch of 0.1 s on 2 nodes is 0.3 MB/s a node, of which the source feeds 3; 10 epochs, at 2.7 MB/s from two cards.
     demand = (
         '[demand]\nepochs = 10\nnode_rate = "0.3MB/s"\nsource_rate = "1MB/s"\nnic_rate = "8Mbit/s"\n'
-        "inflated = 2\n[archive]"
+        "compression_ratio = 2\n[archive]"
     )
     file = job("true", **{"[archive]": demand})
     want = (
@@ -278,15 +278,25 @@ def test_source_that_is_not_listed_soon_holds_no_job_up(tmp_path, monkeypatch, c
     ]
 
 
+def test_job_file_old_keys_work_and_are_noted(job, run_cli, tmp_path):
+    file = job(**{"decompress = true": 'inflate = true\ndeadline = "1h"'})
+    ran = run_cli("run", file, "--dry-run", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    for old, new in (("[stage] inflate", "decompress"), ("[stage] deadline", "timeout")):
+        assert f"note: {old} is now {new}; the next release removes {old}" in ran.err
+    ran = run_cli("run", job(**{"decompress = true": "decompress = true\ninflate = true"}), "--dry-run", cwd=tmp_path)
+    assert (ran.code, "one key; give decompress only" in ran.err) == (2, True), ran.err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "word"),
     [
         ("nodes = 2", "nods = 2", "unknown field `nods`"),
-        ("inflate = true", 'inflate = true\ndestination = "/x"', "a destination as well as a [pool]"),
+        ("decompress = true", 'decompress = true\ndestination = "/x"', "a destination as well as a [pool]"),
         ('argv = ["sh"', 'argv = []\nx = ["sh"', "x"),
         ("ranks_per_node = 2", "ranks_per_node = 0", "0 ranks run nothing"),
         ('name = "job"', 'name = "../job"', "is no name"),
-        ("ranks_per_node = 2", 'deadline = "soon"', "`soon` is not a duration"),
+        ("ranks_per_node = 2", 'timeout = "soon"', "`soon` is not a duration"),
         ("[run]", "[run", "Expected"),
     ],
 )

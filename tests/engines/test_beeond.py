@@ -62,7 +62,7 @@ def test_beeond_stand_in_passes_the_suite(mounted, hosts, cluster, tmp_path):
 def test_beeond_that_hangs_or_breaks_is_cleaned_up_within_the_deadline(trouble, words, mounted, hosts, cluster):
     mounted(trouble)
     with pytest.raises(PenstockError, match=words):
-        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=20)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, timeout_s=20)
     assert any(line[0] == "stop" for line in mounted())
     assert trouble != "half" or "-c" in mounted()[-1]
     assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
@@ -71,13 +71,13 @@ def test_beeond_that_hangs_or_breaks_is_cleaned_up_within_the_deadline(trouble, 
 
 @pytest.mark.needs_root
 def test_beeond_whose_stop_fails_is_stopped_by_its_clean_up(mounted, hosts, cluster):
-    lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, deadline_s=60)
+    lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "beeond", {}, timeout_s=60)
     mounted("stop")
     record = lifecycle.find("p")
     assert record is not None
-    assert lifecycle.down(cluster, record, deadline_s=60).unreached == ()
+    assert lifecycle.down(cluster, record, timeout_s=60).unreached == ()
     assert ["-c" in line for line in mounted()[-2:]] == [False, True]
-    assert [found["left"] for found in lifecycle.audit(cluster, record, deadline_s=60).receipts.values()] == [
+    assert [found["left"] for found in lifecycle.audit(cluster, record, timeout_s=60).receipts.values()] == [
         [],
         [],
         [],

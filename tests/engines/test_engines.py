@@ -70,7 +70,7 @@ def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_pa
 def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts):
     spec = PoolSpec("apart", hosts.own_disk)
     with pytest.raises(ConfigError, match=r"h2: it does not see .* the mount is not shared"):
-        lifecycle.up(cluster, spec, "mount", {}, deadline_s=60)
+        lifecycle.up(cluster, spec, "mount", {}, timeout_s=60)
     assert list(hosts.disk("h1").iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts)
 def test_node_that_is_gone_is_named_and_nothing_is_left_on_the_others(cluster, hosts):
     hosts.kill("h2")
     with pytest.raises(Unreachable, match="h2"):
-        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "local", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "local", {}, timeout_s=60)
     assert list(hosts.disk("h1").iterdir()) == []
     assert lifecycle.find("p") is None
 
@@ -91,7 +91,7 @@ def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
         Cluster.open("local", {"nodes": 2}) as cluster,
         pytest.raises(NoSpace, match=r"n0: .* bytes free, and the pool wants"),
     ):
-        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, timeout_s=60)
     assert not (tmp_path / "n0/penstock-pool-p").exists()
     assert lifecycle.find("p") is None
 
@@ -101,36 +101,36 @@ def test_two_nodes_on_one_folder_are_told_apart(home, tmp_path):
         Cluster.open("local", {"nodes": 2}) as cluster,
         pytest.raises(PenstockError, match="is the pool's folder on n"),
     ):
-        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/d"), "local", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/d"), "local", {}, timeout_s=60)
     assert not (tmp_path / "d/penstock-pool-p").exists()
 
 
 def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+        lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         lifecycle.forget("p")  # the machine that knew of it is gone
         with pytest.raises(
             PenstockError, match=r"n0: .* holds the pool `p` of another start .*: nothing of it runs any more"
         ) as raised:
-            lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+            lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         assert "pool down" in raised.value.hint
         assert (tmp_path / "n1/penstock-pool-p/data").is_dir()
         record = lifecycle.PoolRecord(state="unknown", engine="local", engine_settings={}, spec=spec, lease="")
-        assert lifecycle.down(cluster, record, deadline_s=60).unreached == ()
-        lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+        assert lifecycle.down(cluster, record, timeout_s=60).unreached == ()
+        lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         two = PoolSpec("q", f"{tmp_path}/{{node}}")
-        lifecycle.up(cluster, two, "local", {}, deadline_s=60)
+        lifecycle.up(cluster, two, "local", {}, timeout_s=60)
         for name in ("p", "q"):
             found = lifecycle.find(name)
             assert found is not None
-            lifecycle.down(cluster, found, deadline_s=60)
+            lifecycle.down(cluster, found, timeout_s=60)
 
 
 def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        first, _ = lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+        first, _ = lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         found = lifecycle.find("p")
         assert found is not None
         found.state = "starting"
@@ -138,15 +138,15 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
         with pytest.raises(
             PreconditionFailed, match=r"an earlier `pool up` of it, on n0, n1, has not finished"
         ) as told:
-            lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+            lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         assert told.value.hint == "penstock pool down --name p finishes it"
-        assert lifecycle.down(cluster, found, deadline_s=60).unreached == ()
-        second, was_up = lifecycle.up(cluster, spec, "local", {}, deadline_s=60)
+        assert lifecycle.down(cluster, found, timeout_s=60).unreached == ()
+        second, was_up = lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         assert not was_up
         assert second.lease != first.lease
         found = lifecycle.find("p")
         assert found is not None
-        lifecycle.down(cluster, found, deadline_s=60)
+        lifecycle.down(cluster, found, timeout_s=60)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
 )  # fmt: skip
 def test_pool_that_cannot_be_is_refused(engine, settings, spec, kind, word, home):
     with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises((kind, PenstockError), match=word):
-        lifecycle.up(cluster, spec, engine, settings, deadline_s=60)
+        lifecycle.up(cluster, spec, engine, settings, timeout_s=60)
     assert lifecycle.names() == []
 
 
@@ -206,8 +206,8 @@ def test_mount_tells_how_lustre_stripes_where_its_tool_is(home, tmp_path, monkey
         else:
             tool.unlink()
         with Cluster.open("local", {"nodes": 2}) as cluster:
-            pool, _ = lifecycle.up(cluster, spec, "mount", {}, deadline_s=60)
+            pool, _ = lifecycle.up(cluster, spec, "mount", {}, timeout_s=60)
             found = lifecycle.find("p")
             assert found is not None
-            lifecycle.down(cluster, found, deadline_s=60)
+            lifecycle.down(cluster, found, timeout_s=60)
         assert {name: value for name, value in pool.facts.items() if name != "root"} == want

@@ -29,7 +29,7 @@ def suite(cluster, hosts, jars, tmp_path):
 
     yield up
     for one in made:
-        engine_plugins.load("hdfs", {}).down(one.spec, cluster, lease="", keep_data=False, deadline_s=60)
+        engine_plugins.load("hdfs", {}).down(one.spec, cluster, lease="", keep_data=False, timeout_s=60)
 
 
 def test_hdfs_passes_the_suite(cluster, hosts, jars, tmp_path):
@@ -68,22 +68,22 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
     )  # nine reads of which three ask for what is gone: seconds each, not two minutes
     record = lifecycle.find(one.spec.name)
     assert record is not None
-    states = lifecycle.status(cluster, record, deadline_s=30)
+    states = lifecycle.status(cluster, record, timeout_s=30)
     assert (states["h1"], states["h2"], states["h3"]) == ("up", "up", "lost")
     until = time.monotonic() + 60
     engine = engine_plugins.load("hdfs", {})
     want = [] if copies == 2 else ["2/0", "2/1", "2/2"]
-    while (lost := engine.heal(one.pool, cluster, deadline_s=30)) != want and time.monotonic() < until:
+    while (lost := engine.heal(one.pool, cluster, timeout_s=30)) != want and time.monotonic() < until:
         time.sleep(1)
     assert lost == want
     if lost:  # fetched again, by a node that is left
         assert one.put("h2", {name: one.bodies[name] for name in lost}) == [None] * len(lost)
     answers = one.do("h1", *(["read", name, 0, 10**6] for name in one.bodies))
     assert all(one.is_body(answer, body) for answer, body in zip(answers, one.bodies.values(), strict=True))
-    assert engine.heal(one.pool, cluster, deadline_s=30) == []
-    ended = lifecycle.down(cluster, record, deadline_s=60)
+    assert engine.heal(one.pool, cluster, timeout_s=30) == []
+    ended = lifecycle.down(cluster, record, timeout_s=60)
     assert ended.unreached == ("h3",)
-    left = lifecycle.audit(cluster, record, deadline_s=60)
+    left = lifecycle.audit(cluster, record, timeout_s=60)
     assert (left.unreached, [found["left"] for found in left.receipts.values()]) == (("h3",), [[], []])
     assert lifecycle.find(one.spec.name) is not None  # h3 may come back, and with it what is on its disk
 
@@ -93,7 +93,7 @@ def test_hdfs_node_that_hangs_costs_seconds_and_is_told_apart(suite, hosts, clus
     one = suite(2)
     bodies = {f"set/{at}": os.urandom(200_000) for at in range(9)}
     assert one.put("h3", bodies) == [None] * 9
-    stopped = cluster.run(["sh", "-c", "kill -STOP $(pidof java)"], on=[cluster.node("h3")], deadline_s=30)
+    stopped = cluster.run(["sh", "-c", "kill -STOP $(pidof java)"], on=[cluster.node("h3")], timeout_s=30)
     assert stopped[0].code == 0
     record = lifecycle.find(one.spec.name)
     assert record is not None
@@ -104,13 +104,13 @@ def test_hdfs_node_that_hangs_costs_seconds_and_is_told_apart(suite, hosts, clus
             assert one.is_body(answer, body)
             assert time.monotonic() - began < 30  # the hung DataNode's own answer takes two minutes
         until = time.monotonic() + 60
-        while (states := lifecycle.status(cluster, record, deadline_s=20))[
+        while (states := lifecycle.status(cluster, record, timeout_s=20))[
             "h3"
         ] != "degraded" and time.monotonic() < until:
             time.sleep(1)
         assert states == {"h1": "up", "h2": "up", "h3": "degraded"}
     finally:
-        ended = lifecycle.down(cluster, record, deadline_s=60)
+        ended = lifecycle.down(cluster, record, timeout_s=60)
     assert ended.unreached == ()
     assert [list(hosts.disk(h).iterdir()) for h in ("h1", "h2", "h3")] == [[], [], []]
 
@@ -118,15 +118,15 @@ def test_hdfs_node_that_hangs_costs_seconds_and_is_told_apart(suite, hosts, clus
 def test_hdfs_without_jars_or_with_a_port_in_use_is_refused_and_rolled_back(cluster, hosts, jars, tmp_path):
     spec = PoolSpec("p", hosts.own_disk)
     with pytest.raises(NotFound, match=r"h1: .*nothing/hadoop-client-minicluster"):
-        lifecycle.up(cluster, spec, "hdfs", {"hadoop": f"{tmp_path}/nothing"}, deadline_s=60)
+        lifecycle.up(cluster, spec, "hdfs", {"hadoop": f"{tmp_path}/nothing"}, timeout_s=60)
     code = "import socket, sys, time; s = socket.socket(); s.bind((sys.argv[1], 4321)); s.listen(); print(flush=True); time.sleep(60)"
     holder = cluster.run(
         ["sh", "-c", 'setsid python3 -c "$1" "$2" > /dev/null 2>&1 & sleep 1', "sh", code, cluster.leader.address],
-        on=[cluster.leader], deadline_s=30,
+        on=[cluster.leader], timeout_s=30,
     )  # fmt: skip
     assert holder[0].code == 0
     with pytest.raises(PenstockError, match=r"h1: port 4321 of .* is taken"):
-        lifecycle.up(cluster, spec, "hdfs", {"hadoop": jars, "port": 4321}, deadline_s=60)
+        lifecycle.up(cluster, spec, "hdfs", {"hadoop": jars, "port": 4321}, timeout_s=60)
     assert [list(hosts.disk(h).iterdir()) for h in ("h1", "h2", "h3")] == [[], [], []]
 
 
@@ -134,7 +134,7 @@ def test_hdfs_without_jars_or_with_a_port_in_use_is_refused_and_rolled_back(clus
 def test_hdfs_daemon_that_dies_is_told_with_its_last_words(cluster, hosts, jars):
     with pytest.raises(PenstockError, match=r"h\d: .*(ended|heap)"):
         lifecycle.up(
-            cluster, PoolSpec("p", hosts.own_disk), "hdfs", {"hadoop": jars, "datanode_heap_mb": 1}, deadline_s=90
+            cluster, PoolSpec("p", hosts.own_disk), "hdfs", {"hadoop": jars, "datanode_heap_mb": 1}, timeout_s=90
         )
     assert [list(hosts.disk(h).iterdir()) for h in ("h1", "h2", "h3")] == [[], [], []]
 
@@ -144,7 +144,7 @@ def test_hdfs_that_cannot_come_up_in_time_is_taken_back_within_its_deadline(clus
     hosts.cut("h3")  # it can be ordered about, and reaches nobody: a node that hangs rather than dies
     began = time.monotonic()
     with pytest.raises(Deadline, match="h3"):
-        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "hdfs", {"hadoop": jars}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "hdfs", {"hadoop": jars}, timeout_s=60)
     assert time.monotonic() - began < 75
     assert [list(hosts.disk(h).iterdir()) for h in ("h1", "h2", "h3")] == [[], [], []]
     assert lifecycle.names() == []

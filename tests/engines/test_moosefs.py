@@ -44,15 +44,15 @@ def test_moosefs_of_two_copies_goes_on_without_a_host(cluster, hosts, tmp_path):
         record = lifecycle.find(one.spec.name)
         assert record is not None
         until = time.monotonic() + 60
-        while (states := lifecycle.status(cluster, record, deadline_s=20))["h3"] != "lost" and time.monotonic() < until:
+        while (states := lifecycle.status(cluster, record, timeout_s=20))["h3"] != "lost" and time.monotonic() < until:
             time.sleep(1)
         assert states == {"h1": "up", "h2": "up", "h3": "lost"}
     finally:
         record = lifecycle.find(one.spec.name)
         assert record is not None
-        ended = lifecycle.down(cluster, record, deadline_s=60)
+        ended = lifecycle.down(cluster, record, timeout_s=60)
         assert ended.unreached in ((), ("h3",))
-        left = lifecycle.audit(cluster, record, deadline_s=60)
+        left = lifecycle.audit(cluster, record, timeout_s=60)
         assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts)
 
 
@@ -71,12 +71,12 @@ def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(c
         read = 'for name; do cat "$name" > /dev/null 2>&1 && echo whole || echo gone; done'
         paths = [f"{one.pool.url}/{name}" for name in bodies]
         # A mount that goes on asking holds its programs fast, also those that are told to end.
-        [ended] = cluster.run(["sh", "-c", read, "sh", *paths], on=[cluster.leader], deadline_s=18)
+        [ended] = cluster.run(["sh", "-c", read, "sh", *paths], on=[cluster.leader], timeout_s=18)
         assert ended.fault is None, ended
         assert ended.out.decode().split() == ["gone" if on[name] == ["h3"] else "whole" for name in bodies]
         assert ["h3"] in on.values()
     finally:
-        lifecycle.down(cluster, record, deadline_s=60)
+        lifecycle.down(cluster, record, timeout_s=60)
 
 
 def test_moosefs_lets_in_the_nodes_of_the_pool_alone(cluster, hosts, tmp_path):
@@ -93,21 +93,21 @@ def test_moosefs_lets_in_the_nodes_of_the_pool_alone(cluster, hosts, tmp_path):
             f"mkdir {tmp_path}/mnt\n"
             f"mfsmount -o mfsdonotrememberpassword,mfsbind=$1 -H {host} -P {port} {tmp_path}/mnt && umount {tmp_path}/mnt"
         )
-        [refused] = cluster.run(["sh", "-c", mount, "sh", stranger], on=[node], deadline_s=30)
+        [refused] = cluster.run(["sh", "-c", mount, "sh", stranger], on=[node], timeout_s=30)
         assert refused.code != 0, refused
         assert b"Permission denied" in refused.out + refused.err, refused
-        [taken] = cluster.run(["sh", "-c", mount, "sh", node.address], on=[node], deadline_s=30)
+        [taken] = cluster.run(["sh", "-c", mount, "sh", node.address], on=[node], timeout_s=30)
         assert taken.code == 0, taken
     finally:
-        lifecycle.down(cluster, record, deadline_s=60)
+        lifecycle.down(cluster, record, timeout_s=60)
 
 
 def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, tmp_path):
     (tmp_path / "none").touch()
     hide = f"mount --bind {tmp_path}/none /dev/fuse && mount -o remount,bind,ro /dev/fuse"
-    assert cluster.run(["sh", "-c", hide], on=[cluster.node("h2")], deadline_s=30)[0].code == 0
+    assert cluster.run(["sh", "-c", hide], on=[cluster.node("h2")], timeout_s=30)[0].code == 0
     with pytest.raises(SystemFault, match=r"h2: /dev/fuse cannot be opened\n"):
-        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "moosefs", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "moosefs", {}, timeout_s=60)
     assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2", "h3")] == [[], [], []]
     assert lifecycle.names() == []
 
@@ -118,5 +118,5 @@ def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, t
 )
 def test_moosefs_that_cannot_be_is_refused(disk, words, home, tmp_path):
     with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises(ConfigError, match=words):
-        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{disk}"), "moosefs", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{disk}"), "moosefs", {}, timeout_s=60)
     assert lifecycle.names() == []

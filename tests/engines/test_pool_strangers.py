@@ -56,8 +56,8 @@ def test_up_and_down_refuse_a_pool_folder_that_is_a_link(one, disk, victim, run_
     (disk / "penstock-pool-p").symlink_to(victim)
     before = _seen(victim)
     with pytest.raises(PreconditionFailed, match=r"n0: .*penstock-pool-p is a link or not a folder"):
-        lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, deadline_s=60)
-    ended = lifecycle.down(one, _by_flags(disk), deadline_s=60)
+        lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, timeout_s=60)
+    ended = lifecycle.down(one, _by_flags(disk), timeout_s=60)
     assert (ended.receipts, ended.unreached, "is a link or not a folder" in ended.refused["n0"]) == ({}, (), True)
     assert _seen(victim) == before
     assert (disk / "penstock-pool-p").is_symlink()
@@ -69,18 +69,18 @@ def test_up_and_down_refuse_a_pool_folder_that_is_a_link(one, disk, victim, run_
 
 
 def test_down_refuses_a_folder_that_took_the_place_of_a_pool_on_record(one, disk, victim):
-    lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, deadline_s=60)
+    lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, timeout_s=60)
     (disk / "penstock-pool-p").rename(disk / "aside")
     (disk / "penstock-pool-p").symlink_to(victim)
     record = lifecycle.find("p")
     assert record is not None
     before = _seen(disk), _seen(victim)
-    assert "is a link" in lifecycle.down(one, record, deadline_s=60).refused["n0"]
+    assert "is a link" in lifecycle.down(one, record, timeout_s=60).refused["n0"]
     assert (_seen(disk), _seen(victim)) == before
     assert lifecycle.names() == ["p"]
     (disk / "penstock-pool-p").unlink()
     (disk / "aside").rename(disk / "penstock-pool-p")
-    assert lifecycle.down(one, record, deadline_s=60).refused == {}
+    assert lifecycle.down(one, record, timeout_s=60).refused == {}
     assert (list(disk.iterdir()), lifecycle.names()) == ([], [])
 
 
@@ -100,9 +100,9 @@ def test_folder_without_a_lease_of_the_pool_is_refused(lease, words, one, disk):
     if lease is not None:
         (root / "lease.json").write_text(lease)
     before = _seen(disk)
-    assert words in lifecycle.down(one, _by_flags(disk), deadline_s=60).refused["n0"]
+    assert words in lifecycle.down(one, _by_flags(disk), timeout_s=60).refused["n0"]
     with pytest.raises(PreconditionFailed):
-        lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, deadline_s=60)
+        lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, timeout_s=60)
     assert _seen(disk) == before
 
 
@@ -116,9 +116,9 @@ def test_folder_of_another_user_or_one_that_others_may_write_is_refused(mode, ow
     (root / "lease.json").write_text(json.dumps({"lease": "1", "name": "p", "root": str(root)}))
     root.chmod(mode)
     os.chown(root, owner, -1)
-    assert words in lifecycle.down(one, _by_flags(disk), deadline_s=60).refused["n0"]
+    assert words in lifecycle.down(one, _by_flags(disk), timeout_s=60).refused["n0"]
     with pytest.raises(PreconditionFailed, match=words):
-        lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, deadline_s=60)
+        lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, timeout_s=60)
     assert (root / "lease.json").exists()
 
 
@@ -128,19 +128,19 @@ def test_disk_in_which_others_could_replace_the_pool_is_refused(one, disk):
     (disk / "scratch").mkdir()
     (disk / "scratch").chmod(0o777)
     with pytest.raises(PreconditionFailed, match=r"scratch may be written by other users \(mode 777\)"):
-        lifecycle.up(one, spec, "local", {}, deadline_s=60)
+        lifecycle.up(one, spec, "local", {}, timeout_s=60)
     assert list((disk / "scratch").iterdir()) == []
     (disk / "scratch").chmod(0o755)
     os.chown(disk / "scratch", 65534, -1)
     disk.chmod(0o1777)
     with pytest.raises(PreconditionFailed, match="belongs to user 65534 and lies in a folder that all users may write"):
-        lifecycle.up(one, spec, "local", {}, deadline_s=60)
+        lifecycle.up(one, spec, "local", {}, timeout_s=60)
     os.chown(disk / "scratch", 0, -1)
     (disk / "scratch").chmod(0o1777)  # as /tmp: nobody replaces what is another's
-    lifecycle.up(one, spec, "local", {}, deadline_s=60)
+    lifecycle.up(one, spec, "local", {}, timeout_s=60)
     record = lifecycle.find("p")
     assert record is not None
-    assert lifecycle.down(one, record, deadline_s=60).refused == {}
+    assert lifecycle.down(one, record, timeout_s=60).refused == {}
 
 
 @pytest.mark.needs_root
@@ -155,7 +155,7 @@ def test_mount_below_a_pool_is_seen_under_any_bytes_and_nothing_behind_it_goes(l
     if is_linked:
         given = disk / "link"
         given.symlink_to(base)
-    lifecycle.up(one, PoolSpec("p", str(given)), "local", {}, deadline_s=60)
+    lifecycle.up(one, PoolSpec("p", str(given)), "local", {}, timeout_s=60)
     record = lifecycle.find("p")
     assert record is not None
     at = base / "penstock-pool-p/data/deep"
@@ -164,22 +164,22 @@ def test_mount_below_a_pool_is_seen_under_any_bytes_and_nothing_behind_it_goes(l
     subprocess.run(["mount", "--bind", victim, at], check=True)
     try:
         for keep in (True, False):
-            told = lifecycle.down(one, record, keep_data=keep, deadline_s=60)
+            told = lifecycle.down(one, record, keep_data=keep, timeout_s=60)
             assert "is mounted below" in told.refused["n0"], told
             assert _seen(victim) == before
             record.keep_data = False
             lifecycle._write_record(record)
-        audit = lifecycle.audit(one, record, deadline_s=60).receipts["n0"]["left"]
+        audit = lifecycle.audit(one, record, timeout_s=60).receipts["n0"]["left"]
         assert f"mount {at}" in audit
     finally:
         subprocess.run(["umount", at], check=True)
-    assert lifecycle.down(one, record, deadline_s=60).refused == {}
+    assert lifecycle.down(one, record, timeout_s=60).refused == {}
     assert list(base.iterdir()) == []
 
 
 @pytest.mark.needs_root
 def test_mount_of_the_pools_own_is_ended_with_it(one, disk, victim):
-    lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, deadline_s=60)
+    lifecycle.up(one, PoolSpec("p", str(disk)), "local", {}, timeout_s=60)
     record = lifecycle.find("p")
     assert record is not None
     at = disk / "penstock-pool-p/mnt"
@@ -187,20 +187,20 @@ def test_mount_of_the_pools_own_is_ended_with_it(one, disk, victim):
     before = _seen(victim)
     for _ in range(2):  # one over the other
         subprocess.run(["mount", "--bind", victim, at], check=True)
-    ended = lifecycle.down(one, record, deadline_s=60)
+    ended = lifecycle.down(one, record, timeout_s=60)
     assert ended.receipts["n0"]["mounts"] == [str(at)] * 2
     assert (list(disk.iterdir()), _seen(victim)) == ([], before)
 
 
 def test_data_that_down_kept_is_kept_until_down_without_the_flag(one, disk, run_cli):
     spec = PoolSpec("p", str(disk))
-    lifecycle.up(one, spec, "local", {}, deadline_s=60)
+    lifecycle.up(one, spec, "local", {}, timeout_s=60)
     (disk / "penstock-pool-p/data/x").write_text("kept")
     record = lifecycle.find("p")
     assert record is not None
-    lifecycle.down(one, record, keep_data=True, deadline_s=60)
+    lifecycle.down(one, record, keep_data=True, timeout_s=60)
     with pytest.raises(PreconditionFailed, match="holds the data that `pool down --keep-data` kept") as told:
-        lifecycle.up(one, spec, "local", {}, deadline_s=60)
+        lifecycle.up(one, spec, "local", {}, timeout_s=60)
     assert told.value.hint is not None
     assert "removes it" in told.value.hint
     assert (disk / "penstock-pool-p/data/x").read_text() == "kept"
@@ -210,24 +210,24 @@ def test_data_that_down_kept_is_kept_until_down_without_the_flag(one, disk, run_
 
 def test_start_that_was_killed_before_it_had_a_lease_is_cleared(one, disk):
     (disk / "penstock-pool-p").mkdir(mode=0o700)
-    assert lifecycle.down(one, _by_flags(disk), deadline_s=60).receipts["n0"]["folders"] == [f"{disk}/penstock-pool-p"]
+    assert lifecycle.down(one, _by_flags(disk), timeout_s=60).receipts["n0"]["folders"] == [f"{disk}/penstock-pool-p"]
     assert list(disk.iterdir()) == []
 
 
 def test_brackets_in_a_disks_path_are_no_pattern(home, tmp_path):
     disk = tmp_path / "a[bc]*d"
     with Cluster.open("local", {"nodes": 2}) as cluster:
-        lifecycle.up(cluster, PoolSpec("p", f"{disk}"), "mount", {}, deadline_s=60)
+        lifecycle.up(cluster, PoolSpec("p", f"{disk}"), "mount", {}, timeout_s=60)
         record = lifecycle.find("p")
         assert record is not None
-        assert lifecycle.status(cluster, record, deadline_s=60) == {"n0": "up", "n1": "up"}
-        assert lifecycle.down(cluster, record, deadline_s=60).refused == {}
+        assert lifecycle.status(cluster, record, timeout_s=60) == {"n0": "up", "n1": "up"}
+        assert lifecycle.down(cluster, record, timeout_s=60).refused == {}
     assert list(disk.iterdir()) == []
 
 
 def test_disk_whose_bytes_are_not_text_is_refused(one, disk):
     with pytest.raises(ConfigError, match="--disk: its bytes are not UTF-8"):
-        lifecycle.up(one, PoolSpec("p", os.fsdecode(os.fsencode(disk) + b"/\xff")), "local", {}, deadline_s=60)
+        lifecycle.up(one, PoolSpec("p", os.fsdecode(os.fsencode(disk) + b"/\xff")), "local", {}, timeout_s=60)
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a/b"])

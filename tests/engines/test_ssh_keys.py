@@ -81,9 +81,9 @@ def _reaches(hosts, one: str, other: str) -> bool:
 def test_pool_that_goes_by_ssh_gets_a_key_that_stays_on_the_first_node(sshds, hosts, cluster):
     spec = PoolSpec("keyed", hosts.own_disk)
     with pytest.raises(PenstockError, match=r"h1: beeond start ended with 1: .*10\..*(denied|verification failed)"):
-        lifecycle.up(cluster, spec, "beeond", {}, deadline_s=60)
+        lifecycle.up(cluster, spec, "beeond", {}, timeout_s=60)
     assert _files(sshds) == dict.fromkeys(sshds, _OWN)
-    pool, _ = lifecycle.up(cluster, spec, "beeond", {"exchanges_keys": True}, deadline_s=60)
+    pool, _ = lifecycle.up(cluster, spec, "beeond", {"exchanges_keys": True}, timeout_s=60)
     private = list(hosts.folder.glob("*/penstock-pool-keyed/keys/id"))
     assert [path.parts[-4] for path in private] == ["h1"]
     secret = private[0].read_text()
@@ -100,13 +100,13 @@ def test_pool_that_goes_by_ssh_gets_a_key_that_stays_on_the_first_node(sshds, ho
     assert not _reaches(hosts, "h2", "h3")
     record = lifecycle.find("keyed")
     assert record is not None
-    seen = {node: found["left"] for node, found in lifecycle.audit(cluster, record, deadline_s=60).receipts.items()}
+    seen = {node: found["left"] for node, found in lifecycle.audit(cluster, record, timeout_s=60).receipts.items()}
     assert f"key in {_HOME}/config" in seen["h1"]
     assert all(f"key in {_HOME}/authorized_keys" in words for words in seen.values())
-    ended = lifecycle.down(cluster, record, deadline_s=60)
+    ended = lifecycle.down(cluster, record, timeout_s=60)
     assert ended.receipts["h2"]["keys"] == [f"key in {_HOME}/authorized_keys"]
     assert _files(sshds) == dict.fromkeys(sshds, _OWN)
-    assert [found["left"] for found in lifecycle.audit(cluster, record, deadline_s=60).receipts.values()] == [
+    assert [found["left"] for found in lifecycle.audit(cluster, record, timeout_s=60).receipts.values()] == [
         [],
         [],
         [],
@@ -117,37 +117,37 @@ def test_keys_that_a_crash_left_are_found_and_taken_back_and_those_of_another_po
     other = "restrict ssh-ed25519 BBBB penstock-pool-keyed-too:1234\n"
     (sshds["h3"] / "authorized_keys").write_text(_OWN["authorized_keys"] + other)
     spec = PoolSpec("keyed", hosts.own_disk)
-    lifecycle.up(cluster, spec, "beeond", {"exchanges_keys": True}, deadline_s=60)
+    lifecycle.up(cluster, spec, "beeond", {"exchanges_keys": True}, timeout_s=60)
     held = _files(sshds)["h3"]["authorized_keys"]
     record = lifecycle.find("keyed")
     assert record is not None
-    lifecycle.down(cluster, record, deadline_s=60)
+    lifecycle.down(cluster, record, timeout_s=60)
     # As a node has them that was away meanwhile, or whose start was killed after its folder was gone.
     (sshds["h3"] / "authorized_keys").write_text(held)
     record = lifecycle.PoolRecord(state="unknown", engine="beeond", engine_settings={}, spec=spec, lease="")
-    left = {node: found["left"] for node, found in lifecycle.audit(cluster, record, deadline_s=60).receipts.items()}
+    left = {node: found["left"] for node, found in lifecycle.audit(cluster, record, timeout_s=60).receipts.items()}
     assert left == {"h1": [], "h2": [], "h3": [f"key in {_HOME}/authorized_keys"]}
-    lifecycle.down(cluster, record, deadline_s=60)
+    lifecycle.down(cluster, record, timeout_s=60)
     want = dict.fromkeys(sshds, _OWN)
     want["h3"] = {**_OWN, "authorized_keys": _OWN["authorized_keys"] + other}
     assert _files(sshds) == want
 
 
 def test_keys_that_could_not_be_taken_back_are_not_told_as_gone(sshds, hosts, cluster):
-    lifecycle.up(cluster, PoolSpec("keyed", hosts.own_disk), "beeond", {"exchanges_keys": True}, deadline_s=60)
+    lifecycle.up(cluster, PoolSpec("keyed", hosts.own_disk), "beeond", {"exchanges_keys": True}, timeout_s=60)
     record = lifecycle.find("keyed")
     assert record is not None
     path = sshds["h2"] / "authorized_keys"
     path.rename(path.with_name("aside"))
     path.mkdir()
-    seen = lifecycle.audit(cluster, record, deadline_s=60)
+    seen = lifecycle.audit(cluster, record, timeout_s=60)
     assert (sorted(seen.receipts), seen.unreached) == (["h1", "h3"], ("h2",))
-    ended = lifecycle.down(cluster, record, deadline_s=60)
+    ended = lifecycle.down(cluster, record, timeout_s=60)
     assert (sorted(ended.receipts), ended.unreached) == (["h1", "h3"], ("h2",))
     assert lifecycle.names() == ["keyed"]
     path.rmdir()
     path.with_name("aside").rename(path)
-    ended = lifecycle.down(cluster, record, deadline_s=60)
+    ended = lifecycle.down(cluster, record, timeout_s=60)
     assert ended.receipts["h2"]["keys"] == [f"key in {_HOME}/authorized_keys"]
     assert (ended.unreached, lifecycle.names()) == ((), [])
     assert _files(sshds) == dict.fromkeys(sshds, _OWN)
@@ -169,11 +169,11 @@ def test_keys_leave_links_empty_files_and_bytes_that_are_no_text_as_they_were(ss
         }
 
     before = seen()
-    lifecycle.up(cluster, PoolSpec("keyed", hosts.own_disk), "beeond", {"exchanges_keys": True}, deadline_s=60)
+    lifecycle.up(cluster, PoolSpec("keyed", hosts.own_disk), "beeond", {"exchanges_keys": True}, timeout_s=60)
     assert (sshds["h2"] / "authorized_keys").is_symlink()
     for host, name in (("h1", "authorized_keys"), ("h2", "kept/keys"), ("h3", "authorized_keys")):
         assert b"penstock-pool-keyed:" in (sshds[host] / name).read_bytes()
     record = lifecycle.find("keyed")
     assert record is not None
-    assert lifecycle.down(cluster, record, deadline_s=60).unreached == ()
+    assert lifecycle.down(cluster, record, timeout_s=60).unreached == ()
     assert seen() == before

@@ -127,7 +127,7 @@ def test_charliecloud_runs_ranks_with_their_numbers_binds_and_own_root(charliecl
         ["sh", "-c", text],
         made.nodes(),
         2,
-        deadline_s=60,
+        timeout_s=60,
         env={"MINE": "yes"},
         rank_prefix=charliecloud(f"{tmp_path}/{{node}}:/data"),
     )
@@ -141,7 +141,7 @@ def test_charliecloud_container_ends_at_the_deadline(charliecloud, tmp_path):
     made = launcher({"nodes": 1}, os.environ)
     text = "(while :; do date +%s%N > /mnt/0/new; mv /mnt/0/new /mnt/0/alive; sleep 0.1; done) & sleep 300"
     [ended] = made.run(
-        RunRequest(["sh", "-c", text], made.nodes(), deadline_s=3, rank_prefix=charliecloud(f"{tmp_path}:/mnt/0"))
+        RunRequest(["sh", "-c", text], made.nodes(), timeout_s=3, rank_prefix=charliecloud(f"{tmp_path}:/mnt/0"))
     )
     assert isinstance(ended.fault, Deadline)
     last = (tmp_path / "alive").read_text()
@@ -155,7 +155,7 @@ def test_charliecloud_image_that_is_not_there_is_the_ranks_own_failure(tmp_path)
         RunRequest(
             ["true"],
             made.nodes(),
-            deadline_s=30,
+            timeout_s=30,
             rank_prefix=_rank_prefix("charliecloud", ContainerSpec(f"{tmp_path}/none")),
         )
     )
@@ -169,7 +169,7 @@ def test_mpirun_inside_charliecloud_runs_ranks_there(charliecloud, tmp_path):
         ["sh", "-c", "ls /inside; exit {rank}"],
         made.nodes(),
         2,
-        deadline_s=60,
+        timeout_s=60,
         expand_placeholders=True,
         rank_prefix=charliecloud(),
     )

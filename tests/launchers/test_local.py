@@ -58,7 +58,7 @@ import os, socket, sys
 print(socket.gethostname(), socket.gethostbyname(sys.argv[1]), "mine" in os.listdir(sys.argv[2]))
 """
     (hosts.disk("h2") / "mine").write_bytes(b"")
-    exits = made.run(RunRequest([sys.executable, "-c", text, "h3", hosts.own_disk], made.nodes(), deadline_s=30))
+    exits = made.run(RunRequest([sys.executable, "-c", text, "h3", hosts.own_disk], made.nodes(), timeout_s=30))
     address = hosts.nodes()[2].address
     assert [e.out.decode().split() for e in exits] == [
         ["h1", address, "False"], ["h2", address, "True"], ["h3", address, "False"],
@@ -71,12 +71,12 @@ def test_host_that_is_killed_takes_its_processes_along_and_is_named(tmp_path):
     with Hosts.up(_name(), 2) as up:
         made = LocalLauncher(os.environ, nodes=0, hosts=up)
         text = "setsid sleep 1234567 > /dev/null 2>&1 & sleep 0.5"
-        started = made.run(RunRequest(["sh", "-c", text], made.nodes(), deadline_s=30))
+        started = made.run(RunRequest(["sh", "-c", text], made.nodes(), timeout_s=30))
         assert [e.code for e in started] == [0, 0]
         assert _sleeping() == 2
         up.kill("h2")
         _await(lambda: _sleeping() == 1)
-        ended = made.run(RunRequest(["hostname"], made.nodes(), deadline_s=30))
+        ended = made.run(RunRequest(["hostname"], made.nodes(), timeout_s=30))
         assert (ended[0].out, ended[1].code) == (b"h1\n", None)
         assert isinstance(ended[1].fault, Unreachable)
         assert "h2" in str(ended[1].fault)
@@ -100,10 +100,10 @@ def test_host_whose_link_is_cut_is_there_but_not_reached(hosts):
     made = LocalLauncher(os.environ, nodes=0, hosts=hosts)
     text = "import socket, sys; socket.create_connection((sys.argv[1], 9), 1)"
     line = [sys.executable, "-c", text, hosts.nodes()[1].address]
-    [near] = made.run(RunRequest(line, hosts.nodes()[:1], deadline_s=30))
+    [near] = made.run(RunRequest(line, hosts.nodes()[:1], timeout_s=30))
     assert b"refused" in near.err
     hosts.cut("h2")
-    [cut] = made.run(RunRequest(line, hosts.nodes()[:1], deadline_s=30))
+    [cut] = made.run(RunRequest(line, hosts.nodes()[:1], timeout_s=30))
     assert b"timed out" in cut.err
     hosts.cut("h2", is_up=True)
 
@@ -117,7 +117,7 @@ def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
         with pytest.raises(ConfigError, match="is there already"):
             Hosts.up(name, 2)
         made = launcher({"hosts": name, "nodes": "2"}, os.environ)
-        assert [e.out for e in made.run(RunRequest(["hostname"], made.nodes(), deadline_s=30))] == [b"h1\n", b"h2\n"]
+        assert [e.out for e in made.run(RunRequest(["hostname"], made.nodes(), timeout_s=30))] == [b"h1\n", b"h2\n"]
         with pytest.raises(ConfigError, match="are 2"):
             launcher({"hosts": name, "nodes": 3}, os.environ)
     finally:
@@ -148,9 +148,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     ("settings", "word"),
     [
         ({"nodes": 0}, "between 1 and 1024"),
-        ({"nodes": "x"}, "no int"),
+        ({"nodes": "x"}, "not a whole number"),
         ({"colour": 1}, "no setting `colour`"),
-        ({"nodes": True}, "no int"),
+        ({"nodes": True}, "not a whole number"),
     ],
 )
 def test_local_bad_setting_is_refused(settings, word):

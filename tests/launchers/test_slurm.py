@@ -74,7 +74,7 @@ def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp
             ["sh", "-c", "echo r{rank} of {world}; exit {rank}"],
             made.nodes(),
             3,
-            deadline_s=60,
+            timeout_s=60,
             expand_placeholders=True,
         )
     )
@@ -82,9 +82,9 @@ def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp
     # Hydra's label in the middle of a line looks like anybody's words, so that only short ones are its promise.
     width = 200_000 if program == "mpirun.openmpi" else 1
     text = f'printf "%{width}s\\n" ""; printf "\\036{{}}\\036\\n"'
-    said = [e.out for e in made.run(RunRequest(["sh", "-c", text], made.nodes(), 3, deadline_s=60))]
+    said = [e.out for e in made.run(RunRequest(["sh", "-c", text], made.nodes(), 3, timeout_s=60))]
     assert said == [b" " * width + b"\n\x1e{}\x1e\n"] * 3
-    [ended] = made.run(RunRequest(["cat"], made.nodes(), deadline_s=60, stdin=b"in"))
+    [ended] = made.run(RunRequest(["cat"], made.nodes(), timeout_s=60, stdin=b"in"))
     assert ended.out == b"in"
     made.close()
 

@@ -75,7 +75,7 @@ def test_ssh_passes_the_suite_where_the_login_shell_is_csh(check, csh_nodes, tmp
 
 
 def _fault(made) -> Exception:
-    exits = made.run(RunRequest(["true"], made.nodes(), deadline_s=20))
+    exits = made.run(RunRequest(["true"], made.nodes(), timeout_s=20))
     assert all(e.code is None for e in exits), exits
     assert all(e.node in str(e.fault) for e in exits)
     return exits[0].fault
@@ -107,7 +107,7 @@ def test_ssh_unknown_host_key_is_refused_and_no_setting_accepts_it(ssh, sshds, t
 def test_ssh_one_bad_node_does_not_hide_the_others(ssh, sshds):
     port = free_port()
     made = ssh(nodes=f"{sshds.nodes},127.0.0.1:{port},no-such-host.invalid")
-    exits = made.run(RunRequest(["echo", "x"], made.nodes(), deadline_s=20))
+    exits = made.run(RunRequest(["echo", "x"], made.nodes(), timeout_s=20))
     assert [e.out for e in exits] == [b"x\n"] * 3 + [b"", b""]
     assert [type(e.fault) for e in exits[3:]] == [Unreachable, Unreachable]
     assert f"127.0.0.1:{port}" in str(exits[3].fault)
@@ -126,11 +126,11 @@ def test_ssh_agent_and_jump_host_are_used(ssh, sshds, tmp_path):
             ["ssh-add", "-q", str(sshds.folder / "mine")], env={**os.environ, **agent}, check=True, timeout=20
         )
         made = ssh(drop=("key",), environment=agent, nodes=f"127.0.0.1:{sshds.ports[1]}")
-        assert made.run(RunRequest(["echo", "by agent"], made.nodes(), deadline_s=20))[0].out == b"by agent\n"
+        assert made.run(RunRequest(["echo", "by agent"], made.nodes(), timeout_s=20))[0].out == b"by agent\n"
     finally:
         os.kill(pid, signal.SIGTERM)
     far = ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump=f"127.0.0.1:{sshds.ports[0]}")
-    [ended] = far.run(RunRequest(["sh", "-c", "echo $SSH_CONNECTION"], far.nodes(), deadline_s=20))
+    [ended] = far.run(RunRequest(["sh", "-c", "echo $SSH_CONNECTION"], far.nodes(), timeout_s=20))
     assert ended.out.split()[3:] == [str(sshds.ports[1]).encode()], ended
     # By the jump host, the connection comes from the first sshd's process.
     assert "no-way" in str(_fault(ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump="no-way.invalid")))
@@ -151,10 +151,10 @@ def test_ssh_connection_that_ends_under_way_is_told_and_made_again(ssh, sshds):
     made = ssh(nodes=f"127.0.0.1:{sshds.ports[0]}")
     # The command's parent is the door, whose parent is this connection's own sshd.
     text = "echo begun; sleep 0.5; kill -9 $(ps -o ppid= -p $PPID); sleep 60"
-    [ended] = made.run(RunRequest(["sh", "-c", text], made.nodes(), deadline_s=30))
+    [ended] = made.run(RunRequest(["sh", "-c", text], made.nodes(), timeout_s=30))
     assert (ended.code, type(ended.fault)) == (None, Unreachable), ended
     assert made.nodes()[0].name in str(ended.fault)
-    assert made.run(RunRequest(["echo", "x"], made.nodes(), deadline_s=20))[0].out == b"x\n"
+    assert made.run(RunRequest(["echo", "x"], made.nodes(), timeout_s=20))[0].out == b"x\n"
 
 
 @pytest.mark.parametrize(

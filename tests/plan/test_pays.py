@@ -20,7 +20,7 @@ _STUDY = JobDemand(
 _RATES = st.floats(min_value=1e6, max_value=1e12)
 _EATEN = st.builds(
     JobDemand, stored_bytes=st.integers(1, 10**15), nodes=st.integers(1, 4096), epochs=st.integers(1, 1000),
-    epoch_s=st.floats(0.1, 1e6), source_bytes_per_s=_RATES, nic_bytes_per_s=_RATES, inflated=st.floats(1, 10),
+    epoch_s=st.floats(0.1, 1e6), source_bytes_per_s=_RATES, nic_bytes_per_s=_RATES, compression_ratio=st.floats(1, 10),
     copies=st.integers(1, 4), ready_s=st.floats(0, 100),
 )  # fmt: skip
 

@@ -52,7 +52,7 @@ def command(
 
     spec = PoolSpec("doctor", disk, copies)
     with opened(launcher, nodes, on, settings) as cluster:
-        exits, facts = gather_facts(cluster, deadline_s=timeout)
+        exits, facts = gather_facts(cluster, timeout_s=timeout)
         lacks = {
             name: [
                 redact(lack)

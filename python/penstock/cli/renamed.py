@@ -13,7 +13,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ALIASES", "RENAMED", "new_key", "renamed_arguments", "renamed_variables"]
+__all__ = ["ALIASES", "RENAMED", "new_key", "renamed_arguments", "renamed_variables", "warn_of_rename"]
 
 _REQUESTS = {"deadline": "timeout", "give-up-after": "retry-timeout"}
 _CLUSTER = {"deadline": "timeout"}
@@ -51,7 +51,8 @@ def new_key(verb: tuple[str, ...], key: str) -> str:
     return RENAMED.get(verb, {}).get(key) or ALIASES.get(verb, {}).get(key) or key
 
 
-def _warn(old: str, new: str) -> None:
+def warn_of_rename(old: str, new: str) -> None:
+    """Print one note on stderr."""
     click.echo(f"note: {old} is now {new}; the next release removes {old}", err=True)
 
 
@@ -62,7 +63,7 @@ def renamed_arguments(verb: tuple[str, ...], arguments: Sequence[str]) -> list[s
         flag, equals, value = argument.partition("=")
         if flag.startswith("--") and (new := new_key(verb, flag[2:])) != flag[2:]:
             if flag[2:] in RENAMED.get(verb, {}):
-                _warn(flag, f"--{new}")
+                warn_of_rename(flag, f"--{new}")
             ours[at] = f"--{new}{equals}{value}"
     return [*ours, *arguments[len(ours) :]]
 
@@ -77,5 +78,5 @@ def renamed_variables(environment: Mapping[str, str]) -> dict[str, str]:
                 if before in environment and now not in environment:
                     found[now] = environment[before]
                     if names is RENAMED:
-                        _warn(before, now)
+                        warn_of_rename(before, now)
     return found

@@ -84,6 +84,7 @@ def command(
     and any failure take the pool down. --resume repeats only the steps that are not done. Exit code 1: the job
     finished, but the ranks of lost nodes were not rerun.
     """
+    from penstock.cli.renamed import warn_of_rename
     from penstock.errors import ConfigError
     from penstock.job import compare_paths
     from penstock.job.runner import Execution
@@ -94,7 +95,7 @@ def command(
         raise ConfigError("--wait: a job that is not submitted is waited for anyway", where="--wait", hint="--submit")
     if submit and export:
         raise ConfigError("--export prints the job and --submit hands it over: one of them", where="--export")
-    job = load(file)
+    job = load(file, warn_of_rename)
     if submit or export:
         return submit_or_export(
             job, file, output, form=export, resume=resume, waits=wait, as_json=as_json, dry_run=dry_run

@@ -25,11 +25,11 @@ def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict
     from penstock import stage
     from penstock.ranks import Rank
 
-    source, inflate = source_of(job) or "", job.stage is not None and job.stage.inflate
+    source, decompress = source_of(job) or "", job.stage is not None and job.stage.decompress
     # What is there already would need the nodes: this is what a fresh stage costs.
     with tempfile.TemporaryDirectory() as nothing:
         spec = stage.StageSpec(
-            source, f"{nothing}/x", decompress=inflate, rank=Rank(nodes=nodes), dry_run=True, timeout_s=timeout_s
+            source, f"{nothing}/x", decompress=decompress, rank=Rank(nodes=nodes), dry_run=True, timeout_s=timeout_s
         )
         return stage.wait(stage.start(spec))
 

@@ -97,7 +97,7 @@ class Cluster:
         *,
         on: Sequence[Node] | None = None,
         ranks_per_node: int = 1,
-        deadline_s: float = DEADLINE_S,
+        timeout_s: float = DEADLINE_S,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         stdin: bytes | None = None,
@@ -118,7 +118,7 @@ class Cluster:
                 on_line = held.enter_context(Logs(logs, on_line)).on_line
             return self.launcher.run(
                 RunRequest(
-                    argv, self.nodes if on is None else on, ranks_per_node, deadline_s=deadline_s, env=env or {}, cwd=cwd,
+                    argv, self.nodes if on is None else on, ranks_per_node, timeout_s=timeout_s, env=env or {}, cwd=cwd,
                     stdin=stdin, on_line=on_line, expand_placeholders=expand_placeholders, rank_prefix=rank_prefix, node_slice=node_slice,
                 )
             )  # fmt: skip
@@ -128,32 +128,32 @@ class Cluster:
         return self.run(argv, on=[self.leader], **options)[0]
 
     def copy_to_all(
-        self, src: Path, dst: str, *, on: Sequence[Node] | None = None, deadline_s: float = DEADLINE_S
+        self, src: Path, dst: str, *, on: Sequence[Node] | None = None, timeout_s: float = DEADLINE_S
     ) -> list[Exit]:
         """Copy a file or folder of this machine to all nodes (or those in `on`)."""
         _require_path(src)
-        return self.launcher.copy(src, dst, self.nodes if on is None else on, deadline_s=deadline_s)
+        return self.launcher.copy(src, dst, self.nodes if on is None else on, timeout_s=timeout_s)
 
-    def copy_to_leader(self, src: Path, dst: str, *, deadline_s: float = DEADLINE_S) -> Exit:
+    def copy_to_leader(self, src: Path, dst: str, *, timeout_s: float = DEADLINE_S) -> Exit:
         """Copy a file or folder of this machine to the first node."""
-        return self.copy_to_all(src, dst, on=[self.leader], deadline_s=deadline_s)[0]
+        return self.copy_to_all(src, dst, on=[self.leader], timeout_s=timeout_s)[0]
 
-    def copy_from(self, node: Node, src: str, dst: Path, *, deadline_s: float = DEADLINE_S) -> Exit:
+    def copy_from(self, node: Node, src: str, dst: Path, *, timeout_s: float = DEADLINE_S) -> Exit:
         """Copy a file or folder of one node to this machine."""
-        return self.launcher.fetch(src, dst, node, deadline_s=deadline_s)
+        return self.launcher.fetch(src, dst, node, timeout_s=timeout_s)
 
-    def copy_from_leader(self, src: str, dst: Path, *, deadline_s: float = DEADLINE_S) -> Exit:
+    def copy_from_leader(self, src: str, dst: Path, *, timeout_s: float = DEADLINE_S) -> Exit:
         """Copy a file or folder of the first node to this machine."""
-        return self.copy_from(self.leader, src, dst, deadline_s=deadline_s)
+        return self.copy_from(self.leader, src, dst, timeout_s=timeout_s)
 
-    def barrier(self, *, deadline_s: float = 60.0) -> float:
+    def barrier(self, *, timeout_s: float = 60.0) -> float:
         """Wait until every node has answered; returns the seconds it took.
 
         Raises:
             PenstockError: A node did not answer; the text names it.
         """
         began = time.monotonic()
-        raise_for_failures(self.run(["true"], deadline_s=deadline_s), "barrier")
+        raise_for_failures(self.run(["true"], timeout_s=timeout_s), "barrier")
         return time.monotonic() - began
 
 

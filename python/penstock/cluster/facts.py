@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["gather_facts"]
 
 
-def gather_facts(cluster: Cluster, *, deadline_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
+def gather_facts(cluster: Cluster, *, timeout_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
     """Every node's exit, and by name the facts of those that answered (`inventory` lists them).
 
     `skew_s` is the node's clock minus this machine's, accurate to the duration of the call.
     """
     source = Path(__file__).with_name("inventory.py").read_text(encoding="utf-8")
     names = [node.address for node in cluster.nodes]
-    exits = cluster.run(["python3", "-c", source, *names], deadline_s=deadline_s)
+    exits = cluster.run(["python3", "-c", source, *names], timeout_s=timeout_s)
     now = time.time()
     facts: dict[str, dict[str, Any]] = {}
     for ended in exits:

@@ -127,12 +127,12 @@ class BeeondEngine(SharedFolderEngine):
 
     # ------------------------------------------------------------ up
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
-        until = time.monotonic() + deadline_s
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
+        until = time.monotonic() + timeout_s
         if "{" in spec.disk:
             raise ConfigError("engine beeond: its disk is one path on all nodes, as BeeOND wants it", where="disk")
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
-        agents.call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        agents.call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = pool_root(spec, leader)
         agents.call("start", until - time.monotonic(), lease=lease, folders=["mnt"])
         start = {
@@ -160,8 +160,8 @@ class BeeondEngine(SharedFolderEngine):
             name for name, state in self._states(pool, agents, _AGENT_TIMEOUT_S).items() if state != "up"
         ]:
             if time.monotonic() > until:
-                text = f"pool {spec.name}: beeond has ended, and {', '.join(missing[:4])} shows no mount within {deadline_s:g} s"
-                raise Deadline(text, limit_s=deadline_s)
+                text = f"pool {spec.name}: beeond has ended, and {', '.join(missing[:4])} shows no mount within {timeout_s:g} s"
+                raise Deadline(text, limit_s=timeout_s)
             time.sleep(_POLL_S)
         return pool
 
@@ -172,15 +172,15 @@ class BeeondEngine(SharedFolderEngine):
         answers = agents.try_call("has", limit_s, on=pool.nodes, patterns=[pattern])
         return node_states(answers, lambda _, is_seen: bool(is_seen))
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        return self._states(pool, AgentClient.of(pool, runner), deadline_s)
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
+        return self._states(pool, AgentClient.of(pool, runner), timeout_s)
 
     # ------------------------------------------------------------ down
 
     def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, timeout_s: float
     ) -> dict[str, dict[str, Any]]:
-        until, share = time.monotonic() + deadline_s, deadline_s / 4
+        until, share = time.monotonic() + timeout_s, timeout_s / 4
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         self._stop(spec, agents, leader, lease, keep_data=keep_data, until=until - 2 * share)
         # Only now, because BeeOND's stop used them; also without `exchanges_keys`, because another start may have set
@@ -192,9 +192,9 @@ class BeeondEngine(SharedFolderEngine):
         # A node whose keys could not be removed is not done.
         return {node: {**receipt, **withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
 
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        found = super().audit(spec, runner, deadline_s=deadline_s / 2)
-        held = ssh_keys.leftovers(AgentClient(spec, runner), deadline_s / 2)
+    def audit(self, spec: PoolSpec, runner: Runner, *, timeout_s: float) -> dict[str, list[str]]:
+        found = super().audit(spec, runner, timeout_s=timeout_s / 2)
+        held = ssh_keys.leftovers(AgentClient(spec, runner), timeout_s / 2)
         return {node: [*texts, *held[node]] for node, texts in found.items() if node in held}
 
     def _stop(

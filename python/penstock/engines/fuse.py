@@ -114,15 +114,15 @@ class FuseEngine(AgentManagedEngine):
                 lacks.append(f"{node}: /dev/fuse cannot be opened")
         return lacks
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         schemes, line = CLIENTS[self._client]
         at = _BucketFolder(self._source, self._environment)
         if at.scheme not in schemes or not at.bucket:
             raise Unsupported(
                 f"engine fuse: {self._client} mounts {', '.join(f'{s}://' for s in schemes)}, not `{self._source}`"
             )
-        until, agents = time.monotonic() + deadline_s, AgentClient(spec, runner)
-        agents.call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        until, agents = time.monotonic() + timeout_s, AgentClient(spec, runner)
+        agents.call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         roots = {node.name: pool_root(spec, node) for node in runner.nodes}
         requests = {
             name: {
@@ -142,8 +142,10 @@ class FuseEngine(AgentManagedEngine):
         ]:
             agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
-                text = f"pool {spec.name}: {self._client} shows nothing within {deadline_s:g} s on {', '.join(missing[:4])}"
-                raise Deadline(text, limit_s=deadline_s, hint=f"{self._source} may be empty")
+                text = (
+                    f"pool {spec.name}: {self._client} shows nothing within {timeout_s:g} s on {', '.join(missing[:4])}"
+                )
+                raise Deadline(text, limit_s=timeout_s, hint=f"{self._source} may be empty")
             time.sleep(_POLL_S)
         return pool
 
@@ -153,8 +155,8 @@ class FuseEngine(AgentManagedEngine):
         answers = agents.try_call("has", limit_s, on=pool.nodes, each=each)
         return node_states(answers, lambda _, is_seen: bool(is_seen))
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        return self._states(pool, AgentClient.of(pool, runner), deadline_s)
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
+        return self._states(pool, AgentClient.of(pool, runner), timeout_s)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
         from pathlib import Path

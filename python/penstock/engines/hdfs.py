@@ -63,8 +63,8 @@ class HdfsEngine(AgentManagedEngine):
 
     # ------------------------------------------------------------ up
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
-        until = time.monotonic() + deadline_s
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
+        until = time.monotonic() + timeout_s
         agents = AgentClient(spec, runner)
         path = installed_class_path(self._settings["hadoop"], self._environment)
         leader, fixed = runner.nodes[0], [self._settings["port"]] if self._settings["port"] else []
@@ -88,7 +88,7 @@ class HdfsEngine(AgentManagedEngine):
                 "block_bytes": self._settings["block_bytes"],
             },
         )  # fmt: skip
-        self._await(pool, spec, agents, until, deadline_s)
+        self._await(pool, spec, agents, until, timeout_s)
         return pool
 
     def _order(
@@ -137,7 +137,7 @@ class HdfsEngine(AgentManagedEngine):
             request["daemons"].insert(0, {"name": "namenode", "argv": master, "log": "logs/namenode.log"})
         return request
 
-    def _await(self, pool: Pool, spec: PoolSpec, agents: AgentClient, until: float, deadline_s: float) -> None:
+    def _await(self, pool: Pool, spec: PoolSpec, agents: AgentClient, until: float, timeout_s: float) -> None:
         """Wait until every DataNode is live in this name space and writes are accepted."""
         tries, seen = 0, "the NameNode has not answered"
         while True:
@@ -161,7 +161,7 @@ class HdfsEngine(AgentManagedEngine):
             if tries % 4 == 0:
                 agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
-                raise Deadline(f"pool {spec.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
+                raise Deadline(f"pool {spec.name}: not ready within {timeout_s:g} s: {seen}", limit_s=timeout_s)
             time.sleep(_LOOK_S)
 
     def _state(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, Any]:
@@ -181,11 +181,11 @@ class HdfsEngine(AgentManagedEngine):
 
     # ------------------------------------------------------------ while it is up
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
         agents = AgentClient.of(pool, runner)
-        answers = agents.try_call("alive", deadline_s, on=pool.nodes, each=pool_roots(pool))
+        answers = agents.try_call("alive", timeout_s, on=pool.nodes, each=pool_roots(pool))
         try:
-            live = self._state(pool, agents, min(deadline_s, _AGENT_TIMEOUT_S))["live"]
+            live = self._state(pool, agents, min(timeout_s, _AGENT_TIMEOUT_S))["live"]
         except PenstockError:
             live = []
         return daemon_states(pool, answers, live)
@@ -193,10 +193,10 @@ class HdfsEngine(AgentManagedEngine):
     def access(self, pool: Pool, node: str) -> HdfsAccess:
         return HdfsAccess(pool, node)
 
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
+    def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:
         leader, agents = [pool.nodes[0]], AgentClient.of(pool, runner)
         url = f"http://{pool.facts['http']}/fsck?ugi=penstock&path=%2F&listcorruptfileblocks=1"
-        text = agents.call("http", deadline_s, on=leader, each=pool_roots(pool), url=url, limit_s=deadline_s / 2)[
+        text = agents.call("http", timeout_s, on=leader, each=pool_roots(pool), url=url, limit_s=timeout_s / 2)[
             leader[0].name
         ]
         # Lines of `blk_1073741825<tab>/x`, in newer versions with the number of copies between; then a sentence.

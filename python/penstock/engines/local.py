@@ -37,13 +37,13 @@ class LocalEngine(AgentManagedEngine):
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:  # noqa: ARG002
         return []
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         if spec.copies != 1:
             raise Unsupported(
                 f"engine local: {spec.copies} copies are more than the one that a folder is",
                 hint="--engine hdfs keeps copies",
             )
-        AgentClient(spec, runner).call("prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        AgentClient(spec, runner).call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}
         # One URL for all: the folder, if its path is the same everywhere; otherwise each rank reads its path from
         # `facts`.
@@ -54,9 +54,9 @@ class LocalEngine(AgentManagedEngine):
         )
         return Pool(spec.name, self.name, lease, url, tuple(runner.nodes), 1, {"folders": folders})
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
         roots = {name: {"root": folder.removesuffix("/data")} for name, folder in pool.facts["folders"].items()}
-        answers = AgentClient.of(pool, runner).try_call("alive", deadline_s, on=pool.nodes, each=roots)
+        answers = AgentClient.of(pool, runner).try_call("alive", timeout_s, on=pool.nodes, each=roots)
         return node_states(answers, lambda _, alive: alive["lease"] == pool.lease)
 
     def access(self, pool: Pool, node: str) -> FolderAccess:

@@ -70,8 +70,8 @@ class MooseFsEngine(AgentManagedEngine):
 
     # ------------------------------------------------------------ up
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
-        until = time.monotonic() + deadline_s
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
+        until = time.monotonic() + timeout_s
         if "{" in spec.disk:
             # Programs get one path of the mount, which must be the same on every node.
             raise ConfigError(f"engine moosefs: `{spec.disk}`: its disk is one path on all nodes", where="disk")
@@ -79,7 +79,7 @@ class MooseFsEngine(AgentManagedEngine):
             _refuse_loopback(node)
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         found = agents.call(
-            "prepare", deadline_s, lease=lease, of=self.name, need_bytes=spec.need_bytes,
+            "prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes,
             each={node.name: {"ports": 4 if node == leader else 1} for node in runner.nodes},
         )  # fmt: skip
         meta, chunk, client = found[leader.name]["ports"][:3]
@@ -96,11 +96,11 @@ class MooseFsEngine(AgentManagedEngine):
         requests[leader.name]["files"] |= master["files"]
         requests[leader.name]["daemons"][:0] = master["daemons"]
         agents.call("start", until - time.monotonic(), lease=lease, each=requests)
-        self._await(pool, runner, agents, until, deadline_s)
+        self._await(pool, runner, agents, until, timeout_s)
         # Mounts start after the master: a mount that finds no master ends.
         mounts = {node.name: {"daemons": [self._mount(pool, node, client)]} for node in runner.nodes}
         agents.call("start", until - time.monotonic(), lease=lease, each=mounts)
-        self._await_mounts(pool, agents, until, deadline_s)
+        self._await_mounts(pool, agents, until, timeout_s)
         self._set_copies(pool, runner, leader, until)
         return pool
 
@@ -164,7 +164,7 @@ class MooseFsEngine(AgentManagedEngine):
         argv = ["mfsmount", "-f", "-H", pool.nodes[0].address, "-P", str(client), "-o", options, f"{root}/mnt"]
         return {"name": "mount", "argv": argv, "log": "logs/mount.log"}
 
-    def _await(self, pool: Pool, runner: Runner, agents: AgentClient, until: float, deadline_s: float) -> None:
+    def _await(self, pool: Pool, runner: Runner, agents: AgentClient, until: float, timeout_s: float) -> None:
         """Wait until every chunk server has reported its space to the master."""
         tries, seen = 0, "the master has not answered"
         while True:
@@ -180,10 +180,10 @@ class MooseFsEngine(AgentManagedEngine):
             if tries % 4 == 0:
                 agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
-                raise Deadline(f"pool {pool.name}: not ready within {deadline_s:g} s: {seen}", limit_s=deadline_s)
+                raise Deadline(f"pool {pool.name}: not ready within {timeout_s:g} s: {seen}", limit_s=timeout_s)
             time.sleep(_LOOK_S)
 
-    def _await_mounts(self, pool: Pool, agents: AgentClient, until: float, deadline_s: float) -> None:
+    def _await_mounts(self, pool: Pool, agents: AgentClient, until: float, timeout_s: float) -> None:
         shown = {
             name: {"patterns": [escape(f"{request['root']}/mnt/.masterinfo")], **request}
             for name, request in pool_roots(pool).items()
@@ -196,21 +196,21 @@ class MooseFsEngine(AgentManagedEngine):
                 return
             agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
-                text = f"pool {pool.name}: not mounted within {deadline_s:g} s on {', '.join(missing[:4])}"
-                raise Deadline(text, limit_s=deadline_s)
+                text = f"pool {pool.name}: not mounted within {timeout_s:g} s on {', '.join(missing[:4])}"
+                raise Deadline(text, limit_s=timeout_s)
             time.sleep(_LOOK_S)
 
     def _set_copies(self, pool: Pool, runner: Runner, leader: Node, until: float) -> None:
         line = ["mfssetgoal", "-r", str(pool.copies), pool.facts["nodes"][leader.name]["root"] + "/mnt"]
-        [ended] = runner.run(line, on=[leader], deadline_s=max(1.0, until - time.monotonic()))
+        [ended] = runner.run(line, on=[leader], timeout_s=max(1.0, until - time.monotonic()))
         if ended.code != 0:
             raise _failed(ended, "mfssetgoal")
 
     # ------------------------------------------------------------ while it is up
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
-        until = time.monotonic() + deadline_s
-        answers = AgentClient.of(pool, runner).try_call("alive", deadline_s / 2, on=pool.nodes, each=pool_roots(pool))
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
+        until = time.monotonic() + timeout_s
+        answers = AgentClient.of(pool, runner).try_call("alive", timeout_s / 2, on=pool.nodes, each=pool_roots(pool))
         try:
             serving = _serving(pool, runner, min(_AGENT_TIMEOUT_S, max(1.0, until - time.monotonic())))
         except PenstockError:
@@ -220,9 +220,9 @@ class MooseFsEngine(AgentManagedEngine):
     def access(self, pool: Pool, node: str) -> MooseFsAccess:
         return MooseFsAccess(pool, node)
 
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
+    def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:
         """From the master's list of missing chunks, which it updates about once a minute."""
-        rows = _query_master(pool, runner, "-SMF", deadline_s)
+        rows = _query_master(pool, runner, "-SMF", timeout_s)
         return sorted({row[1].lstrip("/") for row in rows if len(row) > 1 and row[1].startswith("/")})
 
 
@@ -312,7 +312,7 @@ def _query_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> list
     """Rows of a table that `mfscli` prints on the first node."""
     host, _, port = pool.facts["master"].rpartition(":")
     line = ["mfscli", "-H", host, "-P", port, "-ns", "|", what]
-    [ended] = runner.run(line, on=[pool.nodes[0]], deadline_s=limit_s)
+    [ended] = runner.run(line, on=[pool.nodes[0]], timeout_s=limit_s)
     if ended.code != 0:
         raise _failed(ended, "mfscli")
     return [line.split("|") for line in ended.out.decode(errors="replace").splitlines() if "|" in line]

@@ -42,47 +42,47 @@ class MountEngine(SharedFolderEngine):
                 lacks.append(f"{node}: {spec.disk} lies on nothing that is mounted")
         return lacks
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         if "{" in spec.disk:
             raise ConfigError("engine mount: its disk is one path for all nodes", where="disk")
         agents, leader = AgentClient(spec, runner), [runner.nodes[0]]
-        agents.call("prepare", deadline_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
+        agents.call("prepare", timeout_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = pool_root(spec, leader[0])
-        seen = agents.call("has", deadline_s, patterns=[escape(f"{root}/lease.json")])
+        seen = agents.call("has", timeout_s, patterns=[escape(f"{root}/lease.json")])
         for node, is_seen in seen.items():
             if not is_seen:
                 raise ConfigError(
                     f"{node}: it does not see {root}, which {leader[0].name} has made: the mount is not shared",
                     where=node,
                 )
-        facts = {"root": root, **_stripes(runner, leader, f"{root}/data", deadline_s)}
+        facts = {"root": root, **_stripes(runner, leader, f"{root}/data", timeout_s)}
         return Pool(spec.name, self.name, lease, f"{root}/data", tuple(runner.nodes), 1, facts)
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
         answers = AgentClient.of(pool, runner).try_call(
-            "has", deadline_s, on=pool.nodes, patterns=[escape(f"{pool.facts['root']}/lease.json")]
+            "has", timeout_s, on=pool.nodes, patterns=[escape(f"{pool.facts['root']}/lease.json")]
         )
         return node_states(answers, lambda _, is_seen: bool(is_seen))
 
     def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, timeout_s: float
     ) -> dict[str, dict[str, Any]]:
         agents = AgentClient(spec, runner)
-        seen = agents.try_call("has", deadline_s / 2, patterns=[])
+        seen = agents.try_call("has", timeout_s / 2, patterns=[])
         reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
         # One shared folder: the first node that answers removes it for all.
         first: dict[str, Any] = {}
         if reached:
             first = down_receipts(
-                agents.try_call("stop", deadline_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
+                agents.try_call("stop", timeout_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
             )
         # If that node did not finish, no node has.
         return {node.name: first.get(node.name, {}) for node in reached if first}
 
 
-def _stripes(runner: Runner, leader: list[Node], folder: str, deadline_s: float) -> dict[str, Any]:
+def _stripes(runner: Runner, leader: list[Node], folder: str, timeout_s: float) -> dict[str, Any]:
     """Striping of new files in the folder, if a tool reports it: Lustre's `lfs getstripe`."""
-    [ended] = runner.run(["lfs", "getstripe", "-d", folder], on=leader, deadline_s=min(deadline_s, _TOOL_S))
+    [ended] = runner.run(["lfs", "getstripe", "-d", folder], on=leader, timeout_s=min(timeout_s, _TOOL_S))
     if ended.code != 0:
         return {}
     # stripe_count:  1 stripe_size:   1048576 pattern:  0 stripe_offset: -1

@@ -26,7 +26,7 @@ GROUP = "penstock.containers"
 def pool_up_flags(section: PoolSection) -> list[str]:
     """Flags of `pool up` for a pool, without its name and nodes."""
     return [
-        "--engine", section.engine, "--disk", section.disk, "--copies", str(section.copies), "--timeout", section.deadline,
+        "--engine", section.engine, "--disk", section.disk, "--copies", str(section.copies), "--timeout", section.timeout,
         *settings_flags("--engine-set", section.settings),
     ]  # fmt: skip
 
@@ -71,7 +71,7 @@ class StepCommands:
         """Command that stages a node's share of the dataset to `data`."""
         section, pool = self._job.stage, self._job.pool
         assert section is not None
-        inflate = ["--decompress"] if section.inflate else []
+        decompress = ["--decompress"] if section.decompress else []
         journal = []
         if pool and "://" in data:
             # Beside the pool and removed with it, because nodes often share a home.
@@ -79,7 +79,7 @@ class StepCommands:
         share = (
             ["--node", str(self._node_slice.node), "--nodes", str(self._node_slice.nodes)] if self._node_slice else []
         )
-        return [*self._penstock, "stage", section.source, data, *inflate, "--quiet", *share, *journal, *section.args]
+        return [*self._penstock, "stage", section.source, data, *decompress, "--quiet", *share, *journal, *section.args]
 
     def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], RankPrefix | None]:
         """The workload's command line, and the container around every rank.

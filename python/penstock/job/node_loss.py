@@ -29,7 +29,7 @@ def unreachable_nodes(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
     names = {ended.node for ended in bad}
     suspects = [node for node in cluster.nodes if node.name in names]
     # With stdin, nodes are contacted one by one: under a single mpirun or srun, one dead node would end all ranks.
-    probes = cluster.run(["true"], on=suspects, stdin=b"", deadline_s=_PROBE_TIMEOUT_S)
+    probes = cluster.run(["true"], on=suspects, stdin=b"", timeout_s=_PROBE_TIMEOUT_S)
     return [ended.node for ended in probes if ended.code != 0]
 
 
@@ -40,7 +40,7 @@ def evict_lost_objects(
     lost: Sequence[str],
     commands: StepCommands,
     *,
-    deadline_s: float,
+    timeout_s: float,
 ) -> int:
     """Delete the objects without a complete copy, so that the next stage fetches them again; returns their number.
 
@@ -49,12 +49,12 @@ def evict_lost_objects(
     Raises:
         PenstockError: The pool itself does not answer.
     """
-    noticed = engine_plugins.load(pool.engine, settings).heal(pool, cluster, deadline_s=deadline_s)
+    noticed = engine_plugins.load(pool.engine, settings).heal(pool, cluster, timeout_s=timeout_s)
     requests = json.dumps([["delete", noticed], ["evict", list(lost)]])
     # Run on a node, because this machine may not reach the nodes' own network.
     ended = cluster.run_on_leader(
         commands.pool_exec(pool.engine, cluster.leader.name, requests),
-        deadline_s=deadline_s,
+        timeout_s=timeout_s,
         stdin=msgspec.json.encode(pool),
     )
     raise_for_failures([ended], "pool")

@@ -35,7 +35,7 @@ def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequenc
         raise NotFound(f"provision: {script}: {error.strerror}", where=str(script)) from error
     # The node itself stores which script set it up, so a fresh node is set up whatever this machine has recorded.
     stamp = f"{part.at}.done"
-    seen = cluster.run(["cat", stamp], deadline_s=60)
+    seen = cluster.run(["cat", stamp], timeout_s=60)
     todo = [
         node
         for node, ended in zip(cluster.nodes, seen, strict=True)
@@ -43,10 +43,10 @@ def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequenc
     ]
     if not todo:
         return "done before"
-    raise_for_failures(cluster.copy_to_all(script, part.at, on=todo, deadline_s=60), "provision")
+    raise_for_failures(cluster.copy_to_all(script, part.at, on=todo, timeout_s=60), "provision")
     raise_for_failures(start(todo), "provision")
     raise_for_failures(
-        cluster.run(["sh", "-c", 'printf %s "$1" > "$2"', "sh", digest, stamp], on=todo, deadline_s=60),
+        cluster.run(["sh", "-c", 'printf %s "$1" > "$2"', "sh", digest, stamp], on=todo, timeout_s=60),
         "provision",
     )
     return f"{len(todo)} of {len(cluster.nodes)} nodes"

@@ -294,7 +294,7 @@ class Execution:
 
     def _on_nodes(self, step: str, argv: list[str], deadline: str, **options: Any) -> list[Exit]:
         return self.cluster.run(
-            argv, deadline_s=parse_seconds(deadline), env=self.environment | options.pop("env", {}),
+            argv, timeout_s=parse_seconds(deadline), env=self.environment | options.pop("env", {}),
             logs=self.folder / "logs" / step.replace(" ", "-"), on_line=self._on_line, expand_placeholders=True, **options,
         )  # fmt: skip
 
@@ -304,7 +304,7 @@ class Execution:
         return provision(
             self.cluster,
             section,
-            lambda todo: self._on_nodes("provision", ["sh", section.at], section.deadline, on=todo),
+            lambda todo: self._on_nodes("provision", ["sh", section.at], section.timeout, on=todo),
         )
 
     def _pool_up(self) -> str:
@@ -312,7 +312,7 @@ class Execution:
         is_own = record is not None and record.lease == self._state.lease
         if record is not None and is_own and record.state != "up":
             # An earlier start of this job was killed during pool up or pool down.
-            ended = lifecycle.down(Cluster(self.cluster.launcher), record, deadline_s=_DOWN_TIMEOUT_S)
+            ended = lifecycle.down(Cluster(self.cluster.launcher), record, timeout_s=_DOWN_TIMEOUT_S)
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
                 raise PenstockError(
@@ -330,7 +330,7 @@ class Execution:
         self._save()
         self._pool, was_up = lifecycle.up(
             self.cluster, PoolSpec(self.job.name, section.disk, section.copies), section.engine, section.settings,
-            deadline_s=parse_seconds(section.deadline), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
+            timeout_s=parse_seconds(section.timeout), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
             lease=self._state.lease, holder=str(self.folder.absolute()), stranded=stranded,
         )  # fmt: skip
         stays = "" if self._has_own_pool() else ", and stays: this job did not bring it up"
@@ -348,8 +348,8 @@ class Execution:
         if disk := staged_leftover(self.job):
             self._state.lease = self._state.lease or uuid4().hex[:16]
             self._save()
-            staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, deadline_s=_DOWN_TIMEOUT_S)
-        raise_for_failures(self._on_nodes("stage", self._commands.stage(data), section.deadline), "stage")
+            staged_folder.claim(self.cluster, self.job.name, disk, self._state.lease, timeout_s=_DOWN_TIMEOUT_S)
+        raise_for_failures(self._on_nodes("stage", self._commands.stage(data), section.timeout), "stage")
         self._mark("stage", what)
         return data
 
@@ -386,7 +386,7 @@ class Execution:
         argv, rank_prefix = self._commands.ranks(data, self._variables())
         env = {**self._pool_env(data), **section.env}
         exits = self._on_nodes(
-            "ranks", argv, section.deadline, ranks_per_node=section.ranks_per_node, cwd=section.cwd, env=env, rank_prefix=rank_prefix,
+            "ranks", argv, section.timeout, ranks_per_node=section.ranks_per_node, cwd=section.cwd, env=env, rank_prefix=rank_prefix,
             node_slice=self._node_slice,
         )  # fmt: skip
         return [ended for ended in exits if ended.code != 0]
@@ -411,10 +411,10 @@ class Execution:
         """Restore the dataset on the remaining nodes: objects that only a lost node held are staged again."""
         section = self.job.pool
         if self._pool is not None and section is not None:
-            limit_s = parse_seconds(section.deadline)
+            limit_s = parse_seconds(section.timeout)
             try:
                 evict_lost_objects(
-                    self.cluster, self._pool, section.settings, list(self.lost), self._commands, deadline_s=limit_s
+                    self.cluster, self._pool, section.settings, list(self.lost), self._commands, timeout_s=limit_s
                 )
             except PenstockError as error:
                 # The pool itself may be lost, for example with its leader: then start a new, empty one. Keep a running
@@ -423,7 +423,7 @@ class Execution:
                 if record is None or not self._has_own_pool() or self._is_up(record):
                     raise
                 self._recreated_because = str(error)
-                ended = lifecycle.down(self.cluster, record, deadline_s=_DOWN_TIMEOUT_S)
+                ended = lifecycle.down(self.cluster, record, timeout_s=_DOWN_TIMEOUT_S)
                 if ended.refused or not set(ended.unreached) <= set(self.lost):
                     raise
                 if ended.unreached:
@@ -436,14 +436,14 @@ class Execution:
 
     def _is_up(self, record: lifecycle.PoolRecord) -> bool:
         """Whether the pool is up on all remaining nodes."""
-        states = lifecycle.status(self.cluster, record, deadline_s=_DOWN_TIMEOUT_S)
+        states = lifecycle.status(self.cluster, record, timeout_s=_DOWN_TIMEOUT_S)
         return all(states.get(node.name) == "up" for node in self.cluster.nodes)
 
     def _archive(self) -> str:
         section = self.job.archive
         assert section is not None
         on = list(self.cluster.nodes) if section.on == "all" else [self.cluster.leader]
-        raise_for_failures(self._on_nodes("archive", self._commands.archive(), section.deadline, on=on), "archive")
+        raise_for_failures(self._on_nodes("archive", self._commands.archive(), section.timeout, on=on), "archive")
         return section.to
 
     def _remove(self) -> str:
@@ -454,7 +454,7 @@ class Execution:
         self._save()
         everyone = Cluster(self.cluster.launcher)
         staged_folder.release(
-            everyone, self.job.name, disk, self._state.lease, lost=self.lost, deadline_s=_REMOVE_TIMEOUT_S
+            everyone, self.job.name, disk, self._state.lease, lost=self.lost, timeout_s=_REMOVE_TIMEOUT_S
         )
         return disk
 
@@ -463,7 +463,7 @@ class Execution:
         if record is None or record.lease != self._state.lease:
             return "it was taken down by another command"
         everyone = Cluster(self.cluster.launcher)  # including lost nodes: the report names them
-        ended = lifecycle.down(everyone, record, deadline_s=_DOWN_TIMEOUT_S)
+        ended = lifecycle.down(everyone, record, timeout_s=_DOWN_TIMEOUT_S)
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")
         if ended.unreached:

@@ -12,6 +12,7 @@ from penstock.errors import ConfigError, NotFound
 from penstock.units import parse_rate, parse_seconds
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = [
@@ -32,6 +33,12 @@ __all__ = [
 ]
 
 _MAX_NAME_CHARS = 40
+# Keys under their old names, for one release.
+_RENAMED = {
+    **{(section, "deadline"): "timeout" for section in ("provision", "pool", "stage", "run", "archive")},
+    ("stage", "inflate"): "decompress",
+    ("demand", "inflated"): "compression_ratio",
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 
 
@@ -62,7 +69,7 @@ class ProvisionSection(_Section, frozen=True):
 
     script: str
     at: str
-    deadline: str = "10min"
+    timeout: str = "10min"
 
 
 class PoolSection(_Section, frozen=True):
@@ -72,7 +79,7 @@ class PoolSection(_Section, frozen=True):
     engine: str = "local"
     copies: int = 1
     settings: dict[str, Any] = {}
-    deadline: str = "3min"
+    timeout: str = "3min"
 
 
 class StageSection(_Section, frozen=True):
@@ -80,9 +87,9 @@ class StageSection(_Section, frozen=True):
 
     source: str
     destination: str | None = None
-    inflate: bool = False
+    decompress: bool = False
     args: tuple[str, ...] = ()
-    deadline: str = "2h"
+    timeout: str = "2h"
 
 
 class RunSection(_Section, frozen=True):
@@ -98,7 +105,7 @@ class RunSection(_Section, frozen=True):
     ranks_per_node: int = 1
     env: dict[str, str] = {}
     cwd: str | None = None
-    deadline: str = "24h"
+    timeout: str = "24h"
     lost_node: Literal["abort", "continue", "restart"] = "abort"
 
 
@@ -127,7 +134,7 @@ class ArchiveSection(_Section, frozen=True):
     source: str
     to: str
     on: Literal["leader", "all"] = "leader"
-    deadline: str = "1h"
+    timeout: str = "1h"
 
 
 class SubmitSection(_Section, frozen=True):
@@ -191,7 +198,7 @@ class DemandSection(_Section, frozen=True):
         source: URL that the ranks read, for a job without `[stage]`.
         source_rate: The store's bandwidth to all nodes together; by default, its tier's.
         nic_rate: Rate of one node's network; by default unlimited.
-        inflated: Decompressed bytes over stored bytes.
+        compression_ratio: Decompressed bytes over stored bytes.
     """
 
     epochs: int = 1
@@ -200,7 +207,7 @@ class DemandSection(_Section, frozen=True):
     source: str | None = None
     source_rate: str | None = None
     nic_rate: str | None = None
-    inflated: float = 1.0
+    compression_ratio: float = 1.0
 
 
 class Job(_Section, frozen=True):
@@ -224,15 +231,23 @@ class Job(_Section, frozen=True):
     demand: DemandSection | None = None
 
 
-def load(path: Path) -> Job:
-    """Read a job file.
+def load(path: Path, on_renamed: Callable[[str, str], None] = lambda _old, _new: None) -> Job:
+    """Read a job file. `on_renamed` is called with each key under its old name, and its name now.
 
     Raises:
         NotFound: The file does not exist.
         ConfigError: The file is not TOML, or a value is invalid; the text names the key.
     """
     try:
-        job = msgspec.toml.decode(path.read_bytes(), type=Job)
+        content = msgspec.toml.decode(path.read_bytes())
+        for (name, old), new in _RENAMED.items():
+            section = content.get(name)
+            if isinstance(section, dict) and old in section:
+                if new in section:
+                    raise ConfigError(f"{path}: [{name}] {old} and {new} are one key; give {new} only", where=str(path))
+                section[new] = section.pop(old)
+                on_renamed(f"[{name}] {old}", new)
+        job = msgspec.convert(content, Job)
     except FileNotFoundError:
         raise NotFound(f"{path} does not exist", where=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -278,7 +293,7 @@ def for_path(job: Job, path: str) -> Job:
         return msgspec.structs.replace(base, pool=pool)
     if kind == "fuse" and which:
         settings = {"client": which, "source": stage.source}
-        pool = PoolSection(disk=job.pool.disk, engine="fuse", settings=settings, deadline=job.pool.deadline)
+        pool = PoolSection(disk=job.pool.disk, engine="fuse", settings=settings, timeout=job.pool.timeout)
         return msgspec.structs.replace(base, pool=pool, stage=None)
     raise ConfigError(f"paths: `{path}` is none of pool, pool:ENGINE, staged, stream, fuse:CLIENT", where="paths")
 
@@ -310,7 +325,7 @@ def _check(job: Job) -> None:
         raise ConfigError(f"run.ranks_per_node: {job.run.ranks_per_node} ranks run nothing")
     for part in (job.provision, job.pool, job.stage, job.run, job.archive):
         if part is not None:
-            parse_seconds(part.deadline)
+            parse_seconds(part.timeout)
     if job.money is not None and (job.money.node is None) == (job.money.usd_per_node_hour is None):
         raise ConfigError("money: it wants a node of the price book, or usd_per_node_hour", hint="one of them")
     if job.demand is not None:
@@ -333,5 +348,5 @@ def _check_demand(demand: DemandSection) -> None:
         raise ConfigError("demand: it wants the time of an epoch, or node_rate", hint="one of them")
     rates = [parse_rate(text) for text in (demand.node_rate, demand.source_rate, demand.nic_rate) if text is not None]
     times = [parse_seconds(demand.epoch)] if demand.epoch is not None else []
-    if demand.epochs < 1 or not min([*rates, *times, demand.inflated]) > 0:
+    if demand.epochs < 1 or not min([*rates, *times, demand.compression_ratio]) > 0:
         raise ConfigError("demand: epochs, times and rates are more than 0")

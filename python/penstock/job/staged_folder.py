@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 __all__ = ["claim", "release"]
 
 
-def claim(cluster: Cluster, name: str, disk: str, lease: str, *, deadline_s: float) -> None:
+def claim(cluster: Cluster, name: str, disk: str, lease: str, *, timeout_s: float) -> None:
     """Create the folder on every node; an existing one with this lease is kept.
 
     Raises:
         PenstockError: A node did not answer, or its path is in use; the text begins with the node's name.
     """
-    AgentClient(PoolSpec(name, disk), cluster).call("prepare", deadline_s, lease=lease, of="staged", need_bytes=0)
+    AgentClient(PoolSpec(name, disk), cluster).call("prepare", timeout_s, lease=lease, of="staged", need_bytes=0)
 
 
-def release(cluster: Cluster, name: str, disk: str, lease: str, *, lost: Collection[str], deadline_s: float) -> None:
+def release(cluster: Cluster, name: str, disk: str, lease: str, *, lost: Collection[str], timeout_s: float) -> None:
     """Remove the folder of `claim` on every node; a lost node does not affect the others.
 
     Raises:
         PenstockError: The first failure of a node that is not lost.
     """
-    answers = AgentClient(PoolSpec(name, disk), cluster).try_call("stop", deadline_s, lease=lease, keep_data=False)
+    answers = AgentClient(PoolSpec(name, disk), cluster).try_call("stop", timeout_s, lease=lease, keep_data=False)
     for node, answer in answers.items():
         if isinstance(answer, PenstockError) and node not in lost:
             raise type(answer)(f"remove: {answer}", hint=answer.hint, where=node)

@@ -99,15 +99,15 @@ class SshLauncher:
             held.flush()
             return self._ranks(request, None if request.stdin is None else held)
 
-    def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        request = RunRequest(transfer_argv(self._python, "receive", dst), on, deadline_s=deadline_s)
+    def copy(self, src: Path, dst: str, on: Sequence[Node], *, timeout_s: float) -> list[Exit]:
+        request = RunRequest(transfer_argv(self._python, "receive", dst), on, timeout_s=timeout_s)
         check_request(request)
         with tempfile.TemporaryFile() as held:
             file_transfer.pack(str(src), held)
             return self._ranks(request, held)
 
-    def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        request = RunRequest(transfer_argv(self._python, "send", src), [on], deadline_s=deadline_s)
+    def fetch(self, src: str, dst: Path, on: Node, *, timeout_s: float) -> Exit:
+        request = RunRequest(transfer_argv(self._python, "send", src), [on], timeout_s=timeout_s)
         [(node, options)] = rank_options(request)
         with tempfile.TemporaryFile() as held:
             ended: Exit = self._await(self._one(node, options, request, keep=held))
@@ -170,7 +170,7 @@ class SshLauncher:
         stdin: IO[bytes] | None = None,
         keep: IO[bytes] | None = None,
     ) -> Exit:
-        began, rank, limit_s = time.monotonic(), options["rank"], request.deadline_s
+        began, rank, limit_s = time.monotonic(), options["rank"], request.timeout_s
         try:
             async with asyncio.timeout(limit_s + WRAPPER_GRACE_S):
                 connection = await self._connected(node)

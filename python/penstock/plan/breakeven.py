@@ -25,7 +25,7 @@ class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
         epoch_s: Duration of one epoch on these nodes if only computing limits it.
         source_bytes_per_s: Rate of the store to all nodes together.
         nic_bytes_per_s: Rate of one node's network; inf if unknown.
-        inflated: Bytes in the pool over stored bytes.
+        compression_ratio: Bytes in the pool over stored bytes.
         copies: Copies of every object in the pool.
         ready_s: Time until a pool is up.
     """
@@ -36,13 +36,13 @@ class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
     epoch_s: float
     source_bytes_per_s: float
     nic_bytes_per_s: float = math.inf
-    inflated: float = 1.0
+    compression_ratio: float = 1.0
     copies: int = 1
     ready_s: float = 0.0
 
     def __post_init__(self) -> None:
         counts = (self.nodes, self.epochs, self.copies)
-        rates = (self.epoch_s, self.source_bytes_per_s, self.nic_bytes_per_s, self.inflated)
+        rates = (self.epoch_s, self.source_bytes_per_s, self.nic_bytes_per_s, self.compression_ratio)
         if min(counts) < 1 or self.stored_bytes < 0 or self.ready_s < 0 or any(not rate > 0 for rate in rates):
             raise ConfigError(f"a job eats positive counts, sizes and rates, not {self}")
 
@@ -80,7 +80,7 @@ def break_even(demand: JobDemand) -> BreakEven:
     fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)
     stream = max(demand.epoch_s, demand.stored_bytes / fed)
     # In a global order, the share copies / nodes of the reads is local; the others cross the network, decompressed.
-    remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.inflated
+    remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.compression_ratio
     pool = max(demand.epoch_s, remote / (demand.nodes * demand.nic_bytes_per_s))
     before = demand.ready_s + demand.stored_bytes / fed
     stream_s, pool_s = demand.epochs * stream, before + demand.epochs * pool

@@ -46,11 +46,11 @@ def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> 
     nic = {"nic_bytes_per_s": parse_rate(demand.nic_rate)} if demand.nic_rate else {}
     demand_facts = JobDemand(
         stored_bytes=stored, nodes=nodes, epochs=demand.epochs, epoch_s=epoch_s, source_bytes_per_s=rate,
-        inflated=demand.inflated, copies=job.pool.copies if job.pool else 1, **nic,
+        compression_ratio=demand.compression_ratio, copies=job.pool.copies if job.pool else 1, **nic,
     )  # fmt: skip
     comparison = break_even(demand_facts)
     return {
-        **result, "stored_bytes": stored, "epochs": demand.epochs, "epoch_s": epoch_s, **nic, "inflated": demand.inflated,
+        **result, "stored_bytes": stored, "epochs": demand.epochs, "epoch_s": epoch_s, **nic, "compression_ratio": demand.compression_ratio,
         **{name: getattr(comparison, name) for name in comparison.__struct_fields__},
     }  # fmt: skip
 

@@ -164,7 +164,7 @@ def up(
     engine: str,
     settings: Mapping[str, Any],
     *,
-    deadline_s: float,
+    timeout_s: float,
     launcher: str = "",
     launcher_settings: Mapping[str, Any] | None = None,
     lease: str = "",
@@ -185,23 +185,23 @@ def up(
     """
     _check_spec(spec)
     made = engine_plugins.load(engine, settings)
-    until = time.monotonic() + deadline_s
-    reserve = min(_ROLLBACK_S, deadline_s / 4)
+    until = time.monotonic() + timeout_s
+    reserve = min(_ROLLBACK_S, timeout_s / 4)
     known = find(spec.name)
     if known is not None:
         same = (known.engine, known.spec, known.nodes) == (engine, spec, [node.name for node in cluster.nodes])
-        return _reusable_pool(known, lease=lease, is_same=same), _require_serving(known, made, cluster, deadline_s / 2)
+        return _reusable_pool(known, lease=lease, is_same=same), _require_serving(known, made, cluster, timeout_s / 2)
     record = PoolRecord(
         state="starting", engine=engine, engine_settings=dict(settings), spec=spec, lease=lease or uuid4().hex[:16], launcher=launcher,
         launcher_settings=dict(launcher_settings or {}), nodes=[node.name for node in cluster.nodes], holder=holder,
         stranded=list(stranded),
     )  # fmt: skip
-    exits, facts = gather_facts(cluster, deadline_s=min(30.0, deadline_s / 3))
+    exits, facts = gather_facts(cluster, timeout_s=min(30.0, timeout_s / 3))
     raise_for_failures(exits, f"pool {spec.name}")
     _raise_for_problems(spec, made.probe(spec, facts), facts)
     _write_record(record, is_new=True)
     try:
-        record.pool = made.up(spec, record.lease, cluster, deadline_s=max(1.0, until - reserve - time.monotonic()))
+        record.pool = made.up(spec, record.lease, cluster, timeout_s=max(1.0, until - reserve - time.monotonic()))
     except BaseException as error:
         _rollback(cluster, record, error, max(5.0, until - time.monotonic()))
         raise
@@ -233,10 +233,10 @@ def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
     return known.pool
 
 
-def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, deadline_s: float) -> bool:
+def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, timeout_s: float) -> bool:
     """Return True, or raise if the pool does not serve on every node."""
     assert known.pool is not None
-    if set(made.status(known.pool, cluster, deadline_s=deadline_s).values()) == {"up"}:
+    if set(made.status(known.pool, cluster, timeout_s=timeout_s).values()) == {"up"}:
         return True
     name = known.spec.name
     raise PreconditionFailed(
@@ -271,9 +271,9 @@ def _raise_for_problems(spec: PoolSpec, lacks: list[str], facts: Mapping[str, Ma
         raise SystemFault(f"pool {spec.name}: {lacks[0]}{more}", hint="penstock doctor says what every node lacks")
 
 
-def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, deadline_s: float) -> None:
+def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, timeout_s: float) -> None:
     try:
-        ended = _down(cluster, record, keep_data=False, deadline_s=deadline_s)
+        ended = _down(cluster, record, keep_data=False, timeout_s=timeout_s)
         if ended.unreached:
             error.add_note(
                 f"not taken back on {', '.join(ended.unreached)}, which did not answer: penstock pool down --name {record.spec.name}"
@@ -284,16 +284,14 @@ def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, deadli
         error.add_note(f"what had been begun could not be taken back: {second}")
 
 
-def status(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> dict[str, str]:
+def status(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> dict[str, str]:
     """State of each node; all `degraded` if the pool never came up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
-    return engine_plugins.load(record.engine, record.engine_settings).status(
-        record.pool, cluster, deadline_s=deadline_s
-    )
+    return engine_plugins.load(record.engine, record.engine_settings).status(record.pool, cluster, timeout_s=timeout_s)
 
 
-def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, deadline_s: float) -> DownResult:
+def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeout_s: float) -> DownResult:
     """End the pool; safe to call twice. If a node did not answer, the record stays, so that the pool can be ended there
     later.
 
@@ -310,15 +308,15 @@ def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, deadl
             )
         record.state = "stopping"
         _write_record(record)
-    ended = _down(cluster, record, keep_data=record.keep_data, deadline_s=deadline_s)
+    ended = _down(cluster, record, keep_data=record.keep_data, timeout_s=timeout_s)
     if not ended.unreached and not ended.refused:
         _delete_record(record)
     return ended
 
 
-def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, deadline_s: float) -> DownResult:
+def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, timeout_s: float) -> DownResult:
     made = engine_plugins.load(record.engine, record.engine_settings)
-    receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, deadline_s=deadline_s)
+    receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, timeout_s=timeout_s)
     # Nodes of the record that are missing in this cluster count, too: the pool's data is still on them.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
     unreached = tuple(name for name in wanted if name not in receipts)
@@ -326,10 +324,10 @@ def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, deadline_s: 
     return DownResult({name: receipt for name, receipt in receipts.items() if name not in refused}, unreached, refused)
 
 
-def audit(cluster: Cluster, record: PoolRecord, *, deadline_s: float) -> DownResult:
+def audit(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> DownResult:
     """Remains of the pool on each node that answers (`receipts`), as messages."""
     made = engine_plugins.load(record.engine, record.engine_settings)
-    found = made.audit(record.spec, cluster, deadline_s=deadline_s)
+    found = made.audit(record.spec, cluster, timeout_s=timeout_s)
     return DownResult(
         {node: {"left": left} for node, left in found.items()},
         tuple(n.name for n in cluster.nodes if n.name not in found),

@@ -75,14 +75,14 @@ class Runner(Protocol):
         argv: Sequence[str],
         *,
         on: Sequence[Node],
-        deadline_s: float,
+        timeout_s: float,
         stdin: bytes | None = None,
         expand_placeholders: bool = False,
     ) -> list[Exit]:
         """Run a command once on each of the nodes, like `Launcher.run`."""
         ...
 
-    def copy_to_all(self, src: Path, dst: str, *, on: Sequence[Node], deadline_s: float) -> list[Exit]:
+    def copy_to_all(self, src: Path, dst: str, *, on: Sequence[Node], timeout_s: float) -> list[Exit]:
         """Copy a file or folder of this machine to each of the nodes."""
         ...
 
@@ -134,11 +134,11 @@ class Engine(Protocol):
         """
         ...
 
-    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, deadline_s: float) -> Pool:
+    def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         """Start the pool under that lease, or raise; `down` then removes what was already started."""
         ...
 
-    def status(self, pool: Pool, runner: Runner, *, deadline_s: float) -> dict[str, str]:
+    def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
         """Each node's state: `up`, `degraded` (reached, but not serving) or `lost`."""
         ...
 
@@ -146,12 +146,12 @@ class Engine(Protocol):
         """Access to the pool's objects, for a process on that node."""
         ...
 
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:
+    def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:
         """After nodes were lost: names of objects without a complete copy, which the caller fetches again."""
         ...
 
     def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, timeout_s: float
     ) -> dict[str, dict[str, Any]]:
         """End everything of the pool on every node that answers, also the remains of a failed `up`; safe to call twice.
         With a lease, only that life of the pool; without one, any.
@@ -161,6 +161,6 @@ class Engine(Protocol):
         """
         ...
 
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
+    def audit(self, spec: PoolSpec, runner: Runner, *, timeout_s: float) -> dict[str, list[str]]:
         """Remains of the pool on each node that answers, as messages: processes, mounts, folders, ports."""
         ...

@@ -91,7 +91,7 @@ class RunRequest:
         argv: The command, always a list. With `expand_placeholders`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in it
             become each rank's own.
         on: The nodes, in the order of their ranks.
-        deadline_s: The command is ended on its node after this time.
+        timeout_s: The command is ended on its node after this time.
         env: Variables set over the node's own; never put on a command line.
         cwd: Working directory on the node.
         stdin: Goes to every rank; needs one rank per node.
@@ -104,7 +104,7 @@ class RunRequest:
     argv: Sequence[str]
     on: Sequence[Node]
     ranks_per_node: int = 1
-    deadline_s: float = 600.0
+    timeout_s: float = 600.0
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     stdin: bytes | None = None
@@ -172,11 +172,11 @@ class Launcher(Protocol):
         """
         ...
 
-    def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
+    def copy(self, src: Path, dst: str, on: Sequence[Node], *, timeout_s: float) -> list[Exit]:
         """Copy a file or folder of this machine to the path `dst` of every node; complete, or not there."""
         ...
 
-    def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
+    def fetch(self, src: str, dst: Path, on: Node, *, timeout_s: float) -> Exit:
         """Copy a file or folder of one node to the path `dst` here; complete, or not there."""
         ...
 

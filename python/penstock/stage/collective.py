@@ -309,13 +309,13 @@ class _Monitor:
         channel: RankChannel,
         leaders: dict[int, int],
         heartbeat_timeout_s: float,
-        deadline_s: float | None,
+        timeout_s: float | None,
         progress: Callable[[dict[str, Any]], None] | None,
     ) -> None:
         self._channel, self._leaders, self._heartbeat_timeout_s = channel, leaders, heartbeat_timeout_s
         began = time.monotonic()
-        self._until = None if deadline_s is None else began + deadline_s + _LAST_WORDS_S
-        self._limit_s = deadline_s
+        self._until = None if timeout_s is None else began + timeout_s + _LAST_WORDS_S
+        self._limit_s = timeout_s
         self._ended: dict[int, Any] = {}
         self._now: dict[int, dict[str, Any]] = {}
         self._signs = dict.fromkeys(leaders, (None, began))

@@ -55,7 +55,7 @@ class EngineSuite:
 
     def __init__(
         self, engine: str, settings: Mapping[str, Any], cluster: Cluster, disk: str, files: Path, *, shared: bool,
-        copies: int = 1, environment: Mapping[str, str] | None = None, deadline_s: float = _LIMIT_S,
+        copies: int = 1, environment: Mapping[str, str] | None = None, timeout_s: float = _LIMIT_S,
     ) -> None:  # fmt: skip
         self.engine = engine
         self.settings = dict(settings)
@@ -64,7 +64,7 @@ class EngineSuite:
         self.files = files
         self.shared = shared
         self.environment = dict(environment or {})
-        self.deadline_s = deadline_s
+        self.timeout_s = timeout_s
         self.pool: Pool | None = None
         self.bodies: dict[str, bytes] = {}
 
@@ -75,7 +75,7 @@ class EngineSuite:
                 getattr(self, f"check_{name}")()
         finally:
             made = engine_plugins.load(self.engine, self.settings)
-            made.down(self.spec, self.cluster, lease="", keep_data=False, deadline_s=_LIMIT_S)
+            made.down(self.spec, self.cluster, lease="", keep_data=False, timeout_s=_LIMIT_S)
             if lifecycle.find(self.spec.name) is not None:
                 lifecycle.forget(self.spec.name)
         return list(CHECKS)
@@ -89,7 +89,7 @@ class EngineSuite:
         ended = self.cluster.run(
             argv,
             on=[self.cluster.node(node)],
-            deadline_s=_LIMIT_S,
+            timeout_s=_LIMIT_S,
             stdin=msgspec.json.encode(self.pool),
             env=self.environment,
         )
@@ -110,7 +110,7 @@ class EngineSuite:
         return isinstance(answer, dict) and (answer.get("length"), answer.get("crc32")) == (len(body), zlib.crc32(body))
 
     def up(self) -> tuple[Pool, bool]:
-        return lifecycle.up(self.cluster, self.spec, self.engine, self.settings, deadline_s=self.deadline_s)
+        return lifecycle.up(self.cluster, self.spec, self.engine, self.settings, timeout_s=self.timeout_s)
 
     @property
     def nodes(self) -> list[str]:
@@ -122,7 +122,7 @@ class EngineSuite:
         assert isinstance(engine_plugins.load(self.engine, self.settings), Engine)
         began = time.monotonic()
         self.pool, was_up = self.up()
-        assert time.monotonic() - began <= self.deadline_s, "up outlived its deadline"
+        assert time.monotonic() - began <= self.timeout_s, "up outlived its deadline"
         assert not was_up
         again, was_up = self.up()
         assert was_up
@@ -131,7 +131,7 @@ class EngineSuite:
     def check_status_is_up_on_all(self) -> None:
         record = lifecycle.find(self.spec.name)
         assert record is not None
-        assert lifecycle.status(self.cluster, record, deadline_s=_LIMIT_S) == dict.fromkeys(self.nodes, "up")
+        assert lifecycle.status(self.cluster, record, timeout_s=_LIMIT_S) == dict.fromkeys(self.nodes, "up")
 
     def check_objects_come_back_whole_from_every_node(self) -> None:
         for at, node in enumerate(self.nodes):
@@ -199,12 +199,12 @@ class EngineSuite:
         refusal = ""
         with suppress(PreconditionFailed):
             try:
-                made.up(self.spec, "0" * 16, self.cluster, deadline_s=self.deadline_s)
+                made.up(self.spec, "0" * 16, self.cluster, timeout_s=self.timeout_s)
             except PenstockError as error:
                 refusal = str(error)
                 raise
         assert any(node in refusal for node in self.nodes), f"a second start of the same pool was taken: {refusal}"
-        made.down(self.spec, self.cluster, lease="0" * 16, keep_data=False, deadline_s=_LIMIT_S)
+        made.down(self.spec, self.cluster, lease="0" * 16, keep_data=False, timeout_s=_LIMIT_S)
         name, body = next((n, b) for n, b in self.bodies.items() if n.startswith("set 0/") and b)
         assert self.is_body(self.do(self.nodes[0], ["read", name, 0, 10**8])[0], body)
         self.check_status_is_up_on_all()
@@ -212,11 +212,11 @@ class EngineSuite:
     def check_down_leaves_nothing_and_is_safe_twice(self) -> None:
         record = lifecycle.find(self.spec.name)
         assert record is not None
-        left = lifecycle.audit(self.cluster, record, deadline_s=_LIMIT_S)
+        left = lifecycle.audit(self.cluster, record, timeout_s=_LIMIT_S)
         assert any(found["left"] for found in left.receipts.values()), "the audit does not see a pool that is up"
         for _ in range(2):
-            assert lifecycle.down(self.cluster, record, deadline_s=_LIMIT_S).unreached == ()
-        left = lifecycle.audit(self.cluster, record, deadline_s=_LIMIT_S)
+            assert lifecycle.down(self.cluster, record, timeout_s=_LIMIT_S).unreached == ()
+        left = lifecycle.audit(self.cluster, record, timeout_s=_LIMIT_S)
         assert left.unreached == ()
         assert [found["left"] for found in left.receipts.values()] == [[]] * len(left.receipts), left
         assert lifecycle.find(self.spec.name) is None

@@ -56,10 +56,10 @@ class LauncherSuite:
         on: Sequence[Node],
         ranks_per_node: int = 1,
         *,
-        deadline_s: float = _LIMIT_S,
+        timeout_s: float = _LIMIT_S,
         **more: Any,
     ) -> list[Exit]:
-        return self.launcher.run(RunRequest(argv, on, ranks_per_node, deadline_s=deadline_s, **more))
+        return self.launcher.run(RunRequest(argv, on, ranks_per_node, timeout_s=timeout_s, **more))
 
     def _sh(self, text: str, *args: str) -> list[str]:
         return ["sh", "-c", text, "sh", *args]
@@ -87,7 +87,7 @@ class LauncherSuite:
     def check_words_arrive_as_they_were(self) -> None:
         odd = ["", " ", "a b", "$HOME", "`id`", "'\"\\", "*", "{rank}", "é✓", "-n", "a\nb", "~", "#x", "!1", "%h"]
         [ended] = self._run(
-            self._sh('for w in "$@"; do printf "<%s>" "$w"; done; echo', *odd), self.nodes[:1], deadline_s=_LIMIT_S
+            self._sh('for w in "$@"; do printf "<%s>" "$w"; done; echo', *odd), self.nodes[:1], timeout_s=_LIMIT_S
         )
         assert ended.out.decode() == "".join(f"<{arg}>" for arg in odd) + "\n", ended
 
@@ -136,7 +136,7 @@ class LauncherSuite:
         # Background processes of a command end with it, too.
         text = 'mkdir -p "$(dirname "$1")"; (while :; do date +%s%N > "$1.new"; mv "$1.new" "$1"; sleep 0.1; done) & sleep 300'
         began = time.monotonic()
-        [ended] = self._run(self._sh(text, mark), self.nodes[-1:], deadline_s=3)
+        [ended] = self._run(self._sh(text, mark), self.nodes[-1:], timeout_s=3)
         assert time.monotonic() - began < 3 + 20, "the call outlived its deadline"
         assert ended.code is None
         assert isinstance(ended.fault, Deadline), ended
@@ -165,7 +165,7 @@ class LauncherSuite:
         rank_prefix = RankPrefix(
             argv=("env",), cleanup_argv=("sh", "-c", 'mkdir -p "$(dirname "$1")"; : > "$1"', "sh", mark + "-{rank}")
         )
-        [ended] = self._run(["sleep", "300"], self.nodes[-1:], deadline_s=2, rank_prefix=rank_prefix)
+        [ended] = self._run(["sleep", "300"], self.nodes[-1:], timeout_s=2, rank_prefix=rank_prefix)
         assert isinstance(ended.fault, Deadline), ended
         assert self._run(["cat", f"{mark}-0"], self.nodes[-1:])[0].code == 0
         assert (
@@ -201,15 +201,15 @@ class LauncherSuite:
         (source / "run").chmod(0o755)
         on = self.nodes[:1] if self.is_shared else self.nodes
         for _ in range(2):  # the second copy replaces the first
-            exits = self.launcher.copy(source, f"{self.there}/tree", on, deadline_s=_LIMIT_S)
+            exits = self.launcher.copy(source, f"{self.there}/tree", on, timeout_s=_LIMIT_S)
             assert [e.code for e in exits] == [0] * len(on), exits
         exits = self._run([f"{self.there}/tree/run"], on)
         assert [e.out for e in exits] == [b"ran\n"] * len(on), exits
         for node in on:
             back = self.here / f"back-{uuid4().hex[:6]}"
-            assert self.launcher.fetch(f"{self.there}/tree", back, node, deadline_s=_LIMIT_S).code == 0
+            assert self.launcher.fetch(f"{self.there}/tree", back, node, timeout_s=_LIMIT_S).code == 0
             assert (back / "sub folder" / "é x").read_bytes() == body
-        gone = self.launcher.fetch(f"{self.there}/nothing", self.here / "nothing", on[0], deadline_s=_LIMIT_S)
+        gone = self.launcher.fetch(f"{self.there}/nothing", self.here / "nothing", on[0], timeout_s=_LIMIT_S)
         assert gone.code != 0
         assert not (self.here / "nothing").exists()
 

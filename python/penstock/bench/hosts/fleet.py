@@ -38,7 +38,7 @@ _MOST_HOSTS = 10_000
 class Fleet:
     """A cluster's nodes as hosts of one benchmark. All data made on them is removed at the end, also after an error."""
 
-    def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, deadline_s: float) -> None:
+    def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, timeout_s: float) -> None:
         """`python` is the interpreter on the nodes that has Penstock; by default the path of this one.
 
         Raises:
@@ -51,7 +51,7 @@ class Fleet:
         self._cluster = cluster
         self._python = python or sys.executable
         self._max_skew_s = max_skew_s
-        self._deadline_s = deadline_s
+        self._deadline_s = timeout_s
         self.clock_skew_s = 0.0
         """Largest clock difference to the first node; starts are corrected by it."""
 
@@ -78,7 +78,7 @@ class Fleet:
         raise error
 
     def _orders(self, work: Storage | Objects) -> Orders:
-        asked = self._cluster.run_on_leader([self._python, "-c", _PORT], deadline_s=_SWEEP_S)
+        asked = self._cluster.run_on_leader([self._python, "-c", _PORT], timeout_s=_SWEEP_S)
         raise_for_failures([asked], "bench")
         return Orders(
             verb="run",
@@ -94,7 +94,7 @@ class Fleet:
     def _launch(self, orders: Orders, heard: _Heard | None = None, verb: Literal["run", "sweep"] = "run") -> list[Exit]:
         return self._cluster.run(
             [self._python, "-m", "penstock.bench.hosts.agent", "{rank}"],
-            deadline_s=self._deadline_s if verb == "run" else _SWEEP_S,
+            timeout_s=self._deadline_s if verb == "run" else _SWEEP_S,
             env=for_nodes(),
             stdin=msgspec.json.encode(msgspec.structs.replace(orders, verb=verb)),
             on_line=heard.line if heard else None,

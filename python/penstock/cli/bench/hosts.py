@@ -58,7 +58,7 @@ def measured(
     from penstock.bench.hosts import Fleet
 
     with opened(given["launcher"], given["nodes"], given["on"], given["settings"]) as cluster:
-        fleet = Fleet(cluster, python=given["node_python"], max_skew_s=given["max_skew"], deadline_s=given["timeout"])
+        fleet = Fleet(cluster, python=given["node_python"], max_skew_s=given["max_skew"], timeout_s=given["timeout"])
         rows, machine = fleet.run(work, hooks)
         table.hosts(len(cluster.nodes), fleet.clock_skew_s, rows)
         deliver(rows, {**spec, "hosts": len(cluster.nodes)}, table, given, machine=machine)

@@ -48,9 +48,9 @@ def command(
                 f"--back: {len(chosen)} nodes would write one path", hint="name one with --on, or give --leader"
             )
         if back:
-            exits = [cluster.copy_from(chosen[0], source, Path(destination), deadline_s=timeout)]
+            exits = [cluster.copy_from(chosen[0], source, Path(destination), timeout_s=timeout)]
         else:
-            exits = cluster.copy_to_all(Path(source), destination, on=chosen, deadline_s=timeout)
+            exits = cluster.copy_to_all(Path(source), destination, on=chosen, timeout_s=timeout)
     if as_json:
         click.echo(json.dumps({"schema_version": 2, "exits": [as_row(each) for each in exits]}))
     return print_failures(exits)

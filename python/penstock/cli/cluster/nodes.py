@@ -27,7 +27,7 @@ def command(
     from penstock.units import format_bytes
 
     with opened(launcher, nodes, on, settings) as cluster:
-        exits, facts = gather_facts(cluster, deadline_s=timeout)
+        exits, facts = gather_facts(cluster, timeout_s=timeout)
         rows = [{"node": node.name, "address": node.address, "facts": facts.get(node.name)} for node in cluster.nodes]
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "nodes": rows}))

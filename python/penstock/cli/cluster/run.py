@@ -57,7 +57,7 @@ def command(
                 click.echo(spelt(list(line)))
             return 0
         exits = cluster.run(
-            argv, on=chosen, ranks_per_node=ranks_per_node, deadline_s=timeout, cwd=cwd, logs=logs, expand_placeholders=True,
+            argv, on=chosen, ranks_per_node=ranks_per_node, timeout_s=timeout, cwd=cwd, logs=logs, expand_placeholders=True,
             on_line=None if as_json else _print_line,
         )  # fmt: skip
     if as_json:

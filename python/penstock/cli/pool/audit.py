@@ -38,7 +38,7 @@ def command(
             hint="to look for what one has left, give --nodes, --disk and --launcher as `pool up` had them",
         )
     with known(record) as cluster:
-        ended = lifecycle.audit(cluster, record, deadline_s=timeout)
+        ended = lifecycle.audit(cluster, record, timeout_s=timeout)
     left = {node: found["left"] for node, found in ended.receipts.items()}
     if as_json:
         click.echo(json.dumps({"schema_version": 2, "name": name, "leftovers": left, "unreachable": ended.unreached}))

@@ -44,7 +44,7 @@ def command(
         )
         return 0
     with known(record) as cluster:
-        ended = lifecycle.down(cluster, record, keep_data=keep_data, deadline_s=timeout)
+        ended = lifecycle.down(cluster, record, keep_data=keep_data, timeout_s=timeout)
     if ended.unreached and not ended.refused and forget_lost:
         lifecycle.forget(name)
     if as_json:

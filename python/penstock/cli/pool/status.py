@@ -34,7 +34,7 @@ def command(
     if record is None:
         raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(lifecycle.names()) or 'none'}")
     with known(record) as cluster:
-        states = lifecycle.status(cluster, record, deadline_s=timeout)
+        states = lifecycle.status(cluster, record, timeout_s=timeout)
     url = record.pool.url if record.pool else None
     if as_json:
         click.echo(

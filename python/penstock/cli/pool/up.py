@@ -79,7 +79,7 @@ def command(
     began = time.monotonic()
     with opened(launcher, nodes, on, settings) as cluster:
         pool, was_up = lifecycle.up(
-            cluster, spec, engine, settings_of(engine_settings), deadline_s=timeout, launcher=launcher, launcher_settings=given
+            cluster, spec, engine, settings_of(engine_settings), timeout_s=timeout, launcher=launcher, launcher_settings=given
         )  # fmt: skip
     took = time.monotonic() - began
     if as_json:

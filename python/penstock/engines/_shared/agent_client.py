@@ -56,7 +56,7 @@ class AgentClient:
     def call(
         self,
         verb: str,
-        deadline_s: float,
+        timeout_s: float,
         *,
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
@@ -68,7 +68,7 @@ class AgentClient:
         Raises:
             PenstockError: The first refusal, or the first node without an answer; the error contains the node's name.
         """
-        answers = self.try_call(verb, deadline_s, on=on, each=each, agent=agent, **common)
+        answers = self.try_call(verb, timeout_s, on=on, each=each, agent=agent, **common)
         for answer in answers.values():
             if isinstance(answer, PenstockError):
                 raise answer
@@ -77,7 +77,7 @@ class AgentClient:
     def try_call(
         self,
         verb: str,
-        deadline_s: float,
+        timeout_s: float,
         *,
         on: Sequence[Node] | None = None,
         each: Mapping[str, Mapping[str, Any]] | None = None,
@@ -94,15 +94,15 @@ class AgentClient:
         exits = self.runner.run(
             [self._python, "-c", node_program(_REMOTE / f"{agent}.py"), verb, "{node}"],
             on=nodes,
-            deadline_s=max(1.0, deadline_s),
+            timeout_s=max(1.0, timeout_s),
             stdin=requests,
             expand_placeholders=True,
         )
         return {ended.node: _parse_answer(ended) for ended in exits}
 
-    def raise_if_dead(self, deadline_s: float) -> None:
+    def raise_if_dead(self, timeout_s: float) -> None:
         """Raise SystemFault if a daemon of the pool has ended; the error quotes its last output."""
-        for name, answer in self.call("alive", deadline_s).items():
+        for name, answer in self.call("alive", timeout_s).items():
             for daemon, text in answer["dead"].items():
                 raise SystemFault(f"{name}: the {daemon} has ended: {text}", where=name)
 
@@ -146,17 +146,17 @@ def pool_roots(pool: Pool) -> dict[str, dict[str, Any]]:
 class AgentManagedEngine:
     """Base of engines whose pools are taken down and checked by each node's agent."""
 
-    def heal(self, pool: Pool, runner: Runner, *, deadline_s: float) -> list[str]:  # noqa: ARG002
+    def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:  # noqa: ARG002
         """Empty: the engine does not know which objects only a lost node held."""
         return []
 
     def down(
-        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, deadline_s: float
+        self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, timeout_s: float
     ) -> dict[str, dict[str, Any]]:
-        return down_receipts(AgentClient(spec, runner).try_call("stop", deadline_s, lease=lease, keep_data=keep_data))
+        return down_receipts(AgentClient(spec, runner).try_call("stop", timeout_s, lease=lease, keep_data=keep_data))
 
-    def audit(self, spec: PoolSpec, runner: Runner, *, deadline_s: float) -> dict[str, list[str]]:
-        return successes(AgentClient(spec, runner).try_call("audit", deadline_s))
+    def audit(self, spec: PoolSpec, runner: Runner, *, timeout_s: float) -> dict[str, list[str]]:
+        return successes(AgentClient(spec, runner).try_call("audit", timeout_s))
 
 
 def _parse_answer(ended: Exit) -> Any:

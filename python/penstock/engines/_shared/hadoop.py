@@ -84,7 +84,7 @@ def install_jars(
             paths[node.name] = f"{cache}/*"
             continue
         there = f"{pool_root(spec, node)}/jars"
-        [ended] = runner.copy_to_all(cache, there, on=[node], deadline_s=max(1.0, until - time.monotonic()))
+        [ended] = runner.copy_to_all(cache, there, on=[node], timeout_s=max(1.0, until - time.monotonic()))
         if ended.code != 0:
             raise ended.fault or NotFound(
                 f"{node.name}: Hadoop's jars did not arrive: {ended.err.decode(errors='replace').strip()[-300:]}"

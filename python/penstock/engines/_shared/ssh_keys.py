@@ -40,16 +40,16 @@ def exchange(agents: AgentClient, lease: str, until: float) -> None:
     call("add_known_hosts", nodes[:1], hosts={node.address: host_keys[node.name] for node in nodes})
 
 
-def remove(agents: AgentClient, lease: str, deadline_s: float) -> dict[str, dict[str, list[str]]]:
+def remove(agents: AgentClient, lease: str, timeout_s: float) -> dict[str, dict[str, list[str]]]:
     """Remove the keys of a lease, or without a lease those of all leases of the pool. Returns for each node `keys`, the
     changed files, or `refused`.
 
     A missing node did not answer or failed: its keys are still there.
     """
-    answers = down_receipts(agents.try_call("remove", deadline_s, agent=_AGENT, lease=lease))
+    answers = down_receipts(agents.try_call("remove", timeout_s, agent=_AGENT, lease=lease))
     return {node: found if isinstance(found, dict) else {"keys": found} for node, found in answers.items()}
 
 
-def leftovers(agents: AgentClient, deadline_s: float) -> dict[str, list[str]]:
+def leftovers(agents: AgentClient, timeout_s: float) -> dict[str, list[str]]:
     """Files that still have keys of the pool, as messages, by node. A missing node was not checked."""
-    return successes(agents.try_call("leftovers", deadline_s, agent=_AGENT))
+    return successes(agents.try_call("leftovers", timeout_s, agent=_AGENT))

@@ -71,7 +71,7 @@ class MultiRankLauncher(SubprocessLauncher):
         with self.stoppable() as stop:
             try:
                 code = supervise(
-                    line, env={**self.environment, **request.env}, limit_s=request.deadline_s + WRAPPER_GRACE_S, stop=stop, out=out, err=err
+                    line, env={**self.environment, **request.env}, limit_s=request.timeout_s + WRAPPER_GRACE_S, stop=stop, out=out, err=err
                 )  # fmt: skip
             except OSError as error:
                 output.own.write(f"{line[0]}: {error.strerror}".encode())
@@ -146,5 +146,5 @@ class _LabelledOutput:
         record = self._records.get(rank, silent)
         # If a rank has no output, the launcher's own output explains why; it is not the rank's stderr.
         stderr_lines = err or bytes(self.own.kept)
-        ended = exit_from_record(self.node(rank), rank, record, out, stderr_lines, seconds, self._request.deadline_s)
+        ended = exit_from_record(self.node(rank), rank, record, out, stderr_lines, seconds, self._request.timeout_s)
         return replace(ended, err=err)

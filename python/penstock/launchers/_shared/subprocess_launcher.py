@@ -102,7 +102,7 @@ def common_options(request: RunRequest) -> dict[str, Any]:
     """Options that all rank wrappers of a request share."""
     rank_prefix = request.rank_prefix
     return {
-        "limit_s": request.deadline_s, "cwd": request.cwd, "expand": request.expand_placeholders, "ranks_per_node": request.ranks_per_node,
+        "limit_s": request.timeout_s, "cwd": request.cwd, "expand": request.expand_placeholders, "ranks_per_node": request.ranks_per_node,
         "prefix": list(rank_prefix.argv) if rank_prefix and not rank_prefix.is_outermost else [], "cleanup": list(rank_prefix.cleanup_argv) if rank_prefix else [],
     }  # fmt: skip
 
@@ -163,15 +163,15 @@ class SubprocessLauncher:
             held.flush()
             return self._all(starts, request, held if request.stdin is not None else None)
 
-    def copy(self, src: Path, dst: str, on: Sequence[Node], *, deadline_s: float) -> list[Exit]:
-        request = RunRequest(transfer_argv(self.python, "receive", dst), on, deadline_s=deadline_s)
+    def copy(self, src: Path, dst: str, on: Sequence[Node], *, timeout_s: float) -> list[Exit]:
+        request = RunRequest(transfer_argv(self.python, "receive", dst), on, timeout_s=timeout_s)
         starts = self._starts(request)
         with tempfile.TemporaryFile() as held:
             file_transfer.pack(str(src), held)
             return self._all(starts, request, held)
 
-    def fetch(self, src: str, dst: Path, on: Node, *, deadline_s: float) -> Exit:
-        request = RunRequest(transfer_argv(self.python, "send", src), [on], deadline_s=deadline_s)
+    def fetch(self, src: str, dst: Path, on: Node, *, timeout_s: float) -> Exit:
+        request = RunRequest(transfer_argv(self.python, "send", src), [on], timeout_s=timeout_s)
         [start] = self._starts(request)
         with tempfile.TemporaryFile() as held:
             with self.stoppable() as stop:
@@ -226,7 +226,7 @@ class SubprocessLauncher:
         opened = None if stdin is None else Path(f"/proc/self/fd/{stdin.fileno()}").open("rb")  # noqa: SIM115 - an own offset for each
         try:
             code = supervise(
-                start.argv, env={**self.environment, **request.env}, limit_s=request.deadline_s + WRAPPER_GRACE_S, stop=stop,
+                start.argv, env={**self.environment, **request.env}, limit_s=request.timeout_s + WRAPPER_GRACE_S, stop=stop,
                 out=keep or out, err=err, stdin=opened,
             )  # fmt: skip
         except OSError as error:
@@ -238,7 +238,7 @@ class SubprocessLauncher:
         found, rest = split_records(captured(err))
         record = found[-1] if found else missing_record(code, is_stopped=stop.is_set())
         return exit_from_record(
-            name, start.rank, record, captured(out), rest, time.monotonic() - began, request.deadline_s
+            name, start.rank, record, captured(out), rest, time.monotonic() - began, request.timeout_s
         )
 
 

@@ -19,7 +19,7 @@ pub fn parse_settings<'de, T: Deserialize<'de>>(what: &str, json: &'de str) -> R
         // The position is one in a document that the user never sees.
         let text = error.inner().to_string();
         let problem = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
-        Error::config(if path == "." { what } else { &path }, problem)
+        Error::config(if matches!(&*path, "." | "?") { what } else { &path }, problem)
     })
 }
 

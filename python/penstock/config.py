@@ -65,7 +65,7 @@ class Config(msgspec.Struct, frozen=True):
         """Whether the file at `path` may set everything; otherwise only quantities and choices."""
         return all(layer.is_trusted for layer in self.layers if layer.path == path)
 
-    def speaks_of(self, verb: tuple[str, ...]) -> bool:
+    def mentions(self, verb: tuple[str, ...]) -> bool:
         """Whether any file has an entry with a verb's name, a table or not."""
         for layer in self.layers:
             found: Any = layer.tables

@@ -87,7 +87,7 @@ def _blocks(
     if world % local_size or rank % local_size != local_rank:
         raise ConfigError(
             f"{local_rank_name}: {local_rank} of {local_size} for rank {rank} of {world}: ranks are not placed in equal"
-            " blocks, so the node's number cannot be told",
+            " blocks, so the number of this node is unknown",
             where=local_rank_name,
             hint=_HINT,
         )
@@ -183,7 +183,7 @@ def _flux(env: Mapping[str, str]) -> Rank | None:
     local_rank, nodes = need("FLUX_TASK_LOCAL_ID"), need("FLUX_JOB_NNODES")
     if nodes < 1 or world % nodes:
         raise ConfigError(
-            f"FLUX_JOB_SIZE: {world} tasks are not spread evenly over {nodes} nodes, so the node's number cannot be told",
+            f"FLUX_JOB_SIZE: {world} tasks are not spread evenly over {nodes} nodes, so the number of this node is unknown",
             where="FLUX_JOB_SIZE",
             hint=_HINT,
         )

@@ -62,7 +62,7 @@ def test_ssh_passes_the_suite(check, ssh, tmp_path):
 @pytest.mark.parametrize(
     "check",
     [
-        "check_words_arrive_as_they_were", "check_environment_and_stdin_arrive_and_stay_off_command_lines",
+        "check_arguments_arrive_unchanged", "check_environment_and_stdin_arrive_and_stay_off_command_lines",
         "check_every_rank_runs_once_in_order", "check_copies_are_whole_and_come_back",
     ],
 )  # fmt: skip

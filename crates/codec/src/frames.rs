@@ -169,7 +169,7 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     let size_at = 5 + usize::from(!is_single_segment) + dictionary_len;
     let mut little = [0; 8];
     little[..size_len].copy_from_slice(bytes.get(size_at..size_at + size_len)?);
-    let said = match size_len {
+    let content_size = match size_len {
         0 => None,
         // Two bytes begin to count where one ends.
         2 => Some(u64::from_le_bytes(little) + 256),
@@ -193,7 +193,7 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
         }
     }
     let stored = at + if flags & 4 != 0 { 4 } else { 0 };
-    Some(FrameRun { stored, content: said.unwrap_or(most).min(most) })
+    Some(FrameRun { stored, content: content_size.unwrap_or(most).min(most) })
 }
 
 /// The frame that `bytes` begin with: its header, then blocks that say their length.
@@ -220,7 +220,7 @@ fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
         most += (stored as u64).saturating_mul(255).min(block_most);
         at += stored + 4 * sums;
     }
-    let said =
+    let content_size =
         (sized == 1).then(|| bytes.get(6..)?.first_chunk::<8>().map(|eight| u64::from_le_bytes(*eight))).flatten();
-    Some(FrameRun { stored: at + 4 * sum, content: said.unwrap_or(most).min(most) })
+    Some(FrameRun { stored: at + 4 * sum, content: content_size.unwrap_or(most).min(most) })
 }

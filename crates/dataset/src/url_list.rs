@@ -107,9 +107,9 @@ impl UrlList {
             }
             let mut listed = Listed { key: Key::default(), size: None, digests: Vec::new() };
             for word in words {
-                match said(word, is_tsv) {
-                    Some(Said::Size(size)) if listed.size.is_none() => listed.size = Some(size),
-                    Some(Said::Digest(digest)) => listed.digests.push(digest),
+                match fact(word, is_tsv) {
+                    Some(Fact::Size(size)) if listed.size.is_none() => listed.size = Some(size),
+                    Some(Fact::Digest(digest)) => listed.digests.push(digest),
                     _ => return Err(bad(number, "after the URL stands neither a size nor a digest as md5:HEX")),
                 }
             }
@@ -166,8 +166,8 @@ impl UrlList {
 }
 
 /// An object by what its line said and what its server says.
-fn entry(key: Key, said: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &Url) -> Result<Entry> {
-    match said {
+fn entry(key: Key, size: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &Url) -> Result<Entry> {
+    match size {
         Some(want) if want != meta.size => Err(Error::resized(penstock_store::place(root, &meta.key), want, meta.size)),
         _ => {
             let mut entry = Entry::of_meta(key, meta);
@@ -177,19 +177,19 @@ fn entry(key: Key, said: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &U
     }
 }
 
-enum Said {
+enum Fact {
     Size(u64),
     Digest(Digest),
 }
 
 /// Meaning of a word after the URL; `None` for an unknown word.
-fn said(word: &str, is_tsv: bool) -> Option<Said> {
+fn fact(word: &str, is_tsv: bool) -> Option<Fact> {
     if let Ok(size) = word.parse() {
-        return Some(Said::Size(size));
+        return Some(Fact::Size(size));
     }
     if is_tsv {
         let value = BASE64_STANDARD.decode(word).ok().filter(|value| value.len() == 16)?;
-        return Some(Said::Digest(Digest { algorithm: Algorithm::Md5, value }));
+        return Some(Fact::Digest(Digest { algorithm: Algorithm::Md5, value }));
     }
     let digest: Digest = word.to_ascii_lowercase().parse().ok()?;
     let bytes = match digest.algorithm {
@@ -200,7 +200,7 @@ fn said(word: &str, is_tsv: bool) -> Option<Said> {
         Algorithm::Sha256 => 32,
         Algorithm::Parts(..) => return None,
     };
-    (digest.value.len() == bytes).then_some(Said::Digest(digest))
+    (digest.value.len() == bytes).then_some(Fact::Digest(digest))
 }
 
 #[cfg(test)]

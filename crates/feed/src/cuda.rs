@@ -74,7 +74,7 @@ impl CudaDevice {
         let library = unsafe { Library::new(DRIVER) }.map_err(not_found)?;
         let calls = Calls::find(&library).map_err(not_found)?;
         let (mut device, mut context) = (0, std::ptr::null_mut());
-        let failed = |code: c_int| unsupported(said(&calls, code));
+        let failed = |code: c_int| unsupported(error_text(&calls, code));
         // SAFETY: arguments as cuda.h declares them; both places outlive the calls.
         unsafe {
             succeeded((calls.init)(0)).map_err(failed)?;
@@ -104,7 +104,7 @@ impl CudaDevice {
     fn within(&self, call: impl FnOnce() -> c_int) -> Result<()> {
         let failed = |code: c_int| Error::System {
             place: format!("CUDA device {}", self.device),
-            reason: format!("a batch's memory is not registered: {}", said(&self.calls, code)),
+            reason: format!("a batch's memory is not registered: {}", error_text(&self.calls, code)),
         };
         // SAFETY: the context is retained for as long as `self` lives.
         succeeded(unsafe { (self.calls.push)(self.context) }).map_err(failed)?;
@@ -148,7 +148,7 @@ fn succeeded(code: c_int) -> std::result::Result<(), c_int> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-fn said(calls: &Calls, code: c_int) -> String {
+fn error_text(calls: &Calls, code: c_int) -> String {
     let mut text = std::ptr::null();
     // SAFETY: the driver's strings are static.
     let known = unsafe { (calls.describe)(code, &raw mut text) } == 0 && !text.is_null();

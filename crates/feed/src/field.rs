@@ -165,42 +165,42 @@ impl Field {
 
     /// Reads the fields that Python says, as JSON.
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
-        let said: Vec<FieldDocument> =
+        let document: Vec<FieldDocument> =
             serde_json::from_str(json).map_err(|error| Error::config("fields", format!("do not read: {error}")))?;
-        said.into_iter().map(Self::of_said).collect()
+        document.into_iter().map(Self::from_document).collect()
     }
 
-    fn of_said(said: FieldDocument) -> Result<Self> {
-        let dtype = said.dtype.as_deref().map(str::parse::<DType>).transpose()?;
+    fn from_document(document: FieldDocument) -> Result<Self> {
+        let dtype = document.dtype.as_deref().map(str::parse::<DType>).transpose()?;
         let spec = || {
-            let dtype = dtype.ok_or_else(|| Error::config("fields", format!("{} has no dtype", said.name)))?;
-            let spec = TensorSpec { dtype, shape: said.shape.clone() };
+            let dtype = dtype.ok_or_else(|| Error::config("fields", format!("{} has no dtype", document.name)))?;
+            let spec = TensorSpec { dtype, shape: document.shape.clone() };
             spec.size_bytes()?;
             Ok::<_, Error>(spec)
         };
-        let kind = match said.kind.as_str() {
+        let kind = match document.kind.as_str() {
             "tensor" => Kind::Tensor(spec()?),
             "ragged" => Kind::Ragged(spec()?),
             "bytes" => Kind::Bytes,
             "bytes_list" => Kind::BytesList,
             "image" => {
-                let image = said.image.as_ref();
-                let image = image.ok_or_else(|| Error::config("fields", format!("{} has no image", said.name)))?;
+                let image = document.image.as_ref();
+                let image = image.ok_or_else(|| Error::config("fields", format!("{} has no image", document.name)))?;
                 Kind::Image(image.spec(dtype.unwrap_or(DType::U8))?)
             }
-            other => return Err(Error::config("fields", format!("{} is of no kind `{other}`", said.name))),
+            other => return Err(Error::config("fields", format!("{} is of no kind `{other}`", document.name))),
         };
-        let default = said.default.as_deref().map(|text| default_of(&said.name, &kind, text)).transpose()?;
-        Ok(Self { name: said.name, of: said.of, kind, default })
+        let default = document.default.as_deref().map(|text| default_of(&document.name, &kind, text)).transpose()?;
+        Ok(Self { name: document.name, of: document.of, kind, default })
     }
 
     /// Fields as the JSON that [`Field::from_json`] reads.
     pub fn to_json(fields: &[Self]) -> Result<String> {
-        let said: Vec<FieldDocument> = fields.iter().map(Self::said).collect();
-        serde_json::to_string(&said).map_err(|error| Error::bug(format!("fields do not serialise: {error}")))
+        let document: Vec<FieldDocument> = fields.iter().map(Self::document).collect();
+        serde_json::to_string(&document).map_err(|error| Error::bug(format!("fields do not serialise: {error}")))
     }
 
-    fn said(&self) -> FieldDocument {
+    fn document(&self) -> FieldDocument {
         let (kind, spec, image) = match &self.kind {
             Kind::Tensor(spec) => ("tensor", Some(spec.clone()), None),
             Kind::Ragged(spec) => ("ragged", Some(spec.clone()), None),

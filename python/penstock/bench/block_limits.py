@@ -109,8 +109,8 @@ def read_limits(device: str) -> BlockLimits:
             else:
                 for line in (group / "io.max").read_text().splitlines():
                     where, *pairs = line.split()
-                    told = dict(pair.split("=", 1) for pair in pairs)
+                    stated = dict(pair.split("=", 1) for pair in pairs)
                     for name, (_, short) in _KINDS.items():
-                        if where == device and told.get(short, "max") != "max":
-                            note(name, told[short])
+                        if where == device and stated.get(short, "max") != "max":
+                            note(name, stated[short])
     return BlockLimits(**found)

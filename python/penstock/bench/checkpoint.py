@@ -84,7 +84,7 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        told = _told(pipes)
+        times = _collect(pipes)
     finally:
         for process in processes:
             process.kill()
@@ -92,21 +92,21 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
         for file in files:
             with suppress(OSError):
                 remove_file(file)
-    return CheckpointTimes(total_bytes, tuple(one[0] for one in told), tuple(one[1] for one in told))
+    return CheckpointTimes(total_bytes, tuple(one[0] for one in times), tuple(one[1] for one in times))
 
 
-def _told(pipes: list[Connection]) -> list[tuple[float, float]]:
-    said: list[Any] = []
+def _collect(pipes: list[Connection]) -> list[tuple[float, float]]:
+    results: list[Any] = []
     for rank, pipe in enumerate(pipes):
         try:
-            said.append(pipe.recv())
+            results.append(pipe.recv())
         except EOFError:
-            said.append(RankFailed(f"rank {rank} of the checkpoint ended without a word", rank=rank))
-    errors = [one for one in said if isinstance(one, Exception)]
+            results.append(RankFailed(f"rank {rank} of the checkpoint ended without a word", rank=rank))
+    errors = [one for one in results if isinstance(one, Exception)]
     # Ranks that waited for the failed one report a broken barrier, which explains nothing: sort them last.
     for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
         raise as_fault(error, str(error.filename or "the checkpoint")) if isinstance(error, OSError) else error
-    return said
+    return results
 
 
 def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Contestant", "quartiles", "turns"]
 
-_SAID_BYTES = 4000
+_MAX_STDERR_BYTES = 4000
 
 
 def turns(names: Sequence[str], repeats: int) -> list[str]:
@@ -51,7 +51,7 @@ class Contestant:
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str], *, limit_s: float) -> None:
         self.name = name
         self._limit_s = limit_s
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - held as long as the process; end() closes it
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - held as long as the process; end() closes it
         self._child = ExitStack()
         started = child_process(
             argv,
@@ -59,7 +59,7 @@ class Contestant:
             env=dict(variables),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             process_group=0,  # no session of its own: the caller's CPU priority must apply to contestants, too
         )
         self._process = self._child.enter_context(started)
@@ -79,7 +79,7 @@ class Contestant:
         except BrokenPipeError:
             line = b""
         if not line:
-            raise RankFailed(f"{self.name}: its process ended: {self._last_words()}", where=self.name)
+            raise RankFailed(f"{self.name}: its process ended: {self._last_line()}", where=self.name)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RankFailed(f"{self.name}: {answer['error']}", where=self.name)
@@ -101,11 +101,11 @@ class Contestant:
                 held += piece
         return bytes(held)
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         self._process.wait()
-        size = self._said.seek(0, os.SEEK_END)
-        self._said.seek(max(0, size - _SAID_BYTES))
-        lines = [line.strip() for line in self._said.read().decode(errors="replace").splitlines() if line.strip()]
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _MAX_STDERR_BYTES))
+        lines = [line.strip() for line in self._stderr.read().decode(errors="replace").splitlines() if line.strip()]
         return lines[-1] if lines else f"exit {self._process.returncode}"
 
     def end(self) -> None:
@@ -115,4 +115,4 @@ class Contestant:
                 with suppress(OSError):
                     pipe.close()
         self._child.close()
-        self._said.close()
+        self._stderr.close()

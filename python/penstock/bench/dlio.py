@@ -71,20 +71,20 @@ def read(path: Path) -> DlioWorkload:
     import yaml
 
     try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
-    if isinstance(said, dict) and isinstance(said.get("workload"), dict):
-        said = said["workload"]  # a whole configuration, as hydra writes it beside its outputs
-    if not isinstance(said, dict) or not isinstance(said.get("dataset"), dict):
+    if isinstance(config, dict) and isinstance(config.get("workload"), dict):
+        config = config["workload"]  # a whole configuration, as hydra writes it beside its outputs
+    if not isinstance(config, dict) or not isinstance(config.get("dataset"), dict):
         raise ConfigError(f"{path} is no DLIO workload: it has no `dataset`")
-    reader = "data_reader" if "data_reader" in said else "reader"  # the older name
+    reader = "data_reader" if "data_reader" in config else "reader"  # the older name
     sections = {
-        name: said.get(key) or {} for name, key in (("dataset", "dataset"), ("reader", reader), ("train", "train"))
+        name: config.get(key) or {} for name, key in (("dataset", "dataset"), ("reader", reader), ("train", "train"))
     }
-    sections["checkpoint"], sections["metric"] = said.get("checkpoint") or {}, said.get("metric") or {}
+    sections["checkpoint"], sections["metric"] = config.get("checkpoint") or {}, config.get("metric") or {}
     if wrong := [name for name, section in sections.items() if not isinstance(section, dict)]:
         raise ConfigError(f"{path}: `{wrong[0]}` is no table of settings")
     for (section, name), what in _REFUSED.items():
@@ -100,9 +100,9 @@ def read(path: Path) -> DlioWorkload:
 
     record_bytes = whole(dataset, "record_length")
     side = max(1, int(real(dataset, "record_length_resize", record_bytes) ** 0.5))
-    takes_checkpoints = bool((said.get("workflow") or {}).get("checkpoint"))
+    takes_checkpoints = bool((config.get("workflow") or {}).get("checkpoint"))
     settings = {
-        "name": str(said.get("model", path.stem)),
+        "name": str(config.get("model", path.stem)),
         "format": str(dataset.get("format", "tfrecord")),
         "record_bytes": record_bytes,
         "record_deviation_bytes": whole(dataset, "record_length_stdev", 0),

@@ -217,7 +217,7 @@ def _text(value: float | None, scale: float = 1.0) -> str:
     return "" if value is None else str(math.floor(value * scale + _HAIR))
 
 
-def _told(end: End | None, which: str, prefix: str = "") -> dict[str, str]:
+def _columns(end: End | None, which: str, prefix: str = "") -> dict[str, str]:
     if end is None:
         return {}
     found = {
@@ -233,7 +233,7 @@ def _told(end: End | None, which: str, prefix: str = "") -> dict[str, str]:
 
 
 def _measured(row: Row, prefix: str = "") -> dict[str, str]:
-    found = {**_told(row.first, "[first]", prefix), **_told(row.last, "[last]", prefix)}
+    found = {**_columns(row.first, "[first]", prefix), **_columns(row.last, "[last]", prefix)}
     for name, latency in (("Ent lat us", row.entry_latency), ("IO lat us", row.io_latency)):
         if latency is not None:
             figures = (latency.min_us, latency.mean_us, latency.max_us)

@@ -137,10 +137,10 @@ def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}
     for name, spec in dataset.batch_fields().items():
-        said = spec.to_dict()
-        part = said["of"][0] if said["of"] else name
-        said |= {"shape": said.get("shape", []), "stored_as": held.get(part, "bytes").partition("_")[0]}
-        found[name] = said | said.pop("image", {})
+        facts = spec.to_dict()
+        part = facts["of"][0] if facts["of"] else name
+        facts |= {"shape": facts.get("shape", []), "stored_as": held.get(part, "bytes").partition("_")[0]}
+        found[name] = facts | facts.pop("image", {})
     return found
 
 
@@ -153,7 +153,7 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
     ):
         if value not in known:
             return f"reads {what} {', '.join(sorted(known))}, and this is {value}"
-    kinds = sorted(said["kind"] for said in task["fields"].values())
+    kinds = sorted(facts["kind"] for facts in task["fields"].values())
     if "tar" in peer.formats and kinds != ["image", "tensor"]:
         return "its driver knows a picture and a number (jpg=image:224, cls=int64), and these are other fields"
     if "fixed" in peer.formats and len(task["fields"]) != 1:
@@ -323,7 +323,7 @@ def _row(
     (wall, wall_iqr), (cpu, cpu_iqr) = (quartiles([one[what] for one in passes]) for what in ("wall_s", "cpu_s"))
     first = [one["first_batch_s"] for one in passes if one["first_batch_s"] is not None]
     begun, hashed, last = contest.begun[name], contest.hashed[name], passes[-1]
-    said = last["report"]
+    facts = last["report"]
     return results.RunRecord(
         id=results.new_id("feed", created),
         kind="feed",
@@ -343,9 +343,9 @@ def _row(
         cpu_s=cpu,
         bytes=request.dataset.source.size_bytes,
         bytes_delivered=last["bytes"],
-        requests=int(said.get("requests", 0)),
-        retries=int(said.get("retries", 0)),
-        throttles=int(said.get("throttles", 0)),
+        requests=int(facts.get("requests", 0)),
+        retries=int(facts.get("retries", 0)),
+        throttles=int(facts.get("throttles", 0)),
         workload={
             "participant": name,
             "versions": {OURS: machine.version} if name == OURS else begun["versions"],
@@ -359,5 +359,5 @@ def _row(
             "digest": hashed["digest"],
             "brightness": hashed["brightness"],
         },
-        loader=json.loads(msgspec.json.encode(said)),
+        loader=json.loads(msgspec.json.encode(facts)),
     )

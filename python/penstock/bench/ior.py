@@ -122,8 +122,8 @@ def _runs(text: str, place: str) -> Iterator[Row]:
             version, options, heads = line.split(":")[0].strip(), {}, []
         elif _HEAD.match(line):
             heads = line.split()
-        elif heads and (words := line.split()) and words[0] in ("write", "read") and len(words) == len(heads):
-            yield _ior_row(dict(zip(heads, words, strict=True)), options, f"{version} {command}".strip(), began, at)
+        elif heads and (values := line.split()) and values[0] in ("write", "read") and len(values) == len(heads):
+            yield _ior_row(dict(zip(heads, values, strict=True)), options, f"{version} {command}".strip(), began, at)
         elif line.startswith("Summary of all tests"):
             heads = []
         elif not heads and " : " in f"{line} ":
@@ -183,11 +183,11 @@ def parse_ior_csv(text: str, place: str) -> list[Row]:
     for number, line in enumerate(text.splitlines(), start=1):
         if _CSV_HEAD.match(line):
             heads = line.replace("Latency,", "Latency(s),").split(",")
-        elif heads and (words := next(csv.reader([line]), [])) and words[0] in ("write", "read"):
+        elif heads and (values := next(csv.reader([line]), [])) and values[0] in ("write", "read"):
             at = f"{place}, line {number}"
-            if len(words) != len(heads):
-                raise Corrupt(f"{at}: {len(words)} columns, but the header has {len(heads)}", where=place)
-            cells = dict(zip(heads, words, strict=True))
+            if len(values) != len(heads):
+                raise Corrupt(f"{at}: {len(values)} columns, but the header has {len(heads)}", where=place)
+            cells = dict(zip(heads, values, strict=True))
             row = _ior_row(cells, {"tasks": cells.get("numTasks", "1")}, "IOR", "", at)
             rows.append(msgspec.structs.replace(row, file_size_bytes=None))
     return rows

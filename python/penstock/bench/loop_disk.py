@@ -119,16 +119,16 @@ class LoopDisk:
         image = folder / "image"
         with image.open("wb") as out:
             out.truncate(self._size)
-        self.device = _said("losetup", "--find", "--show", "--direct-io=on", str(image))
+        self.device = _output("losetup", "--find", "--show", "--direct-io=on", str(image))
         self._stack.callback(detach_loop, self.device, str(image.resolve()))
         facts = Path(self.device).stat()
         self.number = f"{os.major(facts.st_rdev)}:{os.minor(facts.st_rdev)}"
-        _said("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.device)
+        _output("mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", self.device)
         queue = Path("/sys/block") / Path(self.device).name / "queue/max_sectors_kb"
         before = queue.read_text()
         queue.write_text(str(self._io_bytes // 1024))
         self._stack.callback(queue.write_text, before)
-        _said("mount", self.device, str(self._mount))
+        _output("mount", self.device, str(self._mount))
         self._stack.callback(unmount_device, str(self._mount), self.number)
         # Limits are set only after mkfs and mount; this removes them at the end.
         self._stack.callback(set_limits, self.number, BlockLimits())
@@ -165,7 +165,7 @@ class LoopDisk:
         self._stack.close()
 
 
-def _said(*argv: str) -> str:
+def _output(*argv: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
         raise SystemFault(f"{argv[0]}: {done.stderr.strip() or done.returncode}", where=argv[-1])

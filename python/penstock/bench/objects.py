@@ -31,7 +31,14 @@ __all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "below", "clear", "parse_
 
 OPERATIONS = ("put", "get", "range", "list", "head", "delete")
 # elbencho's names of operations, so that its CSV and our rows use the same ones.
-_WORDS = {"put": "WRITE", "get": "READ", "range": "READ", "list": "LISTOBJ", "head": "HEADOBJ", "delete": "RMOBJECTS"}
+_OPERATIONS = {
+    "put": "WRITE",
+    "get": "READ",
+    "range": "READ",
+    "list": "LISTOBJ",
+    "head": "HEADOBJ",
+    "delete": "RMOBJECTS",
+}
 _BODIES = {"put", "get", "range"}
 _WRITES = {"put", "delete"}
 _MOST_EXISTING = 1_000_000
@@ -248,7 +255,7 @@ def _row(operation: dict[str, Any], report: dict[str, Any], bench: ObjectBench, 
             raw["steady_bytes_per_s"] = f"{moved / seconds:.0f}"
     last = _end(report["last"], index, has_body=has_body)
     return Row(
-        operation=_WORDS[name],
+        operation=_OPERATIONS[name],
         path_type="object",
         threads=point.concurrency,
         files=bench.objects,

@@ -44,25 +44,25 @@ class Hooks:
     """Callbacks of a benchmark: for its rows, its progress and the start of each phase.
 
     Attributes:
-        told: Called with each finished row.
+        on_row: Called with each finished row.
         look: Called ten times per second with the phase, its workers, and three counts of finished work (files or
             requests, reads or writes, bytes). An exception ends the phase.
         start: Called with the name of a phase that is ready to begin. Returns the start in seconds since the Unix epoch
             by this host's clock, or None to begin at once.
     """
 
-    told: Callable[[Row], None] = lambda _row: None
+    on_row: Callable[[Row], None] = lambda _row: None
     look: Callable[[str, int, tuple[int, int, int]], None] = lambda _name, _workers, _done: None
     start: Callable[[str], float | None] = _at_once
 
 
 def collect(points: Iterable[_Point], rows_of: Callable[[_Point], Iterator[Row]], hooks: Hooks) -> list[Row]:
-    """The rows of all points, one point after the other; each row is passed to `hooks.told` when it is finished."""
+    """The rows of all points, one point after the other; each row is passed to `hooks.on_row` when it is finished."""
     rows: list[Row] = []
     for point in points:
         for row in rows_of(point):
             rows.append(row)
-            hooks.told(row)
+            hooks.on_row(row)
     return rows
 
 

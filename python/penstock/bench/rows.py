@@ -79,21 +79,21 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     buckets: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, told: dict[str, Any] | None) -> Latency | None:
+    def of(cls, fields: dict[str, Any] | None) -> Latency | None:
         """Latency from the core's JSON; None if nothing was recorded."""
-        if not told or not told["count"]:
+        if not fields or not fields["count"]:
             return None
-        percentiles = {name: told[key] for name, key in _PERCENTILES.items()}
+        percentiles = {name: fields[key] for name, key in _PERCENTILES.items()}
         return cls(
-            count=told["count"],
-            min_us=told["min_us"],
-            mean_us=told["mean_us"],
-            max_us=told["max_us"],
+            count=fields["count"],
+            min_us=fields["min_us"],
+            mean_us=fields["mean_us"],
+            max_us=fields["max_us"],
             percentiles_us=percentiles,
-            buckets=tuple((at, count) for at, count in told["buckets"]),
+            buckets=tuple((at, count) for at, count in fields["buckets"]),
         )
 
-    def told(self) -> dict[str, Any]:
+    def to_fields(self) -> dict[str, Any]:
         """Latency as the core's JSON, for merging; without percentiles, because a merge needs only the buckets."""
         count, mean = self.count or 0, self.mean_us or 0.0
         return {
@@ -297,7 +297,7 @@ def read_results(folder: Path) -> Results:
         raw = file.read_bytes()
         spec = folder / "spec.toml"
         machine = folder / "machine.json"
-        told = tomllib.loads(spec.read_text(encoding="utf-8")) if spec.exists() else {}
+        fields = tomllib.loads(spec.read_text(encoding="utf-8")) if spec.exists() else {}
         origin = msgspec.json.decode(machine.read_bytes(), type=Provenance) if machine.exists() else None
     except FileNotFoundError:
         raise NotFound(f"no rows at {file}", where=str(file)) from None
@@ -318,4 +318,4 @@ def read_results(folder: Path) -> Results:
             rows.append(row)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Corrupt(f"{file}, line {number} is no row: {error}", where=str(file)) from None
-    return Results(rows=tuple(rows), spec=told, provenance=origin)
+    return Results(rows=tuple(rows), spec=fields, provenance=origin)

@@ -79,7 +79,7 @@ def parse_trace(text: str, place: str) -> list[Row]:
 
 def _row(trace: _Trace) -> Row:
     limit = trace.binding_limit or trace.hit
-    told = {"bytes_per_s": trace.limits.bytes_per_s, "ios_per_s": trace.limits.ios_per_s}
+    stated = {"bytes_per_s": trace.limits.bytes_per_s, "ios_per_s": trace.limits.ios_per_s}
     return Row(
         operation="TRACE",
         path_type="blockdev",
@@ -95,7 +95,7 @@ def _row(trace: _Trace) -> Row:
             )
             for s in trace.samples
         ),
-        limits={name: value for name, value in told.items() if value is not None},
+        limits={name: value for name, value in stated.items() if value is not None},
         source="penstock disk-trace",
         raw={"limit": _HITS.get(limit, limit), "stated by": trace.limits.source},
     )

@@ -145,7 +145,7 @@ def default_map(
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            if not config.speaks_of((*verb, name)):  # a verb that no file names is not imported for its settings
+            if not config.mentions((*verb, name)):  # a verb that no file names is not imported for its settings
                 continue
             below = command.get_command(context, name)
             if below is not None:

@@ -61,7 +61,7 @@ class Log:
         self._file = None if path is None else open(path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: PTH123, SIM115
         self._who = f"node {node}/{nodes}" if nodes > 1 else "node 0"
 
-    def say(self, kind: str, text: str) -> None:
+    def write(self, kind: str, text: str) -> None:
         if self._file is None:
             return
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -78,9 +78,9 @@ class Log:
         from penstock.errors import PenstockError
 
         if isinstance(error, PenstockError):
-            self.say("error", f"[{error.code}] {error}")
+            self.write("error", f"[{error.code}] {error}")
         elif kind is not None:
-            self.say("error", getattr(kind, "__name__", "unknown"))
+            self.write("error", getattr(kind, "__name__", "unknown"))
         if self._file is not None:
             self._file.close()
 
@@ -199,7 +199,7 @@ class Follow:
         seconds = moment - self._began
         if moment - self._logged >= _LINES_S:
             self._logged = moment
-            self._log.say("progress", line(now, seconds))
+            self._log.write("progress", line(now, seconds))
         if self._style == "bar":
             self._draw(now, seconds)
         elif self._style == "lines" and moment - self._printed_s >= _LINES_S:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 # Failures spelt out on stderr; all of them stand in the JSON.
-_TOLD = 20
+_MAX_SHOWN = 20
 
 
 @click.command("stage")
@@ -173,18 +173,18 @@ def command(
     spec = StageSpec(source, destination, rank=rank, weights=_weights(weights), **with_units(ctx.command, settings))
     style = "none" if quiet else style
     with Log(log, rank.node, rank.nodes) as log_file:
-        log_file.say("start", f"stage {source} to {destination}, rank {rank.rank} of {rank.world} ({rank.launcher})")
+        log_file.write("start", f"stage {source} to {destination}, rank {rank.rank} of {rank.world} ({rank.launcher})")
         try:
             summary = _follow(spec, style=style, log=log_file, folder=progress_dir)
         except KeyboardInterrupt as stop:
             what, code = stopped(stop)
             click.echo(f"{what}; finished files are kept, and the same command goes on from there", err=True)
-            log_file.say("end", what)
+            log_file.write("end", what)
             # What is in flight on other threads is of no use to anyone: leave without waiting for it.
             return code
         for failure in summary["failed"]:
-            log_file.say("failed", f"[{failure['code']}] {failure['error']}")
-        log_file.say("end", "planned" if spec.dry_run else _readable(summary))
+            log_file.write("failed", f"[{failure['code']}] {failure['error']}")
+        log_file.write("end", "planned" if spec.dry_run else _readable(summary))
     if spec.dry_run:
         from penstock.cli.stage_estimate import readable
         from penstock.price.estimates import estimate_stage
@@ -197,9 +197,9 @@ def command(
         )
         click.echo(json.dumps(summary) if as_json else readable(summary))
         return 0
-    for failure in summary["failed"][:_TOLD]:
+    for failure in summary["failed"][:_MAX_SHOWN]:
         click.echo(f"error[{failure['code']}]: {failure['error']}", err=True)
-    if (left := len(summary["failed"]) - _TOLD) > 0:
+    if (left := len(summary["failed"]) - _MAX_SHOWN) > 0:
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
     if summary["failed"]:
         click.echo(

@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["readable", "usd"]
 
 # Nodes spelt out; all of them stand in the JSON.
-_TOLD = 64
+_MAX_SHOWN = 64
 
 
 def usd(amount: float) -> str:
@@ -27,8 +27,8 @@ def readable(summary: dict[str, Any]) -> str:
     if nodes > 1:
         rows = zip(summary["share_objects"], summary["shares"], summary["share_requests"], strict=True)
         for node, (objects, size, requests) in enumerate(rows):
-            if node == _TOLD:
-                lines.append(f"  ... and {nodes - _TOLD:,} more nodes (--json lists all)")
+            if node == _MAX_SHOWN:
+                lines.append(f"  ... and {nodes - _MAX_SHOWN:,} more nodes (--json lists all)")
                 break
             cost = f"  {usd(money['node_requests_usd'][node])}" if money else ""
             lines.append(

@@ -15,7 +15,7 @@ from penstock.cli.signals import stopped
 __all__ = ["command"]
 
 # Files spelt out; all that are wrong stand in the JSON.
-_TOLD = 20
+_MAX_SHOWN = 20
 
 
 @click.command("verify")
@@ -86,26 +86,26 @@ def command(
 
     job = stage.start_verify(destination, repair=repair, **with_units(ctx.command, settings))
     with Log(log) as log_file:
-        log_file.say("start", f"verify {destination}{' --repair' if repair else ''}")
+        log_file.write("start", f"verify {destination}{' --repair' if repair else ''}")
         try:
             found = Follow(style="none" if quiet else style, log=log_file, verb="verify").wait(job)
         except KeyboardInterrupt as stop:
             what, code = stopped(stop)
             click.echo(f"{what}; what was repaired is recorded, the rest is as it was", err=True)
-            log_file.say("end", what)
+            log_file.write("end", what)
             return code
         for wrong in found["failed"]:
-            log_file.say("failed", f"[{wrong['problem']}] {wrong['file']}: {wrong['detail']}")
+            log_file.write("failed", f"[{wrong['problem']}] {wrong['file']}: {wrong['detail']}")
         for share in found["unfinished"]:
-            log_file.say("unfinished", _unfinished(share))
-        log_file.say("end", _readable(found))
-    for wrong in found["failed"][:_TOLD]:
+            log_file.write("unfinished", _unfinished(share))
+        log_file.write("end", _readable(found))
+    for wrong in found["failed"][:_MAX_SHOWN]:
         click.echo(
             f"{click.style(wrong['problem'], fg='red', bold=True)}: {wrong['file']}: {wrong['detail']}", err=True
         )
         if "repair_error" in wrong:
             click.echo(f"  not repaired: {wrong['repair_error']}", err=True)
-    if (left := len(found["failed"]) - _TOLD) > 0:
+    if (left := len(found["failed"]) - _MAX_SHOWN) > 0:
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
     if found["failed"] and not repair:
         click.echo("  hint: penstock verify DST --repair fetches exactly these again", err=True)

@@ -161,9 +161,9 @@ class Dataset(DatasetBase):
         """
         if self.locality is None:
             raise ConfigError(
-                f"{self.url}: it is in no pool that this process was told of, so no part of it is this node's",
+                f"{self.url}: this process knows no pool that holds it, so it has no part on this node",
                 where="scope",
-                hint="penstock run tells its ranks",
+                hint="penstock run sets PENSTOCK_JOB_POOL for its ranks",
             )
         listed = json.loads(self.source.manifest())
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]

@@ -197,7 +197,7 @@ def summarise(results: Results) -> SweepReport:
         )
     noise = max((c.evidence.get("noise") or 0.0 for c in verdict.cells), default=0.0)
     if noise > 0.15:
-        warnings.append(f"the model misses cells by {noise:.0%}: limits near each other are not told apart there")
+        warnings.append(f"the model misses cells by {noise:.0%}: limits near each other cannot be separated there")
     origin = results.provenance
     return SweepReport(
         headline=headline,

@@ -38,7 +38,7 @@ _BEAT_S = 1.0
 _HEARTBEAT_TIMEOUT_S = 60.0
 # Ranks reach the call at different times: a training script's imports may take minutes on a busy file system.
 _JOIN_TIMEOUT_S = 600.0
-_LAST_WORDS_S = 10.0
+_FINAL_MESSAGE_S = 10.0
 # Shorter for a rank that fails, because the sender of its signal waits for its end.
 _FAIL_S = 3.0
 
@@ -157,10 +157,10 @@ def _by_files(
             else _throttled(lambda now: progress(summed({spec.rank.node: now}, spec.rank.nodes)))
         )
         return jobs.wait(jobs.start(spec), look=look)
-    told = json.loads(spec.request().leader_ends(start_s=join_timeout_s, silence_s=max(heartbeat_timeout_s, 2.0)))
-    if "failed" in told:
-        raise _cause(load_error(told["failed"]), spec.rank.rank - spec.rank.local_rank)
-    summary: dict[str, Any] = told["summary"]
+    reported = json.loads(spec.request().leader_ends(start_s=join_timeout_s, silence_s=max(heartbeat_timeout_s, 2.0)))
+    if "failed" in reported:
+        raise _cause(load_error(reported["failed"]), spec.rank.rank - spec.rank.local_rank)
+    summary: dict[str, Any] = reported["summary"]
     return summary
 
 
@@ -182,13 +182,13 @@ def _who() -> dict[str, Any]:
 def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
     """Node, number of nodes and local rank of each rank: from the launcher if consistent, else from host names."""
     world = len(who)
-    told = [one["launcher"] for one in who]
-    if all(told) and all(one[3] == world for one in told) and len({one[1] for one in told}) == 1:
-        nodes = told[0][1]
-        leaders = [one[0] for one in told if one[2] == 0]
-        places = {(one[0], one[2]) for one in told}
+    reported = [one["launcher"] for one in who]
+    if all(reported) and all(one[3] == world for one in reported) and len({one[1] for one in reported}) == 1:
+        nodes = reported[0][1]
+        leaders = [one[0] for one in reported if one[2] == 0]
+        places = {(one[0], one[2]) for one in reported}
         if sorted(leaders) == list(range(nodes)) and len(places) == world:
-            return [[one[0], nodes, one[2]] for one in told]
+            return [[one[0], nodes, one[2]] for one in reported]
     hosts = list(dict.fromkeys(one["host"] for one in who))
     seen = dict.fromkeys(hosts, 0)
     assignments = []
@@ -217,7 +217,7 @@ def _together(
         if local_rank == 0:
             _lead(channel, replace(spec, rank=Rank(node, nodes)), watch)
         ended = watch.end()
-        limit_s = _LAST_WORDS_S
+        limit_s = _FINAL_MESSAGE_S
     except BaseException as error:
         with suppress(PenstockError):
             channel.fail(dump_error(_cause(error, channel.rank)))
@@ -263,7 +263,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
         # A short stage may end within one poll: then its assignments came just before its end.
         if "failed" in (end := channel.recv_broadcast("end") or {}):
             raise load_error(end["failed"])
-        if time.monotonic() > until + _LAST_WORDS_S:
+        if time.monotonic() > until + _FINAL_MESSAGE_S:
             raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {join_timeout_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
     found: list[list[int]] = assignments
@@ -314,7 +314,7 @@ class _Monitor:
     ) -> None:
         self._channel, self._leaders, self._heartbeat_timeout_s = channel, leaders, heartbeat_timeout_s
         began = time.monotonic()
-        self._until = None if timeout_s is None else began + timeout_s + _LAST_WORDS_S
+        self._until = None if timeout_s is None else began + timeout_s + _FINAL_MESSAGE_S
         self._limit_s = timeout_s
         self._ended: dict[int, Any] = {}
         self._now: dict[int, dict[str, Any]] = {}

@@ -43,20 +43,20 @@ _FOLDER = re.compile(r"[0-9a-f]{24}")
 _FILES = r"[0-9]+\.json|\.[0-9]+\.json\.[0-9]+\.[0-9a-f]+|\.[0-9]+\.[0-9]+"
 
 
-def folder_for(environment: Mapping[str, str], rank: Rank, told: str | None, what: str) -> Path | None:
+def folder_for(environment: Mapping[str, str], rank: Rank, given: str | None, what: str) -> Path | None:
     """Shared folder of this launch's nodes; None for a single node, or if the launch has no id.
 
     Args:
         environment: Variables; HOME and XDG_CACHE_HOME are read.
         rank: Rank of this process.
-        told: The user's choice; by default the user's cache, which clusters share as part of HOME.
+        given: The user's choice; by default the user's cache, which clusters share as part of HOME.
         what: Key of the work, so that two stages of one launch use different folders.
     """
     if rank.nodes < 2 or rank.launch_id is None:
         return None
     home = environment.get("HOME")
     cache = environment.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else None)
-    base = Path(told) if told else Path(cache) / "penstock/launches" if cache else None
+    base = Path(given) if given else Path(cache) / "penstock/launches" if cache else None
     name = hashlib.sha256(f"{rank.launch_id}\0{rank.nodes}\0{what}".encode()).hexdigest()[:24]
     return None if base is None else base / name
 
@@ -134,16 +134,16 @@ class SharedProgress:
             number, _, suffix = name.partition(".")
             if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
                 continue
-            told: Any = None
+            given: Any = None
             # One invalid file must not prevent reading the others.
             with suppress(OSError, ValueError, RecursionError):
-                told = json.loads((held.read(name) or b"")[:_MOST_BYTES])
-            if not isinstance(told, dict) or not all(isinstance(told.get(name), int) for name in COUNTERS):
+                given = json.loads((held.read(name) or b"")[:_MOST_BYTES])
+            if not isinstance(given, dict) or not all(isinstance(given.get(name), int) for name in COUNTERS):
                 continue
             node = int(number)
-            if self._fresh.get(node, (None, 0.0))[0] != told.get("beat"):
-                self._fresh[node] = (told.get("beat"), time.monotonic())
-            self._seen[node] = told
+            if self._fresh.get(node, (None, 0.0))[0] != given.get("beat"):
+                self._fresh[node] = (given.get("beat"), time.monotonic())
+            self._seen[node] = given
 
     def _sweep(self) -> None:
         old = time.time() - _OLD_S

@@ -163,7 +163,7 @@ class _Mpi:
         self._mpi = mpi
         self._comm: Any = None
         self.rank, self.world = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
-        self._heard: dict[tuple[int, str], Any] = {}
+        self._received: dict[tuple[int, str], Any] = {}
         self._sent: list[Any] = []
         self._incoming: list[tuple[int, Any]] = []
 
@@ -182,7 +182,7 @@ class _Mpi:
 
     def _send(self, to: int, kind: str, value: Any) -> None:
         if to == self.rank:
-            self._heard[to, kind] = value
+            self._received[to, kind] = value
         else:
             self._sent.append(self._comm.isend((kind, value), dest=to))
         self._sent = [request for request in self._sent if not request.Test()]
@@ -197,7 +197,7 @@ class _Mpi:
             is_behind = any(source == other for other, _ in waiting)
             is_here, received = (False, ("", None)) if is_behind else request.test()
             if is_here:
-                self._heard[source, received[0]] = received[1]
+                self._received[source, received[0]] = received[1]
             else:
                 waiting.append((source, request))
         self._incoming = waiting
@@ -207,7 +207,7 @@ class _Mpi:
 
     def recv_from(self, rank: int, kind: str) -> Any:
         self._pump()
-        return self._heard.get((rank, kind))
+        return self._received.get((rank, kind))
 
     def broadcast(self, kind: str, value: Any) -> None:
         for rank in range(self.world):
@@ -215,7 +215,7 @@ class _Mpi:
 
     def recv_broadcast(self, kind: str) -> Any:
         self._pump()
-        return self._heard.get((0, f"all/{kind}"))
+        return self._received.get((0, f"all/{kind}"))
 
     def fail(self, value: Any) -> None:
         if self._comm is None:
@@ -227,7 +227,7 @@ class _Mpi:
 
     def failed(self) -> Any:
         self._pump()
-        return next((value for (_, kind), value in self._heard.items() if kind == "failed"), None)
+        return next((value for (_, kind), value in self._received.items() if kind == "failed"), None)
 
     def close(self, limit_s: float) -> None:
         """Let the last messages leave; a rank that is gone receives none."""

@@ -33,7 +33,7 @@ __all__ = ["CHECKS", "EngineSuite"]
 
 CHECKS = (
     "up_is_ready_and_again_does_nothing", "status_is_up_on_all", "objects_come_back_whole_from_every_node",
-    "names_are_listed", "replaced_object_is_the_new_one", "fast_path_is_exactly_the_object", "locate_tells_the_truth",
+    "names_are_listed", "replaced_object_is_the_new_one", "fast_path_is_exactly_the_object", "locate_is_correct",
     "names_that_would_leave_the_pool_are_refused", "missing_object_is_an_error", "deleted_objects_are_gone",
     "other_start_of_the_name_is_refused_and_unharmed", "down_leaves_nothing_and_is_safe_twice",
 )  # fmt: skip
@@ -168,7 +168,7 @@ class EngineSuite:
             for (_, name), answer in zip(requests, self.do(node, *requests), strict=True):
                 assert answer is None or self.is_body(answer, self.bodies[name]), (node, name, answer)
 
-    def check_locate_tells_the_truth(self) -> None:
+    def check_locate_is_correct(self) -> None:
         for at, node in enumerate(self.nodes):
             mine = [n for n in self.bodies if n.startswith(f"set {at}/") and self.bodies[n]]
             found, *fasts = self.do(node, ["locate", mine], *(["fast_path", name] for name in mine))

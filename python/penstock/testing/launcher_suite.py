@@ -84,7 +84,7 @@ class LauncherSuite:
         assert [e.out.decode().strip() for e in exits] == [f"sh-{e.rank}-{world}-{e.node}" for e in exits], exits
         assert [e.err.strip() for e in exits] == [b"err"] * world, exits
 
-    def check_words_arrive_as_they_were(self) -> None:
+    def check_arguments_arrive_unchanged(self) -> None:
         odd = ["", " ", "a b", "$HOME", "`id`", "'\"\\", "*", "{rank}", "é✓", "-n", "a\nb", "~", "#x", "!1", "%h"]
         [ended] = self._run(
             self._sh('for w in "$@"; do printf "<%s>" "$w"; done; echo', *odd), self.nodes[:1], timeout_s=_LIMIT_S
@@ -174,7 +174,7 @@ class LauncherSuite:
         )
         assert self._run(["cat", f"{mark}-1"], self.nodes[-1:])[0].code == 1
 
-    def check_lines_are_heard_while_the_command_runs(self) -> None:
+    def check_lines_arrive_while_the_command_runs(self) -> None:
         received: list[tuple[str, int, str, bytes]] = []
         first = threading.Event()
 
@@ -221,7 +221,7 @@ class LauncherSuite:
                 continue
             raise AssertionError(f"run({argv}, {on}) was taken")
 
-    def check_line_is_a_list_of_words_with_the_command_in_it(self) -> None:
+    def check_line_is_a_list_that_holds_the_command(self) -> None:
         lines = self.launcher.line(RunRequest(["hostname", "a b"], self.nodes))
         assert all(isinstance(arg, str) for line in lines for arg in line)
         assert all(any("hostname" in arg for arg in line) for line in lines), lines

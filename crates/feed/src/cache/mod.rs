@@ -313,13 +313,13 @@ impl NodeCache {
             turn.discard();
             return Ok((meta, Some(bytes)));
         }
-        let (root, written, said, pinned) =
+        let (root, written, meta_now, pinned) =
             (self.inner.root().clone(), bytes.clone(), meta.clone(), object.version.clone());
         let kept = blocking(move || {
             let keep = || {
                 let mut writer = Writer::new(turn.file(), keeps.bytes());
                 writer.write(0, &written)?;
-                writer.finish(&root, &Meta { version: pinned, ..said }, Form::Stored(keeps.range))?;
+                writer.finish(&root, &Meta { version: pinned, ..meta_now }, Form::Stored(keeps.range))?;
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())
@@ -365,13 +365,13 @@ impl NodeCache {
         drop(parts);
         let (turn, crcs, meta) = state;
         let meta = meta.ok_or_else(|| Error::bug("an object of parts has one"))?;
-        let (root, said, pinned) = (self.inner.root().clone(), meta.clone(), object.version.clone());
+        let (root, meta_now, pinned) = (self.inner.root().clone(), meta.clone(), object.version.clone());
         let kept = blocking(move || {
             let keep = || match failed {
                 Some(error) => Err(error),
                 None => {
-                    let said = Meta { version: pinned, ..said };
-                    Writer::resumed(turn.file(), size, crcs).finish(&root, &said, Form::Stored(keeps.range))?;
+                    let meta_now = Meta { version: pinned, ..meta_now };
+                    Writer::resumed(turn.file(), size, crcs).finish(&root, &meta_now, Form::Stored(keeps.range))?;
                     room.keep(&turn)
                 }
             };

@@ -85,7 +85,7 @@ impl Values {
 const NAMED: usize = 5;
 
 /// The labels of `keys`, in their order. Every one must have one.
-fn said(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
+fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     if labels.files.len() != labels.values.len() {
         return Err(Error::bug(format!("{} has labels without files", labels.place)));
     }
@@ -113,7 +113,7 @@ impl Files {
     pub(super) fn new(manifest: &Manifest, labels: Option<&Labels>) -> Result<Self> {
         let keys: Vec<Box<[u8]>> = manifest.objects.iter().map(|entry| entry.key.as_bytes().into()).collect();
         if let Some(labels) = labels {
-            let labels = said(&keys, labels)?;
+            let labels = label_values(&keys, labels)?;
             return Ok(Self { keys: keys.into(), labels });
         }
         let class = |key: &[u8]| key.iter().position(|&byte| byte == b'/').map(|slash| key[..slash].to_vec());

@@ -81,7 +81,7 @@ impl UploadContext {
             origin: Origin {
                 digests: stored,
                 checked,
-                encoding: change.said.or_else(|| entry.encoding.clone()),
+                encoding: change.source_encoding.or_else(|| entry.encoding.clone()),
                 decoded: change.item.undo,
                 codec_source: change.item.codec_source,
                 encoded: change.pack.map_or(Codec::None, |compression| compression.codec),
@@ -98,15 +98,15 @@ impl UploadContext {
 
     /// What is done with content that begins with `head`, of an object that its store says is in `encoding`.
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Transform {
-        let said = encoding.or_else(|| entry.encoding.clone());
-        let item = item.with_detected_codec(self.options.decompress, said.as_deref(), head);
+        let source_encoding = encoding.or_else(|| entry.encoding.clone());
+        let item = item.with_detected_codec(self.options.decompress, source_encoding.as_deref(), head);
         let pack = match keeps_names(self.to.store.root().scheme) {
             false => self.options.compression_of(entry), // its name says so already
             true => self.options.compression.filter(|compression| match item.undo {
                 // A store without ranges shows no first bytes ahead.
                 Codec::None => {
                     let is_unseen = head.is_empty() && entry.size > 0;
-                    said.is_none() && !is_packed(entry) && (is_unseen || is_worth(compression.codec, head))
+                    source_encoding.is_none() && !is_packed(entry) && (is_unseen || is_worth(compression.codec, head))
                 }
                 _ => true,
             }),
@@ -116,10 +116,10 @@ impl UploadContext {
                 Some(compression.codec.name().to_owned())
             }
             (Some(_), _) => None,
-            (None, Codec::None) => said.clone(),
+            (None, Codec::None) => source_encoding.clone(),
             (None, _) => None,
         };
-        Transform { item, pack, encoding, said }
+        Transform { item, pack, encoding, source_encoding }
     }
 
     pub fn put_options(&self, load: &UploadItem, change: &Transform, checksum: Option<Digest>) -> PutOptions {

@@ -44,7 +44,7 @@ pub(crate) struct Transform {
     /// Content-Encoding of what is written.
     pub encoding: Option<String>,
     /// Content-Encoding of what was read.
-    pub said: Option<String>,
+    pub source_encoding: Option<String>,
 }
 
 impl Transform {

@@ -32,7 +32,7 @@ use self::account::Account;
 use self::sign::Sign;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{Remote, delete_each, quoted, read, said, status, text, unquoted, within, xml};
+use crate::transport::{Remote, delete_each, error_body, quoted, read, status, text, unquoted, within, xml};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -163,7 +163,7 @@ impl Container {
             }
             let (head, body) = answer.into_parts();
             let mut problem = (String::new(), String::new());
-            let _ = xml::elements(&said(body).await, |path, text| match path {
+            let _ = xml::elements(&error_body(body).await, |path, text| match path {
                 ["Error", "Code"] => problem.0 = status::shown(&text),
                 // The first line; what follows are ids and times.
                 ["Error", "Message"] => problem.1 = status::shown(text.lines().next().unwrap_or_default()),

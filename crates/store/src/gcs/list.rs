@@ -77,12 +77,13 @@ impl Listing {
         let answer = self.bucket.send(ask, self.deadline).await?;
         let place = self.bucket.place_of(Some(&self.prefix));
         let body = body(answer.into_body(), PAGE_LIMIT, self.deadline, &place).await?;
-        let told = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
-        let page: Page = serde_json::from_slice(&body).map_err(|error| told(format!("its listing: {error}")))?;
+        let server_error = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
+        let page: Page =
+            serde_json::from_slice(&body).map_err(|error| server_error(format!("its listing: {error}")))?;
         let next = page.next_page_token.filter(|token| !token.is_empty());
         self.is_done = !self.tokens.advance(next, &place)?;
         let objects = page.items.into_iter().map(Described::meta).collect::<Result<Vec<_>>>();
-        let objects = objects.map_err(|error| told(error.to_string()))?;
+        let objects = objects.map_err(|error| server_error(error.to_string()))?;
         let after = self.after.as_ref();
         Ok(objects.into_iter().filter(|meta| after.is_none_or(|after| meta.key > *after)).collect())
     }

@@ -30,7 +30,7 @@ use serde::Deserialize;
 use self::sign::Sign;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{QUERY, Remote, body, delete_each, is_loopback, read, said, status, text, within};
+use crate::transport::{QUERY, Remote, body, delete_each, error_body, is_loopback, read, status, text, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -275,30 +275,30 @@ impl Bucket {
                 // Sent again, with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
-            Err(self.error(&ask.method, ask.key, head.status, &head.headers, &said(body).await))
+            Err(self.error(&ask.method, ask.key, head.status, &head.headers, &error_body(body).await))
         };
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
     }
 
     fn error(&self, method: &Method, key: Option<&Key>, code: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
         #[derive(Default, Deserialize)]
-        struct Said {
+        struct Inner {
             #[serde(default)]
             message: String,
         }
         #[derive(Deserialize)]
         struct Outer {
-            error: Said,
+            error: Inner,
         }
-        let said = serde_json::from_slice::<Outer>(body).map(|outer| outer.error.message).unwrap_or_default();
-        let reason = if said.is_empty() { status::words(code) } else { status::shown(&said) };
+        let message = serde_json::from_slice::<Outer>(body).map(|outer| outer.error.message).unwrap_or_default();
+        let reason = if message.is_empty() { status::words(code) } else { status::shown(&message) };
         let place = self.place_of(key);
         match code.as_u16() {
             // Says in words which of the two is missing.
-            404 if said.contains("bucket does not exist") => Error::NotFound { place: self.root.to_string() },
+            404 if message.contains("bucket does not exist") => Error::NotFound { place: self.root.to_string() },
             // A precondition on a version that is none: the object was never written so.
             304 => Error::Changed { place, want: String::new(), have: "another".to_owned() },
-            400 if said.to_ascii_lowercase().contains("crc32c") => {
+            400 if message.to_ascii_lowercase().contains("crc32c") => {
                 Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
             }
             _ => status::of(place, &self.shown, method, code, headers, reason),

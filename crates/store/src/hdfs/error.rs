@@ -8,8 +8,8 @@ use penstock_types::Error;
 const QUOTED: usize = 300;
 
 /// The first line of what was said, without what could draw on a terminal: Java sends its whole stack.
-pub(super) fn shown(said: &str) -> String {
-    let line = said.lines().next().unwrap_or_default();
+pub(super) fn shown(text: &str) -> String {
+    let line = text.lines().next().unwrap_or_default();
     line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
 }
 
@@ -31,8 +31,8 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
         HdfsError::AlreadyExists(_) => {
             Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
         }
-        HdfsError::RPCError(class, said) | HdfsError::FatalRPCError(class, said) => {
-            let reason = shown(said);
+        HdfsError::RPCError(class, text) | HdfsError::FatalRPCError(class, text) => {
+            let reason = shown(text);
             match class.rsplit(['.', '$']).next().unwrap_or_default() {
                 "FileNotFoundException" => Error::NotFound { place },
                 "FileAlreadyExistsException" => Error::Precondition { place, reason: "it exists already".to_owned() },
@@ -57,16 +57,16 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
         }
         HdfsError::IOError(error) => Error::Unreachable { place: root.to_owned(), reason: shown(&error.to_string()) },
         // Its text lists every replica at length.
-        HdfsError::DataTransferError(said) if said.starts_with("All DataNodes failed") => {
+        HdfsError::DataTransferError(text) if text.starts_with("All DataNodes failed") => {
             Error::Unreachable { place, reason: "none of the DataNodes that hold it gave it".to_owned() }
         }
-        HdfsError::DataTransferError(said) | HdfsError::OperationFailed(said) | HdfsError::BlocksNotFound(said) => {
-            Error::Server { place, status: 0, reason: shown(said) }
+        HdfsError::DataTransferError(text) | HdfsError::OperationFailed(text) | HdfsError::BlocksNotFound(text) => {
+            Error::Server { place, status: 0, reason: shown(text) }
         }
         HdfsError::ChecksumError => Error::corrupt(place, "differs from the checksum that HDFS keeps of it"),
-        HdfsError::InvalidPath(said) => refused(&shown(said)),
-        HdfsError::UnsupportedFeature(said) | HdfsError::UnsupportedErasureCodingPolicy(said) => {
-            Error::Unsupported { what: format!("{place} ({})", shown(said)), by: "this build".to_owned() }
+        HdfsError::InvalidPath(text) => refused(&shown(text)),
+        HdfsError::UnsupportedFeature(text) | HdfsError::UnsupportedErasureCodingPolicy(text) => {
+            Error::Unsupported { what: format!("{place} ({})", shown(text)), by: "this build".to_owned() }
         }
         HdfsError::InvalidArgument(_) | HdfsError::UrlParseError(_) | HdfsError::XmlParseError(_) => {
             Error::config(root, shown(&error.to_string()))

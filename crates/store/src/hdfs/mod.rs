@@ -135,10 +135,10 @@ impl Cluster {
         let built = std::panic::catch_unwind(AssertUnwindSafe(|| builder.build()));
         match built {
             Ok(result) => result.map_err(|error| {
-                let said = error::shown(&error.to_string());
+                let reason = error::shown(&error.to_string());
                 Error::config(
                     self.root.to_string(),
-                    format!("no HDFS is configured there ({said}); see HADOOP_CONF_DIR"),
+                    format!("no HDFS is configured there ({reason}); see HADOOP_CONF_DIR"),
                 )
             }),
             Err(_) => Err(Error::config("HADOOP_USER_NAME", "it is not set, and this user has no name")),

@@ -113,14 +113,14 @@ impl Shared {
         {
             return Ok(agreed.clone());
         }
-        let said = match self.first().rests() {
+        let answer = match self.first().rests() {
             true => Err(self.first().away()),
             false => {
-                let said = self.first().store.head(&object.key, deadline).await;
-                said.inspect_err(|error| self.first().rest_if_away(error, deadline))
+                let answer = self.first().store.head(&object.key, deadline).await;
+                answer.inspect_err(|error| self.first().rest_if_away(error, deadline))
             }
         };
-        let agreed = match said {
+        let agreed = match answer {
             Ok(meta) => {
                 if object.version.is_some() && meta.version != object.version {
                     return Err(Error::Changed {

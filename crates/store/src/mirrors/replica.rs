@@ -167,7 +167,13 @@ impl Replica {
     pub fn begin(&self) -> Reading {
         self.tally.reads.fetch_add(1, Ordering::Relaxed);
         self.tally.in_flight.fetch_add(1, Ordering::Relaxed);
-        Reading { member: self.clone(), clock: Stopwatch::start(), heard: Stopwatch::start(), bytes: 0, is_over: false }
+        Reading {
+            member: self.clone(),
+            clock: Stopwatch::start(),
+            last_answer: Stopwatch::start(),
+            bytes: 0,
+            is_over: false,
+        }
     }
 }
 
@@ -176,7 +182,7 @@ pub(super) struct Reading {
     member: Replica,
     clock: Stopwatch,
     /// Since its last byte.
-    heard: Stopwatch,
+    last_answer: Stopwatch,
     bytes: u64,
     is_over: bool,
 }
@@ -192,7 +198,7 @@ impl Reading {
         stream::try_unfold((self, chunks, of), |(mut reading, mut chunks, of)| async move {
             match chunks.try_next().await {
                 Ok(Some(chunk)) => {
-                    reading.heard = Stopwatch::start();
+                    reading.last_answer = Stopwatch::start();
                     reading.bytes += chunk.bytes.len() as u64;
                     reading.member.tally.bytes.fetch_add(chunk.bytes.len() as u64, Ordering::Relaxed);
                     Ok(Some((chunk, (reading, chunks, of))))
@@ -228,7 +234,7 @@ impl Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         // Given up in silence: whoever waited turns elsewhere, and so shall the next.
-        if !self.is_over && self.heard.elapsed() >= SILENT {
+        if !self.is_over && self.last_answer.elapsed() >= SILENT {
             self.member.rest(&self.member.away());
         }
         self.member.tally.in_flight.fetch_sub(1, Ordering::Relaxed);

@@ -8,7 +8,7 @@ use http::{HeaderMap, Method, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use penstock_types::{Algorithm, Deadline, Error, Key, Metric, Result};
 
-use super::error::Said;
+use super::error::ErrorBody;
 use super::{Ask, Bucket, checksum_header, error};
 use crate::checksum;
 use crate::transport::{client::Parts, within, xml};
@@ -61,8 +61,8 @@ async fn delete_batch(bucket: &Bucket, keys: &[&str], deadline: Deadline) -> Res
         Ok(body.map_err(|error| Error::Unreachable { place: place.clone(), reason: error.to_string() })?.to_bytes())
     })
     .await?;
-    let mut failed: Vec<(String, Said)> = Vec::new();
-    let mut one = (String::new(), Said::default());
+    let mut failed: Vec<(String, ErrorBody)> = Vec::new();
+    let mut one = (String::new(), ErrorBody::default());
     xml::elements(&body, |path, text| match path {
         [_, "Error"] => failed.push(std::mem::take(&mut one)),
         [_, "Error", "Key"] => one.0 = text,

@@ -10,23 +10,23 @@ use crate::transport::{self, status::shown, xml};
 
 /// Content of an error's body.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct ErrorBody {
     pub(super) code: String,
     pub(super) message: String,
     pub(super) region: String,
 }
 
-impl Said {
+impl ErrorBody {
     pub(super) fn parse(body: &[u8]) -> Self {
-        let mut said = Self::default();
+        let mut error = Self::default();
         // What cannot be parsed says nothing; the status still does.
         let _ = xml::elements(body, |path, text| match path {
-            ["Error", "Code"] => said.code = shown(&text),
-            ["Error", "Message"] => said.message = shown(&text),
-            ["Error", "Region"] => said.region = shown(&text),
+            ["Error", "Code"] => error.code = shown(&text),
+            ["Error", "Message"] => error.message = shown(&text),
+            ["Error", "Region"] => error.region = shown(&text),
             _ => {}
         });
-        said
+        error
     }
 }
 
@@ -37,13 +37,13 @@ pub(super) async fn of_answer(
     answer: Response<Incoming>,
 ) -> Error {
     let (head, body) = answer.into_parts();
-    let mut said = Said::parse(&transport::said(body).await);
-    if said.code.is_empty()
+    let mut error = ErrorBody::parse(&transport::error_body(body).await);
+    if error.code.is_empty()
         && let Some(code) = head.headers.get("x-amz-error-code").and_then(|code| code.to_str().ok())
     {
-        said.code = shown(code);
+        error.code = shown(code);
     }
-    of_status(bucket, method, key, head.status, &head.headers, &said)
+    of_status(bucket, method, key, head.status, &head.headers, &error)
 }
 
 /// The store refuses the credential because its time is over. A HEAD's answer has no body to say so.
@@ -63,11 +63,11 @@ pub(super) fn of_status(
     key: Option<&Key>,
     status: StatusCode,
     headers: &HeaderMap,
-    said: &Said,
+    error: &ErrorBody,
 ) -> Error {
     let place = bucket.place_of(key);
-    let code = said.code.as_str();
-    let reason = match (code, said.message.as_str()) {
+    let code = error.code.as_str();
+    let reason = match (code, error.message.as_str()) {
         ("", "") => status.canonical_reason().unwrap_or("no reason given").to_owned(),
         (code, "") => code.to_owned(),
         ("", message) => message.to_owned(),
@@ -95,8 +95,8 @@ pub(super) fn of_status(
         (_, "SlowDown" | "Throttling" | "ThrottlingException" | "TooManyRequests" | "RequestLimitExceeded")
         | (429 | 503, _) => transport::status::throttled(place, status, headers),
         (404, "NoSuchUpload") => Error::Server { place, status: 404, reason },
-        (301 | 302 | 307 | 308, _) | (400, "AuthorizationHeaderMalformed") if region(headers, said).is_some() => {
-            let region = region(headers, said).unwrap_or_default();
+        (301 | 302 | 307 | 308, _) | (400, "AuthorizationHeaderMalformed") if region(headers, error).is_some() => {
+            let region = region(headers, error).unwrap_or_default();
             let ours = bucket.endpoint.region();
             Error::config("AWS_REGION", format!("bucket {} is in {region}, not in {ours}", bucket.root.authority))
         }
@@ -118,9 +118,9 @@ pub(super) fn of_status(
     }
 }
 
-fn region<'a>(headers: &'a HeaderMap, said: &'a Said) -> Option<&'a str> {
+fn region<'a>(headers: &'a HeaderMap, body: &'a ErrorBody) -> Option<&'a str> {
     let header = headers.get("x-amz-bucket-region").and_then(|value| value.to_str().ok());
-    header.or(Some(said.region.as_str())).filter(|region| !region.is_empty())
+    header.or(Some(body.region.as_str())).filter(|region| !region.is_empty())
 }
 
 #[cfg(test)]
@@ -129,13 +129,13 @@ mod tests {
 
     #[test]
     fn test_error_body_gives_code_and_message_and_nothing_else() {
-        let said = Said::parse(
+        let body = ErrorBody::parse(
             b"<?xml version=\"1.0\"?><Error><Code>SignatureDoesNotMatch</Code><Message>not &lt;yours&gt;\x07</Message>\
               <AWSAccessKeyId>AKIDSECRET</AWSAccessKeyId><StringToSign>secret</StringToSign></Error>",
         );
-        assert_eq!(said.code, "SignatureDoesNotMatch");
-        assert_eq!(said.message, "not <yours> ");
-        assert!(!format!("{said:?}").to_lowercase().contains("secret"));
-        assert_eq!(Said::parse(b"<html>no"), Said::default());
+        assert_eq!(body.code, "SignatureDoesNotMatch");
+        assert_eq!(body.message, "not <yours> ");
+        assert!(!format!("{body:?}").to_lowercase().contains("secret"));
+        assert_eq!(ErrorBody::parse(b"<html>no"), ErrorBody::default());
     }
 }

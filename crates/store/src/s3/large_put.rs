@@ -9,7 +9,7 @@ use http::{HeaderMap, Method};
 use http_body_util::{BodyExt, Limited};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Metric, Result, unix_now};
 
-use super::error::Said;
+use super::error::ErrorBody;
 use super::{Ask, Bucket, add_encoding, checksum_header, error};
 use crate::transport::{add_precondition, client::Parts, cut, pair, unmet, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
@@ -115,7 +115,7 @@ pub(super) async fn complete(
         _ => {}
     })?;
     // S3 may say 200 and mean an error: it answers before it has put the parts together.
-    let said = Said::parse(&done);
+    let said = ErrorBody::parse(&done);
     if !said.code.is_empty() {
         let status = if said.code == "InternalError" { 500 } else { 400 };
         let status = http::StatusCode::from_u16(status).unwrap_or_default();

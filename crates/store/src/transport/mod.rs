@@ -84,7 +84,7 @@ pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place
 }
 
 /// The body of an error: little of it, and not for long.
-pub(crate) async fn said(body: Incoming) -> Bytes {
+pub(crate) async fn error_body(body: Incoming) -> Bytes {
     const LIMIT: usize = 64 << 10;
     const BODY_TIMEOUT: Duration = Duration::from_secs(5);
     let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, LIMIT).collect()).await;

@@ -21,7 +21,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, S
 
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{Remote, header_of, quoted, read, said, status, text, unquoted, uri, within};
+use crate::transport::{Remote, error_body, header_of, quoted, read, status, text, unquoted, uri, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -118,7 +118,7 @@ impl Site {
                     continue;
                 }
                 let (head, body) = answer.into_parts();
-                drop(said(body).await);
+                drop(error_body(body).await);
                 return Err(status::of(place.clone(), &self.shown, method, code, &head.headers, status::words(code)));
             }
             let reason = format!("it redirects more than {} times", redirect::MOST);

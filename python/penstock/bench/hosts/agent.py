@@ -58,22 +58,22 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 def _speaker() -> Callable[[dict[str, Any]], None]:
     turn = threading.Lock()
 
-    def say(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         with turn:
             sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
             sys.stdout.buffer.flush()
 
-    return say
+    return send
 
 
-def _run(orders: Orders, rank: int, say: Callable[[dict[str, Any]], None]) -> int:
+def _run(orders: Orders, rank: int, send: Callable[[dict[str, Any]], None]) -> int:
     with ExitStack() as stack:
         if rank == 0:
-            say({"machine": msgspec.to_builtins(provenance())})
+            send({"machine": msgspec.to_builtins(provenance())})
             try:
-                leader = Leader(orders, say)
+                leader = Leader(orders, send)
             except PenstockError as error:
-                say(fault(error))
+                send(fault(error))
                 return error.exit_code
             stack.callback(leader.close)
         member = Member(orders, rank)
@@ -90,7 +90,7 @@ def _run(orders: Orders, rank: int, say: Callable[[dict[str, Any]], None]) -> in
 
 
 def _measure(orders: Orders, rank: int, member: Member) -> None:
-    hooks = Hooks(told=member.told, look=member.look, start=member.start)
+    hooks = Hooks(on_row=member.on_row, look=member.look, start=member.start)
     work = orders.work
     hosts = len(orders.nodes)
     seed = (work.bench.seed + rank * _APART) % (1 << 63)

@@ -63,16 +63,21 @@ class Fleet:
                 all data is removed, or a note lists where some may remain.
         """
         orders = self._orders(work)
-        heard = _Heard(hooks)
+        messages = _Messages(hooks)
         try:
-            exits = self._launch(orders, heard)
+            exits = self._launch(orders, messages)
         except BaseException:
             self._sweep(orders, [])
             raise
-        self.clock_skew_s = heard.clock_skew_s
-        if heard.fault is None and heard.is_done and heard.machine is not None and all(e.code == 0 for e in exits):
-            return heard.rows, heard.machine
-        error = heard.fault or _trouble(exits)
+        self.clock_skew_s = messages.clock_skew_s
+        if (
+            messages.fault is None
+            and messages.is_done
+            and messages.machine is not None
+            and all(e.code == 0 for e in exits)
+        ):
+            return messages.rows, messages.machine
+        error = messages.fault or _trouble(exits)
         for note in self._sweep(orders, exits):
             error.add_note(note)
         raise error
@@ -91,13 +96,15 @@ class Fleet:
             work=work,
         )
 
-    def _launch(self, orders: Orders, heard: _Heard | None = None, verb: Literal["run", "sweep"] = "run") -> list[Exit]:
+    def _launch(
+        self, orders: Orders, messages: _Messages | None = None, verb: Literal["run", "sweep"] = "run"
+    ) -> list[Exit]:
         return self._cluster.run(
             [self._python, "-m", "penstock.bench.hosts.agent", "{rank}"],
             timeout_s=self._deadline_s if verb == "run" else _SWEEP_S,
             env=for_nodes(),
             stdin=msgspec.json.encode(msgspec.structs.replace(orders, verb=verb)),
-            on_line=heard.line if heard else None,
+            on_line=messages.line if messages else None,
             expand_placeholders=True,
         )
 
@@ -112,7 +119,7 @@ class Fleet:
         return [f"what {node} had made below {place} may be left: it does not answer" for node in lost]
 
 
-class _Heard:
+class _Messages:
     """Messages received from the leader so far."""
 
     def __init__(self, hooks: Hooks) -> None:
@@ -133,7 +140,7 @@ class _Heard:
             match message:
                 case {"row": row}:
                     self.rows.append(msgspec.convert(row, Row))
-                    self._hooks.told(self.rows[-1])
+                    self._hooks.on_row(self.rows[-1])
                 case {"look": [name, workers, [a, b, c]]}:
                     self._hooks.look(name, workers, (a, b, c))
                 case {"machine": machine}:

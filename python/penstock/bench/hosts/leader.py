@@ -40,14 +40,14 @@ _LEAD_S = 0.25
 class Leader:
     """One benchmark. `say` is called with every message for the user's machine, as plain values."""
 
-    def __init__(self, orders: Orders, say: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, orders: Orders, send: Callable[[dict[str, Any]], None]) -> None:
         """Start to listen.
 
         Raises:
             SystemFault: Another program uses the port.
         """
         self._orders = orders
-        self._say = say
+        self._send = send
         self._events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._members: dict[int, Wire] = {}
         self._offsets: dict[int, float] = {}
@@ -68,9 +68,9 @@ class Leader:
         try:
             self._join()
             self._phases()
-            self._say({"done": True})
+            self._send({"done": True})
         except Exception as error:  # reported below: an exception would be lost at this thread's end
-            self._say(fault(error))
+            self._send(fault(error))
             for wire in self._members.values():
                 with suppress(OSError):
                     wire.send({"abort": str(error)})
@@ -99,8 +99,10 @@ class Leader:
             wire.limit(None)
             with suppress(OSError):  # a silent host is detected at its turn
                 wire.send({"joined": True})
-            threading.Thread(target=self._hear, args=(rank, wire), name=f"penstock-leader-{rank}", daemon=True).start()
-        self._say({"joined": wanted, "clock_skew_s": max(abs(offset) for offset in self._offsets.values())})
+            threading.Thread(
+                target=self._receive, args=(rank, wire), name=f"penstock-leader-{rank}", daemon=True
+            ).start()
+        self._send({"joined": wanted, "clock_skew_s": max(abs(offset) for offset in self._offsets.values())})
 
     def _welcome(self, wire: Wire) -> None:
         wire.limit(5.0)
@@ -137,19 +139,19 @@ class Leader:
             asked = time.time()
             try:
                 wire.send({"clock": asked})
-                told = (wire.receive() or {}).get("clock")
+                reported = (wire.receive() or {}).get("clock")
             except OSError as error:
                 raise Unreachable(f"{self._name(rank)} went away as its clock was compared: {error}") from None
             took = time.time() - asked
-            if not isinstance(told, float):
-                raise Corrupt(f"{self._name(rank)}: its clock says {told!r}")
+            if not isinstance(reported, float):
+                raise Corrupt(f"{self._name(rank)}: its clock says {reported!r}")
             if took < best:
-                best, found = took, told - (asked + took / 2)
+                best, found = took, reported - (asked + took / 2)
         return found, best / 2
 
     # ------------------------------------------------------------ phases
 
-    def _hear(self, rank: int, wire: Wire) -> None:
+    def _receive(self, rank: int, wire: Wire) -> None:
         while True:
             try:
                 message = wire.receive()
@@ -184,7 +186,7 @@ class Leader:
                 case {"look": [str(name), int(workers), [int(a), int(b), int(c)]]}:
                     seen[rank] = (a, b, c)
                     total = [sum(column) for column in zip(*seen.values(), strict=True)]
-                    self._say({"look": [name, workers * len(everyone), total]})
+                    self._send({"look": [name, workers * len(everyone), total]})
                 case {"done": True}:
                     done.add(rank)
                 case {"fault": str(code), "text": str(text), "hint": hint}:
@@ -216,7 +218,7 @@ class Leader:
                 found.setdefault((row.operation, row.raw.get("request", "")), []).append(row)
             for rows in found.values():
                 late = [float(row.raw.get("start_late_s", 0.0)) for row in rows]
-                self._say({"row": msgspec.to_builtins(merge(rows, late))})
+                self._send({"row": msgspec.to_builtins(merge(rows, late))})
         self._rows.clear()
 
     def _name(self, rank: int) -> str:

@@ -26,7 +26,7 @@ __all__ = ["Member"]
 
 _JOIN_S = 60.0
 _RETRY_S = 0.1
-_TELL_S = 0.5
+_REPORT_S = 0.5
 
 
 class Member:
@@ -44,14 +44,14 @@ class Member:
         self._starts: queue.Queue[float | None] = queue.Queue()
         self._aborted: str | None = None
         self._is_over = threading.Event()
-        self._told_at = 0.0
+        self._reported_at = 0.0
         self._phase = -1
         self._machine = _machine()
         self._wire.limit(_JOIN_S)
         self._wire.send({"token": orders.token, "rank": rank, "version": _native.__version__})
         self._clock()
         self._wire.limit(None)
-        threading.Thread(target=self._hear, name="penstock-member", daemon=True).start()
+        threading.Thread(target=self._receive, name="penstock-member", daemon=True).start()
 
     def _clock(self) -> None:
         """Answer the leader's clock requests until it is done."""
@@ -70,7 +70,7 @@ class Member:
                 case _:
                     raise RankFailed("the first host went away as hosts were joining")
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 message = self._wire.receive()
@@ -107,11 +107,11 @@ class Member:
         """Report this host's progress from time to time."""
         self.check()
         now = time.monotonic()
-        if now - self._told_at >= _TELL_S:
-            self._told_at = now
+        if now - self._reported_at >= _REPORT_S:
+            self._reported_at = now
             self._wire.send({"look": [phase, workers, list(done)]})
 
-    def told(self, row: Row) -> None:
+    def on_row(self, row: Row) -> None:
         """Send a row to the leader."""
         self.check()
         if self._machine:

@@ -102,7 +102,7 @@ def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 def _latency(found: Iterable[Latency | None]) -> Latency | None:
     known = [latency for latency in found if latency is not None]
-    return Latency.of(json.loads(_native.merge_latencies([json.dumps(each.told()) for each in known])))
+    return Latency.of(json.loads(_native.merge_latencies([json.dumps(each.to_fields()) for each in known])))
 
 
 def _between(knots: Sequence[tuple[float, float]], moment: float) -> float:
@@ -171,8 +171,8 @@ def _series(rows: Sequence[Row], delays: Sequence[float]) -> tuple[Sample, ...]:
 
 
 def _workers(row: Row, moment: float) -> int | None:
-    told = [sample.workers for sample in row.series if sample.at_s <= moment] or [s.workers for s in row.series[:1]]
-    return told[-1] if told else None
+    found = [sample.workers for sample in row.series if sample.at_s <= moment] or [s.workers for s in row.series[:1]]
+    return found[-1] if found else None
 
 
 def _cache(rows: Sequence[Row]) -> CacheState:
@@ -180,5 +180,5 @@ def _cache(rows: Sequence[Row]) -> CacheState:
     if len(set(states)) == 1:
         return states[0]
     worst = min((cache.state for cache in states), key=lambda state: _CACHES.index(state) if state in _CACHES else 0)
-    told = [f"host {at}: {cache.state}, {cache.how}" for at, cache in enumerate(states)]
-    return CacheState(state=worst, how="; ".join(told))
+    found = [f"host {at}: {cache.state}, {cache.how}" for at, cache in enumerate(states)]
+    return CacheState(state=worst, how="; ".join(found))

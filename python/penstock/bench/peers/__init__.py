@@ -25,8 +25,8 @@ class Peer:
         driver: Its file here, without `.py`.
         environment: Folder of its interpreter below `--peers`; empty for our own.
         module: What that interpreter must be able to import.
-        formats, codecs, schemes: What it reads; anything else is told as such, and not run.
-        options: What the driver is told besides the task.
+        formats, codecs, schemes: What it reads; other data are reported as unsupported, and not run.
+        options: Options passed to the driver besides the task.
         is_roofline: It gives no samples: a limit to stand beside, whose bytes are nobody's equal.
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The roofline: libdeflate alone, into one buffer used again and again. Records are not walked, checked or copied.
 
-It gives no samples, only as many empty rows as there were objects, so that rates can be told.
+It gives no samples, only as many empty rows as there were objects, so that rates can be computed.
 """
 
 from __future__ import annotations

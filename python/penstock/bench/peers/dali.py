@@ -35,11 +35,11 @@ def begin(task: dict[str, Any]) -> None:
     from nvidia.dali import fn, pipeline_def, types
 
     pictures = importlib.import_module("pictures")
-    (_, said, member), (_, _, label) = pictures.named(task)
+    (_, spec, member), (_, _, label) = pictures.named(task)
     indexes = [str(Path(task["work"]) / f"{number:05d}.idx") for number in range(len(task["files"]))]
     for archive, index in zip(task["files"], indexes, strict=True):
         _index(archive, Path(index))
-    size = (said["height"], said["width"])
+    size = (spec["height"], spec["width"])
 
     @pipeline_def(batch_size=task["batch"], num_threads=len(task["cores"]), device_id=None)  # type: ignore[untyped-decorator]
     def pipeline() -> Any:
@@ -51,13 +51,13 @@ def begin(task: dict[str, Any]) -> None:
             name="reader",
             pad_last_batch=False,
         )
-        if said["crop"] == "random":
+        if spec["crop"] == "random":
             images = fn.resize(fn.decoders.image_random_crop(jpegs, device="cpu"), size=size)
         else:
-            images = fn.resize(fn.decoders.image(jpegs, device="cpu"), resize_shorter=said["resize"])
+            images = fn.resize(fn.decoders.image(jpegs, device="cpu"), resize_shorter=spec["resize"])
             images = fn.crop(images, crop=size, dtype=types.UINT8)
-        if said["flip"]:
-            images = fn.flip(images, horizontal=fn.random.coin_flip(probability=said["flip"]))
+        if spec["flip"]:
+            images = fn.flip(images, horizontal=fn.random.coin_flip(probability=spec["flip"]))
         return images, labels
 
     _made["pipeline"] = pipeline()

@@ -4,7 +4,7 @@
 Run by path, `python -P drive.py`, with the interpreter of the contestant's own environment: imports the standard library
 alone, and penstock least of all. A driver is a file beside this one that defines
 
-    DISTRIBUTIONS                      whose versions are told
+    DISTRIBUTIONS                      whose versions are reported
     begin(task) -> None                once; a conversion into task["work"] is made and timed here
     batches(task) -> iterator          one pass: dicts of field -> array (NumPy, torch), or list of bytes
     report() -> dict                   optional: what it says of its last pass
@@ -191,8 +191,8 @@ def main() -> int:
         except Exception as error:
             traceback.print_exc()
             # A worker's error carries its whole traceback; its last line is what happened.
-            said = [line.strip() for line in str(error).splitlines() if line.strip()]
-            answer = {"error": f"{type(error).__name__}: {said[-1] if said else ''}"[:500]}
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            answer = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
     return 0

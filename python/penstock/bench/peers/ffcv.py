@@ -39,19 +39,19 @@ def begin(task: dict[str, Any]) -> None:
     from ffcv.writer import DatasetWriter
 
     pictures = importlib.import_module("pictures")
-    (_, said, member), (_, _, label) = pictures.named(task)
+    (_, spec, member), (_, _, label) = pictures.named(task)
     beton = str(Path(task["work"]) / "set.beton")
     writer = DatasetWriter(
         beton, {"image": RGBImageField(write_mode="jpg", jpeg_quality=90), "label": IntField()}, num_workers=1
     )
     writer.from_indexed_dataset(_Held([(one[member], int(one[label])) for one in pictures.members(task["files"])]))
-    size = (said["height"], said["width"])
-    if said["crop"] == "random":
+    size = (spec["height"], spec["width"])
+    if spec["crop"] == "random":
         steps = [RandomResizedCropRGBImageDecoder(size)]
     else:
-        steps = [CenterCropRGBImageDecoder(size, ratio=said["height"] / said["resize"])]
-    if said["flip"]:
-        steps.append(RandomHorizontalFlip(said["flip"]))
+        steps = [CenterCropRGBImageDecoder(size, ratio=spec["height"] / spec["resize"])]
+    if spec["flip"]:
+        steps.append(RandomHorizontalFlip(spec["flip"]))
     _made["loader"] = Loader(
         beton,
         batch_size=task["batch"],

@@ -24,8 +24,8 @@ def begin(task: dict[str, Any]) -> None:
     def parse(record: bytes) -> dict[str, Any]:
         found = tfexample.features(memoryview(record))
         return {
-            name: np.frombuffer(found[said["of"][0] if said["of"] else name], said["dtype"]).reshape(said["shape"])
-            for name, said in fields.items()
+            name: np.frombuffer(found[spec["of"][0] if spec["of"] else name], spec["dtype"]).reshape(spec["shape"])
+            for name, spec in fields.items()
         }
 
     sources = [grain.experimental.TFRecordIterDataset(path) for path in task["files"]]

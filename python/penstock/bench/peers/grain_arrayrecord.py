@@ -27,14 +27,14 @@ def begin(task: dict[str, Any]) -> None:
         writer = ArrayRecordWriter(paths[-1], "group_size:1")
         for frame in tfexample.frames(Path(file).read_bytes()):
             found = tfexample.features(frame)
-            writer.write(b"".join(found[said["of"][0] if said["of"] else name] for name, said in fields.items()))
+            writer.write(b"".join(found[spec["of"][0] if spec["of"] else name] for name, spec in fields.items()))
         writer.close()
 
     def parse(record: bytes) -> dict[str, Any]:
         made, at = {}, 0
-        for name, said in fields.items():
-            count = int(np.prod(said["shape"]))
-            made[name] = np.frombuffer(record, said["dtype"], count, at).reshape(said["shape"])
+        for name, spec in fields.items():
+            count = int(np.prod(spec["shape"]))
+            made[name] = np.frombuffer(record, spec["dtype"], count, at).reshape(spec["shape"])
             at += made[name].nbytes
         return made
 

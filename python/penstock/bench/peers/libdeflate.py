@@ -38,15 +38,15 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         plain = deflate.gzip_decompress(stored, int.from_bytes(stored[-4:], "little"))
         (record,) = tfexample.frames(plain, crc32c)
         found = tfexample.features(record)
-        for name, said in fields.items():
-            part = said["of"][0] if said["of"] else name
-            batch[name][row] = np.frombuffer(found[part], said["dtype"]).reshape(said["shape"])
+        for name, spec in fields.items():
+            part = spec["of"][0] if spec["of"] else name
+            batch[name][row] = np.frombuffer(found[part], spec["dtype"]).reshape(spec["shape"])
 
     with ThreadPoolExecutor(len(task["cores"])) as pool:
         ahead: list[tuple[dict[str, Any], list[Any]]] = []
         for at in range(0, len(task["files"]), size):
             paths = task["files"][at : at + size]
-            batch = {name: np.empty((len(paths), *said["shape"]), said["dtype"]) for name, said in fields.items()}
+            batch = {name: np.empty((len(paths), *spec["shape"]), spec["dtype"]) for name, spec in fields.items()}
             ahead.append((batch, [pool.submit(fill, (path, batch, row)) for row, path in enumerate(paths)]))
             if len(ahead) > 2:
                 yield _done(*ahead.pop(0))

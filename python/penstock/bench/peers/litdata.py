@@ -30,7 +30,7 @@ def begin(task: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     pictures = importlib.import_module("pictures")
-    (_, said, member), (_, number, label) = pictures.named(task)
+    (_, spec, member), (_, number, label) = pictures.named(task)
     folder = Path(task["work"]) / "chunks"
     litdata.optimize(
         fn=_convert,
@@ -40,7 +40,7 @@ def begin(task: dict[str, Any]) -> None:
         num_workers=len(task["cores"]),
         start_method="fork",
     )
-    shape, kind = pictures.transform(said, tensors=True), getattr(torch, number["dtype"])
+    shape, kind = pictures.transform(spec, tensors=True), getattr(torch, number["dtype"])
 
     class Shaped(litdata.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:

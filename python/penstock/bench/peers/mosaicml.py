@@ -22,12 +22,12 @@ def begin(task: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     pictures = importlib.import_module("pictures")
-    (_, said, member), (_, number, label) = pictures.named(task)
+    (_, spec, member), (_, number, label) = pictures.named(task)
     folder = str(Path(task["work"]) / "mds")
     with streaming.MDSWriter(out=folder, columns={"image": "bytes", "label": "int"}) as out:
         for one in pictures.members(task["files"]):
             out.write({"image": one[member], "label": int(one[label])})
-    shape, kind = pictures.transform(said), getattr(torch, number["dtype"])
+    shape, kind = pictures.transform(spec), getattr(torch, number["dtype"])
 
     class Shaped(streaming.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:

@@ -6,14 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def tensor(data: Any, said: dict[str, Any]) -> Any:
+def tensor(data: Any, spec: dict[str, Any]) -> Any:
     """A tensor over an object's bytes, without a copy where they may be written to."""
     import torch
 
-    return torch.frombuffer(data, dtype=getattr(torch, said["dtype"])).reshape(said["shape"])
+    return torch.frombuffer(data, dtype=getattr(torch, spec["dtype"])).reshape(spec["shape"])
 
 
 def only(task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The one field of the objects."""
-    ((name, said),) = task["fields"].items()
-    return name, said
+    ((name, spec),) = task["fields"].items()
+    return name, spec

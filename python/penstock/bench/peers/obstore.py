@@ -37,7 +37,7 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     objects = importlib.import_module("objects")
-    name, said = objects.only(task)
+    name, spec = objects.only(task)
     loop = asyncio.new_event_loop()
     store, size, keys = _made["store"], task["batch"], task["keys"]
     gate = asyncio.Semaphore(IN_FLIGHT)
@@ -46,11 +46,11 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         async with gate:
             answer = await store.get_async(key)
             data = await answer.bytes_async()
-        out.copy_(objects.tensor(data, said))
+        out.copy_(objects.tensor(data, spec))
 
     def start(at: int) -> tuple[Any, Any]:
         some = keys[at : at + size]
-        batch = torch.empty((len(some), *said["shape"]), dtype=getattr(torch, said["dtype"]))
+        batch = torch.empty((len(some), *spec["shape"]), dtype=getattr(torch, spec["dtype"]))
         return batch, asyncio.gather(*(fetch(key, batch[row]) for row, key in enumerate(some)))
 
     async def started(at: int) -> tuple[Any, Any]:

@@ -13,16 +13,16 @@ DISTRIBUTIONS = ()
 _made: dict[str, Any] = {}
 
 
-def _field(said: dict[str, Any]) -> Any:
+def _field(spec: dict[str, Any]) -> Any:
     import penstock
 
-    if said["kind"] == "image":
-        field: Any = penstock.image(said["height"], said["width"], crop=said["crop"], flip=said["flip"])
-    elif said["kind"] == "bytes":
+    if spec["kind"] == "image":
+        field: Any = penstock.image(spec["height"], spec["width"], crop=spec["crop"], flip=spec["flip"])
+    elif spec["kind"] == "bytes":
         field = penstock.raw()
     else:
-        field = penstock.tensor(said["dtype"], said["shape"])
-    return field.of(";".join(said["of"])) if said["of"] else field
+        field = penstock.tensor(spec["dtype"], spec["shape"])
+    return field.of(";".join(spec["of"])) if spec["of"] else field
 
 
 def begin(task: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def begin(task: dict[str, Any]) -> None:
     if task["records_per_object"]:
         known["records_per_object"] = task["records_per_object"]
     dataset = penstock.open(task["url"], format=_format(task), **known)
-    dataset = dataset.fields(**{name: _field(said) for name, said in task["fields"].items()})
+    dataset = dataset.fields(**{name: _field(spec) for name, spec in task["fields"].items()})
     transcode = task["options"].get("transcode")
     dataset = dataset.cache(task["work"], transcode=transcode) if transcode else dataset.cache(False)
     kind: Any = penstock.torch.Loader if task["arrays"] == "torch" else penstock.Loader
@@ -53,7 +53,7 @@ def _format(task: dict[str, Any]) -> Any:
     if task["format"] != "fixed":
         return task["format"]
     columns: dict[str, Any] = {
-        name: penstock.tensor(said["dtype"], said["shape"]) for name, said in task["fields"].items()
+        name: penstock.tensor(spec["dtype"], spec["shape"]) for name, spec in task["fields"].items()
     }
     return penstock.formats.fixed(**columns)
 

@@ -7,17 +7,17 @@ import io
 from typing import Any
 
 
-def transform(said: dict[str, Any], *, tensors: bool = False) -> Any:
+def transform(spec: dict[str, Any], *, tensors: bool = False) -> Any:
     """Of a Pillow image (or a CHW tensor) to a uint8 tensor, HWC: torchvision's crop, resize and flip."""
     from torchvision.transforms import v2
 
-    size = (said["height"], said["width"])
-    if said["crop"] == "random":
+    size = (spec["height"], spec["width"])
+    if spec["crop"] == "random":
         steps = [v2.RandomResizedCrop(size, antialias=True)]
     else:
-        steps = [v2.Resize(said["resize"], antialias=True), v2.CenterCrop(size)]
-    if said["flip"]:
-        steps.append(v2.RandomHorizontalFlip(said["flip"]))
+        steps = [v2.Resize(spec["resize"], antialias=True), v2.CenterCrop(size)]
+    if spec["flip"]:
+        steps.append(v2.RandomHorizontalFlip(spec["flip"]))
     if not tensors:
         steps.append(v2.PILToTensor())
     shaped = v2.Compose(steps)
@@ -56,5 +56,5 @@ def named(task: dict[str, Any]) -> tuple[tuple[str, dict[str, Any], str], tuple[
     fields = task["fields"]
     (picture,) = [name for name in fields if fields[name]["kind"] == "image"]
     (label,) = [name for name in fields if name != picture]
-    of = {name: said["of"][0] if said["of"] else name for name, said in fields.items()}
+    of = {name: spec["of"][0] if spec["of"] else name for name, spec in fields.items()}
     return (picture, fields[picture], of[picture]), (label, fields[label], of[label])

@@ -32,10 +32,10 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
 
     objects, size = importlib.import_module("objects"), task["batch"]
-    name, said = objects.only(task)
+    name, spec = objects.only(task)
     some = max(size, IN_FLIGHT // size * size)
     for at in range(0, len(task["files"]), some):
         found = dict(_made["s3dlio"].get_many(task["files"][at : at + some], max_in_flight=IN_FLIGHT))
         for first in range(at, min(at + some, len(task["files"])), size):
-            rows = [objects.tensor(found[uri].memoryview(), said) for uri in task["files"][first : first + size]]
+            rows = [objects.tensor(found[uri].memoryview(), spec) for uri in task["files"][first : first + size]]
             yield {name: torch.stack(rows)}

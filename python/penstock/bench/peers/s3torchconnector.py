@@ -21,11 +21,11 @@ def begin(task: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     objects = importlib.import_module("objects")
-    name, said = objects.only(task)
+    name, spec = objects.only(task)
 
     def load(opened: Any) -> dict[str, Any]:
         # What is read is bytes, which torch may not write to: as their documentation has it, a copy makes them ours.
-        return {name: objects.tensor(bytearray(opened.read()), said)}
+        return {name: objects.tensor(bytearray(opened.read()), spec)}
 
     dataset = S3MapDataset.from_objects(
         task["files"],

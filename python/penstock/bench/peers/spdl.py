@@ -19,11 +19,11 @@ def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's thr
     importlib.import_module("spdl.pipeline")
 
 
-def _filter(said: dict[str, Any]) -> str:
+def _filter(spec: dict[str, Any]) -> str:
     """Resize to the shorter side and centre crop, as FFmpeg is told it; random crops have no filter there."""
-    if said["crop"] == "random":
+    if spec["crop"] == "random":
         raise ValueError("SPDL has no RandomResizedCrop")
-    shorter, height, width = said["resize"], said["height"], said["width"]
+    shorter, height, width = spec["resize"], spec["height"], spec["width"]
     return f"scale={shorter}:{shorter}:force_original_aspect_ratio=increase,crop={width}:{height},format=pix_fmts=rgb24"
 
 
@@ -34,8 +34,8 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     from spdl.pipeline import PipelineBuilder
 
     pictures = importlib.import_module("pictures")
-    (picture, said, member), (label, number, other) = pictures.named(task)
-    kind, text = getattr(torch, number["dtype"]), _filter(said)
+    (picture, spec, member), (label, number, other) = pictures.named(task)
+    kind, text = getattr(torch, number["dtype"]), _filter(spec)
 
     def samples() -> Iterator[tuple[Any, int]]:
         for path in task["files"]:

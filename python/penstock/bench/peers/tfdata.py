@@ -24,20 +24,20 @@ def begin(task: dict[str, Any]) -> None:
 
     def parse(record: Any) -> dict[str, Any]:
         kinds = {}
-        for name, said in fields.items():
-            part = said["of"][0] if said["of"] else name
-            if said["stored_as"] == "bytes":
+        for name, spec in fields.items():
+            part = spec["of"][0] if spec["of"] else name
+            if spec["stored_as"] == "bytes":
                 kinds[part] = tf.io.FixedLenFeature([], tf.string)
             else:
-                stored = tf.float32 if said["dtype"] == "float32" else tf.int64
-                kinds[part] = tf.io.FixedLenFeature(said["shape"], stored)
+                stored = tf.float32 if spec["dtype"] == "float32" else tf.int64
+                kinds[part] = tf.io.FixedLenFeature(spec["shape"], stored)
         parsed = tf.io.parse_single_example(record, kinds)
         found = {}
-        for name, said in fields.items():
-            value = parsed[said["of"][0] if said["of"] else name]
-            if said["stored_as"] == "bytes" and said["kind"] == "tensor":
-                value = tf.reshape(tf.io.decode_raw(value, tf.as_dtype(said["dtype"])), said["shape"])
-            found[name] = tf.cast(value, said["dtype"]) if said["stored_as"] != "bytes" else value
+        for name, spec in fields.items():
+            value = parsed[spec["of"][0] if spec["of"] else name]
+            if spec["stored_as"] == "bytes" and spec["kind"] == "tensor":
+                value = tf.reshape(tf.io.decode_raw(value, tf.as_dtype(spec["dtype"])), spec["shape"])
+            found[name] = tf.cast(value, spec["dtype"]) if spec["stored_as"] != "bytes" else value
         return found
 
     compression = {"gzip": "GZIP", "none": ""}[task["codec"]]
@@ -53,7 +53,7 @@ def begin(task: dict[str, Any]) -> None:
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One epoch, as NumPy views of the tensors."""
-    raw = [name for name, said in task["fields"].items() if said["kind"] == "bytes"]
+    raw = [name for name, spec in task["fields"].items() if spec["kind"] == "bytes"]
     for batch in _made["dataset"].as_numpy_iterator():
         for name in raw:
             batch[name] = list(batch[name])

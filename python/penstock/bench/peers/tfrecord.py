@@ -22,8 +22,8 @@ def begin(task: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     fields, files = task["fields"], task["files"]
     description = {
-        said["of"][0] if said["of"] else name: "byte" if said["stored_as"] == "bytes" else "float"
-        for name, said in fields.items()
+        spec["of"][0] if spec["of"] else name: "byte" if spec["stored_as"] == "bytes" else "float"
+        for name, spec in fields.items()
     }
     compression = None if task["codec"] == "none" else task["codec"]
 
@@ -33,11 +33,11 @@ def begin(task: dict[str, Any]) -> None:
             for path in files if me is None else files[me.id :: me.num_workers]:
                 for found in tfrecord_loader(path, None, description, compression_type=compression):
                     made = {}
-                    for name, said in fields.items():
-                        value = found[said["of"][0] if said["of"] else name]
-                        if said["stored_as"] == "bytes":
-                            value = np.frombuffer(value, said["dtype"]).copy()
-                        made[name] = torch.from_numpy(np.asarray(value, said["dtype"]).reshape(said["shape"]))
+                    for name, spec in fields.items():
+                        value = found[spec["of"][0] if spec["of"] else name]
+                        if spec["stored_as"] == "bytes":
+                            value = np.frombuffer(value, spec["dtype"]).copy()
+                        made[name] = torch.from_numpy(np.asarray(value, spec["dtype"]).reshape(spec["shape"]))
                     yield made
 
     _made["loader"] = torch.utils.data.DataLoader(

@@ -21,8 +21,8 @@ def begin(task: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     pictures = importlib.import_module("pictures")
-    (_, said, member), (_, number, label) = pictures.named(task)
-    shape = pictures.transform(said)
+    (_, spec, member), (_, number, label) = pictures.named(task)
+    shape = pictures.transform(spec)
     kind = getattr(torch, number["dtype"])
 
     def sample(one: dict[str, Any]) -> Any:

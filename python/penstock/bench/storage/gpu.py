@@ -47,7 +47,7 @@ class _Latencies:
         self.buckets[at] = self.buckets.get(at, 0) + 1
         self.most, self.sum = max(self.most, ns), self.sum + ns
 
-    def told(self) -> str:
+    def to_json(self) -> str:
         count = sum(self.buckets.values())
         us = {"min_us": self.least / 1e3, "max_us": self.most / 1e3, "sum_us": self.sum / 1e3}
         percentiles = dict.fromkeys(("p50_us", "p90_us", "p95_us", "p99_us", "p99_9_us"), 0.0)
@@ -264,7 +264,7 @@ class GpuPhase:
         assert self._first is not None
         first_s = self._first[0] - self.began_at
         latencies = {
-            name: json.loads(_native.merge_latencies([getattr(worker, name).told() for worker in self._workers]))
+            name: json.loads(_native.merge_latencies([getattr(worker, name).to_json() for worker in self._workers]))
             for name in ("entry", "io")
         }
         ended_by = "time" if self.stop.is_set() else "ios" if any(w.reached_limit for w in self._workers) else None

@@ -114,9 +114,9 @@ class Ground:
 
     def _mark(self) -> None:
         """Write the marker: the owner of the folder, and the trees of this run."""
-        told = {"schema_version": 1, "made_by": "penstock bench storage", "session": self._session}
+        facts = {"schema_version": 1, "made_by": "penstock bench storage", "session": self._session}
         trees = sorted(tree.name for tree in self._made)
-        (self.path / _MARKER).write_text(json.dumps({**told, "trees": trees}))
+        (self.path / _MARKER).write_text(json.dumps({**facts, "trees": trees}))
 
 
 def entries_of(path: Path, *, ours: re.Pattern[str] | None = None) -> set[str]:
@@ -153,8 +153,8 @@ def sweep(path: Path, session: str) -> bool:
     """
     try:
         with OwnedFolder(str(path), is_private=False) as folder:
-            told = json.loads(folder.read(_MARKER) or b"")
-            trees = [name for name in told["trees"] if _TREE.fullmatch(name)] if told["session"] == session else []
+            facts = json.loads(folder.read(_MARKER) or b"")
+            trees = [name for name in facts["trees"] if _TREE.fullmatch(name)] if facts["session"] == session else []
             for name in trees:
                 with suppress(FileNotFoundError), OwnedFolder(f"{folder.path}/{name}", is_private=False) as tree:
                     tree.remove()

@@ -156,7 +156,7 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
         flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
         if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:
-            return "bytes", shares, "fit over sizes; one thread count, so that of one stream is not told from all"
+            return "bytes", shares, "fit over sizes; one thread count, so the limit of one stream is not separated from that of all"
         if not seen.sweep.several_sizes and sweep.moves_bytes and cell.size_bytes >= _SMALL_FILE_BYTES:
             return "bytes", shares, "one cell: by its size alone"
         queued = cell.queueing is not None and cell.queueing >= _QUEUES
@@ -288,7 +288,7 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
         "terms": {name: _rounded(value / total) for name, value in shares.items()},
         "drop": _rounded(_drop(cell, seen)),
         "noise": _rounded(seen.model.noise),
-        "fit": _told(seen.model),
+        "fit": _model_facts(seen.model),
     }
     measured = {
         "cpu": cell.cpu,
@@ -334,7 +334,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def _told(model: Model) -> dict[str, float | None]:
+def _model_facts(model: Model) -> dict[str, float | None]:
     """Parameters of the fit in common units; None for a limit that the sweep does not show."""
 
     def inverse(value: float) -> float | None:

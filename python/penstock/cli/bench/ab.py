@@ -90,7 +90,7 @@ def command(
             click.echo(f"\r{runs} runs, B/A {ratio:.3f} ", nl=False, err=True)
 
     try:
-        told = compare(
+        comparison = compare(
             a,
             b,
             runner(Metric(metric, _compiled(pattern)), limit_s=limit_s),
@@ -105,8 +105,8 @@ def command(
     finally:
         if terminal:
             click.echo(err=True)
-    click.echo(msgspec.json.encode(told) if as_json else _sentence(told))
-    return 0 if told.verdict == "different" else 1
+    click.echo(msgspec.json.encode(comparison) if as_json else _sentence(comparison))
+    return 0 if comparison.verdict == "different" else 1
 
 
 def _sides(commands: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -129,16 +129,16 @@ def _compiled(pattern: str | None) -> str | None:
         raise click.UsageError(f"--pattern {pattern!r} is no regular expression: {error}") from None
 
 
-def _sentence(told: Comparison) -> str:
-    low, high = told.interval
+def _sentence(comparison: Comparison) -> str:
+    low, high = comparison.interval
     between = "any ratio" if low is None or high is None else f"{low:.3f} to {high:.3f}"
-    unit = {"wall": "wall time", "cpu": "processor time", "printed": "number"}[told.metric]
+    unit = {"wall": "wall time", "cpu": "processor time", "printed": "number"}[comparison.metric]
     head = {
-        "different": f"B's {unit} is {told.ratio:.3f} of A's",
-        "same": f"no difference shown: B's {unit} is {told.ratio:.3f} of A's, and none above {told.margin:.1%} is left",
-        "none shown": f"no difference shown: B's {unit} is {told.ratio:.3f} of A's so far",
-    }[told.verdict]
+        "different": f"B's {unit} is {comparison.ratio:.3f} of A's",
+        "same": f"no difference shown: B's {unit} is {comparison.ratio:.3f} of A's, and none above {comparison.margin:.1%} is left",
+        "none shown": f"no difference shown: B's {unit} is {comparison.ratio:.3f} of A's so far",
+    }[comparison.verdict]
     return (
-        f"{head} ({between} with {1 - told.alpha:.0%} at any look; bootstrap {told.bootstrap[0]:.3f} to {told.bootstrap[1]:.3f})\n"
-        f"medians {told.a.median:.6g} and {told.b.median:.6g}; {told.runs} runs in {told.blocks} blocks; {told.stopped}"
+        f"{head} ({between} with {1 - comparison.alpha:.0%} at any look; bootstrap {comparison.bootstrap[0]:.3f} to {comparison.bootstrap[1]:.3f})\n"
+        f"medians {comparison.a.median:.6g} and {comparison.b.median:.6g}; {comparison.runs} runs in {comparison.blocks} blocks; {comparison.stopped}"
     )

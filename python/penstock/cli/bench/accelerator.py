@@ -87,7 +87,7 @@ def command(
     penstock bench accelerator unet3d_h100.yaml data/unet3d/train --against torch --summary summary.json
     """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock.bench.checkpoint import measure
-    from penstock.bench.utilisation import summary as in_dlios_words
+    from penstock.bench.utilisation import summary as dlio_summary
     from penstock.bench.utilisation import utilisation
     from penstock.cli.train import Talk
     from penstock.train.utilisation import calibrate, run_reader, verdict
@@ -112,8 +112,8 @@ def command(
     document["feeds"] = [_row(reader, record) for reader, record in records.items()]
     ours = records["penstock"]
     if summary:
-        told = in_dlios_words(ours, au_required=document["au_required"], record_bytes=demand.sample_bytes)
-        summary.write_text(json.dumps(told, indent=4) + "\n", encoding="utf-8")
+        facts = dlio_summary(ours, au_required=document["au_required"], record_bytes=demand.sample_bytes)
+        summary.write_text(json.dumps(facts, indent=4) + "\n", encoding="utf-8")
     if checkpoint:
         size = checkpoint_size or (file.checkpoint_bytes if file else None) or 1 << 30
         times = measure(Path(checkpoint), total_bytes=size, ranks=spec.ranks)
@@ -148,8 +148,8 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
     else:
         workload = "emulated"
         settings = file.settings if file else {"model": model}
-        told = WorkloadSpec(seed=0, global_batch=1, accelerator=accelerator, settings=settings)
-        batch = load_workload(workload).demand(told).facts["step_batch"]
+        facts = WorkloadSpec(seed=0, global_batch=1, accelerator=accelerator, settings=settings)
+        batch = load_workload(workload).demand(facts).facts["step_batch"]
     spec = TrainSpec(
         workload=workload,
         data=url,

@@ -127,11 +127,11 @@ def _drawn(trace: DiskTrace) -> list[str]:
     for what, share in trace.at_limit.items():
         name = {"bytes": "throughput", "ios": "IOPS"}[what]
         lines.append(f"  at its limit of {name} for {_percent(share)} of the time in use")
-    lines.append(f"  limited by: {_WORDS[trace.binding_limit]}")
+    lines.append(f"  limited by: {_LIMIT_TEXTS[trace.binding_limit]}")
     return lines
 
 
-_WORDS = {
+_LIMIT_TEXTS = {
     "throughput": "the disk's throughput",
     "IOPS": "the disk's I/Os a second",
     "device": "the device itself: it is busy all the time, below every limit stated",

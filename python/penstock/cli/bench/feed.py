@@ -197,9 +197,9 @@ def _readable(contest: Contest) -> str:
     ]
     ratios = {(one["peer"], one["cache"]): one for one in contest.ratios}
     for row in contest.rows:
-        said = ratios.get((row.label, row.cache.state), {"cpu": 1.0, "wall": 1.0})
+        ratio = ratios.get((row.label, row.cache.state), {"cpu": 1.0, "wall": 1.0})
         lines.append(
-            f"{row.label:<20} {said['cpu']:>10.2f} {said['wall']:>10.2f} {row.samples_per_s:>11,.1f} {row.cpu_s:>8.3f}"
+            f"{row.label:<20} {ratio['cpu']:>10.2f} {ratio['wall']:>10.2f} {row.samples_per_s:>11,.1f} {row.cpu_s:>8.3f}"
             f" {row.wall_s:>8.3f} {row.first_batch_s:>8.3f}  {row.cache.state}"
             + (f"  (converted in {row.workload['begin_s']:.1f} s)" if row.workload["converted_bytes"] else "")
         )

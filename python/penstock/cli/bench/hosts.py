@@ -43,7 +43,7 @@ def measured(
     """Runs a bench here, or on all nodes of the cluster that the flags name, and delivers its rows.
 
     Args:
-        work: The bench as the nodes are told it.
+        work: The benchmark that the nodes run.
         here: Runs it on this machine.
         spec: The bench as results hold it.
     """
@@ -51,7 +51,7 @@ def measured(
     from penstock.cli.bench.table import Table
 
     table = Table(silent=given["as_json"])
-    hooks = Hooks(told=table.row, look=table.look)
+    hooks = Hooks(on_row=table.row, look=table.look)
     if not is_many(given):
         deliver(here(hooks), spec, table, given)
         return

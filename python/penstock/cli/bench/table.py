@@ -54,7 +54,7 @@ class Table:
         room = columns_of(sys.stdout)
         self._shown = _NARROW if room is not None and room < sum(_WIDTHS) + len(_WIDTHS) - 1 else _HEAD
 
-    def say(self, text: str) -> None:
+    def echo(self, text: str) -> None:
         click.echo(text, err=True)
 
     def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
@@ -62,8 +62,8 @@ class Table:
         if not sys.stderr.isatty():
             return
         entries, ios, moved = done
-        told = f"{phase} by {workers}: {entries:,} files, {ios:,} requests, {format_bytes(moved)}"
-        click.echo(f"\r\x1b[K{told}", nl=False, err=True)
+        line = f"{phase} by {workers}: {entries:,} files, {ios:,} requests, {format_bytes(moved)}"
+        click.echo(f"\r\x1b[K{line}", nl=False, err=True)
         self._has_bar = True
 
     def _clear(self) -> None:
@@ -110,7 +110,7 @@ class Table:
     def hosts(self, count: int, clock_skew_s: float, rows: list[Row]) -> None:
         """How well several hosts began together."""
         starts = max((float(row.raw.get("start_skew_s", 0)) for row in rows), default=0.0)
-        self.say(
+        self.echo(
             f"{count} hosts: phases began within {format_seconds(starts)} of each other at worst; clocks differ by up to"
             f" {format_seconds(clock_skew_s)}, and starts are corrected by that"
         )

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stage writes down of the records in the files it makes: where they lie, so that a later open of the copy needs
+//! Log of record offsets in the files that a stage writes, so that a later open of the copy needs
 //! no scan.
 //!
 //! Owns the log (`.penstock/records-NODE-of-NODES.bin`): appended to, one entry a file, in one write; an entry is believed

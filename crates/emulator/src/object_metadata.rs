@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a file cannot say of its object: ETag, checksums, headers. Kept in one append-only log of JSON lines and in
-//! memory; a fact holds only while the file's stamp (inode, mtime, size) is the one it was learnt from.
+//! Object metadata that a file cannot hold: ETag, checksums, headers. Kept in one append-only log of JSON lines and in
+//! memory. An entry is valid only while the file's stamp (inode, mtime, size) is the one it was recorded with.
 //!
 //! Endpoints that serve the same folder at the same time read each other's lines.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the first records of a dataset (those of its first object that is not empty) hold, and the fields that follow from it when none are said.
+//! Schema of a dataset's first records (those of its first object that is not empty), and the default fields derived from it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -5,8 +5,8 @@
 //! copied but names that two fields hold. Every member costs at least a block of the input, so the input's own limit
 //! bounds what a bomb can make of it.
 //!
-//! What holds no sample is passed over: folders, links (hard and symbolic), devices, FIFOs, volume labels. What would
-//! be read wrongly is refused: sparse files, whose bytes do not lie in one piece, and the continued files of multi-volume
+//! Members without a sample are skipped: folders, links (hard and symbolic), devices, FIFOs, volume labels. Members that
+//! would be read wrongly are refused: sparse files, whose bytes do not lie in one piece, and the continued files of multi-volume
 //! archives. Bytes behind the first block of zeros are never looked at; an archive that ends between two members without
 //! one counts as whole, as GNU tar and Python have it.
 

@@ -150,7 +150,7 @@ def print_error(error: PenstockError) -> int:
 
 
 def _foreseen(error: Exception) -> PenstockError:
-    """What was raised by Python itself, in our words: the system refused, or we have a bug."""
+    """Penstock error for an exception of Python itself: the system refused, or Penstock has a bug."""
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         text = f"{place}{error.strerror or error}"

@@ -93,7 +93,7 @@ def _rates(now: dict[str, Any], seconds: float) -> tuple[float, float | None]:
 
 
 def _nodes(now: dict[str, Any]) -> list[str]:
-    """What concerns a launch of many nodes."""
+    """Progress text of a launch of many nodes."""
     if now["nodes"] < 2:
         return []
     silent = now["nodes"] - now["nodes_seen"]

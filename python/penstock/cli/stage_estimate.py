@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `penstock stage --dry-run` says: shares, requests, money and time, before the first byte."""
+"""Output of `penstock stage --dry-run`: shares, requests, money and time, before the first byte."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a worker counts as it goes, and what all workers share. Counters belong to one worker each, so that counting is a
+//! Counters of each worker, and state that all workers share. Counters belong to one worker each, so that counting is a
 //! plain store that no other core waits for.
 
 use std::sync::OnceLock;

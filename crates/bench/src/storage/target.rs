@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What lies at the path: a folder to hold a tree, or one file or block device that all threads share. Refuses what the
-//! spec cannot be done to, before any thread begins.
+//! The target path: a folder to hold a tree, or one file or block device that all threads share. Refuses a target that
+//! the spec cannot run on, before any thread begins.
 
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Images: JPEG and PNG decoded, cropped, resized, flipped and normalised into a slot of a batch.
 //!
-//! What comes out is a pure function of the bytes, the [`ImageSpec`] and a key: the key is the caller's, made from the
+//! The output is a pure function of the bytes, the [`ImageSpec`] and a key. The caller makes the key from the
 //! seed, the epoch and the sample, so the same sample gets the same crop on any world size.
 //!
 //! Colours are RGB, whatever is stored: grey is repeated, CMYK and YCCK are converted as Pillow does it (Adobe's inverted

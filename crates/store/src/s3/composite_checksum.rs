@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What S3 knows of a multipart upload whose parts alone have checksums: a checksum of checksums (`COMPOSITE`) or, older,
-//! an ETag that is the MD5 of MD5s (`...-8`). Either says how many parts there are and not how large: a HEAD of the first
-//! part tells that, and one of the last that all are alike. Where they are not, nothing is promised.
+//! Checksums that S3 keeps of a multipart upload whose parts alone have checksums: a checksum of checksums (`COMPOSITE`) or, older,
+//! an ETag that is the MD5 of MD5s (`...-8`). Either holds the number of parts but not their size. A HEAD of the first
+//! part returns the size; a HEAD of the last shows whether all are alike. If they are not, nothing is promised.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

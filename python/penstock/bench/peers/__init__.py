@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["DRIVE", "PEERS", "Peer"]
 
 DRIVE = Path(__file__).with_name("drive.py")
-"""What a contestant's interpreter runs."""
+"""Script that a contestant's interpreter runs."""
 
 
 @dataclass(frozen=True)

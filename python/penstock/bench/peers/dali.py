@@ -17,7 +17,7 @@ _made: dict[str, Any] = {}
 
 
 def _index(archive: str, out: Path) -> None:
-    """What DALI's `wds2idx` writes: a line a sample, of the extension, offset, size and name of each member."""
+    """Index as DALI's `wds2idx` writes it: a line a sample, of the extension, offset, size and name of each member."""
     lines: list[list[str]] = []
     last = None
     with tarfile.open(archive) as opened:

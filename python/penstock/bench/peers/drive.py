@@ -90,7 +90,7 @@ def _rows(column: Any) -> Any:
 
 
 class Seen:
-    """What the batches of a pass held."""
+    """Contents of the batches of a pass."""
 
     def __init__(self, task: dict[str, Any]) -> None:
         fields = task["fields"]

@@ -171,7 +171,7 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
 
 
 def _asked(spec: TrainSpec, demand: Demand) -> dict[str, Any]:
-    """What accelerators that never wait would take."""
+    """Demand of accelerators that never wait."""
     rate = (demand.samples_per_s or 0.0) * spec.ranks
     return {
         "schema_version": 2,

@@ -49,7 +49,7 @@ def blocks(page: str) -> list[Block]:
             continue
         indent, ticks, language = fence.groups()
         if language not in (*_RUN, *_SHOWN):
-            raise ValueError(f"line {at + 1}: language `{language}` is none of {', '.join((*_RUN, *_SHOWN))}")
+            raise ValueError(f"line {at + 1}: language `{language}` is not one of {', '.join((*_RUN, *_SHOWN))}")
         end = next((i for i in range(at + 1, len(lines)) if lines[i].strip() == ticks), None)
         if end is None:
             raise ValueError(f"line {at + 1}: the block is never closed")

@@ -139,7 +139,7 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
         ConfigError: A file is not TOML, or too large for settings.
     """
     if only is not None and not only.is_file():
-        raise NotFound(f"{only} is no file", hint="--config and PENSTOCK_CONFIG name a TOML file of settings")
+        raise NotFound(f"{only} is not a file", hint="--config and PENSTOCK_CONFIG name a TOML file of settings")
     if only is not None:
         return Config((Layer(str(only), _parse(only, _read(only))),))
     here, *own = places(environment, folder)

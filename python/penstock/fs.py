@@ -69,7 +69,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         """The store of a path, the URL of the store's root, and the path below it."""
         parts = urlsplit(path, allow_fragments=False)
         if not parts.scheme:
-            raise ConfigError(f"{path} is no URL", where="path")
+            raise ConfigError(f"{path} is not a URL", where="path")
         root = f"{parts.scheme}://{parts.netloc}"
         if root not in self._stores:
             self._stores[root] = _native.Files(root + "/", dict(env.read()), timeout_s=self._timeout_s)

@@ -25,7 +25,7 @@ class _Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def __post_init__(self) -> None:
         if not self.source.strip() or not self.as_of.strip():
-            raise ValueError("a number stands without source or date")
+            raise ValueError("a number has no source or date")
 
 
 def _positive(value: float) -> None:
@@ -154,7 +154,7 @@ def load(path: str | Path | None = None) -> dict[str, Tier]:
     tiers: dict[str, Tier] = {}
     for tier in book.tier:
         if tier.label in tiers:
-            raise ConfigError(f"tier book {place}: {tier.label} stands twice", where=place)
+            raise ConfigError(f"tier book {place}: {tier.label} occurs twice", where=place)
         tiers[tier.label] = tier
     for tier in book.tier:
         latest = tiers.get(tier.name)
@@ -171,5 +171,5 @@ def find(name: str, path: str | Path | None = None) -> Tier:
     """
     tiers = load(path)
     if name not in tiers:
-        raise ConfigError(f"tier: `{name}` is none of {', '.join(sorted(tiers))}", where="tier")
+        raise ConfigError(f"tier: `{name}` is not one of {', '.join(sorted(tiers))}", where="tier")
     return tiers[name]

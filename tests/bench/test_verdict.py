@@ -262,7 +262,7 @@ def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
             rows.append(row("READ", c, size, per_s, path_type="object", entry_latency=latency))
     told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
     assert told[256, 128 * KIB].regime == "throttle"
-    assert "nobody counted" in told[256, 128 * KIB].evidence["reason"]
+    assert "were not counted" in told[256, 128 * KIB].evidence["reason"]
     assert told[1, 128 * KIB].regime == "concurrency"
 
 

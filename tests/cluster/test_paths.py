@@ -192,8 +192,8 @@ def test_fuse_client_is_a_path_and_reads_what_the_stream_reads(client, written, 
 @pytest.mark.parametrize(
     ("paths", "words"),
     [
-        (["fast"], "is none of pool, pool:ENGINE"),
-        (["fuse:"], "is none of"),
+        (["fast"], "is not one of pool, pool:ENGINE"),
+        (["fuse:"], "is not one of"),
         (["pool:" + "x" * 40], "too long"),
     ],
 )

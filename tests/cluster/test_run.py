@@ -295,7 +295,7 @@ def test_job_file_old_keys_work_and_are_noted(job, run_cli, tmp_path):
         ("decompress = true", 'decompress = true\ndestination = "/x"', "a destination as well as a [pool]"),
         ('argv = ["sh"', 'argv = []\nx = ["sh"', "x"),
         ("ranks_per_node = 2", "ranks_per_node = 0", "0 ranks run nothing"),
-        ('name = "job"', 'name = "../job"', "is no name"),
+        ('name = "job"', 'name = "../job"', "is not a name"),
         ("ranks_per_node = 2", 'timeout = "soon"', "`soon` is not a duration"),
         ("[run]", "[run", "Expected"),
     ],

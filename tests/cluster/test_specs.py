@@ -137,7 +137,7 @@ def test_azure_lines_lay_down_the_very_file(form, exported, tmp_path):
         ("k8s", {'image = "me/train:1"': ""}, "", "submit.image"),
         ("k8s", {"nodes = 4": ""}, "", "submit.nodes"),
         ("k8s", {'name = "Train-1"': 'name = "1-train"'}, "", "does not take `1-train`"),
-        ("k8s", {'destination = "/scratch/train"': ""}, '[pool]\ndisk = "/d"', "on this system nobody starts commands"),
+        ("k8s", {'destination = "/scratch/train"': ""}, '[pool]\ndisk = "/d"', "this system cannot start commands"),
         ("k8s", {}, '[container]\nruntime = "docker"\nimage = "x"', "puts the whole job into one"),
         ("k8s", {}, '[provision]\nscript = "setup.sh"\nat = "/tmp/setup.sh"', "provision: setup.sh is not where"),
         ("azureml", {}, '[provision]\nscript = "setup.sh"\nat = "/tmp/setup.sh"', "provision: setup.sh is not where"),
@@ -153,7 +153,7 @@ def test_azure_lines_lay_down_the_very_file(form, exported, tmp_path):
         ("slurm", {}, 'args = ["--a\\n#SBATCH --b"]', "more than one line"),
         ("slurm-prolog", {}, "", "the job file has none"),
         ("pbs", {"nodes = 4": "nodes = 0"}, "", "0 nodes run nothing"),
-        ("jcl", {}, "", "is none of slurm"),
+        ("jcl", {}, "", "is not one of slurm"),
     ],
 )
 def test_job_that_a_system_cannot_say_is_refused(form, replaced, more, word, exported):

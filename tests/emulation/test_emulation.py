@@ -78,7 +78,7 @@ def test_emulator_answer_without_100_continue_closes_the_connection(tmp_path):
 
 
 def test_emulator_unknown_tier_lists_the_known_ones(tmp_path):
-    with pytest.raises(ConfigError, match=r"`warm` is none of azure-hot, azure-hot@2021"):
+    with pytest.raises(ConfigError, match=r"`warm` is not one of azure-hot, azure-hot@2021"):
         Emulator(tmp_path, tier="warm")
 
 

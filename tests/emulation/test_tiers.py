@@ -47,7 +47,7 @@ def test_azure_hot_2021_is_the_studys_account():
 
 
 def test_find_unknown_tier_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="`warm` is none of azure-hot, azure-hot@2021"):
+    with pytest.raises(ConfigError, match="`warm` is not one of azure-hot, azure-hot@2021"):
         tiers.find("warm")
 
 

@@ -247,7 +247,7 @@ def test_images_in_class_folders_have_their_labels(tmp_path):
     loader = penstock.Loader(penstock.open(tmp_path).fields(**fields), batch_size=6, on_error="skip")
     (batch,) = loader
     assert batch["label"].tolist() == [0, 0, 1, 2, 2]
-    assert "is no image" in loader.report()["bad_samples"][0]
+    assert "is not an image" in loader.report()["bad_samples"][0]
 
 
 LABELS = {

@@ -95,7 +95,7 @@ def test_pyxis_words_are_sruns_own():
 def test_bind_that_is_none_is_refused(runtime, bind):
     with pytest.raises(ConfigError, match="is no bind"):
         _rank_prefix(runtime, ContainerSpec("image", (bind,)))
-    with pytest.raises(ConfigError, match="is no image"):
+    with pytest.raises(ConfigError, match="is not an image"):
         _rank_prefix(runtime, ContainerSpec("--privileged"))
 
 

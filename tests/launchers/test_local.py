@@ -170,10 +170,10 @@ def test_hosts_that_cannot_be_are_refused(name, count):
 @pytest.mark.needs_root
 @pytest.mark.parametrize("name", ["../../x", "..", "a/b", "", "A"])
 def test_hosts_of_a_name_that_cannot_be_are_not_attached_to(name, run_cli):
-    with pytest.raises(ConfigError, match="is no name"):
+    with pytest.raises(ConfigError, match="is not a name"):
         Hosts.attach(name)
     ended = run_cli("cluster", "rehearse", name, "--end")
-    assert (ended.code, "is no name" in ended.err) == (2, True), ended.err
+    assert (ended.code, "is not a name" in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.needs_root

@@ -158,7 +158,7 @@ def test_encode_value_that_cannot_be_says_so(features: dict, text: str) -> None:
 
 
 def test_encode_unknown_codec_or_level_says_so() -> None:
-    with pytest.raises(ConfigError, match="`bzip2` is none of none, gzip, zstd, lz4"):
+    with pytest.raises(ConfigError, match="`bzip2` is not one of none, gzip, zstd, lz4"):
         encode_tfrecord({}, codec="bzip2")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="99 is not one of gzip's, 0 to 12"):
         encode_tfrecord({}, codec="gzip", level=99)

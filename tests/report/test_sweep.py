@@ -146,7 +146,7 @@ def test_report_of_a_folder_of_old_results(run_cli, results, tmp_path):
     assert done.code == 0
     assert done.out.splitlines()[0] == str(tmp_path / "report.html")
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"surface-0.svg", "surface-1.svg"}
-    again = run_cli("report", str(tmp_path), "--json")  # the page that lies there now is no result
+    again = run_cli("report", str(tmp_path), "--json")  # the page that lies there now is not a result
     assert (again.code, json.loads(again.out)["rows"]) == (0, len(sound))
 
 

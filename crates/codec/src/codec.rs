@@ -93,7 +93,7 @@ impl FromStr for Codec {
 
     fn from_str(name: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|codec| codec.name() == name).ok_or_else(|| {
-            Error::config("codec", format!("`{name}` is none of {}", Self::ALL.map(Self::name).join(", ")))
+            Error::config("codec", format!("`{name}` is not one of {}", Self::ALL.map(Self::name).join(", ")))
         })
     }
 }

@@ -68,7 +68,7 @@ impl Planes {
         Self { width: 8, bits: 8 },
     ];
 
-    /// A form; `None` where there is none of that width (1, 2, 4, 8) and so many planes of bits.
+    /// A form; `None` if no form has that width (1, 2, 4, 8) and so many planes of bits.
     pub fn new(width: u8, bits: u8) -> Option<Self> {
         matches!(width, 1 | 2 | 4 | 8).then_some(Self { width, bits }).filter(|form| form.bits <= form.width)
     }

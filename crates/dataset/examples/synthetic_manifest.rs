@@ -13,7 +13,7 @@ fn main() -> Result<()> {
         [file, count] => (Path::new(file), count.parse::<u64>().ok()),
         _ => return Err(Error::config("arguments", "are FILE and N")),
     };
-    let count = count.ok_or_else(|| Error::config("N", "is no number"))?;
+    let count = count.ok_or_else(|| Error::config("N", "is not a number"))?;
     let mut state = 7u64;
     let objects = (0..count).map(|at| {
         // splitmix64: sizes from 64 kB to 16 MB, and ETags that do not compress.

@@ -132,7 +132,7 @@ pub struct StagedOffsets {
 }
 
 impl StagedOffsets {
-    /// `None` where the dataset is no folder here, or no stage noted anything.
+    /// `None` where the dataset is not a folder here, or no stage noted anything.
     pub fn of(manifest: &Manifest) -> Option<Self> {
         let folder = manifest.url.parse::<Url>().ok()?.to_path()?;
         let own = |root: &Path| root.join(std::str::from_utf8(OWN_PREFIX).unwrap_or_default());

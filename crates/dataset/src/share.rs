@@ -115,7 +115,7 @@ impl FromStr for Weights {
             .filter(|word| !word.is_empty())
             .map(|word| match word.parse::<f64>() {
                 Ok(weight) if (0.001..=1e6).contains(&weight) => Ok((weight * 1000.0).round() as u64),
-                _ => Err(Error::config("--weights", format!("`{word}` is no number from 0.001 to 1,000,000"))),
+                _ => Err(Error::config("--weights", format!("`{word}` is not a number from 0.001 to 1,000,000"))),
             })
             .collect::<Result<Vec<u64>>>()?;
         match weights.is_empty() {

@@ -273,7 +273,7 @@ impl Folder {
         let here = chain.last().map_or(self.root.as_fd(), |fd| fd.as_fd());
         match owned::remove_file(here, *name, Proof::Named) {
             Ok(()) => {}
-            // A folder of that name is no object.
+            // A folder of that name is not an object.
             Err(Errno::ISDIR | Errno::PERM) => return Ok(()),
             Err(error) if is_absent(error) => return Ok(()),
             Err(error) => return Err(error.into()),

@@ -30,7 +30,7 @@ impl FromStr for Tail {
             "ragged" => Ok(Self::Ragged),
             "drop" => Ok(Self::Drop),
             "pad" => Ok(Self::Pad),
-            other => Err(Error::config("tail", format!("`{other}` is none of ragged, drop, pad"))),
+            other => Err(Error::config("tail", format!("`{other}` is not one of ragged, drop, pad"))),
         }
     }
 }

@@ -81,7 +81,7 @@ impl ImageDocument {
             "none" => Crop::None,
             "center" => Crop::Center { resize: self.resize },
             "random" => Crop::Random { area: self.area, ratio: self.ratio },
-            other => return Err(Error::config("image", format!("crop `{other}` is none of random, center, none"))),
+            other => return Err(Error::config("image", format!("crop `{other}` is not one of random, center, none"))),
         };
         let layout = match self.layout.as_str() {
             "HWC" => Layout::Hwc,

@@ -61,7 +61,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     }
     let data_offset = before + len as usize;
     let text = bytes.get(before..data_offset).ok_or_else(cut)?;
-    let text = std::str::from_utf8(text).map_err(|_| corrupt("has a .npy header that is no text".to_owned()))?;
+    let text = std::str::from_utf8(text).map_err(|_| corrupt("has a .npy header that is not text".to_owned()))?;
     let dict = Dict::parse(text).map_err(|problem| corrupt(format!("has a .npy header that {problem}")))?;
     let (descr, big_endian) = element(dict.descr, place)?;
     let mut shape = dict.shape;

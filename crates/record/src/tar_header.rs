@@ -62,7 +62,7 @@ impl<'a> Fields<'a> {
         };
         let size = match kind {
             Kind::NoContent => 0,
-            _ => number(&block[124..136]).ok_or("has a size that is no number")?,
+            _ => number(&block[124..136]).ok_or("has a size that is not a number")?,
         };
         // GNU's own format (`ustar  `) keeps times where POSIX keeps the prefix.
         let posix = &block[257..263] == b"ustar\0";
@@ -75,7 +75,7 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len())]
 }
 
-/// A number: octal digits between blanks, or base 256 where the first bit is set. `None` for what is no number, negative
+/// A number: octal digits between blanks, or base 256 where the first bit is set. `None` for what is not a number, negative
 /// or beyond 63 bits.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
@@ -118,7 +118,7 @@ impl<'a> Pax<'a> {
             match key {
                 b"path" => self.path = (!value.is_empty()).then_some(value),
                 b"size" if value.is_empty() => self.size = None,
-                b"size" => self.size = Some(decimal(value).ok_or("has a pax size that is no number")?),
+                b"size" => self.size = Some(decimal(value).ok_or("has a pax size that is not a number")?),
                 key if key.starts_with(b"GNU.sparse.") => self.sparse = true,
                 _ => {}
             }

@@ -139,7 +139,7 @@ impl DestDir {
             .map(|stat| FileType::from_raw_mode(stat.st_mode));
         let what = match kind {
             Ok(FileType::Symlink) => "is a symbolic link there, which is not followed",
-            _ => "is no folder there",
+            _ => "is not a folder there",
         };
         Error::KeyRefused {
             key: Key::new(relative.to_vec()).to_string(),

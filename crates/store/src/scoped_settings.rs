@@ -51,7 +51,8 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
         if let Some(tenant) = name.strip_prefix(MARK).and_then(|rest| rest.strip_suffix("_URL"))
             && !tenant.contains("AWS_ENDPOINT")
         {
-            let url: Url = value.parse().map_err(|_| Error::config(name, format!("`{value}` is no URL of a store")))?;
+            let url: Url =
+                value.parse().map_err(|_| Error::config(name, format!("`{value}` is not a URL of a store")))?;
             if found.insert(tenant, url.to_string().trim_end_matches('/').to_owned()).is_some() {
                 return Err(Error::config(name, "it is set twice"));
             }

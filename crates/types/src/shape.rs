@@ -87,7 +87,7 @@ impl FromStr for DType {
     fn from_str(name: &str) -> Result<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
             let known: Vec<_> = Self::ALL.iter().map(|dtype| dtype.name()).collect();
-            Error::config("dtype", format!("`{name}` is none of {}", known.join(", ")))
+            Error::config("dtype", format!("`{name}` is not one of {}", known.join(", ")))
         })
     }
 }

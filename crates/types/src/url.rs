@@ -200,7 +200,7 @@ impl FromStr for Url {
             return Err(Error::config(
                 "url",
                 format!(
-                    "`{name}://` is none of {}",
+                    "`{name}://` is not one of {}",
                     Scheme::ALL.map(|scheme| format!("{}://", scheme.name())).join(", ")
                 ),
             ));

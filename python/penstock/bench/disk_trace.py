@@ -38,7 +38,7 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     ios_per_s: float | None = None
     bytes_per_s: float | None = None
-    source: str = "nobody states any"
+    source: str = "not stated"
     is_shared: bool = True
 
 

@@ -88,7 +88,7 @@ def _whole(text: str | None, place: str) -> int | None:
     try:
         return max(1, int(text))
     except ValueError:
-        raise Corrupt(f"{place}: {text!r} is no whole number", where=place) from None
+        raise Corrupt(f"{place}: {text!r} is not a whole number", where=place) from None
 
 
 def _number(text: str, place: str) -> float | None:
@@ -97,7 +97,7 @@ def _number(text: str, place: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
-        raise Corrupt(f"{place}: {text!r} is no number", where=place) from None
+        raise Corrupt(f"{place}: {text!r} is not a number", where=place) from None
     if not 0 <= value < 1e30:
         raise Corrupt(f"{place}: {text} is no figure", where=place)
     return value

@@ -180,7 +180,7 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
     asked = set(bench.mix or {}) | set(bench.operations)
     if unknown := sorted(set(bench.operations) - set(OPERATIONS)):
         raise ConfigError(
-            f"operations: `{', '.join(unknown)}` is none of {', '.join(OPERATIONS)}", where="--operations"
+            f"operations: `{', '.join(unknown)}` is not one of {', '.join(OPERATIONS)}", where="--operations"
         )
     if bench.existing and (writes := sorted(asked & _WRITES)):
         raise ConfigError(

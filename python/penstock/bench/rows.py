@@ -302,7 +302,7 @@ def read_results(folder: Path) -> Results:
     except FileNotFoundError:
         raise NotFound(f"no rows at {file}", where=str(file)) from None
     except (tomllib.TOMLDecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{folder} is no folder of results: {error}", where=str(folder)) from None
+        raise Corrupt(f"{folder} is not a folder of results: {error}", where=str(folder)) from None
     except OSError as error:
         raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
     rows = []

@@ -55,7 +55,7 @@ def _stdout_is_broken() -> bool:
 
 @contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """`penstock ... | head` is no failure: when nobody reads on, end well (click alone would end with 1)."""
+    """`penstock ... | head` is no failure: when the reader of a pipe has ended, exit with 0 (click alone would exit with 1)."""
     try:
         yield
     except BrokenPipeError as error:

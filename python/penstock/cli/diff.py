@@ -12,7 +12,7 @@ from penstock.cli.parameters import SECONDS, patterns
 
 __all__ = ["command"]
 
-# Names spelt out a kind; all of them stand in the JSON.
+# Maximum number of names that are printed per kind; the JSON has all of them.
 _SHOWN = 20
 
 

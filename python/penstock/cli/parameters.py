@@ -91,7 +91,7 @@ def patterns(command: Callable[..., Any]) -> Callable[..., Any]:
 def settable(command: click.Command) -> dict[str, click.Option]:
     """Key -> option, for every flag of a verb that a file or the environment may set.
 
-    A flag that may be repeated belongs to one run, and is none of them.
+    A flag that may be repeated belongs to one run, and is not one of them.
     """
     options = [
         p

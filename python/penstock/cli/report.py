@@ -90,7 +90,7 @@ def command(
 
 
 def _print(file: Path, *, as_json: bool) -> None:
-    """The file's name is what a script wants, unless JSON stands on stdout."""
+    """Print the file's name for scripts, unless stdout has JSON."""
     click.echo(str(file), err=as_json)
 
 

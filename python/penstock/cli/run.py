@@ -195,6 +195,6 @@ def _print_step(row: StepRow) -> None:
 
 
 def _on_line(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
-    # The job's own words are on stdout; what the ranks say is talk, and stands in the logs too.
+    # stdout has the job's own output; that of ranks goes to stderr and to the logs.
     sys.stderr.buffer.write(f"{node}: ".encode() + line + b"\n")
     sys.stderr.flush()

@@ -77,7 +77,7 @@ class LiveView:
             self._nodes[node] = (time.monotonic(), rank, lines + 1, line.decode(errors="replace"))
 
     def render(self) -> Group:
-        """As it stands now, a line a step and a line a node."""
+        """The present state: one line per step and one per node."""
         lines = [(self._job, "bold")]
         with self._lock:
             for name, took, is_well in self._done:

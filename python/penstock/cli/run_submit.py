@@ -48,7 +48,7 @@ def submit_or_export(
 
 
 def node_slice_of(node: int | None, nodes: int | None, meet: str | None) -> NodeSlice:
-    """Where this node stands in its job, by the flags or by its launcher's variables."""
+    """Number of this node in its job, from the flags or the launcher's variables."""
     from penstock import env, ranks
     from penstock.errors import ConfigError
     from penstock.protocols import NodeSlice

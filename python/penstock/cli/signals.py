@@ -41,7 +41,7 @@ class TerminationSignal(KeyboardInterrupt):
 
 
 def _terminated(number: int, _frame: FrameType | None) -> None:
-    # A second one finds the default: whoever insists gets what he wants.
+    # The default handler is back for a second signal, which ends the process at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Watch.handled(number)
     raise TerminationSignal("terminated")
@@ -151,7 +151,7 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Lets SIGTERM (a scheduler's end of time, `kill`) stop a command as Ctrl-C does, where nobody ignores it."""
+    """Lets SIGTERM (a scheduler's end of time, `kill`) stop a command as Ctrl-C does, unless the signal is ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

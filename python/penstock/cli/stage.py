@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-# Failures spelt out on stderr; all of them stand in the JSON.
+# Maximum number of failures that are printed on stderr; the JSON has all of them.
 _MAX_SHOWN = 20
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["readable", "usd"]
 
-# Nodes spelt out; all of them stand in the JSON.
+# Maximum number of nodes that are printed; the JSON has all of them.
 _MAX_SHOWN = 64
 
 

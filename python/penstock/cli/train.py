@@ -188,7 +188,7 @@ def _end(cause: PenstockError) -> None:
 class Talk:
     """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase.
 
-    Before the first, what all epochs will cost where somebody bills for them.
+    Before the first, the cost of all epochs, if their requests are billed.
     """
 
     def __init__(self, price_tier: str | None = None) -> None:

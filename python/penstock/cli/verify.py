@@ -14,7 +14,7 @@ from penstock.cli.signals import stopped
 
 __all__ = ["command"]
 
-# Files spelt out; all that are wrong stand in the JSON.
+# Maximum number of files that are printed; the JSON has all of them.
 _MAX_SHOWN = 20
 
 

@@ -202,13 +202,13 @@ def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress:
     if not 8 <= voxels <= 512:
         raise ConfigError(f"voxels: {voxels} is not between 8 and 512")
     if cubes not in _CUBES_PER_SIDE:
-        raise ConfigError(f"cubes-per-universe: {cubes} is none of 1, 8, 64 (a cube number of cubes fills a box)")
+        raise ConfigError(f"cubes-per-universe: {cubes} is not one of 1, 8, 64 (a cube number of cubes fills a box)")
     if voxels * _CUBES_PER_SIDE[cubes] > 1024:
         raise ConfigError(
             f"cubes-per-universe: {cubes} cubes of {voxels} voxels need a grid of {voxels * _CUBES_PER_SIDE[cubes]}³, more than 1024³"
         )
     if compress not in _SUFFIX:
-        raise ConfigError(f"compress: `{compress}` is none of {', '.join(_SUFFIX)}")
+        raise ConfigError(f"compress: `{compress}` is not one of {', '.join(_SUFFIX)}")
     if box_mpc is not None and not 1 <= box_mpc <= 10_000:
         raise ConfigError(f"box: {box_mpc:g} Mpc/h is not between 1 and 10,000")
     last = first_universe + -(-samples // cubes) - 1

@@ -71,7 +71,7 @@ def generate(
         raise ConfigError(f"compresses: {compresses:g} is less than 1: noise does not get smaller")
     write = {"tfrecord": _tfrecord, "npz": _npz, "jpeg": _picture, "png": _picture}.get(format)
     if write is None:
-        raise ConfigError(f"format `{format}` is none of tfrecord, npz, jpeg, png")
+        raise ConfigError(f"format `{format}` is not one of tfrecord, npz, jpeg, png")
     if records_per_file > 1 and write is _picture:
         raise ConfigError(f"a {format} file holds one picture, not {records_per_file}")
     digits = len(str(files))

@@ -58,7 +58,7 @@ def lead(paths: list[PathFacts], *, identical: bool, scale: float) -> str:
         point = "Hot, Premium and a local copy feed the accelerators equally well: what matters is how the objects are read, not what is paid for them."
     else:
         each = ", ".join(f"{p.label} {number_format.rate(p.samples_per_s)}" for p in (hot, premium, staged))
-        point = f"In samples/s: {each}; what held them up here stands on each card."
+        point = f"In samples/s: {each}; each card names its limit here."
     return (
         f"Four ways from object storage to one model, rehearsed on this machine at F = {scale:g} of the tiers’ stated rates. {same}. "
         f"{fast.label[:1].upper()}{fast.label[1:]} delivers {fast.samples_per_s / slow.samples_per_s:.1f} times the samples of {slow.label}. {point}"

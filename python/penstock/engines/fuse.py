@@ -103,7 +103,9 @@ class FuseEngine(AgentManagedEngine):
         self._client, self._source = parsed["client"], parsed["source"]
         self._environment = {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
         if self._client not in CLIENTS:
-            raise ConfigError(f"engine fuse: client `{self._client}` is none of {', '.join(CLIENTS)}", where="client")
+            raise ConfigError(
+                f"engine fuse: client `{self._client}` is not one of {', '.join(CLIENTS)}", where="client"
+            )
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:  # noqa: ARG002
         lacks = []

@@ -126,9 +126,9 @@ class BaseLoader(Generic[Batch]):
             BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
         """
         if tail is not None and tail not in _TAILS:
-            raise ConfigError(f"tail: `{tail}` is none of {', '.join(_TAILS)}", where="tail")
+            raise ConfigError(f"tail: `{tail}` is not one of {', '.join(_TAILS)}", where="tail")
         if on_error not in _ON_ERROR:
-            raise ConfigError(f"on_error: `{on_error}` is none of {', '.join(_ON_ERROR)}", where="on_error")
+            raise ConfigError(f"on_error: `{on_error}` is not one of {', '.join(_ON_ERROR)}", where="on_error")
         if on_error == "skip" and tail == "drop":
             raise ConfigError(
                 'on_error: skip makes a batch smaller, and tail="drop" promises equal ones',

@@ -66,7 +66,7 @@ def cache_request(
         ConfigError: The limit is not a number of bytes or comes with `cache(False)`, or `transcode` is unknown.
     """
     if transcode not in get_args(Transcode):
-        raise ConfigError(f"transcode: {transcode!r} is none of {', '.join(get_args(Transcode))}", where="transcode")
+        raise ConfigError(f"transcode: {transcode!r} is not one of {', '.join(get_args(Transcode))}", where="transcode")
     limit = None if limit_bytes is None else operator.index(limit_bytes)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit_bytes: {limit} bytes hold nothing", where="limit_bytes")

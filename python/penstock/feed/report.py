@@ -127,8 +127,8 @@ class Report(Mapping[str, Any]):
         if any(self["caches"]):
             lines.append(
                 f"  node cache: {self['cache_hits']:,} reads from it ({self['cache_bytes'] / 1e9:.3f} GB), "
-                f"{self['cache_misses']:,} objects fetched into it, {self['cache_evictions']:,} gave way"
-                + (f", {self['cache_transcodes']:,} written anew in planes" if self["cache_transcodes"] else "")
+                f"{self['cache_misses']:,} objects fetched into it, {self['cache_evictions']:,} evicted"
+                + (f", {self['cache_transcodes']:,} rewritten in planes" if self["cache_transcodes"] else "")
             )
         lines += [f"  compressed objects are {text}" for text in self["transcoding"] if text is not None]
         if self["locality"] is not None:
@@ -168,8 +168,8 @@ _COUNTS = {
     "substituted": "Bad samples replaced by others",
     "cache_hits": "Reads answered from the node's cache",
     "cache_misses": "Objects fetched into the node's cache",
-    "cache_evictions": "Objects that gave way in the node's cache",
-    "cache_transcodes": "Objects that the node's cache has written anew in planes",
+    "cache_evictions": "Objects evicted from the node's cache",
+    "cache_transcodes": "Objects that the node's cache has rewritten in planes",
     "pool_own_bytes": "Bytes read in a pool from this node's own files",
     "pool_engine_bytes": "Bytes read in a pool by its engine",
     "pool_bucket_bytes": "Bytes that a pool had lost, read from the bucket again",

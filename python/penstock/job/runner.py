@@ -376,7 +376,7 @@ class Execution:
         if self.lost:
             text += f", {tries} starts; lost: {', '.join(self.lost)} ({next(iter(self.lost.values()))})"
         if self._recreated_because is not None:
-            text += f"; the pool was brought up anew: {self._recreated_because}"
+            text += f"; the pool was started again: {self._recreated_because}"
         return text
 
     def _run_ranks(self) -> list[Exit]:

@@ -295,7 +295,7 @@ def for_path(job: Job, path: str) -> Job:
         settings = {"client": which, "source": stage.source}
         pool = PoolSection(disk=job.pool.disk, engine="fuse", settings=settings, timeout=job.pool.timeout)
         return msgspec.structs.replace(base, pool=pool, stage=None)
-    raise ConfigError(f"paths: `{path}` is none of pool, pool:ENGINE, staged, stream, fuse:CLIENT", where="paths")
+    raise ConfigError(f"paths: `{path}` is not one of pool, pool:ENGINE, staged, stream, fuse:CLIENT", where="paths")
 
 
 def _staged_dir(job: Job, name: str) -> str:
@@ -318,7 +318,7 @@ def staged_leftover(job: Job) -> str | None:
 
 def _check(job: Job) -> None:
     if not _NAME.fullmatch(job.name):
-        raise ConfigError(f"name: `{job.name}` is no name: letters, digits and dashes, 40 at most")
+        raise ConfigError(f"name: `{job.name}` is not a name: letters, digits and dashes, 40 at most")
     if not job.run.argv:
         raise ConfigError("run.argv: no command")
     if job.run.ranks_per_node < 1:

@@ -69,7 +69,7 @@ def _binds(spec: ContainerSpec) -> list[tuple[str, str, bool]]:
 
 def _image(spec: ContainerSpec) -> str:
     if not spec.image or spec.image.startswith("-"):
-        raise ConfigError(f"container: `{spec.image}` is no image")
+        raise ConfigError(f"container: `{spec.image}` is not an image")
     return spec.image
 
 
@@ -137,7 +137,7 @@ class _Pyxis:
         # Enroot's hook exposes the GPUs if this variable is set.
         step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
         if any("{" in option for option in step):
-            raise Unsupported("container: srun takes one line for all nodes, so {node} and {rank} cannot stand in it")
+            raise Unsupported("container: srun takes one line for all nodes, so it cannot contain {node} and {rank}")
         return RankPrefix(launcher_args=(*step, *spec.args))
 
 

@@ -107,7 +107,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
         names = allocated_hosts(environment)
     for name in names:
         if not _HOST.fullmatch(name):
-            raise ConfigError(f"nodes: `{name}` is no host")
+            raise ConfigError(f"nodes: `{name}` is not a host")
     if len(set(names)) < len(names) or not names:
         raise ConfigError(f"nodes: `{found.get('nodes', '')}` names a host twice, or none")
     return MpiLauncher(

@@ -291,7 +291,7 @@ def _die_with_parent() -> None:
 
 def _check(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"hosts: `{name}` is no name: a letter, then at most 15 letters, digits and dashes")
+        raise ConfigError(f"hosts: `{name}` is not a name: a letter, then at most 15 letters, digits and dashes")
     if os.geteuid() != 0:
         raise Denied("hosts: network namespaces want root")
 

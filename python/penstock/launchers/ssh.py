@@ -283,7 +283,7 @@ class SshLauncher:
             raise Denied(
                 f"{node.name}: {known} does not hold the key that it shows: {error.reason}",
                 where=node.name,
-                hint="somebody else may be answering; compare the key before you add it",
+                hint="another host may be answering; compare the key before you add it",
             ) from error
         except asyncssh.PermissionDenied as error:
             raise Denied(
@@ -339,12 +339,12 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
         found = _HOST.fullmatch(place)
         if found is None or place.startswith("-") or (port and not 0 < int(port) < 65536):
             raise ConfigError(
-                f"nodes: `{item}` is no host", hint="write host, user@host or user@host:port, with commas between"
+                f"nodes: `{item}` is not a host", hint="write host, user@host or user@host:port, with commas between"
             )
         # Several entries may be one host with several ports: then the port is part of the name.
         name = found["host"].strip("[]") + (f":{port}" if port else "")
         if any(node.name == name for node in nodes):
-            raise ConfigError(f"nodes: {name} stands there twice")
+            raise ConfigError(f"nodes: {name} occurs twice")
         nodes.append(Node(name, found["host"].strip("[]")))
         if port:
             ports[name] = int(port)

@@ -122,7 +122,7 @@ def find(name: str) -> PoolRecord | None:
 def _record_path(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name: `{name}` is no name of a pool: letters, digits and dashes, 40 at most", where="--name"
+            f"--name: `{name}` is not a name of a pool: letters, digits and dashes, 40 at most", where="--name"
         )
     return _records_dir() / f"{name}.json"
 

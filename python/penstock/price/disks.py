@@ -101,5 +101,5 @@ def find(name: str) -> Disk:
     disks = load()
     if name not in disks:
         known = ", ".join(sorted(label for label in disks if "@" in label))
-        raise ConfigError(f"tier: `{name}` is none of the disks {known}", where="tier")
+        raise ConfigError(f"tier: `{name}` is not one of the disks {known}", where="tier")
     return disks[name]

@@ -82,7 +82,7 @@ def transfer_cost(
     if named is None:
         return None
     if named not in TIERS:
-        raise ConfigError(f"--price-tier: `{named}` is none of {', '.join(TIERS)}", where="--price-tier")
+        raise ConfigError(f"--price-tier: `{named}` is not one of {', '.join(TIERS)}", where="--price-tier")
     book = book or books.load()
     read_item, egress_item = TIERS[named]
     read = book.find(read_item)

@@ -201,7 +201,7 @@ def read(file: Path) -> Comparison:
             raise ConfigError(f"{file} has schema_version {version}, this build reads {SCHEMA_VERSION}")
         return msgspec.json.decode(text, type=Comparison)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{file} is no comparison: {error}") from error
+        raise ConfigError(f"{file} is not a comparison: {error}") from error
 
 
 def write(facts: Comparison, file: Path) -> None:

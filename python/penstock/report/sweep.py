@@ -172,11 +172,9 @@ def summarise(results: Results) -> SweepReport:
     hashes = tuple(sorted({r.spec_hash for r in rows if r.spec_hash}))
     warnings = []
     if len(hashes) > 1:
-        warnings.append(
-            f"rows of {len(hashes)} specifications stand here together: rates of different ones do not compare"
-        )
+        warnings.append(f"rows of {len(hashes)} specifications are together here: their rates cannot be compared")
     if sound and all(r.cache.state == "unknown" for r in sound):
-        warnings.append("nobody recorded whether caches were warm: reads may be of memory, not of storage")
+        warnings.append("the state of caches was not recorded: reads may come from memory, not from storage")
     if any(r.operation == "WRITE" and not r.direct for r in sound):
         warnings.append("buffered writes may be of memory: only what was synced inside the clock is durable")
     short = sum(0 < r.last.time_s < 1 for r in sound)

@@ -29,7 +29,7 @@ _REGIMES = {
 }
 _CAPTIONS = {
     "latencies": "Percentiles of latency; a line that turns up at the right is a tail.",
-    "series": "Rate over time. A triangle stands where the store refused.",
+    "series": "Rate over time. A triangle marks a refusal of the store.",
     "losses": "What the workers' time went to.",
     "limit-bytes_per_s": "Bytes a second against the limit that is stated for the disk or tier.",
     "limit-ios_per_s": "I/O operations a second against the stated limit.",
@@ -79,7 +79,7 @@ def _cells(cells: Sequence[Judged]) -> str:
         for c in cells[:_MAX_ROWS]
     )
     more = (
-        f'<p class="note">{len(cells) - _MAX_ROWS} more points stand in the JSON.</p>' if len(cells) > _MAX_ROWS else ""
+        f'<p class="note">{len(cells) - _MAX_ROWS} more points are in the JSON.</p>' if len(cells) > _MAX_ROWS else ""
     )
     return table(head, rows) + more
 

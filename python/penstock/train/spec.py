@@ -84,7 +84,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.archive and not self.runs:
             raise ConfigError("archive copies the run's folder, and none is kept", hint="--output DIR")
         if self.reader not in ("penstock", "torch"):
-            raise ConfigError(f"reader `{self.reader}` is none of penstock, torch")
+            raise ConfigError(f"reader `{self.reader}` is not one of penstock, torch")
         if self.accelerator and self.checkpoint:
             raise ConfigError("an emulated accelerator learns nothing, so there is nothing to checkpoint")
         return self

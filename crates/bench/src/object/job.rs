@@ -259,7 +259,7 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     while found.len() < most
         && let Some(meta) = keys.try_next().await?
     {
-        // A key that is no text cannot be named in a spec; it is passed over.
+        // A key that is not text cannot be named in a spec; it is passed over.
         found.extend(meta.key.strip_prefix(&prefix).and_then(|tail| tail.as_str().map(str::to_owned)));
     }
     if found.is_empty() {
@@ -273,7 +273,7 @@ pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;
     if !prefix.as_bytes().ends_with(b"/") && store.root().to_path().is_none() {
-        return Err(Error::bug(format!("{url} is no folder of ours")));
+        return Err(Error::bug(format!("{url} is not a folder of ours")));
     }
     let found: Vec<Key> = store.list(&prefix, None, Deadline::NEVER).map_ok(|meta| meta.key).try_collect().await?;
     for keys in found.chunks(1000) {

@@ -273,7 +273,7 @@ impl Column {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
                 let known = [CodecSource::Suffix, CodecSource::Header, CodecSource::Content];
                 let named = known.into_iter().find(|known| codec_source_name(*known).as_bytes() == &said[..]);
-                origin.codec_source = Some(named.ok_or_else(|| bad("is none of suffix, header and content"))?);
+                origin.codec_source = Some(named.ok_or_else(|| bad("is not one of suffix, header and content"))?);
             }
             (Field::OriginEncoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;

@@ -204,7 +204,7 @@ fn write_atomically(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> 
     let place = path.display().to_string();
     let io = |error: std::io::Error| Error::from_io(&place, &error);
     let (folder, _) = owned::parent_of(path).map_err(io)?;
-    let name = path.file_name().ok_or_else(|| Error::config(&place, "is no file name"))?;
+    let name = path.file_name().ok_or_else(|| Error::config(&place, "is not a file name"))?;
     let temporary = OwnedFile::create(&folder, ".penstock-manifest-").map_err(io)?;
     let write = || -> Result<()> {
         let mut file = temporary.file().try_clone().map_err(io)?;

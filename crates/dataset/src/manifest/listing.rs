@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A listing as a manifest. Knows what is no object of a dataset (our own state, markers of folders); opens none.
+//! A listing as a manifest. Knows what is not an object of a dataset (our own state, markers of folders); opens none.
 
 use std::sync::Arc;
 

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use super::entry::Name;
 
-/// Below the folder that the user named, so that what else lies there is none of our business.
+/// Below the folder that the user named, so that other files there are left alone.
 const OWN_FOLDER: &str = "penstock-cache-1";
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 

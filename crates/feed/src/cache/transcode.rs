@@ -59,7 +59,7 @@ impl FromStr for Transcode {
             "never" => Ok(Self::Never),
             "auto" => Ok(Self::Auto),
             "always" => Ok(Self::Always),
-            other => Err(Error::config("transcode", format!("`{other}` is none of never, auto, always"))),
+            other => Err(Error::config("transcode", format!("`{other}` is not one of never, auto, always"))),
         }
     }
 }

@@ -243,7 +243,7 @@ impl FormatSpec {
         })
     }
 
-    /// True for the format's own index, which is no object of records and not left aside either.
+    /// True for the format's own index, which is not an object of records and not left aside either.
     pub(super) fn is_index(&self, key: &Key) -> bool {
         matches!(self, Self::Mds { .. }) && key.as_bytes() == mds::INDEX.as_bytes()
     }

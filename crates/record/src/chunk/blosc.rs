@@ -115,7 +115,7 @@ fn streams_into(
     let corrupt = |problem: &str| Error::corrupt(place, format!("is a damaged Blosc buffer: block {number} {problem}"));
     let len = target.len() / streams;
     if len * streams != target.len() {
-        return Err(corrupt("is no whole number of its streams"));
+        return Err(corrupt("is not a whole number of its streams"));
     }
     for slot in target.chunks_exact_mut(len.max(1)) {
         let stored = le_u32(source, 0).and_then(|stored| source[4..].get(..stored));

@@ -187,7 +187,7 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         [0, 0, 0, _, b'f', b't', b'y', b'p', ..] => Err(unknown("HEIF or AVIF")),
         _ => {
             let head = bytes[..bytes.len().min(8)].escape_ascii();
-            Err(Error::corrupt(place, format!("is no image (it begins `{head}`)")))
+            Err(Error::corrupt(place, format!("is not an image (it begins `{head}`)")))
         }
     }
 }

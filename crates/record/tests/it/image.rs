@@ -201,8 +201,8 @@ fn other_kinds_are_refused_by_name() {
     for (head, want) in [
         (&b"GIF89a.."[..], "GIF (a.jpg) is not supported by image decoding (JPEG, PNG)"),
         (b"RIFF\x10\0\0\0WEBPVP8 ", "WebP (a.jpg) is not supported by image decoding (JPEG, PNG)"),
-        (b"hello", "a.jpg is no image (it begins `hello`)"),
-        (b"", "a.jpg is no image (it begins ``)"),
+        (b"hello", "a.jpg is not an image (it begins `hello`)"),
+        (b"", "a.jpg is not an image (it begins ``)"),
         (b"\xff\xd8\xff", "a.jpg ends inside its JPEG headers (byte 2 of 3)"),
         (b"\xff\xd8\xff\xc3\0\x0b\x08\0\x10\0\x10", "a.jpg ends inside its JPEG headers (byte 2 of 11)"),
         (b"\xff\xd8\xff\xc3\0\x09\x08\0\x10\0\x10\x01\0", "lossless JPEG (a.jpg) is not supported by image decoding"),

@@ -134,7 +134,7 @@ fn member_longer_than_the_archive_is_named_with_numbers() {
     let mut bytes = archive(&[("a.jpg".into(), vec![1])]);
     bytes[124..136].fill(0xff);
     mend(&mut bytes[..512]);
-    assert_eq!(problem(&bytes), "a.tar is not a tar archive: its first header has a size that is no number");
+    assert_eq!(problem(&bytes), "a.tar is not a tar archive: its first header has a size that is not a number");
 }
 
 #[test]

@@ -127,7 +127,7 @@ impl Account {
         };
         // The URL is not shown before it is known to hold no password.
         let bad = |problem: &str| Error::config("AZURE_STORAGE_ENDPOINT", problem);
-        let uri: Uri = endpoint.parse().map_err(|_| bad("it is no URL"))?;
+        let uri: Uri = endpoint.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
         if authority.as_str().contains('@') || uri.query().is_some() {
             return Err(bad("it holds a password or a query; a SAS goes into AZURE_STORAGE_SAS_TOKEN"));

@@ -123,7 +123,7 @@ async fn managed(context: &Context, url: &str, header: &str, client: Option<&str
         .uri(format!("{url}?api-version=2019-08-01&resource={}{client}", quoted(RESOURCE)))
         .header("X-IDENTITY-HEADER", header)
         .body(Bytes::new())
-        .map_err(|_| Error::config_invalid("IDENTITY_ENDPOINT is no URL, or IDENTITY_HEADER is no header"))?;
+        .map_err(|_| Error::config_invalid("IDENTITY_ENDPOINT is not a URL, or IDENTITY_HEADER is not a header"))?;
     let answer = context.http_send(request).await?;
     match answer.status() {
         status if status.is_success() => token(answer.body(), "IDENTITY_ENDPOINT"),

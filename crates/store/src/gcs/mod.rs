@@ -138,7 +138,7 @@ fn emulator(host: &str, allows_http: bool) -> Result<String> {
     // The URL is not shown before it is known to hold no password.
     let bad = |problem: &str| Error::config("STORAGE_EMULATOR_HOST", problem);
     let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
-    let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+    let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
     let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
     if authority.as_str().contains('@') || uri.query().is_some() {
         return Err(bad("it holds a password or a query"));

@@ -225,7 +225,7 @@ impl Cluster {
 
     async fn delete(&self, key: &Key) -> Result<()> {
         let (path, place) = (self.path(key)?, self.place(key));
-        // A folder is no object; an empty one would go without this look.
+        // A folder is not an object; an empty one would go without this look.
         if self.standing(key).await?.is_none_or(|status| status.isdir) {
             return Ok(());
         }

@@ -289,7 +289,7 @@ impl std::str::FromStr for LocalReads {
             "auto" => Ok(Self::Auto),
             "pread" => Ok(Self::Threads),
             "uring" => Ok(Self::Uring),
-            other => Err(Error::config("PENSTOCK_LOCAL_READS", format!("`{other}` is none of auto, pread, uring"))),
+            other => Err(Error::config("PENSTOCK_LOCAL_READS", format!("`{other}` is not one of auto, pread, uring"))),
         }
     }
 }

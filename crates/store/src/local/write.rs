@@ -162,7 +162,7 @@ pub(super) fn delete(store: &Local, key: &Key) -> Result<()> {
         Err(errno) => return Err(store.io(key, errno)),
     };
     match owned::remove_file(&dir, name, Proof::Named) {
-        // A folder is no object, and so there is none of that key.
+        // A folder is not an object, so no object has that key.
         Ok(()) | Err(Errno::ISDIR | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(store.io(key, errno)),
     }

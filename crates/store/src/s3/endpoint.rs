@@ -40,7 +40,7 @@ impl Endpoint {
         };
         // The URL is not shown before it is known to hold no password.
         let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
-        let uri: Uri = url.parse().map_err(|_| bad("it is no URL"))?;
+        let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
         if authority.as_str().contains('@') {
             return Err(bad("it holds a user name or a password; give them in AWS_ACCESS_KEY_ID and its companions"));

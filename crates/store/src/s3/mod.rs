@@ -273,7 +273,7 @@ impl Store for S3 {
 fn add_encoding(headers: &mut HeaderMap, options: &PutOptions) -> Result<()> {
     if let Some(encoding) = &options.encoding {
         let value = HeaderValue::from_str(encoding)
-            .map_err(|_| Error::config("encoding", format!("`{}` is no header", encoding.escape_debug())))?;
+            .map_err(|_| Error::config("encoding", format!("`{}` is not a header", encoding.escape_debug())))?;
         headers.insert(http::header::CONTENT_ENCODING, value);
     }
     Ok(())

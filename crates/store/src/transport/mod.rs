@@ -167,7 +167,7 @@ pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
 
 /// A text that a user gave, as a header.
 pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
-    HeaderValue::from_str(text).map_err(|_| Error::config(what, format!("`{}` is no header", text.escape_debug())))
+    HeaderValue::from_str(text).map_err(|_| Error::config(what, format!("`{}` is not a header", text.escape_debug())))
 }
 
 /// True for names and addresses of this machine.

@@ -161,7 +161,7 @@ async fn get(
         (false, len) => Some(format!("bytes={}-{}", group.start, group.start.saturating_add(len - 1))),
     };
     let range = range.map(|text| HeaderValue::from_str(&text)).transpose();
-    let range = range.map_err(|_| Error::bug("a range is no header"))?;
+    let range = range.map_err(|_| Error::bug("a range is not a header"))?;
     let answer = match remote.get(key, pin, range, deadline).await {
         Ok(answer) => answer,
         Err(Error::Changed { .. }) => return Err(changed(&**remote, key, pin)),

@@ -33,9 +33,9 @@ pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
         let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
         format!("{scheme}://{here}{folder}/{location}")
     };
-    let to: Uri = absolute.parse().map_err(|_| refused("to what is no URL"))?;
+    let to: Uri = absolute.parse().map_err(|_| refused("to what is not a URL"))?;
     let Some(host) = to.authority().filter(|authority| !authority.as_str().contains('@')).map(Authority::host) else {
-        return Err(refused("to what is no host"));
+        return Err(refused("to what is not a host"));
     };
     if to.scheme_str() != Some(scheme) {
         return Err(refused(&format!("from {scheme}:// to another scheme, which is not followed")));

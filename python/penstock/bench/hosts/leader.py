@@ -200,7 +200,7 @@ class Leader:
                 case None:
                     pass
                 case _:
-                    raise Corrupt(f"{self._name(rank)} says what nobody says: {str(message)[:100]}")
+                    raise Corrupt(f"{self._name(rank)} sent an unknown message: {str(message)[:100]}")
         self._flush()
 
     def _begin(self) -> None:

@@ -27,7 +27,7 @@ class Peer:
         module: What that interpreter must be able to import.
         formats, codecs, schemes: What it reads; other data are reported as unsupported, and not run.
         options: Options passed to the driver besides the task.
-        is_roofline: It gives no samples: a limit to stand beside, whose bytes are nobody's equal.
+        is_roofline: It returns no samples: it measures a limit, and its bytes are not compared.
     """
 
     driver: str

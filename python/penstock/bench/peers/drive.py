@@ -33,7 +33,7 @@ DIGESTS = 1 << 128
 
 
 def load(name: str) -> ModuleType:
-    """The driver `name`, under a name of its own: `webdataset.py` must not stand in the way of webdataset."""
+    """The driver `name`, under a name of its own: `webdataset.py` must not hide the package webdataset."""
     spec = importlib.util.spec_from_file_location(f"_driver_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None

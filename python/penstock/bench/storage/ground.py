@@ -95,7 +95,7 @@ class Ground:
                 raise as_fault(error, str(tree)) from None
         elif not tree.is_dir():
             raise NotFound(
-                f"{tree} does not exist: nobody wrote files of this number and size here",
+                f"{tree} does not exist: no run has written files of this number and size here",
                 where=str(tree),
                 hint="write them first with the same sizes: --phases mkdirs,write",
             )

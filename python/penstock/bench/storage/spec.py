@@ -136,7 +136,7 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
     """
     unknown = [phase for phase in bench.phases if phase not in PHASES]
     if unknown or not bench.phases:
-        raise ConfigError(f"phases: `{','.join(unknown)}` is none of {', '.join(PHASES)}", where="--phases")
+        raise ConfigError(f"phases: `{','.join(unknown)}` is not one of {', '.join(PHASES)}", where="--phases")
     if bench.repeats > 1 and "delete" not in bench.phases and {"mkdirs", "write"} & set(bench.phases):
         raise ConfigError(
             "repeats: without the delete phase, the second would find the files of the first", where="--repeats"

@@ -156,7 +156,11 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
         flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
         if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:
-            return "bytes", shares, "fit over sizes; one thread count, so the limit of one stream is not separated from that of all"
+            return (
+                "bytes",
+                shares,
+                "fit over sizes; one thread count, so the limit of one stream is not separated from that of all",
+            )
         if not seen.sweep.several_sizes and sweep.moves_bytes and cell.size_bytes >= _SMALL_FILE_BYTES:
             return "bytes", shares, "one cell: by its size alone"
         queued = cell.queueing is not None and cell.queueing >= _QUEUES
@@ -224,10 +228,10 @@ def _throttled(cell: Cell, limit: str) -> str | None:
     if cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S:
         return (
             f"the slowest request took {cell.worst:.0f} times the mean ({cell.worst_s:.1f} s): "
-            "an object store that refuses and is asked again; nobody counted refusals"
+            "an object store that refuses and is asked again; refusals were not counted"
         )
     if limit == "op":
-        return "an object store's limit on requests, which it keeps by refusing; nobody counted refusals"
+        return "an object store's limit on requests, which it enforces by refusals; they were not counted"
     return None
 
 

@@ -16,7 +16,7 @@ VERBS = {
     "disk-trace": "Run a command, and say which limit of its disk it hits.",
     "accelerator": "Feed emulated accelerators, and say how busy the storage keeps them.",
     "ab": "Say which of two commands is better, or that none is shown to be.",
-    "classify": "Say which limit each point of a sweep is at, whoever measured it.",
+    "classify": "Name the limit of each point of a sweep, measured by any tool.",
     "feed": "Read a dataset with our loader and with others, side by side.",
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench classify`: what limits each point of a sweep, whoever measured it."""
+"""`penstock bench classify`: the limit of each point of a sweep, measured by any tool."""
 
 from __future__ import annotations
 

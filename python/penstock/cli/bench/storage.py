@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _PHASES = "mkdirs,write,read,stat,delete"
-# Of a sweep whose number of files nobody scaled: at most so much of what is free, and at most this, for one point.
+# For a sweep without --scale: maximum share of the free space, and maximum size, of one point.
 _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
 
 

@@ -44,7 +44,7 @@ def columns_of(stream: TextIO) -> int | None:
 
 
 class Table:
-    """`silent` says nothing at all: stdout is somebody's JSON then, and stderr shows the progress alone."""
+    """`silent` prints nothing: stdout then has the caller's JSON, and stderr only the progress."""
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
@@ -58,7 +58,7 @@ class Table:
         click.echo(text, err=True)
 
     def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
-        """One line that is written over, where somebody watches."""
+        """One line that is overwritten, on a terminal."""
         if not sys.stderr.isatty():
             return
         entries, ios, moved = done

@@ -159,7 +159,7 @@ def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
         raise AgentError(
             "precondition",
             f"{root} holds the pool `{name}` of another start ({held.get('of', 'unknown')}): {what}",
-            f"penstock pool down --name {name} with the same --disk and --nodes ends it; another --name stands beside it",
+            f"penstock pool down --name {name} with the same --disk and --nodes ends it; another --name makes a second pool",
         )
     _is_ours(held, request)
     for part in ("logs", "conf", "data"):

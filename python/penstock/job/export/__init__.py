@@ -38,5 +38,5 @@ def write(form: str, request: ExportRequest) -> str:
         ConfigError: The form is unknown, or cannot express the job.
     """
     if form not in FORMATS:
-        raise ConfigError(f"--export: `{form}` is none of {', '.join(FORMATS)}", where="--export")
+        raise ConfigError(f"--export: `{form}` is not one of {', '.join(FORMATS)}", where="--export")
     return FORMATS[form](request)

@@ -50,7 +50,7 @@ class ExportRequest:
         """
         found = self.submit.nodes or self.job.cluster.nodes
         if not isinstance(found, int):
-            raise ConfigError("submit.nodes: nobody says how many nodes", hint="[submit] nodes = 4")
+            raise ConfigError("submit.nodes: the number of nodes is not set", hint="[submit] nodes = 4")
         return found
 
     @cached_property
@@ -107,6 +107,6 @@ class ExportRequest:
             )
         if self.job.pool is not None:
             raise ConfigError(
-                "pool: on this system nobody starts commands on all nodes, and a pool wants that",
+                "pool: this system cannot start commands on all nodes, which a pool needs",
                 hint="a [stage] with a destination gives each node its share; a launcher under Slurm, PBS or ssh has pools",
             )

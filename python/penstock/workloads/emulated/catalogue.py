@@ -62,7 +62,7 @@ class Model:
             )
         made = cls(**settings)
         if made.format not in FORMATS:
-            raise ConfigError(f"format `{made.format}` is none of {', '.join(FORMATS)}")
+            raise ConfigError(f"format `{made.format}` is not one of {', '.join(FORMATS)}")
         if made.record_bytes < 1 or made.batch < 1 or any(s < 0 for s in made.step_s.values()):
             raise ConfigError(f"{made.name}: record_bytes and batch must be at least 1, step times not negative")
         if made.format in ("jpeg", "png") and made.side < 1:

@@ -10,7 +10,7 @@ use reqsign_core::{Context, Error, Result};
 /// A section's settings, names in lower case.
 pub(super) type Section = HashMap<String, String>;
 
-/// Beyond this a file is none of settings.
+/// A larger file is not a settings file.
 const MOST: usize = 4 << 20;
 
 /// Both files. A file that is not there is empty, as for every AWS tool.

@@ -137,7 +137,7 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
         .uri(format!("{}/token", base.trim_end_matches('/')))
         .header(header::CONTENT_TYPE, "application/json")
         .body(Bytes::from(body.to_string()))
-        .map_err(|_| Error::config_invalid("the SSO token service's address is no URL"))?;
+        .map_err(|_| Error::config_invalid("the SSO token service's address is not a URL"))?;
     let answer = context.http_send(request).await?;
     if !answer.status().is_success() {
         return Err(login(sso, &format!("could not be renewed ({})", answer.status().as_u16())));

@@ -76,7 +76,7 @@ async fn ask(context: &Context, region: &str, form: &[(&str, &str)], by: Option<
         .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
         .header("x-amz-content-sha256", hash::hex_sha256(body.as_bytes()))
         .body(())
-        .map_err(|_| Error::config_invalid("the address of AWS's token service is no URL"))?;
+        .map_err(|_| Error::config_invalid("the address of AWS's token service is not a URL"))?;
     let (mut head, ()) = request.into_parts();
     if let Some(by) = by {
         RequestSigner::new("sts", &region).sign_request(context, &mut head, Some(by), None).await?;

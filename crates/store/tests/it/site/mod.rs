@@ -144,7 +144,7 @@ fn answer(root: &Path, manners: Manners, request: &Request<Incoming>) -> Respons
         return page(StatusCode::OK, &text);
     }
     if path.ends_with('/') {
-        return page(StatusCode::NOT_FOUND, "a file is no folder");
+        return page(StatusCode::NOT_FOUND, "a file is not a folder");
     }
     let (Ok(content), Ok(metadata)) = (std::fs::read(&file), file.metadata()) else {
         return page(StatusCode::NOT_FOUND, "gone");

@@ -268,7 +268,7 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
                 if (start + room) as u64 > most {
                     return Ok(None);
                 }
-                // libdeflate begins a member anew, so the room must grow by a factor for the sum to stay linear.
+                // libdeflate starts a member again, so the room must grow by a factor to keep the total time linear.
                 let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
                 reserve(out, wanted.min(most + 1).min(limit), place)?;
             }

@@ -70,7 +70,7 @@ impl FromStr for ShareBy {
             return no("is neither `bytes` nor `name:PATTERN`, as name:'*_{}.tfrecord*'");
         };
         let Some((head, tail)) = pattern.split_once("{}") else {
-            return no("has no `{}` where the number stands that decides");
+            return no("has no `{}` in place of the group's number");
         };
         if tail.contains("{}") {
             return no("has two `{}`");

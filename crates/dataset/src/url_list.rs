@@ -110,7 +110,7 @@ impl UrlList {
                 match fact(word, is_tsv) {
                     Some(Fact::Size(size)) if listed.size.is_none() => listed.size = Some(size),
                     Some(Fact::Digest(digest)) => listed.digests.push(digest),
-                    _ => return Err(bad(number, "after the URL stands neither a size nor a digest as md5:HEX")),
+                    _ => return Err(bad(number, "after the URL there is neither a size nor a digest such as md5:HEX")),
                 }
             }
             urls.push(url);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request body into a temp file, hashed as it passes and held against every checksum that came with it.
+//! A request body into a temp file, hashed on the way and compared with every checksum of the request.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;

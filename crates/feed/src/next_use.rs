@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! When this node reads each object next: the order, read backwards, for the node's cache.
 //!
-//! Owns no choice: the cache decides what gives way.
+//! Owns no choice: the cache decides what to evict.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};

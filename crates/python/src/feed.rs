@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bindings of a feed, and of a pass over an epoch.
 //!
-//! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and builds anew.
+//! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and makes its own.
 
 use std::collections::HashMap;
 use std::path::PathBuf;

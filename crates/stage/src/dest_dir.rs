@@ -68,13 +68,13 @@ impl DestDir {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file: File = match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
             Ok(file) => file.into(),
-            Err(Errno::LOOP) => return Err(self.refused(relative, "a symbolic link stands there")),
-            Err(Errno::NXIO) => return Err(self.refused(relative, "no plain file stands there")),
+            Err(Errno::LOOP) => return Err(self.refused(relative, "there is a symbolic link at this path")),
+            Err(Errno::NXIO) => return Err(self.refused(relative, "there is no regular file at this path")),
             Err(errno) => return Err(self.error(relative, errno)),
         };
         match state_of_file(&file) {
             Ok(_) => Ok(file),
-            Err(_) => Err(self.refused(relative, "no plain file stands there")),
+            Err(_) => Err(self.refused(relative, "there is no regular file at this path")),
         }
     }
 
@@ -200,7 +200,7 @@ impl DestDir {
             Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::KeyRefused {
                 key: Key::new(relative.to_vec()).to_string(),
                 place: self.path.display().to_string(),
-                reason: "a folder of that name stands there".to_owned(),
+                reason: "there is a folder of this name".to_owned(),
             },
             errno => self.error(relative, errno),
         })?;

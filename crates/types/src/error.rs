@@ -275,7 +275,7 @@ impl Error {
             }
             Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
             Self::Precondition { place, .. } if !place.contains("://") => {
-                "choose another folder, or say --overwrite to replace what stands there"
+                "choose another folder, or give --overwrite to replace what is there"
             }
             Self::Precondition { .. } => "another writer was there first; choose another name or remove the object",
             Self::Busy { .. } => "wait until the other process ends, or stop it; then run the same command again",

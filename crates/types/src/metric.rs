@@ -81,7 +81,7 @@ metrics! {
     CacheBypasses = ("cache_bypasses", Count),
     /// Bytes answered from the node's cache.
     CacheBytes = ("cache_bytes", Bytes),
-    /// Entries of the node's cache that gave way to others.
+    /// Entries evicted from the node's cache.
     CacheEvictions = ("cache_evictions", Count),
     /// Objects that the node's cache has transcoded into planes.
     CacheTranscodes = ("cache_transcodes", Count),

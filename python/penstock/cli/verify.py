@@ -75,7 +75,7 @@ def command(
     touched. --repair fetches damaged and missing objects again from their source, at the staged version; if the source
     is gone or was replaced, the file stays as it is.
 
-    --select and --exclude are held against paths below DST; what does not fit is neither read nor repaired nor reported.
+    --select and --exclude match paths below DST; other files are neither read nor repaired nor reported.
 
     An unfinished stage (killed, still running, or with failed objects) is reported: the files may be correct, but some
     are missing.

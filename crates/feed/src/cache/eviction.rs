@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which entry gives way: the one that is needed last. With the order known this is the choice that costs the fewest
+//! Choice of the entry to evict: the one that is needed last. With the order known this is the choice that costs the fewest
 //! requests (Belady, IBM Systems Journal 5(2), 1966), an entry that is needed later than all others not being kept at all.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -98,10 +98,10 @@ impl EvictionQueue {
     /// All that lies in the folder now.
     fn stock(&self) -> Kept {
         let (mut kept, mut found) = (Kept::default(), HashSet::new());
-        // A folder that cannot be listed has nothing that could give way.
+        // A folder that cannot be listed has nothing to evict.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            // Of two forms the one that is not read is left among what gives way first.
+            // Of two forms, the one that is not read is evicted first.
             let forms = [self.reads_planes.then_some(Form::Planes), Some(Form::Stored(range))];
             let mut names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
             if let Some(name) = names.find(|name| found.remove(name)) {
@@ -109,7 +109,7 @@ impl EvictionQueue {
                 kept.set(name, self.future.next_use(&what), Some(what));
             }
         }
-        // What no run of this dataset reads gives way first.
+        // Entries that no run of this dataset reads are evicted first.
         found.into_iter().for_each(|name| kept.set(name, u64::MAX, None));
         kept
     }

@@ -73,7 +73,7 @@ pub trait AccessPlan: Send + Sync + fmt::Debug {
     /// What is kept of an object of which `ranges` are read; `None` for one that the run knows nothing of, which is not.
     fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange>;
 
-    /// All that may be read at all. What else lies in the folder gives way first.
+    /// All that may be read at all. Other entries of the folder are evicted first.
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_>;
 }
 

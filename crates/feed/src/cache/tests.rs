@@ -166,7 +166,7 @@ async fn cache_evicts_what_is_needed_last_and_keeps_its_limit() {
     let (cache, metrics) = rig.cache(limit);
     whole(&cache, &objects[0]).await; // needed at 30
     whole(&cache, &objects[1]).await; // at 10
-    whole(&cache, &objects[2]).await; // at 20: the first gives way
+    whole(&cache, &objects[2]).await; // at 20: the first is evicted
     assert_eq!((rig.gets(), metrics.get(Metric::CacheEvictions)), (3, 1));
     whole(&cache, &objects[0]).await; // needed later than both: passed by
     assert_eq!((rig.gets(), metrics.get(Metric::CacheBypasses)), (4, 1));

@@ -107,7 +107,7 @@ impl Verdict {
         let (keeps, because) = if ratio > 1.0 {
             (false, "kept as stored, for planes are larger".to_owned())
         } else if need > limit {
-            // Copies that give way again are made again, for more than they save.
+            // A copy that is evicted must be made again, which costs more than it saves.
             (
                 false,
                 format!(

@@ -392,7 +392,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         penstock_codec::checksum::crc32c(bytes)
     }
 
-    /// True where records carry checksums of their own, which `read` holds them against.
+    /// True if records have checksums, which `read` compares.
     fn checks_itself(&self) -> bool {
         false
     }

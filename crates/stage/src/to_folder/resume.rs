@@ -142,7 +142,7 @@ pub(crate) fn resume(
         };
         return Err(Error::Precondition {
             place: dest_dir.place(first.as_bytes()),
-            reason: format!("{what} stands there that no stage of {source} has put there{others}"),
+            reason: format!("{what} exists that no stage of {source} has written{others}"),
         });
     }
     let free = dest_dir.free_bytes()?;

@@ -129,7 +129,7 @@ impl WorkList {
         };
         Err(Error::Precondition {
             place: format!("{}{}", to.url, first.item.target),
-            reason: format!("an object stands there that no stage of {source} has put there{others}"),
+            reason: format!("an object exists that no stage of {source} has written{others}"),
         })
     }
 }

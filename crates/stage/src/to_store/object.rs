@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The journey of one object to a store: read at its pinned version, checked, inflated or compressed on the way, written
-//! with digests that the store holds it against. It appears whole or not at all.
+//! with digests that the store checks. It appears whole or not at all.
 //!
 //! A small object is read whole and put. A large one flows (`flow`): pieces in order through memory of a few parts, whatever
 //! its size. Hashing, inflating and compressing run on blocking threads.
@@ -148,7 +148,7 @@ impl UploadContext {
             true => Ok(standing),
             false => Err(Error::Precondition {
                 place: self.target_place(item),
-                reason: format!("an object stands there that no stage of {} has put there", self.reader.source.url),
+                reason: format!("an object exists that no stage of {} has written", self.reader.source.url),
             }),
         }
     }

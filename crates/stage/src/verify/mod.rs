@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A staged folder read again, from the disk and not from memory, and held against what its stage recorded.
+//! Verification of a staged folder: reads it again from the disk, not from memory, and compares it with the record of its stage.
 //!
 //! Names each wrong file; reports, and does not judge, files that no stage made. Writes nothing; `repair` does.
 

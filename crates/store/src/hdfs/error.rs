@@ -38,9 +38,9 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
                 "FileAlreadyExistsException" => Error::Precondition { place, reason: "it exists already".to_owned() },
                 // Said by the check of permissions, also where permissions are off.
                 "AccessControlException" if reason.ends_with("(is not a directory)") => {
-                    refused("a file stands where it needs a folder")
+                    refused("a file is in the place of its folder")
                 }
-                "ParentNotDirectoryException" => refused("a file stands where it needs a folder"),
+                "ParentNotDirectoryException" => refused("a file is in the place of its folder"),
                 "PathComponentTooLongException" => refused("a name in it is too long for this HDFS"),
                 "InvalidPathException" => refused("HDFS takes no such path"),
                 "AccessControlException" | "AuthorizationException" | "InvalidToken" | "SaslException" => {

@@ -27,7 +27,7 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
     checksum::check_parts(options.checksum.as_ref(), &parts, || place.clone())?;
     let standing = cluster.standing(key).await?;
     if standing.as_ref().is_some_and(|status| status.isdir) {
-        return Err(cluster.refused(key, "a folder stands where it would be"));
+        return Err(cluster.refused(key, "a folder is in its place"));
     }
     check(&options.precondition, standing.as_ref(), &place)?;
     cluster.metrics.count(Metric::Requests);
@@ -81,7 +81,7 @@ async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>
             return Err(Error::KeyRefused {
                 key,
                 place: root,
-                reason: "a file stands where it needs a folder".to_owned(),
+                reason: "a file is in the place of its folder".to_owned(),
             });
         }
         result => result?,

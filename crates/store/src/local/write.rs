@@ -90,7 +90,7 @@ fn parent(store: &Local, key: &Key) -> Result<(OwnedFd, Vec<u8>)> {
             result => result,
         };
         dir = next.map_err(|step| match step {
-            Step::Errno(Errno::NOTDIR) => store.refused(key, "a file stands where it needs a folder"),
+            Step::Errno(Errno::NOTDIR) => store.refused(key, "a file is in the place of its folder"),
             Step::Errno(Errno::XDEV | Errno::LOOP) => store.refused(key, "a symbolic link in it leaves the folder"),
             Step::Errno(errno) => store.io(key, errno),
             Step::Error(error) => error,
@@ -121,7 +121,7 @@ fn rename(
     precondition: &Precondition,
 ) -> Result<()> {
     let told = |errno| match errno {
-        Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder stands where it would be"),
+        Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder is in its place"),
         Errno::NAMETOOLONG => store.refused(key, "a name in it is too long for this file system"),
         errno => store.io(key, errno),
     };

@@ -111,7 +111,7 @@ pub(super) fn of_status(
             Error::Server { place, status: status.as_u16(), reason }
         }
         (409, "ObjectParentIsFile" | "ExistingObjectIsDirectory") => match key {
-            Some(key) => bucket.refused(key, "this store keeps objects as files, and a file stands against a folder"),
+            Some(key) => bucket.refused(key, "this store keeps objects as files, and a file conflicts with a folder"),
             None => Error::System { place, reason },
         },
         _ => transport::status::of(place, bucket.endpoint.shown(), method, status, headers, reason),

@@ -172,7 +172,7 @@ def _refuse_on_gpu(path: Path, kind: str, bench: StorageBench, points: tuple[Poi
     for is_asked, flag, why in (
         (bench.engine == "io_uring" or any(p.io_depth > 1 for p in points), "--depth", "a thread holds one block"),
         (bench.arrivals != "closed", "--arrivals", "blocks follow one another"),
-        (bench.salt is not None, "--verify", "what is in a GPU's memory is not held against the pattern"),
+        (bench.salt is not None, "--verify", "data in a GPU's memory are not compared with the pattern"),
         (bench.compressible > 0, "--compressible", "content is noise"),
     ):
         if is_asked:

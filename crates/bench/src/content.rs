@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is written: bytes that do not compress (or by a stated share), that no two pages share, and that can be known
+//! Content of written files: bytes that do not compress (or by a stated share), that no two pages share, and that can be known
 //! again from their place alone.
 //!
 //! The pattern is one mebibyte of noise, repeated, with a stamp of (salt, file, page) at every page: to make or to check a

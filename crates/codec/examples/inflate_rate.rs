@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `decompress_into` costs over bare libdeflate, on counts like those of a CosmoFlow volume, in CPU time of the thread
+//! Cost of `decompress_into` over bare libdeflate, on counts like those of a CosmoFlow volume, in CPU time of the thread
 //! (Linux), which a busy machine bends less than the wall: the ratio of two medians from one run is the figure.
 //! `cargo run --release -p penstock-codec --example inflate_rate`
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What content costs that is kept shuffled under LZ4 or zstd, beside inflating the gzip it came as: decision 0531. CPU
+//! Cost of content that is kept shuffled under LZ4 or zstd, beside that of inflating its gzip: decision 0531. CPU
 //! time of the thread (Linux), the least of some turns, in ms an object; each object is cut to whole MiB.
 //! `cargo run --release -p penstock-codec --example planes_rate FILE.gz ...`
 

@@ -26,7 +26,7 @@ const ZSTD_BLOCK: u64 = 128 << 10;
 pub struct FrameRun {
     /// Stored bytes; it begins where the one before it ends.
     pub stored: usize,
-    /// What it inflates to by its own account: exactly (gzip), or at most (the others, where a frame says no size).
+    /// Decompressed size that it states: exact (gzip), or a maximum (other codecs, if a frame states no size).
     pub content: u64,
 }
 
@@ -106,7 +106,7 @@ fn is_gzip_header(bytes: &[u8]) -> bool {
     [*a, *b, *c] == GZIP && flags & 0xe0 == 0 && matches!(level, 0 | 2 | 4) && matches!(system, 0..=13 | 255)
 }
 
-/// What the trailer at the end of `member` says of its content; `None` where no such member could.
+/// Size in the trailer at the end of `member`; `None` if no such member is possible.
 fn gzip_content(member: &[u8]) -> Option<u64> {
     let says = u64::from(u32::from_le_bytes(*member.last_chunk::<4>()?));
     (member.len() >= GZIP_LEAST && says <= (member.len() as u64).saturating_mul(MAX_OF_ONE)).then_some(says)

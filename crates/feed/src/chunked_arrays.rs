@@ -317,7 +317,7 @@ impl Block {
         self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
     }
 
-    /// What is read for it, object and range, in the order of `unpack`: its chunks, neighbours together, cut to `most`
+    /// Reads for it, as object and range, in the order of `unpack`: its chunks, neighbours together, cut to `most`
     /// bytes. A chunk that another block reads too is read by itself, so that both read the same.
     pub fn stretches(&self, most: u64) -> Vec<(usize, ByteRange)> {
         let mut joined: Vec<(usize, ByteRange, bool)> = Vec::new();

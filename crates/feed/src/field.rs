@@ -16,7 +16,7 @@ pub struct Field {
     pub of: Vec<String>,
     /// Conversion of the part.
     pub kind: Kind,
-    /// What a record without a value of it has: one element of a tensor, little-endian, for all of them; the content of
+    /// Value of a record that lacks it: one element of a tensor, little-endian, for all of them; the content of
     /// bytes. Other kinds have none.
     pub default: Option<Box<[u8]>>,
 }

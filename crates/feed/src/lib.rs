@@ -131,7 +131,7 @@ pub struct Feed {
     limit: u64,
     object_timeout: Duration,
     prefetch_next_epoch: bool,
-    /// What of the budget may hold objects of the next epoch: the rest carries its first window by itself.
+    /// Share of the budget for objects of the next epoch: the rest is enough for its first window.
     ahead_bytes: u64,
     ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
     gathered: random_access::Cache,

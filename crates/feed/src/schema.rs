@@ -387,7 +387,7 @@ fn optional(field: Field) -> Field {
 /// Why a feature list is left out.
 const UNEQUAL: &str = "whose steps differ in length";
 
-/// What a part becomes when nobody says: its length is taken for all records'. Errs with the reason if no kind of field
+/// Default field of a part: its length is taken for all records'. Errs with the reason if no kind of field
 /// keeps all that it holds.
 fn proposed(part: &Part<'_>) -> Result<Kind, &'static str> {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });

@@ -83,7 +83,7 @@ async fn manifest_of(
     }
 }
 
-/// What stands in a store now, with what its stage knew of each object that is still the one it wrote.
+/// Present objects of a store, with the stage's record of each object that has not changed since.
 fn standing(recorded: Manifest, listed: Manifest) -> Manifest {
     let known: HashMap<&Key, &Entry> = recorded.objects.iter().map(|entry| (&entry.key, entry)).collect();
     let objects = listed.objects.into_iter().map(|entry| match known.get(&entry.key) {

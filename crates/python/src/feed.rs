@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bindings of a feed, and of a pass over an epoch.
 //!
-//! What owns threads, locks or sockets is tied to its process: a forked child leaks what it inherits and makes its own.
+//! Values that own threads, locks or sockets are tied to their process: a forked child leaks what it inherits and makes its own.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -120,7 +120,7 @@ impl PyFeed {
         Ok(dict)
     }
 
-    /// What the node's cache of each dataset has decided of objects in planes, in a sentence; None where nothing was.
+    /// Decision of each dataset's node cache on objects in planes, in a sentence; None before there is one.
     fn transcoding(&self, py: Python<'_>) -> PyResult<Vec<Option<String>>> {
         enter(py, || Ok(self.feed.get("loader")?.transcoding()))
     }

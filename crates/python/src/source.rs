@@ -149,7 +149,7 @@ fn resolved(
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
     pub(crate) manifest: Manifest,
-    /// What the order calls objects, where those are not the listing's own: the blocks of arrays.
+    /// Units that the order treats as objects, if they are not those of the listing: the blocks of arrays.
     blocks: Option<Manifest>,
     /// Other programs' indexes of its objects.
     indexes: Option<Manifest>,

@@ -62,7 +62,7 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"SQLite format 3\0", "an SQLite database"),
 ];
 
-/// What an object is that begins with these (decompressed) bytes, as [`HEAD_LEN`] of them show; `None` if they show
+/// Kind of an object by its first [`HEAD_LEN`] (decompressed) bytes; `None` if they show
 /// nothing.
 pub fn describe(head: &[u8]) -> Option<&'static str> {
     let head = &head[..head.len().min(HEAD_LEN)];

@@ -17,7 +17,7 @@ use penstock_dataset::manifest::{Entry, RecordFormat};
 /// First bytes of an object that are tried, and at what level.
 pub(crate) const TRIED: usize = 256 << 10;
 const TRIED_AT: i32 = 1;
-/// What the trial must save: a twentieth. Below that, whoever reads the object pays more than the store is spared.
+/// Minimum saving in the trial: a twentieth. Below that, readers of the object pay more than the store saves.
 const WORTH: (usize, usize) = (19, 20);
 /// Content up to this is compressed in one piece, by the faster and denser of the two ways.
 pub(crate) const WHOLE: usize = 16 << 20;

@@ -158,7 +158,7 @@ impl DestDir {
         }
     }
 
-    /// What has a key's name that a rename would replace and no stage has made: nothing, a file, or a link. A folder
+    /// Entry with a key's name that a rename would replace and that no stage has made: nothing, a file, or a link. A folder
     /// there, or a link on the way, refuses the rename by itself.
     pub fn in_place_of(&self, relative: &[u8]) -> Result<Option<&'static str>> {
         let (folder, name) = split(relative);

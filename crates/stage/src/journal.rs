@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is done, one JSON line an object, appended and synced before a file takes its final name.
+//! Journal of finished objects: one JSON line per object, appended and synced before a file gets its final name.
 //!
 //! A line is believed only together with the file: same size and mtime, same source, same version. So a journal that
 //! survived a crash half-written, or a file that was changed since, costs a second read and nothing else.
@@ -188,7 +188,7 @@ impl Journal {
         self.append_json(&[Head { penstock_journal: JOURNAL_VERSION, from: self.source.clone(), turn }]).map(drop)
     }
 
-    /// What is known of a file. A line that cannot be read again is one that is not there: its object is moved again.
+    /// Record of a file. A line that cannot be read counts as missing: its object is moved again.
     pub fn line(&self, target: &Key) -> Option<Line> {
         let place = self.done.get(&hash(target)).filter(|place| place.mtime_ns != RETRACTED)?;
         let mut text = vec![0; place.len as usize];

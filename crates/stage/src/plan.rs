@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What will be moved where, decided before the first byte. Keys are data: one that could leave the destination, or two
+//! Plan of a stage: which object moves where, decided before the first byte. Keys are data: one that could leave the destination, or two
 //! that could not exist side by side there, end the plan.
 
 use std::borrow::Cow;

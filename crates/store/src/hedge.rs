@@ -3,7 +3,7 @@
 //! more, the first answer wins and the other request ends (Dean and Barroso, "The tail at scale", CACM 56(2), 2013).
 //! Below [`Retry`](crate::Retry), so that each request is judged by itself.
 //!
-//! What is late is learned from the answers of late; extra requests are a stated share of all. A store that throttles is
+//! The threshold for late requests follows recent answers; extra requests are a stated share of all. A store that throttles is
 //! asked nothing twice: it would only be made slower. Owns no request that writes; those are sent once.
 
 use std::collections::VecDeque;

@@ -8,7 +8,7 @@ use futures::stream::BoxStream;
 use penstock_types::{Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
-/// What pins one state of an object: an S3 ETag, a GCS generation, a file's inode, size and mtime. Opaque; compared only
+/// Version of an object: an S3 ETag, a GCS generation, a file's inode, size and mtime. Opaque; compared only
 /// for equality, and only with versions of the same store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version(pub String);

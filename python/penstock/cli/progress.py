@@ -48,7 +48,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-# What a URL may hold besides a place: who asks, and a signature.
+# Parts of a URL besides the place: user, password and signature.
 _SECRET = re.compile(r"(://(?=[^/\s]*@)|\?(?=\S*=))[^\s@?]*")
 
 

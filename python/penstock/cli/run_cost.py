@@ -16,7 +16,7 @@ __all__ = ["list_source", "money_lines"]
 
 
 def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict[str, Any]:
-    """What a fresh stage of the job's source would move, by node; lists it.
+    """Bytes and requests of a fresh stage of the job's source, by node; lists the source.
 
     Raises:
         Deadline: That takes longer.
@@ -26,7 +26,7 @@ def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict
     from penstock.ranks import Rank
 
     source, decompress = source_of(job) or "", job.stage is not None and job.stage.decompress
-    # What is there already would need the nodes: this is what a fresh stage costs.
+    # Files that exist already would have to be looked up on the nodes: this is the cost of a fresh stage.
     with tempfile.TemporaryDirectory() as nothing:
         spec = stage.StageSpec(
             source, f"{nothing}/x", decompress=decompress, rank=Rank(nodes=nodes), dry_run=True, timeout_s=timeout_s

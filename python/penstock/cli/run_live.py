@@ -96,6 +96,6 @@ class LiveView:
                     lines.append((f"{name:<{width}}  {spoke:<24}  {output}", ""))
             if len(self._nodes) > _SHOWN:
                 lines.append((f"and {len(self._nodes) - _SHOWN} more nodes", "dim"))
-        # What ranks say is no command for the terminal.
+        # Output of ranks must not control the terminal.
         safe = [("".join(letter for letter in line if letter.isprintable()), style) for line, style in lines]
         return Group(*(Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in safe))

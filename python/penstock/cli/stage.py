@@ -180,7 +180,7 @@ def command(
             what, code = stopped(stop)
             click.echo(f"{what}; finished files are kept, and the same command goes on from there", err=True)
             log_file.write("end", what)
-            # What is in flight on other threads is of no use to anyone: leave without waiting for it.
+            # Do not wait for requests in flight on other threads.
             return code
         for failure in summary["failed"]:
             log_file.write("failed", f"[{failure['code']}] {failure['error']}")

@@ -90,7 +90,7 @@ impl Shared {
         self.spec.request_limit.is_none_or(|limit| sent < limit)
     }
 
-    /// What object `number` holds. Unless it is to be compared with the pattern, all share one body but for its head.
+    /// Content of object `number`. All objects share one body except for its head, unless they are compared with the pattern.
     pub(super) fn body(&self, number: u64) -> Vec<Bytes> {
         if self.spec.verify.is_some() {
             let mut body = vec![0; self.body.len()];

@@ -17,7 +17,7 @@ const MAX_KEYS: i32 = 1000;
 /// Who owns every object: the one pair of keys stands for one account.
 const OWNER: &str = "penstock";
 
-/// What `encoding-type=url` leaves as it is. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.
+/// Characters that `encoding-type=url` does not encode. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.
 const KEY_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 
 impl Bucket {

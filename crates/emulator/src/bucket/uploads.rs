@@ -41,7 +41,7 @@ pub(super) struct Upload {
     at: Stamp,
 }
 
-/// What a completed upload became. S3 answers a repeated completion as the first one, so that a client whose connection
+/// Result of a completed upload. S3 answers a repeated completion as the first one, so that a client whose connection
 /// broke can try again.
 #[derive(Clone)]
 struct Completed {

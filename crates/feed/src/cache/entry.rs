@@ -37,7 +37,7 @@ pub(super) enum Form {
     Planes,
 }
 
-/// What an entry is known by: where its object is, the key, the version that was read and, of a stretch, the range.
+/// Identity of an entry: the object's place, key and version and, for a part, its range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name(pub u128);
 
@@ -73,7 +73,7 @@ impl Name {
     }
 }
 
-/// What the store said of the object, and whose it is: two names that collide are told apart by it.
+/// Metadata of the object from its store, and its identity, which separates two names that collide.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     root: String,

@@ -28,7 +28,7 @@ use eviction::EvictionQueue;
 pub use transcode::Transcode;
 use transcode::Transcoder;
 
-/// What an object of which ranges are asked is fetched in, several at a time: one connection of a public cloud gives 50
+/// Size of the parts in which an object is fetched if ranges of it are needed, several at a time: one connection of a public cloud gives 50
 /// to 90 MB/s (reference: AWS and Azure performance guides).
 const PART: u64 = 8 << 20;
 
@@ -70,7 +70,7 @@ pub trait AccessPlan: Send + Sync + fmt::Debug {
     /// When this node reads it next, behind the read under way; later is larger, `u64::MAX` is never.
     fn next_use(&self, what: &Extent) -> u64;
 
-    /// What is kept of an object of which `ranges` are read; `None` for one that the run knows nothing of, which is not.
+    /// Range to cache of an object of which `ranges` are read; `None` for an object that the run does not know.
     fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange>;
 
     /// All that may be read at all. Other entries of the folder are evicted first.

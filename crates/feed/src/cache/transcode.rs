@@ -190,7 +190,7 @@ impl Transcoder {
         self.state().refused.insert(name);
     }
 
-    /// What an object takes of the gate, by what it is likely to inflate to; `None` for one that is too large.
+    /// Permits that an object takes, by its likely decompressed size; `None` if it is too large.
     fn weight(&self, codec: Codec, stored: &[u8]) -> Option<u32> {
         let hint = stored.last_chunk().filter(|_| codec == Codec::Gzip).map(|last| gzip_size_hint(*last));
         // Of several members it is the last one's, which may be empty.
@@ -263,7 +263,7 @@ impl Transcoder {
 }
 
 impl NodeCache {
-    /// What was decided of objects in planes, and why, in one sentence; `None` where nothing has been yet.
+    /// Decision on objects in planes, and its reason, in one sentence; `None` before there is one.
     pub fn transcoding(&self) -> Option<String> {
         self.transcoder.state().verdict.as_ref().map(Verdict::to_string)
     }

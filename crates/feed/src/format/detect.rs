@@ -2,7 +2,7 @@
 //! Format detection by content, for a listing whose names say no format: which objects are looked at, and what the first
 //! of them shows.
 //!
-//! What is not read at all is named by its suffix and its first bytes, and never called damaged.
+//! Formats that are not supported are named by suffix and first bytes, and are never reported as damaged.
 
 use std::collections::HashMap;
 

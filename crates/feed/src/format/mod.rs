@@ -223,7 +223,7 @@ impl FormatSpec {
         Err(Error::NotFound { place })
     }
 
-    /// What the order calls objects, where those are not the listing's own.
+    /// Units that the order treats as objects, if they are not those of the listing.
     pub fn ordered(&self, listing: &Manifest) -> Result<Option<Manifest>> {
         Ok(self.blocks(listing)?.map(|blocks| blocks.manifest(listing)))
     }

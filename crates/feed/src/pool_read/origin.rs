@@ -28,7 +28,7 @@ impl Bucket {
         Self { url: url.as_folder(), opened, base, listed: OnceCell::new() }
     }
 
-    /// What the pool's object was made from, at the version that it was made from where that is known.
+    /// Source object of the pool's object, at the recorded version if it is known.
     async fn entry(&self, key: &Key, known: &Known, deadline: Deadline) -> Result<&Entry> {
         let lists = || async {
             let listed = index(&*self.opened.store, &self.opened.prefix, &self.url, deadline).await?;

@@ -247,7 +247,7 @@ struct Levels {
     value: i16,
     /// A run of values may take far more than its page.
     one_by_one: bool,
-    /// What pages of lists came to since it was set to 0; see [`Pages::new`].
+    /// Bytes of pages of lists since it was set to 0; see [`Pages::new`].
     decoded: Arc<AtomicUsize>,
 }
 

@@ -109,7 +109,7 @@ impl DownloadContext {
         .await
     }
 
-    /// What stored bytes are that came in one read of all, which was compared with the store's own digest on the way. Errs
+    /// Digests of stored bytes that came in one read, which was compared with the store's digest on the way. Errs
     /// where they are not what their store or a manifest says.
     pub fn seen(&self, entry: &Entry, stored: &StoredDigests, meta: &Meta) -> Result<Seen> {
         let mut digests = stored.digests();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a destination says of itself: its manifests say what must be there, its journals what each file is and where it
+//! Records in a destination: manifests list the files that must exist, journals describe each file and where it
 //! came from.
 
 use std::collections::HashMap;

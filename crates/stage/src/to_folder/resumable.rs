@@ -336,7 +336,7 @@ impl ResumableDownload<'_> {
     }
 }
 
-/// What the content may come to: gzip's own trailer, or a guess. Only chooses the way; nothing is sized by it.
+/// Likely size of the content: from gzip's trailer, or a guess. It only selects the method; no memory is reserved by it.
 fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
     if codec != Codec::Gzip || size < 4 {
         return Ok(size.saturating_mul(4));

@@ -54,7 +54,7 @@ fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     }
 }
 
-/// What a gzip'd file of a local source says that it inflates to. A remote store would want a request for each object:
+/// Decompressed size that a gzip file of a local source states. A remote store would need a request for each object:
 /// there, what the stored bytes come to is met as it is written. A damaged file may say anything, and is held to a ratio
 /// that data do reach.
 fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> {

@@ -112,7 +112,7 @@ impl WorkList {
         Ok(())
     }
 
-    /// What is there, is not ours and cannot be the same ends the stage before its first byte.
+    /// Ends the stage before its first byte if there is an object of another origin that cannot be equal.
     pub fn refuse_foreign(&self, manifest: &Manifest, to: &Target, source: &str, options: &StageOptions) -> Result<()> {
         if options.overwrite {
             return Ok(());

@@ -261,7 +261,7 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// What lies there becomes the part that may be the last; the one before it goes.
+    /// Makes the buffered bytes the part that may be the last; sends the one before it.
     async fn seal_part(&mut self) -> Result<()> {
         if let Some((number, offset, bytes)) = self.pending.take() {
             self.queue_part(number, offset, bytes, false).await?;

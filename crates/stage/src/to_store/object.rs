@@ -96,7 +96,7 @@ impl UploadContext {
         SentObject { line, leftover }
     }
 
-    /// What is done with content that begins with `head`, of an object that its store says is in `encoding`.
+    /// Transform of content that begins with `head`, of an object with this Content-Encoding in its store.
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Transform {
         let source_encoding = encoding.or_else(|| entry.encoding.clone());
         let item = item.with_detected_codec(self.options.decompress, source_encoding.as_deref(), head);
@@ -137,7 +137,7 @@ impl UploadContext {
         load.standing.is_none() || load.is_ours || self.options.overwrite
     }
 
-    /// What is under a name that is not ours to replace: its description where it has these bytes, else the refusal.
+    /// Metadata of an object of another origin if it has these bytes, else the refusal to replace it.
     pub async fn adopted(&self, item: &Item, size: u64, digests: &[Digest]) -> Result<Meta> {
         let standing = self.to.store.head(&self.to.key(&item.target), self.reader.deadline).await?;
         let both = |have: &&Digest| digests.iter().any(|want| want.algorithm == have.algorithm);
@@ -207,7 +207,7 @@ impl UploadContext {
         Ok(checked_of(promised.iter(), |kind| have.iter().any(|have| have.algorithm == kind)))
     }
 
-    /// What a small object becomes, with the digests of what it was; `None` where it inflates to more than memory is for.
+    /// Content and digests of a small object after the transform; `None` if it decompresses to more than the memory limit.
     #[expect(clippy::type_complexity, reason = "one caller, which takes it apart")]
     fn ready(
         &self,

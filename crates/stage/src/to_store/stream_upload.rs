@@ -2,7 +2,7 @@
 //! A large object on its way to a store: read in order, piece by piece, and written in parts that a killed stage need not
 //! send again. Holds a few parts in memory, whatever the object's size.
 //!
-//! What a later run does not read again: of a copy whose source promises no digest but a CRC-32C, the parts that the store
+//! A later run does not read again: of a copy whose source promises no digest but a CRC-32C, the parts that the store
 //! holds. Anything else is read again from its begin, since its digest or its codec wants all of it; its parts are not
 //! sent again where they come out the same.
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every cloud's credentials have in common: they are kept until shortly before they end, renewed by one request a
+//! Credentials of all clouds: they are kept until shortly before they end, renewed by one request a
 //! process and at another moment in each process, and asked for through one door to the network (`door`).
 //!
 //! Owns when to ask again. What to ask, and whom, each store's chain knows. A credential that still holds is used while

@@ -139,7 +139,7 @@ fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<
     }
 }
 
-/// What `ranges` are in an object of `size` bytes: which range, from where, to where; empty ones are left out. `Corrupt`
+/// `ranges` of an object of `size` bytes as index, start and end; empty ones are left out. `Corrupt`
 /// for one that begins beyond the end.
 pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
     let mut left = std::collections::VecDeque::new();

@@ -171,7 +171,7 @@ def begin(driver: ModuleType, task: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> int:
     """Answers orders until stdin ends."""
-    # What a library prints goes to stderr; answers have stdout for themselves.
+    # Output of libraries goes to stderr; stdout is for answers only.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.append(str(Path(__file__).parent))  # last: our drivers bear the names of what they drive

@@ -24,7 +24,7 @@ def begin(task: dict[str, Any]) -> None:
     name, spec = objects.only(task)
 
     def load(opened: Any) -> dict[str, Any]:
-        # What is read is bytes, which torch may not write to: as their documentation has it, a copy makes them ours.
+        # Reads return bytes, which torch may not write to; their documentation recommends a copy.
         return {name: objects.tensor(bytearray(opened.read()), spec)}
 
     dataset = S3MapDataset.from_objects(

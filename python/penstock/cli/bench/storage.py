@@ -147,7 +147,7 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
     kind = kind_of(path)
     if given["sweep"]:
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
-        # What other hosts have free is theirs to say, and to refuse by.
+        # Other hosts check their own free space.
         room = _ROOM_BYTES if is_many(given) else min(int(shutil.disk_usage(there).free * _ROOM_SHARE), _ROOM_BYTES)
         if given["scale"] is not None and not 0 < given["scale"] <= 1:
             raise ConfigError(f"scale: {given['scale']} is not above 0 and at most 1", where="--scale")

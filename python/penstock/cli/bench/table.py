@@ -34,7 +34,7 @@ _HEAD = (
     "caches",
 )
 _WIDTHS = (8, 7, 5, 9, 9, 9, 9, 10, 9, 9, 9, 9, 9, 8)
-# What a narrow terminal has room for: 80 columns without a line that goes on in the next.
+# Columns for a narrow terminal: 80 characters without wrapping.
 _NARROW = ("phase", "threads", "file", "last", "rate", "/s", "p50", "p99")
 
 
@@ -128,7 +128,7 @@ class Table:
         click.echo(" ".join([first, *rest]).rstrip())
 
     def verdict(self, verdict: Verdict) -> None:
-        """What limits each point, and what to change."""
+        """The limit of each point, and advice."""
         for note in self._notes:
             click.echo(note, err=True)
         if not verdict.cells:

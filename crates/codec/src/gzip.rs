@@ -234,7 +234,7 @@ fn inflate_members(
         let (crc, size) = trailer_of(*trailer);
         let made = &out[start..];
         // Not said here: what libdeflate takes for a member, zlib may call damaged before its end, and the words shall be
-        // the same whoever inflates.
+        // the same for every decoder.
         if made.len() as u32 != size || (check == GzipCheck::Full && libdeflater::crc32(made) != crc) {
             return Err(Stop::Damaged);
         }

@@ -4,7 +4,7 @@
 //!
 //! A header (magic, width of elements, how many planes are bits, bytes of a block, bytes of content), the stored length
 //! of each block, a CRC-32C of both, then the blocks: each shuffled by itself and compressed, or as it is where that is no
-//! smaller. The blocks carry no checksums: whoever keeps such copies has its own. Of the content's own those of its
+//! smaller. The blocks carry no checksums: the owner of such copies has its own. Of the content's own those of its
 //! records are still inside; those of the codec it came by are not.
 
 use std::cell::RefCell;

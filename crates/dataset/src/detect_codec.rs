@@ -9,7 +9,7 @@ use crate::manifest::{CodecSource, RecordFormat};
 /// Number of first bytes that identify a codec.
 pub const HEAD_BYTES: usize = 12;
 
-/// The codec that a Content-Encoding names; of several, none: nobody stores such objects.
+/// The codec that a Content-Encoding names; of several, none: such objects do not occur.
 fn of_header(encoding: &str) -> Codec {
     match encoding.trim().to_ascii_lowercase().as_str() {
         "gzip" | "x-gzip" => Codec::Gzip,

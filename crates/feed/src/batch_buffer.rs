@@ -127,7 +127,7 @@ impl Pool {
 pub struct Slot {
     memory: Option<Memory>,
     layout: Arc<Layout>,
-    /// A batch that is kept must not keep the memory of a pool that nobody takes from any more.
+    /// A batch that is kept must not keep the memory of a pool that is no longer used.
     pool: Weak<Pool>,
 }
 

@@ -46,7 +46,7 @@ pub trait EpochSource: Send + Sync + 'static {
     fn is_ready(&self, number: u64) -> bool;
     /// This batch, waited for at most `patience`, and when its last rows came about.
     fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)>;
-    /// Tells the threads to end, and lets go of the batches that nobody took.
+    /// Tells the threads to end, and drops the batches that were not taken.
     fn end(&self);
     /// Time that the threads spent.
     fn busy(&self) -> &Busy;

@@ -344,7 +344,7 @@ async fn run_ahead(
             let job =
                 Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
             for job in job.shared_among(&feed) {
-                // Refused only when the threads are gone, and then nobody waits.
+                // Refused only when the threads have ended, and then no caller waits.
                 let _ = queue.send(job);
             }
         });

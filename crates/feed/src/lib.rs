@@ -335,7 +335,7 @@ impl Feed {
         let kept = lock(&self.scratches).pop();
         kept.unwrap_or_else(|| {
             let mut scratch = Vec::new();
-            // Where memory is short, whoever inflates asks for what it needs and says so.
+            // If memory is short, each decoder requests what it needs, or reports an error.
             if scratch.try_reserve_exact(self.scratch_bytes).is_ok() {
                 penstock_store::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
             }

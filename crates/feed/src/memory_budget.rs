@@ -32,7 +32,7 @@ impl MemoryBudget {
         self.bytes
     }
 
-    /// Bytes that nobody holds now.
+    /// Bytes that are not reserved now.
     pub fn free(&self) -> u64 {
         self.pages.available_permits() as u64 * PAGE
     }

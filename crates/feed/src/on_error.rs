@@ -57,7 +57,7 @@ pub(crate) fn substitute(
     (next, RowRequest { record: want.record % counts.records(next).max(1), ..*want })
 }
 
-/// Fetches of what takes the place of others, which nobody waits for. They hold the decoding threads' queue open, so that
+/// Fetches of substitutes, which no caller waits for. They hold the decoding threads' queue open, so that
 /// they end with the pass: a store may hang for as long as their deadline.
 #[derive(Debug)]
 pub(crate) struct Retries(Mutex<Option<JoinSet<()>>>);

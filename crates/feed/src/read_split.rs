@@ -221,7 +221,7 @@ mod tests {
             match run.next(Duration::from_secs(20)).unwrap() {
                 Next::Batch(batch) => {
                     let tensor = batch.columns[0].tensor().unwrap();
-                    // SAFETY: a delivered tensor is nobody else's.
+                    // SAFETY: a delivered tensor has one owner.
                     let bytes = unsafe { std::slice::from_raw_parts(tensor.start().as_ptr(), tensor.size_bytes()) };
                     for row in bytes.chunks(RECORD) {
                         assert!(*row == vec![row[0]; RECORD], "a record of another");
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(delivered(&feed, &runtime, steps), (0..40).collect::<Vec<u8>>());
     }
 
-    /// Records of one object as its portions hold them, where nobody has put it anywhere.
+    /// Records of one object as its portions hold them, if no position is known.
     fn cut(name: &str, record: u64, number: u64, routes: &Placements) -> Vec<usize> {
         let entry = Entry::new(Key::from("o.bin"), number * record);
         let manifest = Manifest::new(format!("memory://{name}/"), vec![entry]);

@@ -236,7 +236,7 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let mut spans = Vec::new();
     // Records of one size have one layout.
     if framing.span_of(0).is_none() {
-        // Damage behind the first record is for whoever reads that record.
+        // Damage behind the first record is reported when that record is read.
         let _ = framing.spans(content, &place, &mut spans);
         if !start.is_whole || end < start.content.len() {
             // The last one may go on behind these bytes.

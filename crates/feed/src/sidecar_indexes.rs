@@ -2,7 +2,7 @@
 //! Indexes that other programs left for a dataset: DALI's `.idx` of TFRecords and tars, wids' list of shards.
 //!
 //! Owns which index belongs to which object and what becomes of it: rows of our own index. One that does not agree with
-//! its object (or does not read) is set aside with a note, and the object is as if nobody had indexed it. Those of
+//! its object (or does not read) is set aside with a note, and the object counts as unindexed. Those of
 //! compressed objects are passed over: their offsets are of bytes that no range gives.
 
 use std::collections::{HashMap, HashSet};

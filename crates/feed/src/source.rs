@@ -232,7 +232,7 @@ impl Source {
         self.index.as_deref()
     }
 
-    /// A name that is this dataset's and nobody else's among the files of a cache: of where it lies and what format it
+    /// A name that is unique to this dataset among the files of a cache: of where it lies and what format it
     /// is read in.
     pub fn cache_name(&self) -> Result<String> {
         let place = self.store.root().with_key(self.base.clone()).to_string();

@@ -102,7 +102,7 @@ fn feed(source: Arc<Source>, order: Order, fields: Vec<Field>, steps: Steps, set
 fn values(column: &Column) -> Vec<f32> {
     let tensor = column.tensor().unwrap();
     let elements = tensor.shape.iter().product();
-    // SAFETY: a delivered tensor is nobody else's, and f32 is what the caller asks for.
+    // SAFETY: a delivered tensor has one owner, and f32 is what the caller asks for.
     unsafe { std::slice::from_raw_parts(tensor.start().as_ptr().cast::<f32>(), elements) }.to_vec()
 }
 

@@ -95,7 +95,7 @@ macro_rules! capsule {
     ($function:ident, $kind:ident, $name:expr, $build:expr) => {
         fn $function(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
             unsafe extern "C" fn delete(managed: *mut $kind) {
-                // SAFETY: `context` is the box that was leaked below, given back once by whoever consumed the capsule.
+                // SAFETY: `context` is the box that was leaked below, given back once by the consumer of the capsule.
                 drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<$kind>>()) });
             }
             unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
@@ -122,7 +122,7 @@ macro_rules! capsule {
             // SAFETY: the name is static; the destructor matches the pointer.
             let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), $name.as_ptr(), Some(destroy)) };
             if capsule.is_null() {
-                // SAFETY: nobody else has the pointer.
+                // SAFETY: the pointer is not shared.
                 unsafe { delete(managed) };
                 return Err(PyErr::fetch(py));
             }

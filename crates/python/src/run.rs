@@ -29,7 +29,7 @@ pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyRe
 pub(crate) enum Pass {
     /// Over counted records.
     Counted(Run),
-    /// Over records that nobody counted.
+    /// Over records that are not counted.
     Unindexed(UnindexedRun),
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The unindexed mode for Python: a feed over a dataset whose records nobody counted, and the pass that either feed makes.
+//! The unindexed mode for Python: a feed over an unindexed dataset, and the pass that either feed makes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::run::{Pass, PyRun, metrics_of};
 use crate::runtime::{enter, runtime};
 use crate::source::PySource;
 
-/// A feed for one rank's batches of a dataset nobody counted. Cursors are (object, record), packed into one number.
+/// A feed for one rank's batches of an unindexed dataset. Cursors are (object, record), packed into one number.
 #[pyclass(name = "UnindexedFeed", module = "penstock._native", frozen)]
 pub struct PyUnindexed {
     feed: Own<Arc<Unindexed>>,

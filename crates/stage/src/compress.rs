@@ -180,7 +180,7 @@ impl AsyncCompressor {
     }
 }
 
-/// The same for whoever is on a blocking thread already: content in pieces, compressed in one piece where it is small
+/// The same for a caller on a blocking thread: content in pieces, compressed in one piece where it is small
 /// and in blocks where it is large, on idle cores.
 pub(crate) struct Compressor<'a> {
     compression: Compression,

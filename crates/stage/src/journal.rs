@@ -196,7 +196,7 @@ impl Journal {
         serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
     }
 
-    /// True for a file that has a line. The line is read: whoever names objects can choose two names with one hash.
+    /// True for a file that has a line. The line is read: the author of object names can choose two names with one hash.
     pub fn knows(&self, target: &Key) -> bool {
         self.line(target).is_some()
     }

@@ -4,7 +4,7 @@
 //!
 //! `.penstock/stage/launch` holds the current launch as JSON, and two locks: byte 0 is held while a process joins, byte 1
 //! while it runs (shared by a stage, exclusive for a repair). Whoever gets byte 1 alone writes the content, so a content is
-//! believed only while somebody holds byte 1. Shares of another number of nodes overlap: what one launch writes, another
+//! believed only while a process holds byte 1. Shares of another number of nodes overlap: what one launch writes, another
 //! would write too.
 //!
 //! The kernel releases both when a process dies. Where it does not show one machine's locks to another (Lustre mounted

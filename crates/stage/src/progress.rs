@@ -58,7 +58,7 @@ pub struct Snapshot {
     pub resumed_bytes: u64,
     /// Objects asked for again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects for which nobody promised a digest.
+    /// Objects without a promised digest.
     pub without_checksum: u64,
     /// Objects that failed, or that a verification found wrong.
     pub failed: u64,

@@ -18,7 +18,7 @@ const PAGE: usize = 4096;
 /// From here on memory asks for huge pages, and begins at one: a page fault per 4 KiB would cost as much as the copy into it.
 const HUGE: usize = 2 << 20;
 
-/// Bytes of memory that are kept while nobody uses them: an object of 100 MB that is read whole is the next one's memory.
+/// Bytes of memory that are kept while they are unused: an object of 100 MB that is read whole is the next one's memory.
 const KEPT: usize = 128 << 20;
 
 /// Anonymous memory of whole pages, and at a huge page's beginning where it is as large as one. Zeroed without a pass
@@ -122,7 +122,7 @@ pub struct BufferPool {
     free: Mutex<Free>,
 }
 
-/// Memory that nobody uses now.
+/// Memory that is unused now.
 #[derive(Debug, Default)]
 struct Free {
     /// The one used last is last: its bytes may be in the processor's cache still.
@@ -156,7 +156,7 @@ impl BufferPool {
             match place.compare_exchange(held, put, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return made,
                 Err(other) => {
-                    // SAFETY: made just above, and nobody has seen it.
+                    // SAFETY: made just above, and not shared.
                     drop(unsafe { Box::from_raw(put) });
                     held = other;
                 }

@@ -142,7 +142,7 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
     (one.st_ino, one.st_dev) == (other.st_ino, other.st_dev)
 }
 
-/// Refuses what cannot be a temporary file of ours: a pipe, a device, or a second name of somebody's file.
+/// Refuses what cannot be a temporary file of ours: a pipe, a device, or a second name of another file.
 fn check(stat: &Stat) -> Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::new(ErrorKind::PermissionDenied, "it is not a regular file, so Penstock did not make it"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A timer that fires within a tenth of a millisecond. A runtime's own rounds up to whole milliseconds, which is a twentieth
-//! of a store's latency and more; what measures or imitates one waits here. Knows no runtime: it wakes whoever polls.
+//! of a store's latency and more; what measures or imitates one waits here. Knows no runtime: it wakes the task that polls.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -86,7 +86,7 @@ impl Drop for Owner {
 
 /// See [`Timer::until`].
 #[derive(Debug)]
-#[must_use = "a future that nobody polls waits for nothing"]
+#[must_use = "a future that is not polled does not wait"]
 pub struct Sleep {
     timer: Timer,
     at: Instant,
@@ -154,7 +154,7 @@ mod tests {
         for (waker, until) in &mut waits {
             assert!(Pin::new(until).poll(&mut Context::from_waker(waker)).is_pending());
         }
-        // One that is dropped wakes nobody.
+        // One that is dropped wakes no task.
         let (_, given_up) = waits.remove(2);
         drop(given_up);
         let order: Vec<u64> = (0..3).map(|_| woken.recv_timeout(Duration::from_secs(60)).unwrap()).collect();

@@ -33,7 +33,7 @@ use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pa
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
 /// Prefix of the seal; 16 bytes of XXH3 follow.
 const SEAL: &[u8; 8] = b"PENSTOCK";
-/// Eight letters of somebody else's differ from ours in half of their 64 bits; what differs in fewer than this was ours.
+/// Eight letters of another writer differ from ours in half of their 64 bits; what differs in fewer than this was ours.
 const DAMAGED_SEAL: u32 = 8;
 /// Where what is sealed begins.
 const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;

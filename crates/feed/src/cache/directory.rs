@@ -121,7 +121,7 @@ impl Folder {
         owned::open(self.shelf(name).ok()?, &name.hex(), OFlags::RDONLY).ok()
     }
 
-    /// The right to write an entry, if nobody has it now.
+    /// The right to write an entry, if it is free.
     pub fn turn(&self, name: Name) -> Result<Option<EntryLock>> {
         match OwnedFile::lock(&self.parts, &name.hex()) {
             Ok(part) => {
@@ -199,7 +199,7 @@ impl EntryLock {
     pub fn keep(&self, folder: &Folder, admitted: u64) -> Result<()> {
         let shelf = entered(&folder.objects, &self.name.hex()[..2])?;
         let bytes = self.file().metadata()?.len();
-        // Under the ledger's lock: what is replaced is counted out, and nobody removes it meanwhile.
+        // Under the ledger's lock: a replaced entry is subtracted, and is not removed meanwhile.
         folder.change(|used| {
             let replaced = bytes_of(&shelf, self.name).unwrap_or(0);
             match self.part.rename(&shelf, self.name.hex().as_bytes(), Replace::Existing(Proof::Covered)) {

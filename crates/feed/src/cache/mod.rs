@@ -224,7 +224,7 @@ impl NodeCache {
         Ok(Some(answer(meta, read.ranges, parts)))
     }
 
-    /// The right to fetch an object; `None` once somebody else has fetched it, or where the disk fails.
+    /// The right to fetch an object; `None` once another process has fetched it, or if the disk fails.
     async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<EntryLock>> {
         let mut pause = LOOK_AGAIN.0;
         loop {

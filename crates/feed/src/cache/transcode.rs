@@ -368,7 +368,7 @@ impl NodeCache {
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())?;
-            // All at once, so that whoever gives up in between leaves nothing behind that nobody knows of.
+            // All at once, so that a caller that gives up in between leaves nothing unrecorded.
             metrics.count(Metric::CacheTranscodes);
             victims.note(name, &what);
             victims.forget_removed(stored)

@@ -137,7 +137,7 @@ struct Cells<'a> {
     piece: &'a Piece,
     row: u64,
     limit: u64,
-    /// Columns that nobody announced, of this row alone.
+    /// Columns that the schema lacks, of this row only.
     alone: OnceCell<Vec<OnceCell<Result<Values>>>>,
 }
 

@@ -43,7 +43,7 @@ impl Health {
         lock(&self.state)
     }
 
-    /// True when all of these nodes have failed lately; of nodes that nobody knows, when the engine has. When a rest is
+    /// True when all of these nodes have failed lately; if the nodes are unknown, when the engine has. When a rest is
     /// over, one caller is told false and asks; the others pass the nodes over for `patience` more, by when it has an answer.
     pub fn are_away(&self, nodes: Option<&[u32]>, patience: Duration) -> bool {
         let Some(nodes) = nodes else { return self.is_engine_away() };
@@ -67,7 +67,7 @@ impl Health {
     }
 
     /// A read from these nodes failed. Reads that were under way together count once. An answer about the object alone
-    /// says nothing of them; and of nodes that nobody knows, only an engine that was silent is left in peace: what it
+    /// says nothing of them; and if the nodes are unknown, only an engine that was silent is left in peace: what it
     /// refused at once costs no wait.
     pub fn failed(&self, nodes: Option<&[u32]>, error: &Error) {
         match error {
@@ -144,7 +144,7 @@ mod tests {
         assert!(!health.are_away(Some(&[3, 4]), PATIENCE) && !health.are_away(None, PATIENCE));
         over();
         assert!(!health.are_away(Some(&[3]), PATIENCE));
-        assert!(health.are_away(Some(&[3]), PATIENCE)); // somebody asks already
+        assert!(health.are_away(Some(&[3]), PATIENCE)); // another read asks already
         health.failed(Some(&[3]), &silent);
         assert_eq!(health.state().away[&3].rest, 2 * FIRST_REST);
         for _ in 0..20 {

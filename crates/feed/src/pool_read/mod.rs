@@ -199,7 +199,7 @@ impl PoolStore {
 }
 
 impl Shared {
-    /// True when the engine need not be asked: every node that holds the object has failed, and nobody has put it back.
+    /// True when the engine need not be asked: every node that holds the object has failed, and it was not restored.
     async fn is_lost(&self, object: &ObjectRef, known: &Known, deadline: Deadline) -> bool {
         let key = &object.key;
         if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.patience()) {

@@ -107,7 +107,7 @@ impl Shared {
         }
         if is_put_back && let Ok(permit) = self.refetches.refills.clone().try_acquire_owned() {
             let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
-            // The cell goes along: whoever asks before the pool has it again is answered from it.
+            // The cell goes along: a read before the pool has it again is answered from it.
             tokio::spawn(async move {
                 let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
                 if put.is_ok() {

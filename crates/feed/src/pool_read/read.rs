@@ -180,7 +180,7 @@ impl Read {
         {
             return self.of_size(got);
         }
-        // Of nodes that nobody knows, the copy may be well.
+        // If the nodes are unknown, the copy may be fine.
         let is_put_back = self.is_lost || known.nodes.is_some();
         let whole = self.shared.refetched(key, known, (is_part, is_put_back), self.deadline).await?;
         let cut = |(range, asked): (usize, &ByteRange)| {

@@ -187,7 +187,7 @@ async fn lost_object_is_fetched_by_one_of_a_pools_processes() {
         rig.routed(true)
     });
     for (object, body) in objects.iter().zip(&bodies) {
-        // All at once, as ranks in step are; whoever is first, each has the bytes.
+        // All at once, as ranks in step are; each gets the bytes, in any order.
         for got in futures::future::join_all(readers.iter().map(|reader| whole(reader, object))).await {
             assert_eq!(got.unwrap(), body);
         }
@@ -214,7 +214,7 @@ async fn each_has_a_turn_at_a_lost_object_and_the_last_fetches_it_where_the_othe
     assert_eq!(turns, [0, 1, 2]);
     let last = &readers[2];
     last.shared.health.failed(Some(&[0, 1, 2]), &unreachable());
-    assert_eq!(last.shared.turn(&object.key), 0); // nobody is there but this one
+    assert_eq!(last.shared.turn(&object.key), 0); // it is the only one
     last.shared.health.answered(Some(&[0, 1, 2]));
     assert_eq!(whole(last, &object).await.unwrap(), body);
     assert_eq!(rig.ways(), [0, 0, 3_000]);

@@ -92,7 +92,7 @@ impl Feeder {
                     if !skips {
                         return Err(error);
                     }
-                    // The rest of the object is left out; how many records that is, nobody knows.
+                    // The rest of the object is left out; the number of its records is unknown.
                     self.shared.mending.skipped(&error);
                 }
                 None => {
@@ -133,7 +133,7 @@ impl Feeder {
             if let Some(open) = self.shared.locked().open.get_mut(&batch) {
                 open.end = self.at;
             }
-            // Refused only when the threads are gone, and then nobody waits.
+            // Refused only when the threads have ended, and then no caller waits.
             let _ = self.jobs.send(Job { window: held.clone(), wants, batch, rows, trace });
         }
         Ok(true)

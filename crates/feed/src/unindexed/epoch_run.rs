@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass of one rank over (what is left of) an epoch that nobody counted: streams run ahead in the order of objects,
+//! One pass of one rank over (what is left of) an unindexed epoch: streams run ahead in the order of objects,
 //! windows are given rows as they come, a few threads decode them, and batches come out in order.
 //!
 //! A batch is opened only when those before it
@@ -21,7 +21,7 @@ use super::decode_workers::work;
 use super::state::{Open, Shared};
 use super::{Position, Unindexed};
 
-/// One pass over an epoch that nobody counted.
+/// One pass over an unindexed epoch.
 pub type UnindexedRun = EpochIter<Shared>;
 
 impl UnindexedRun {

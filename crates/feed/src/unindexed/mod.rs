@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unindexed mode: a dataset whose records nobody counts. Objects are permuted over the dataset, each rank passes over
+//! Unindexed mode: a dataset whose records are not counted. Objects are permuted over the dataset, each rank passes over
 //! every W-th of them as a stream, and records are permuted within windows of it that are bounded in bytes.
 //!
 //! Owns the order and the place in it, an (object, record) of one rank of one world: no other world can go on from it,
-//! since nobody knows how many records lie before. Nothing is said of how many batches there will be.
+//! since the number of records before it is unknown. Nothing is said of how many batches there will be.
 
 mod assign;
 mod decode_workers;
@@ -66,7 +66,7 @@ pub struct Turns {
     pub drops_tail: bool,
 }
 
-/// A dataset nobody counted, its order, its fields and its bounds, ready to run.
+/// An unindexed dataset, its order, its fields and its bounds, ready to run.
 #[derive(Debug)]
 pub struct Unindexed {
     source: Arc<Source>,

@@ -49,7 +49,7 @@ pub(super) struct Window {
     pub arrived: Instant,
 }
 
-/// Passes over an object; ends when it does, at its first error, or when nobody listens.
+/// Passes over an object; ends when it does, at its first error, or when the receiver is gone.
 pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, out: mpsc::Sender<Result<Window>>) {
     let (parts, arriving) = mpsc::channel(1);
     let place = source.place(object);
@@ -58,7 +58,7 @@ pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, ou
         tokio::task::spawn_blocking(move || {
             let cutter = Cutter::new(&source, object, place, &out);
             if let Err(error) = cutter.run(arriving) {
-                let _ = out.blocking_send(Err(error)); // nobody listens any more
+                let _ = out.blocking_send(Err(error)); // the receiver may be gone
             }
         })
     };
@@ -135,8 +135,8 @@ impl<'a> Cutter<'a> {
                     let Some((content, spans)) = cut.next(source, place)? else { continue };
                     gone = !give(out, cut, content, spans, [*sent, first_byte, arrived]);
                 }
-                // The loop's only way to end before its object: nobody wants the rest.
-                if gone { Err(Error::bug("a window that nobody wants")) } else { Ok(()) }
+                // The loop's only way to end before its object: the rest is not needed.
+                if gone { Err(Error::bug("a window without a receiver")) } else { Ok(()) }
             })?;
         }
         let Self { source, inflater, place, out, mut cut, sent, first_byte, .. } = self;
@@ -177,7 +177,7 @@ impl Cut {
     }
 }
 
-/// Hands a window on; false where nobody wants it.
+/// Sends a window; false if the receiver is gone.
 fn give(
     out: &mpsc::Sender<Result<Window>>,
     cut: &mut Cut,

@@ -78,7 +78,7 @@ fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> 
     }
 }
 
-/// The deprecated `LZ4`: Hadoop's framing, an LZ4 frame, or a bare block, by whoever wrote it.
+/// The deprecated `LZ4`: Hadoop's framing, an LZ4 frame, or a bare block, depending on the writer.
 fn lz4(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     if hadoop_lz4(input, out, place).is_some() {
         return Ok(());

@@ -328,7 +328,7 @@ impl ResumableDownload<'_> {
             sink.finish()
         });
         let line = result.and_then(|(file, seal)| {
-            let seen = seen.ok_or_else(|| Error::bug("a file was made of bytes that nobody looked at"))?;
+            let seen = seen.ok_or_else(|| Error::bug("a file was made of bytes that were not checked"))?;
             let line = shop.line(item, entry, file.file(), seen, seal)?;
             Ok(Finished { line, temporary: Arc::new(file), parts: Some(partial.files()) })
         });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The journal of one object that goes in parts: what it is made of, the upload's id, and the parts that were taken.
 //!
-//! A head line, then a line a part, in a file of mode 0600 (some stores let whoever has the id write). Not synced: what a
+//! A head line, then a line a part, in a file of mode 0600 (in some stores the id grants write access). Not synced: what a
 //! power cut takes is sent again, and a part is believed only where the store still holds it. An object that is not the
 //! one in the head starts again.
 

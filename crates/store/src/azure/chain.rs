@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Azure's tokens: what the environment sets up by name (client secret or certificate, workload identity, an App
 //! Service's or container's managed identity), then the login of `az`, then the instance's metadata, where the settings
-//! say so. A source that is set up ends the search, also when it fails: the next one would be somebody else.
+//! say so. A source that is set up ends the search, also when it fails: the next one would be another identity.
 
 use std::collections::HashMap;
 

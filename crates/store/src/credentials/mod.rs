@@ -55,7 +55,7 @@ pub(crate) struct CredentialCache<C: Expiring> {
     context: Context,
     source: Box<dyn ProvideCredentialDyn<Credential = C>>,
     state: Mutex<State<C>>,
-    /// Held while the source is asked: whoever finds nothing usable waits here and then looks again.
+    /// Held while the source is asked: a caller that finds nothing usable waits here and then looks again.
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -186,7 +186,7 @@ pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: St
 pub(crate) const NOTHING: &str = "no source has any";
 
 /// Keepers that live in this process, by what they were made from: stores opened alike renew together. A forked child
-/// has its own, since whoever was asking is not there.
+/// has its own, since the thread that was asking does not exist there.
 pub(crate) struct Shared<C: Expiring>(Mutex<Option<Registry<C>>>);
 
 type Registry<C> = HashMap<(u32, String), Weak<CredentialCache<C>>>;

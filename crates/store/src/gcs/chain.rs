@@ -55,7 +55,7 @@ impl FileRead for Seen {
     }
 }
 
-/// The file, and whether somebody named it.
+/// The file, and whether it was named by the user.
 fn place(context: &Context) -> Option<(PathBuf, bool)> {
     let named = context.env_var("GOOGLE_APPLICATION_CREDENTIALS").filter(|path| !path.is_empty());
     if let Some(path) = named {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads past the page cache: O_DIRECT by io_uring, from one thread that a folder's reads share.
 //!
-//! For data that memory does not hold: such reads copy nothing, evict nobody's pages and spend no thread each on waiting.
+//! For data that memory does not hold: such reads copy nothing, evict no pages and need no waiting thread each.
 //! Owns the ring and its thread. Where the kernel refuses a ring (old, or a container that
 //! forbids it) or a file system refuses O_DIRECT, the answer is `None` and the reader goes the common way.
 
@@ -32,7 +32,7 @@ const DEPTH: usize = 64;
 /// User data of the wake-up's completion.
 const WAKE: u64 = u64::MAX;
 
-/// A range on its way. The ring's thread holds it until the kernel is done with its memory, whoever still waits.
+/// A range on its way. The ring's thread holds it until the kernel is done with its memory, also if no caller waits.
 struct Ask {
     file: Arc<OwnedFd>,
     /// Aligned, as is the length; the file may end before that.
@@ -59,7 +59,7 @@ impl Ring {
         if wake < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: made just now, and nobody else's.
+        // SAFETY: made just now, and not shared.
         let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
         let (asks, inbox) = mpsc::channel();
         let driver = Driver { ring, inbox, wake: wake.clone(), asks: Vec::new(), queue: VecDeque::new(), in_flight: 0 };
@@ -77,7 +77,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.asks = None;
-        // The thread finds that nobody asks any more, and ends once the kernel holds none of its memory.
+        // The thread finds that no caller waits any more, and ends once the kernel holds none of its memory.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -174,7 +174,7 @@ impl Driver {
             // SAFETY: within the buffer, whose room is the ask's length at least.
             let into = unsafe { ask.buffer.start().as_ptr().add(at as usize) };
             let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), into, len).offset(ask.start + at).build();
-            // SAFETY: the ask keeps file and memory until this entry has ended, and nobody else touches that memory.
+            // SAFETY: the ask keeps file and memory until this entry has ended, and nothing else touches that memory.
             if unsafe { self.ring.submission().push(&read.user_data((number as u64) << 32 | piece)) }.is_err() {
                 self.queue.push_front((number, piece));
                 return;

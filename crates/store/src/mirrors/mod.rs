@@ -163,7 +163,7 @@ impl Shared {
         }
         let mut open: Vec<usize> = (0..self.members.len()).filter(ready).collect();
         if open.is_empty() {
-            // All rest: whoever may be asked at all is.
+            // All rest: any that may be asked is asked.
             open = (0..self.members.len()).filter(may).collect();
         }
         let fastest = open.iter().map(|&at| self.members[at].rate()).fold(0.0, f64::max);

@@ -233,7 +233,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Given up in silence: whoever waited turns elsewhere, and so shall the next.
+        // Given up without an answer: the caller turns to another replica, and so shall the next.
         if !self.is_over && self.last_answer.elapsed() >= SILENT {
             self.member.rest(&self.member.away());
         }

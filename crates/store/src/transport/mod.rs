@@ -136,7 +136,7 @@ pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     }
 }
 
-/// Why a request goes unsigned, with `advice` for whoever has no credentials.
+/// Why a request goes unsigned, with `advice` for a user without credentials.
 pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -> Error {
     let place = place.to_owned();
     // Past the first colon a message may quote what a file, a command or a server said.

@@ -34,7 +34,7 @@ impl Store for Knowing {
     }
 }
 
-/// An own file has no version of the pool's (its name and size pin it), and of a range without bytes nobody is asked.
+/// An own file has no version of the pool's (its name and size pin it), and a range without bytes sends no request.
 #[tokio::test]
 async fn known_objects_are_read_by_the_contract_whichever_way() {
     for has_own in [true, false] {

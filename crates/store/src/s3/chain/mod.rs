@@ -2,7 +2,7 @@
 //! AWS's credential chain, in the order of its tools: the environment; the profile's role; web identity (IRSA); the
 //! profile's SSO, keys or credential_process; a container's address; the instance's, where the settings say so.
 //!
-//! A source that is set up ends the search, also when it fails: the next one would be somebody else.
+//! A source that is set up ends the search, also when it fails: the next one would be another identity.
 
 mod profile_files;
 mod sso;
@@ -41,7 +41,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Where it looks, for whoever has nothing anywhere.
+    /// Where it looks, for a user without credentials.
     pub(super) fn sources(&self) -> String {
         let mut sources = vec!["the environment", "the profile files", "SSO", "web identity", "credential_process"];
         sources.extend(self.has_container.then_some("the container's address"));

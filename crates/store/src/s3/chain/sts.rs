@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Roles: AWS's token service turns keys, or a token of somebody else's, into keys that end.
+//! Roles: AWS's token service turns keys, or a token of another provider, into temporary keys.
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, Request, header};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where an object can be taken apart: gzip members, zstd and LZ4 frames stand one after another, and each inflates
+//! Where an object can be taken apart: gzip members, zstd and LZ4 frames follow one another, and each inflates
 //! alone. Here they are found, as far as that can be done without inflating them; what comes out are stretches of whole
 //! blocks for threads that the caller has.
 //!
@@ -133,7 +133,7 @@ fn bgzf_size(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Where `needle` first stands in `bytes`.
+/// Offset of the first `needle` in `bytes`.
 fn find(bytes: &[u8], needle: [u8; 3]) -> Option<usize> {
     memchr::memmem::find(bytes, &needle)
 }

@@ -35,7 +35,7 @@ pub fn gzip_size_hint(last4: [u8; 4]) -> u64 {
     u64::from(u32::from_le_bytes(last4))
 }
 
-/// Where a member's header walk stands.
+/// Position in a member's header.
 #[derive(Debug, Clone, Copy)]
 enum Field {
     Fixed,

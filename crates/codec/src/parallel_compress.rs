@@ -89,7 +89,7 @@ impl BlockCompressor {
         }
     }
 
-    /// Compresses a block; `before` is what stands before it, at least its last [`BlockCompressor::window`] bytes.
+    /// Compresses a block; `before` is the content before it, at least its last [`BlockCompressor::window`] bytes.
     pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<CompressedBlock> {
         let len = block.len() as u64;
         if self.codec == Codec::Zstd {

@@ -47,7 +47,7 @@ impl Difference {
     }
 }
 
-/// One form in which an object's bytes are known: as they stand, or as its source stores them.
+/// One form in which an object's bytes are known: as stored here, or as stored at its source.
 struct Form<'a> {
     place: Option<String>,
     codec: Codec,

@@ -19,7 +19,7 @@ pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     Some((url.with_key(Key::new(key[..cut].to_vec())), key[cut..].to_vec()))
 }
 
-/// Bytes of a pattern that stand for themselves, up to the first that does not.
+/// Literal bytes of a pattern, up to the first that is not.
 pub fn plain_len(pattern: &[u8]) -> usize {
     let special = pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['));
     braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())

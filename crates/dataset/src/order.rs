@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which sample stands at a position of an epoch: a pure function of the counts, the seed, the epoch and the position.
+//! The sample at a position of an epoch: a pure function of the counts, the seed, the epoch and the position.
 //!
 //! Owns the permutation and the way from a position to (object, record). Knows no bytes, ranks or batches. What stands
 //! here is a promise to saved states: a change of the order needs another [`ORDER_VERSION`].

@@ -3,7 +3,7 @@
 //!
 //! Owns the way from a position of the whole to (dataset, its epoch, its position); `order` says which record is there.
 //! Draws nothing and remembers nothing: a cursor of each source is a closed form of the global one, so a state stays one
-//! number. What stands here is a promise to saved states, as `order` is.
+//! number. This order is a promise to saved states, as `order` is.
 
 use std::ops::Range;
 use std::sync::Arc;

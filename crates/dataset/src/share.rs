@@ -31,7 +31,7 @@ pub enum ShareBy {
     Name(NameRule),
 }
 
-/// `name:PATTERN`, where `{}` in the pattern stands for a run of digits: objects of one number form a group, and groups,
+/// `name:PATTERN`, where `{}` in the pattern matches a run of digits: objects of one number form a group, and groups,
 /// in the order of their numbers, go to nodes in runs: of 64 groups node 0 of 16 takes the first four.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameRule {

@@ -24,7 +24,7 @@ const MAX_PREFIXES: usize = 10_000;
 /// z of the 99th percentile of a normal distribution.
 const Z99: f64 = 2.326_347_874_040_841;
 
-/// A rate of bytes: reservations stand in a queue.
+/// A rate of bytes: reservations wait in a queue.
 #[derive(Debug)]
 struct Pipe {
     rate: f64,

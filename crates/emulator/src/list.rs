@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One page of a listing, in the byte order of keys, walked from the folder without reading a file.
 //!
-//! A folder's names are kept sorted while its mtime stands, so that a flat folder of 100,000 files is read once, not
+//! A folder's names are kept sorted until its mtime changes, so that a flat folder of 100,000 files is read once, not
 //! once a page.
 
 use std::io;
@@ -121,7 +121,7 @@ fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<
     }
 }
 
-/// The common prefix that stands for `key`, if the delimiter makes one.
+/// The common prefix of `key`, if the delimiter makes one.
 fn roll_up(query: &Query, key: &str) -> Option<String> {
     let delimiter = query.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty())?;
     let at = key.get(query.prefix.len()..)?.find(delimiter)?;

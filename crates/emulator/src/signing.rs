@@ -32,7 +32,7 @@ pub(crate) fn has_bad_expiry<B>(request: &Request<B>) -> bool {
     expires.and_then(|text| text.parse().ok()).is_some_and(|expires| !(0..=MAX_EXPIRES_S).contains(&expires))
 }
 
-/// Adds the `x-amz-date` that stands for the `Date` of a request signed by version 4, which allows either. Version 2 signs
+/// Adds the `x-amz-date` that replaces the `Date` of a request signed by version 4, which allows either. Version 2 signs
 /// `x-amz-date` if it is present, so there it must not be added.
 pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
     let headers = request.headers();

@@ -60,7 +60,7 @@ impl Layout {
 /// A device's hold on a slot's memory, which dropping it ends.
 pub type Hold = Box<dyn Any + Send>;
 
-/// Memory of a slot. What holds it is dropped before it, as the fields stand.
+/// Memory of a slot. Its holders are dropped before it, in the order of fields.
 struct Memory {
     hold: Mutex<Option<Hold>>,
     mapping: Mapping,

@@ -79,7 +79,7 @@ impl Steps {
         }
     }
 
-    /// Where the epoch stands once batch `k` is delivered: the positions before it are done.
+    /// Position in the epoch once batch `k` is delivered: the positions before it are done.
     pub fn cursor_after(&self, k: u64) -> u64 {
         self.cursor.saturating_add((k + 1).saturating_mul(self.global_batch)).min(self.samples)
     }

@@ -47,7 +47,7 @@ pub(super) struct Stored {
 #[derive(Debug)]
 pub(super) struct Piece {
     column: usize,
-    /// Where it stands in the grid of chunks.
+    /// Position in the grid of chunks.
     at: Box<[usize]>,
     /// `None` where it was never written.
     pub stored: Option<Stored>,

@@ -24,7 +24,7 @@ pub struct Delivered {
     pub rows: usize,
     /// The fields, in order; with a padded tail, last, the weights.
     pub columns: Vec<Column>,
-    /// Where the epoch stands once it is delivered: the same on every rank. A cursor, or of an unindexed epoch a
+    /// Position in the epoch once it is delivered: the same on every rank. A cursor, or of an unindexed epoch a
     /// [`super::Position`], packed.
     pub cursor: u64,
 }

@@ -123,7 +123,7 @@ impl Shared {
             outcome.dead.sort_unstable();
             if !outcome.dead.is_empty() {
                 if self.steps.tail == Tail::Pad {
-                    // Frameworks that want full batches get one; what stands in the row is worth nothing.
+                    // Frameworks that want full batches get one; the content of the row is undefined.
                     // SAFETY: the last row is in, and the batch is not delivered yet.
                     unsafe { batch.rows.clear(&outcome.dead) };
                 } else {

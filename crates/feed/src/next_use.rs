@@ -35,7 +35,7 @@ pub(super) struct NextUse {
     /// Of arrays, who reads what.
     readers: Option<Readers>,
     leaf: DatasetView,
-    /// Which rank reads what; `None` where a mixture or a selection of positions stands between.
+    /// Which rank reads what; `None` where a mixture or a selection of positions is between.
     steps: Option<Steps>,
     /// The ranks of this node.
     node: Range<u64>,

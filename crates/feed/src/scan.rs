@@ -211,7 +211,7 @@ impl Records<'_> {
             Holding::First(_) => {}
             Holding::Sized => {
                 let records = framing.count_of_size(size, &place).transpose()?;
-                let records = records.ok_or_else(|| Error::bug(format!("the size of {place} tells no count")))?;
+                let records = records.ok_or_else(|| Error::bug(format!("the size of {place} gives no count")))?;
                 return Ok(Scanned { size, records, spans });
             }
             Holding::Frames(frames) => frames.finish()?,

@@ -278,7 +278,7 @@ struct Survey {
     records: usize,
     found: Vec<Found>,
     left_out: Vec<(String, Error)>,
-    /// Where a name stands in `found`; `None` for one that is left out.
+    /// Position of a name in `found`; `None` for one that is left out.
     known: HashMap<String, Option<usize>>,
 }
 

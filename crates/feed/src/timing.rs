@@ -37,7 +37,7 @@ pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> 
 /// was going through just then.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Waits {
-    /// Its request was sent and nothing had come yet; back-off after throttling stands here too.
+    /// Its request was sent and nothing had come yet; back-off after throttling is included.
     pub first_byte: Duration,
     /// Its bytes were coming.
     pub transfer: Duration,

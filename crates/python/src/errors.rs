@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A core error as the Python class that stands for it, with its facts as attributes and its hint as a note.
+//! A core error as the matching Python class, with its facts as attributes and its hint as a note.
 
 use penstock_types::Error;
 use pyo3::exceptions::PyRuntimeError;

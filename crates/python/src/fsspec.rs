@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store's keys as files: listed, described and read by ranges. What the fsspec adapter stands on.
+//! A store's keys as files: listed, described and read by ranges. Used by the fsspec adapter.
 
 use std::collections::HashMap;
 use std::sync::Arc;

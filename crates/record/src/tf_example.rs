@@ -46,7 +46,7 @@ impl<'a> Example<'a> {
         Ok(Self { features })
     }
 
-    /// The features, in the order in which their names first stand.
+    /// The features, in the order in which their names first occur.
     pub fn features(&self) -> &[(&'a str, Feature<'a>)] {
         &self.features
     }

@@ -72,7 +72,7 @@ fn entry_list(entry: &[u8]) -> Result<FeatureList<'_>, Problem> {
     Ok(list)
 }
 
-/// The names of a record's feature lists, each once, in the order in which they first stand. For its context,
+/// The names of a record's feature lists, each once, in the order in which they first occur. For its context,
 /// [`crate::tf_example::Example::parse`] reads the same payload.
 pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a [u8]>> {
     let (mut names, mut known) = (Vec::new(), std::collections::HashSet::new());

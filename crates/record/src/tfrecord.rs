@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! TFRecord framing: length (8 bytes, little-endian), its masked CRC-32C, payload, its masked CRC-32C.
 //!
-//! The length's checksum is always checked: it is what tells a TFRecord from other bytes and keeps a damaged length from
+//! The length's checksum is always checked: it distinguishes a TFRecord from other bytes and keeps a damaged length from
 //! sending the walk astray. The payload's is checked where asked. An empty object holds no records.
 
 use penstock_codec::checksum::{crc32c, crc32c_masked, mask};

@@ -69,12 +69,12 @@ impl DestDir {
         let file: File = match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
             Ok(file) => file.into(),
             Err(Errno::LOOP) => return Err(self.refused(relative, "there is a symbolic link at this path")),
-            Err(Errno::NXIO) => return Err(self.refused(relative, "there is no regular file at this path")),
+            Err(Errno::NXIO) => return Err(self.refused(relative, "the path is not a regular file")),
             Err(errno) => return Err(self.error(relative, errno)),
         };
         match state_of_file(&file) {
             Ok(_) => Ok(file),
-            Err(_) => Err(self.refused(relative, "there is no regular file at this path")),
+            Err(_) => Err(self.refused(relative, "the path is not a regular file")),
         }
     }
 

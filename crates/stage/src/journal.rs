@@ -114,7 +114,7 @@ enum Found<'a> {
     End { from: &'a str, failed: u64 },
 }
 
-/// Where a line stands.
+/// Position of a line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     mtime_ns: i64,

@@ -3,7 +3,7 @@
 //!
 //! [`StageRequest`] says what is asked, `run` drives it, `plan` names the targets and refuses unsafe keys. `to_folder`
 //! downloads below `dest_dir`, which no key leaves; `to_store` uploads; `verify` compares a copy with its records and fetches
-//! again what is damaged. `journal` makes a stage resumable, `launch` keeps launches apart, and `node_status` tells the other
+//! again what is damaged. `journal` makes a stage resumable, `launch` keeps launches apart, and `node_status` reports to the other
 //! ranks of a node how it goes. The request rate is the store's business (`LimitStore`). Nothing gets its final name before it is
 //! whole, checked and on disk.
 

@@ -78,7 +78,7 @@ impl<'a> ParallelDecoder<'a> {
         }
     }
 
-    /// The whole object at once, where its blocks can be told apart and another core is free; else `None`, and nothing
+    /// The whole object at once, if its blocks can be separated and another core is free; else `None`, and nothing
     /// has been done.
     pub fn whole(
         codec: Codec,

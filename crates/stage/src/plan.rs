@@ -221,7 +221,7 @@ fn is_own_name(part: &[u8]) -> bool {
     folded.take(OWN_PREFIX.len()).eq(OWN_PREFIX.iter().map(|byte| char::from(*byte)))
 }
 
-/// Errs with the reason where a name could leave the folder, or cannot stand in it.
+/// Errs with the reason where a name could leave the folder, or cannot be in it.
 fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
     if bytes.is_empty() {
@@ -425,7 +425,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever keys a store holds, a plan that stands holds only names that stay inside, each once.
+        /// Whatever keys a store holds, an accepted plan has only names that stay inside, each once.
         #[test]
         fn prop_plan_targets_stay_inside(keys in prop::collection::btree_set("[a-cA/.\\x00]{0,6}(\\.gz)?", 1..12), nodes in 1u32..4, node in 0u32..4) {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();

@@ -44,7 +44,7 @@ pub struct Snapshot {
     pub objects: u64,
     /// Their stored bytes.
     pub bytes: u64,
-    /// Objects that stand under their final names, those of earlier runs among them.
+    /// Objects under their final names, including those of earlier runs.
     pub done: u64,
     /// Their stored bytes.
     pub done_bytes: u64,

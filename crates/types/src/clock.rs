@@ -11,7 +11,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// The time since the Unix epoch; zero on a machine whose clock stands before it.
+/// The time since the Unix epoch; zero on a machine whose clock is before it.
 #[expect(clippy::disallowed_methods, reason = "this is the one door to the clock")]
 pub fn unix_now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()

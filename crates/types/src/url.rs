@@ -182,7 +182,7 @@ impl fmt::Display for Url {
 /// Schemes of other programs (Hadoop, gcsfs, adlfs) for stores that have one here.
 const SYNONYMS: [(&str, &str); 4] = [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az")];
 
-/// Text is taken as it stands, not percent-decoded: keys hold `%` and `+` freely. URLs of web servers alone are what
+/// Text is taken literally, not percent-decoded: keys hold `%` and `+` freely. URLs of web servers alone are what
 /// browsers take, percent-encoded; their queries are refused, as those sign or generate. A text without a scheme must be an
 /// absolute path; relative ones are resolved by the caller, who knows the working directory.
 impl FromStr for Url {
@@ -258,7 +258,7 @@ fn web_key(authority: &str, key: &str) -> Result<Key> {
     Ok(percent_decoded(key))
 }
 
-/// `%2F` and its like as bytes; a `%` that begins no such thing stands for itself.
+/// `%2F` and its like as bytes; any other `%` is literal.
 fn percent_decoded(text: &str) -> Key {
     let bytes = text.as_bytes();
     let digit = |at: usize| bytes.get(at).and_then(|&byte| char::from(byte).to_digit(16));

@@ -139,7 +139,7 @@ def command(
 
 
 def _run_in_view(execution_of: Callable[[Job, OnStep, OnLine], Execution], job: Job, *, resume: bool) -> int:
-    """The job, or its paths one after the other, under a live view; what ended stands on stdout too, where that is not the
+    """The job, or its paths one after the other, under a live view; the result is on stdout too, unless that is the
     terminal.
     """
     from penstock.cli.run_live import LiveView

@@ -97,7 +97,7 @@ fn probe_direct(folder: &Path, place: &str) -> Result<()> {
     let unnamed = rustix::fs::open(folder, direct | OFlags::TMPFILE, Mode::from_raw_mode(0o600));
     let probed = match unnamed {
         Ok(_) => return Ok(()),
-        // No unnamed files there, or no O_DIRECT: a named one tells which.
+        // No unnamed files there, or no O_DIRECT: a named file shows which.
         Err(_) => {
             let here = std::fs::File::open(folder).map_err(|error| Error::from_io(place, &error))?;
             let name = format!(".penstock-bench-probe-{}", std::process::id());

@@ -87,7 +87,7 @@ fn test_storage_verify_names_the_file_and_the_byte() {
         assert!(error.contains("t00001/d00001/f0000003") && error.contains("byte 10,001"), "{error}");
         std::fs::write(&file, &bytes[..9_000]).unwrap();
         let error = run(&spec, Phase::Read).unwrap_err().to_string();
-        // With several reads in flight, one that begins beyond the end may be the first to tell.
+        // With several reads in flight, one that begins beyond the end may be the first to show it.
         assert!(error.contains("t00001/d00001/f0000003 ends at byte "), "{error}");
         assert_eq!(run(&spec, Phase::Stat).unwrap_err().code(), "corrupt");
     }

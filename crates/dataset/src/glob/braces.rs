@@ -2,7 +2,7 @@
 //! Braces of a pattern, as shells and WebDataset expand them: `{a,b}`, `{000..127}`, `{a..f}`; nested ones, too.
 //!
 //! A range of numbers becomes a few patterns with classes (`{08..12}`: `0[8-9]`, `1[0-2]`), however long it is. A brace
-//! without a comma or a range stands for itself.
+//! without a comma or a range is literal.
 
 /// Patterns that one pattern may become; one that would be more keeps its remaining braces as they are.
 const MAX_PATTERNS: usize = 1 << 20;
@@ -15,12 +15,12 @@ struct Brace<'a> {
     inner: &'a [u8],
 }
 
-/// Where the first brace stands that can be expanded.
+/// Position of the first brace that can be expanded.
 pub(super) fn first(pattern: &[u8]) -> Option<usize> {
     find(pattern).map(|brace| brace.begin)
 }
 
-/// The patterns without braces that a pattern stands for; itself where it has none.
+/// The patterns without braces that a pattern expands to; itself if it has no braces.
 pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_vec()];

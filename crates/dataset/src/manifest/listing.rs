@@ -16,7 +16,7 @@ use crate::url_list::UrlList;
 pub const OWN_PREFIX: &[u8] = b".penstock";
 
 /// One listing of everything under `prefix` (a folder, or one object), as a manifest. No object is opened: codec and
-/// format are what names say. Skips our own state at any level, and the empty objects that stand for folders.
+/// format are what names say. Skips our own state at any level, and empty objects that represent folders.
 ///
 /// `url` is what the user wrote; the manifest's URL is its folder. Errs with `NotFound` when nothing is there.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {

@@ -2,9 +2,9 @@
 //! A manifest as Parquet: a row an object, columns that any tool reads. What does not fit a JSON document of reasonable
 //! size does here: 10^7 objects.
 //!
-//! Between the leading magic and the first row group, where Parquet lets anything stand, a file of ours holds the XXH3 of
-//! all that follows: a damaged or truncated file is told before any of it is believed. A file of another tool has none,
-//! and is taken for what its cells say; what the Parquet reader cannot stand ends in one error.
+//! Between the leading magic and the first row group, where Parquet allows any bytes, a file of ours holds the XXH3 of
+//! all that follows: a damaged or truncated file is detected before any of it is used. A file of another tool has none,
+//! and is taken for what its cells say; anything that the Parquet reader cannot read ends in one error.
 
 use std::borrow::Borrow;
 use std::fs::File;

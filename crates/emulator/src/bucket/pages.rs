@@ -14,7 +14,7 @@ use crate::preconditions::modified;
 /// S3 gives no longer page.
 const MAX_KEYS: i32 = 1000;
 
-/// Who owns every object: the one pair of keys stands for one account.
+/// Who owns every object: the one pair of keys is one account.
 const OWNER: &str = "penstock";
 
 /// Characters that `encoding-type=url` does not encode. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.

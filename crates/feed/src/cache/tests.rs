@@ -259,7 +259,7 @@ async fn cache_read_that_is_given_up_leaves_nothing_counted() {
             }
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
-        // Dropped wherever it stands.
+        // Dropped at any point.
     }
     assert_eq!(whole(&cache, &object).await, noise(1000));
     let settled = async {

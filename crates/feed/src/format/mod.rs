@@ -353,7 +353,7 @@ impl HeadRows {
 
 /// A format whose objects hold their records one after another, or are tables.
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
-    /// Appends where the records of an object lie. On an error, those before it stand.
+    /// Appends where the records of an object lie. On an error, the ones before it are valid.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
 
     /// Of a format that frames its records: the reader of an object's inflated bytes as they pass by, given the first of
@@ -379,7 +379,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
 
     /// Where the records of an object of `size` bytes lie, by its first bytes.
     fn rows_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<HeadRows> {
-        Err(Error::bug(format!("the head of {place} tells no count")))
+        Err(Error::bug(format!("the head of {place} holds no count")))
     }
 
     /// Where a record lies, where that is arithmetic.
@@ -422,7 +422,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
 
     /// Number of records in a table of `size` bytes, from its last bytes.
     fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
-        Err(Error::bug(format!("the end of {place} tells no count")))
+        Err(Error::bug(format!("the end of {place} holds no count")))
     }
 
     /// Proposed field of a part if no fields are given; by default from its content.

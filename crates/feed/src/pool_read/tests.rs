@@ -253,7 +253,7 @@ async fn torn_bytes_are_not_taken_where_the_error_is_behind_the_last_one() {
     let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("a", &body).await;
     let torn = |pieces| Arc::new(Breaking::new(rig.pool.clone(), vec![(pieces, changed())]));
-    // Nothing was given yet: the next way gives all, and without one the error is told.
+    // Nothing was given yet: the next way gives all, and without one the error is returned.
     assert_eq!(whole(&rig.routed_by(true, torn(1), None), &object).await.unwrap(), body);
     assert_eq!(whole(&rig.routed_by(false, torn(1), None), &object).await.unwrap_err().code(), "changed");
     // Something was given: it cannot be taken back, and the next read is right.

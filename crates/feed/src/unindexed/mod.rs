@@ -32,7 +32,7 @@ use window::{PARTS_AHEAD, WINDOW};
 /// Objects whose streams are open at a time, at most.
 const MAX_AHEAD: usize = 16;
 
-/// Where a rank stands: how many objects it is done with, and how many records of the next.
+/// Progress of a rank: how many objects it is done with, and how many records of the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Position {
     /// Objects of this rank, in the epoch's order.

@@ -21,7 +21,7 @@ pub(super) struct Open {
     /// The error of the lowest row that has one.
     pub error: Option<(u32, Error)>,
     pub last: Option<Trace>,
-    /// Where the epoch stands once it is delivered.
+    /// Position in the epoch once it is delivered.
     pub end: Position,
 }
 

@@ -84,7 +84,7 @@ impl Case {
                     batches.push((ids, Position::unpacked(batch.cursor)));
                 }
                 Ok(Next::Done) => return (batches, None),
-                Ok(Next::Waiting) => panic!("a pass stands still"),
+                Ok(Next::Waiting) => panic!("a pass makes no progress"),
                 Err(error) => return (batches, Some(error)),
             }
         }

@@ -209,7 +209,7 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
 }
 
 /// Copies what a decoded chunk holds of `rows` (along the first axis) of an array of `shape` into `out`, which is those
-/// rows in C order. The chunk is of `chunk_shape` and stands at `chunk` in the grid of chunks; what of it lies outside
+/// rows in C order. The chunk is of `chunk_shape` and is at `chunk` in the grid of chunks; what of it lies outside
 /// the array is left out.
 pub fn copy_rows(
     data: &[u8],

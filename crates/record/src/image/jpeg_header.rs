@@ -19,7 +19,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         ))
     };
     loop {
-        // As libjpeg does: what stands before the next marker is passed over, fill bytes and stuffed zeros included.
+        // As libjpeg does: bytes before the next marker are ignored, fill bytes and stuffed zeros included.
         let rest = bytes.get(at..).unwrap_or_default();
         at += rest.iter().position(|&byte| byte == 0xff).unwrap_or(rest.len());
         let [0xff, marker, rest @ ..] = bytes.get(at..).unwrap_or_default() else { return Err(cut(at)) };
@@ -28,7 +28,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
                 at += 1;
                 continue;
             }
-            // Stuffed zeros, and markers that stand alone.
+            // Stuffed zeros, and markers without a segment.
             0x00 | 0x01 | 0xd0..=0xd7 => {
                 at += 2;
                 continue;

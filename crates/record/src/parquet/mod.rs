@@ -47,7 +47,7 @@ pub struct Values {
     pub strings: Vec<usize>,
     /// Of lists: at which value each row begins, and the end.
     pub rows: Vec<usize>,
-    /// Rows of the file, ascending, that are null or hold a null where none may be; zero stands in their place.
+    /// Rows of the file, ascending, that are null or hold a null where none may be; they are zero.
     pub nulls: Vec<u64>,
 }
 
@@ -321,7 +321,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Notes a null in a row of the group; what stands in its place is empty, or zero.
+    /// Notes a null in a row of the group; its value is empty, or zero.
     fn null(&self, row: u64, values: &mut Values) {
         if self.list || self.element != Element::Bytes {
             let row = self.first + row;

@@ -323,7 +323,7 @@ fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     while left > 0 {
         input.varint()?; // the least delta of the block
         for &width in input.take(minis)? {
-            // Behind the last value only the widths of the other parts stand.
+            // After the last value there are only the widths of the other parts.
             if left > 0 {
                 left = left.saturating_sub(in_mini.max(1));
                 input.skip_bytes(in_mini.saturating_mul(width.into()) / 8)?;

@@ -181,7 +181,7 @@ fn cut_images_are_refused_wherever_the_crop_lies() {
     assert_eq!(text, format!("a.jpg ends before its JPEG does (no end marker in its {len} bytes)"));
 }
 
-/// libjpeg passes over what stands between markers, and so do Pillow and torchvision.
+/// libjpeg ignores bytes between markers, and so do Pillow and torchvision.
 #[test]
 fn stray_bytes_between_markers_are_passed_over() {
     let bytes = &files()["420.jpg"];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A large object in parts, which a killed stage takes up again where it stopped.
 //!
-//! Stored bytes land at their offsets in `HASH.part` (`stream`); each part that is there stands in `HASH.done` with its
+//! Stored bytes land at their offsets in `HASH.part` (`stream`); each part that is there is listed in `HASH.done` with its
 //! CRC. The next run believes a part only where its bytes still have that CRC, so neither file needs a sync: what a power
 //! cut took is fetched again. Parts whose sync has failed go: the page cache would show them and the disk lack them. When
 //! all are there the object is checked as a whole and inflated (or adopted as it is).

@@ -14,7 +14,7 @@ use crate::plan::Item;
 use crate::to_folder::context::DownloadContext;
 use crate::to_folder::io_buffers::CACHED;
 
-/// Content in one piece from which on the file system is told first: it then lays the file out once. Reserving costs a
+/// Content in one piece from which on the file is preallocated: it then lays the file out once. Reserving costs a
 /// small file more than it saves.
 const RESERVED_LEAST: usize = 1 << 20;
 

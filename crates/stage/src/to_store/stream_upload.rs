@@ -117,7 +117,7 @@ pub(crate) async fn send(context: &Arc<UploadContext>, load: &UploadItem, entry:
             other => return other,
         }
     }
-    Err(Error::bug("an upload was lost twice and told of once"))
+    Err(Error::bug("an upload was lost twice and reported once"))
 }
 
 /// Inflates of `piece` what makes about a part, and gives back what it did not come to: a piece of hostile content would

@@ -118,7 +118,7 @@ impl Container {
         if name.encode_utf16().count() > 1024 {
             return Err(self.refused(key, "it is longer than 1,024 characters"));
         }
-        // Whoever stands between may resolve them.
+        // A proxy in between may resolve them.
         if name.split('/').any(|part| part == "." || part == "..") {
             return Err(self.refused(key, "Azure resolves `.` and `..`"));
         }

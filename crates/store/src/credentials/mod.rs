@@ -301,7 +301,7 @@ mod tests {
         let second = keeper.take().await.unwrap();
         assert_eq!(second.credential.number, 2);
         assert!(keeper.refused(first.generation), "a late answer to the old one may be sent again");
-        assert!(!keeper.refused(second.generation), "a fresh one that is refused too is told");
+        assert!(!keeper.refused(second.generation), "a fresh one that is refused too is reported");
     }
 
     #[tokio::test]

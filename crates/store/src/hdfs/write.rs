@@ -95,7 +95,7 @@ async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>
     moving(cluster, place, file.close()).await
 }
 
-/// One step of a write, which must not stand still.
+/// One step of a write, which must not stall.
 async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hdfs_native::Result<T>>) -> Result<T> {
     let work = std::panic::AssertUnwindSafe(work).catch_unwind();
     match tokio::time::timeout(STALLED, work).await {

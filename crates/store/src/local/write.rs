@@ -120,22 +120,22 @@ fn rename(
     name: &[u8],
     precondition: &Precondition,
 ) -> Result<()> {
-    let told = |errno| match errno {
+    let as_error = |errno| match errno {
         Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder is in its place"),
         Errno::NAMETOOLONG => store.refused(key, "a name in it is too long for this file system"),
         errno => store.io(key, errno),
     };
     let refuse = |reason: String| Error::Precondition { place: store.place(key), reason };
     match precondition {
-        Precondition::None => temporary.rename(dir, name, NAMED).map_err(told),
+        Precondition::None => temporary.rename(dir, name, NAMED).map_err(as_error),
         Precondition::Absent => temporary.rename(dir, name, Replace::Nothing).map_err(|errno| match errno {
             Errno::EXIST => refuse("an object of that key exists already".to_owned()),
-            errno => told(errno),
+            errno => as_error(errno),
         }),
         Precondition::Matches(want) => {
-            rustix::fs::flock(dir, FlockOperation::LockExclusive).map_err(told)?;
+            rustix::fs::flock(dir, FlockOperation::LockExclusive).map_err(as_error)?;
             match store.standing(key)? {
-                Some(have) if have == *want => temporary.rename(dir, name, NAMED).map_err(told),
+                Some(have) if have == *want => temporary.rename(dir, name, NAMED).map_err(as_error),
                 Some(have) => Err(refuse(format!("version {want} is no longer current, {have} is"))),
                 None => Err(refuse(format!("version {want} is no longer there"))),
             }

@@ -51,7 +51,7 @@ pub(super) async fn get_range_beyond_the_end_is_corrupt(bench: &Bench) {
         let got = bench.get(&ObjectRef::current(key.clone()), &[ByteRange::new(start, len)]).await;
         let error = got.expect_err("a range beyond the end was answered");
         assert_eq!(error.code(), "corrupt", "{len} bytes from {start}: {error}");
-        assert!(error.to_string().contains("10"), "the size is not told: {error}");
+        assert!(error.to_string().contains("10"), "the size is missing: {error}");
     }
 }
 

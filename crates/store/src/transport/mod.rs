@@ -141,11 +141,11 @@ pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -
     let place = place.to_owned();
     // Past the first colon a message may quote what a file, a command or a server said.
     let text = error.to_string();
-    let told = text.split(':').next().unwrap_or_default();
+    let problem = text.split(':').next().unwrap_or_default();
     match error.kind() {
-        _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {told}") },
-        ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {told}")),
-        _ => Error::Denied { place, reason: format!("no credentials ({told}): {advice}") },
+        _ if error.is_retryable() => Error::Unreachable { place, reason: format!("no credentials: {problem}") },
+        ErrorKind::RequestInvalid => Error::bug(format!("a request cannot be signed: {problem}")),
+        _ => Error::Denied { place, reason: format!("no credentials ({problem}): {advice}") },
     }
 }
 

@@ -177,14 +177,14 @@ async fn get(
     let (size, comes_whole) = match (is_whole, head.status) {
         (true, _) => (sent, false),
         (false, StatusCode::PARTIAL_CONTENT) => {
-            let told = content_range(&head.headers).ok_or_else(|| match told_size(&head.headers) {
+            let range = content_range(&head.headers).ok_or_else(|| match stated_size(&head.headers) {
                 // Azurite answers so to a range that begins beyond the end.
                 Some(size) if group.start >= size => {
                     Error::corrupt(&place, format!("has {size} bytes; none at {}", group.start))
                 }
                 _ => odd(&place, "a Content-Range that cannot be"),
             });
-            let (start, end, size) = told?;
+            let (start, end, size) = range?;
             if start != group.start || end - start != sent || end != group.start.saturating_add(group.len).min(size) {
                 return Err(odd(&place, "another range than was asked for"));
             }
@@ -227,7 +227,7 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
 }
 
 /// The object's size in a Content-Range, whatever its range.
-fn told_size(headers: &HeaderMap) -> Option<u64> {
+fn stated_size(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_RANGE)?.to_str().ok()?.rsplit_once('/')?.1.parse().ok()
 }
 

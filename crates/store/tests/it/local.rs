@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What only a real folder can tell: links, permissions, files that change while they are read.
+//! Behaviour that only a real folder shows: links, permissions, files that change while they are read.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 

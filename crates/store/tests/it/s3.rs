@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What only a real S3 server can tell: signatures, buckets, parts.
+//! Behaviour that only a real S3 server shows: signatures, buckets, parts.
 
 use std::sync::Arc;
 

@@ -474,7 +474,7 @@ async fn test_credentials_that_the_store_calls_expired_are_renewed_and_the_read_
     let store = counting(&script, home.path());
     assert_eq!(whole(&*store, "k").await.unwrap(), "x");
     assert_eq!(whole(&*store, "k").await.unwrap(), "x");
-    // A fresh one that is refused at once is told.
+    // A fresh one that is refused at once is reported.
     assert_eq!(whole(&*store, "k").await.unwrap_err().code(), "denied");
     let keys: Vec<bool> = script.seen().iter().map(|seen| seen.contains("Credential=AK1/")).collect();
     assert_eq!(keys, [true, true, false, false]);

@@ -50,7 +50,7 @@ def command(file: Path, as_json: bool) -> None:
 
 
 def _lines(cells: Sequence[Judged], room: int | None) -> Iterator[str]:
-    """A line a cell; where that is wider than the terminal, what to do next stands below it, and what says nothing is left out."""
+    """A line a cell; where that is wider than the terminal, the advice is below it, and empty columns are left out."""
     from penstock.units import format_bytes, format_rate
 
     def size(cell: Judged) -> str:

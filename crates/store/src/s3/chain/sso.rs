@@ -95,8 +95,8 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
         200 => {}
         401 => return Err(login(sso, "is no longer accepted")),
         status => {
-            let told = format!("the SSO portal answered {status} for role {} of account {}", sso.role, sso.account);
-            return Err(Error::permission_denied(told).set_retryable(status == 429 || status >= 500));
+            let problem = format!("the SSO portal answered {status} for role {} of account {}", sso.role, sso.account);
+            return Err(Error::permission_denied(problem).set_retryable(status == 429 || status >= 500));
         }
     }
     #[derive(Deserialize)]

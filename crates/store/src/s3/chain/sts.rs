@@ -98,9 +98,9 @@ async fn ask(context: &Context, region: &str, form: &[(&str, &str)], by: Option<
     let action = form.first().map_or("", |(_, action)| action);
     if !status.is_success() {
         // The rest of what it says may quote what was sent.
-        let told = format!("AWS's token service answered {action} with {} {code}", status.as_u16());
+        let problem = format!("AWS's token service answered {action} with {} {code}", status.as_u16());
         let passing = status.is_server_error() || status.as_u16() == 429 || code.contains("Throttl");
-        return Err(Error::permission_denied(told).set_retryable(passing));
+        return Err(Error::permission_denied(problem).set_retryable(passing));
     }
     let ends = ends.parse().map_err(|_| Error::unexpected(format!("the answer to {action} has no time of expiry")))?;
     if found.access_key_id.is_empty() || found.secret_access_key.is_empty() || token.is_empty() {

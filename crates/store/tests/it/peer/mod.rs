@@ -13,7 +13,7 @@ use std::time::Duration;
 use penstock_store::StoreSettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// The bucket that stands ready.
+/// The prepared bucket.
 pub const BUCKET: &str = "bucket";
 const ACCESS: &str = "test-access";
 const SECRET: &str = "test-secret-key";

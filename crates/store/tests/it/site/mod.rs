@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A folder published by a web server of our own, which can be told to know no ranges; and by Python's, a real one.
+//! A folder published by a web server of our own, which can be set to serve no ranges; and by Python's, a real one.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::convert::Infallible;

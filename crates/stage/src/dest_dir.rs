@@ -323,7 +323,7 @@ mod tests {
     const OURS: Replace = Replace::Existing(Proof::Covered);
 
     #[test]
-    fn jail_does_not_follow_planted_links() {
+    fn dest_dir_does_not_follow_planted_links() {
         let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         symlink(outside.path(), inside.path().join("g0")).unwrap();
         std::fs::create_dir(inside.path().join("real")).unwrap();
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn jail_replaces_a_link_under_a_final_name_and_leaves_its_target() {
+    fn dest_dir_replaces_a_link_under_a_final_name_and_leaves_its_target() {
         let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let victim = outside.path().join("victim");
         std::fs::write(&victim, "kept").unwrap();
@@ -358,20 +358,20 @@ mod tests {
     }
 
     #[test]
-    fn jail_names_what_is_in_the_way() {
+    fn dest_dir_names_what_is_in_the_way() {
         let inside = tempfile::tempdir().unwrap();
         std::fs::write(inside.path().join("file"), "").unwrap();
         std::fs::create_dir_all(inside.path().join("folder/x")).unwrap();
         let dest_dir = DestDir::open(inside.path()).unwrap();
         let parts = Arc::new(dest_dir.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
-        assert!(dest_dir.adopt(&file, b"file/x", OURS).unwrap_err().to_string().contains("no folder"));
-        assert!(dest_dir.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder of that name"));
+        assert!(dest_dir.adopt(&file, b"file/x", OURS).unwrap_err().to_string().contains("is not a folder"));
+        assert!(dest_dir.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder of this name"));
         assert_eq!(DestDir::open(&inside.path().join("file")).unwrap_err().code(), "config");
     }
 
     #[test]
-    fn jail_does_not_climb() {
+    fn dest_dir_does_not_climb() {
         let inside = tempfile::tempdir().unwrap();
         let dest_dir = DestDir::open(&inside.path().join("dst")).unwrap();
         let parts = Arc::new(dest_dir.make_folder(b"p").unwrap());

@@ -70,9 +70,9 @@ pub(crate) async fn transfer(to: Target, errand: StageContext<'_>) -> Result<Str
     todo.refuse_foreign(&manifest, &to, &from.url, options)?;
     let WorkList { journal, missing, done } = todo;
 
-    let (jail_of, parts_of, options_of) = (site.dest_dir.clone(), parts, options.clone());
+    let (dest_dir, parts_of, options_of) = (site.dest_dir.clone(), parts, options.clone());
     let context =
-        UploadContext::new(from, to.clone(), jail_of, parts_of, options_of, request.cores, progress.clone(), deadline);
+        UploadContext::new(from, to.clone(), dest_dir, parts_of, options_of, request.cores, progress.clone(), deadline);
     let context = Arc::new(context);
     let source_url = context.reader.source.url.clone();
     let (journal, outcome) = work(&context, journal, &manifest, &missing, cancelled).await?;

@@ -59,7 +59,7 @@ def test_load_named_file_is_the_only_one(tmp_path):
 
 
 def test_load_named_file_missing_is_not_found(tmp_path):
-    with pytest.raises(NotFound, match="no file"):
+    with pytest.raises(NotFound, match="is not a file"):
         load({}, tmp_path, only=tmp_path / "none.toml")
 
 

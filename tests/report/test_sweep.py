@@ -72,7 +72,7 @@ def test_summary_of_nothing_sound_says_so(results):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cache": CacheState()}, "caches were warm"),
+        ({"cache": CacheState()}, "state of caches was not recorded"),
         ({"operation": "WRITE"}, "buffered writes"),
         ({"spec_hash": "other"}, "2 specifications"),
     ],

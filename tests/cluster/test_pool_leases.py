@@ -219,8 +219,8 @@ def test_pool_name_that_cannot_be_is_refused_by_every_verb(verb, name, tmp_path,
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "x.json").write_text("{}")
     ran = run_cli("pool", verb, "--name", name, "--disk", tmp_path)
-    assert (ran.code, "no name of a pool" in ran.err) == (2, True), ran.err
-    with pytest.raises(ConfigError, match="no name of a pool"):
+    assert (ran.code, "not a name of a pool" in ran.err) == (2, True), ran.err
+    with pytest.raises(ConfigError, match="not a name of a pool"):
         lifecycle.forget(name)
 
 

@@ -154,7 +154,7 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
     [
         ("nonesuch", {}, PoolSpec("p", "/x"), ConfigError, "no engine `nonesuch`"),
         ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "no setting `colour`"),
-        ("local", {}, PoolSpec("../p", "/x"), ConfigError, "no name of a pool"),
+        ("local", {}, PoolSpec("../p", "/x"), ConfigError, "not a name of a pool"),
         ("local", {}, PoolSpec("p", "x"), ConfigError, "no absolute path"),
         ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "2 copies"),
         ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies want as many nodes"),

@@ -30,16 +30,16 @@ LIMIT = 0.05
 
 def tier(latency_ms: float | None = None, burst_s: float = 0.01, **rates: tuple[str, float]) -> str:
     """A tier book of one tier: `tier(100, read_bytes=("account", 5e7))`. Of requests, those of `burst_s` may come at once."""
-    said = 'source = "benches/accounting.py"\nas_of = "2026-11"\nconfidence = "ours"\n'
+    output = 'source = "benches/accounting.py"\nas_of = "2026-11"\nconfidence = "ours"\n'
     text = 'schema_version = 1\n[[tier]]\nname = "truth"\nyear = 2026\ntitle = "what is injected"\n'
     for what, (scope, value) in rates.items():
         name = what.replace("_", "-")
         unit = "bytes/s" if name.endswith("bytes") else "requests/s"
-        text += f'[[tier.limit]]\nwhat = "{name}"\nscope = "{scope}"\nvalue = {float(value)}\nunit = "{unit}"\n{said}'
+        text += f'[[tier.limit]]\nwhat = "{name}"\nscope = "{scope}"\nvalue = {float(value)}\nunit = "{unit}"\n{output}'
     if latency_ms is not None:
-        text += f'[[tier.latency]]\nwhat = "read"\np50_ms = {latency_ms}\np99_ms = {latency_ms}\n{said}'
+        text += f'[[tier.latency]]\nwhat = "read"\np50_ms = {latency_ms}\np99_ms = {latency_ms}\n{output}'
     # A queue that never refuses, and hardly a burst: the rates alone are the truth.
-    text += f'[tier.queue]\nvalue = 3600.0\nunit = "s"\n{said}[tier.burst]\nvalue = {burst_s}\nunit = "s"\n{said}'
+    text += f'[tier.queue]\nvalue = 3600.0\nunit = "s"\n{output}[tier.burst]\nvalue = {burst_s}\nunit = "s"\n{output}'
     return text
 
 
@@ -64,18 +64,18 @@ class Case:
     lines: tuple[Line, ...]
 
 
-def epoch_latency(told: Told) -> float:
+def epoch_latency(result: Told) -> float:
     """Seconds that the consumer waited for answers, beyond those of the pass without the tier."""
-    return float(told["first_byte_s"] - told["bare"]["first_byte_s"])
+    return float(result["first_byte_s"] - result["bare"]["first_byte_s"])
 
 
-def request_latency(told: Told) -> float:
+def request_latency(result: Told) -> float:
     """Milliseconds that an answer took, beyond one of the pass without the tier."""
 
     def mean(report: Told) -> float:
         return 1e3 * float(report["busy_first_byte_s"]) / int(report["requests"])
 
-    return mean(told) - mean(told["bare"])
+    return mean(result) - mean(result["bare"])
 
 
 def latencies() -> Iterator[Case]:
@@ -94,9 +94,9 @@ def latencies() -> Iterator[Case]:
 def rates() -> Iterator[Case]:
     """Caps of bytes. Answers take half a second each and more: the emulator sends in slices of 5 ms, forgives 20 ms."""
     for rate in (20e6, 50e6):
-        for load, said in SAID:
+        for load, output in SAID:
             yield Case(
-                f"{rate / 1e6:.0f} MB/s for the account, {said} at a time",
+                f"{rate / 1e6:.0f} MB/s for the account, {output} at a time",
                 tier(read_bytes=("account", rate)), 10, int(rate / 2), load,
                 (("transfer of the epoch", "s", lambda t, rate=rate: t["bytes"] / rate, lambda t: t["transfer_s"]),),
             )  # fmt: skip
@@ -105,9 +105,9 @@ def rates() -> Iterator[Case]:
         tier(read_bytes=("connection", 10e6)), 32, 10_000_000, MANY,
         (("rate of a connection", "MB/s", lambda _: 10.0, lambda t: t["bytes_in"] / t["busy_transfer_s"] / 1e6),),
     )  # fmt: skip
-    for size, said in ((16_000_000, "16 MB objects"), (20_000_000, "20 MB objects in three parts")):
+    for size, output in ((16_000_000, "16 MB objects"), (20_000_000, "20 MB objects in three parts")):
         yield Case(
-            f"250 ms and 10 MB/s for a connection, {said}, one request at a time",
+            f"250 ms and 10 MB/s for a connection, {output}, one request at a time",
             tier(250, read_bytes=("connection", 10e6)), 3, size, ONE,
             (
                 ("latency of the epoch", "s", lambda t: t["requests"] * 0.25, epoch_latency),
@@ -118,9 +118,9 @@ def rates() -> Iterator[Case]:
 
 def refusals() -> Iterator[Case]:
     """503 above a rate of requests. What it costs is the wall beyond that of the same pass without it."""
-    for rate, (load, said) in ((20, SAID[0]), (50, SAID[1]), (200, SAID[1])):
+    for rate, (load, output) in ((20, SAID[0]), (50, SAID[1]), (200, SAID[1])):
         yield Case(
-            f"503 above {rate} requests/s, {said} at a time", tier(read_requests=("account", rate)), 5 * rate, 2000, load,
+            f"503 above {rate} requests/s, {output} at a time", tier(read_requests=("account", rate)), 5 * rate, 2000, load,
             (
                 ("refused", "", lambda t: t["refused"], lambda t: t["throttles"]),
                 ("refused of those sent", "%", lambda t: 100 * t["refused"] / t["asked"],
@@ -177,7 +177,7 @@ def main() -> int:
                 passes.append(measured(case, Path(folder)))
         for what, unit, truth_of, found_of in case.lines:
             found_truth = sorted(
-                ((found_of(told), truth_of(told)) for told in passes), key=lambda pair: pair[0] / pair[1]
+                ((found_of(result), truth_of(result)) for result in passes), key=lambda pair: pair[0] / pair[1]
             )
             found, truth = found_truth[len(found_truth) // 2]
             error = found / truth - 1

@@ -23,15 +23,15 @@ def main() -> None:
     given = parser.parse_args()
     argv = given.argv or ["true"]
     run = runner(Metric(given.metric))
-    told = [
+    result = [
         compare(argv, argv, run, metric=given.metric, max_runs=given.max_runs, seed=seed)
         for seed in range(given.comparisons)
     ]
-    verdicts = Counter(t.verdict for t in told)
-    alarms = verdicts["different"] / len(told)
-    print(f"{len(told)} comparisons of `{' '.join(argv)}` with itself, {given.metric}: {dict(verdicts)}")
+    verdicts = Counter(t.verdict for t in result)
+    alarms = verdicts["different"] / len(result)
+    print(f"{len(result)} comparisons of `{' '.join(argv)}` with itself, {given.metric}: {dict(verdicts)}")
     print(
-        f"false alarms {alarms:.1%} (allowed 5 %); median runs {median(t.runs for t in told):.0f}; load {os.getloadavg()[0]:.1f}"
+        f"false alarms {alarms:.1%} (allowed 5 %); median runs {median(t.runs for t in result):.0f}; load {os.getloadavg()[0]:.1f}"
     )
 
 

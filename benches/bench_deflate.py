@@ -51,7 +51,7 @@ def timed(argv: list[str], cores: int) -> tuple[float, float]:
     return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def contestants(source: Path, scratch: Path, level: int) -> Iterator[tuple[str, Callable[[Path, int], list[str]]]]:
+def participants(source: Path, scratch: Path, level: int) -> Iterator[tuple[str, Callable[[Path, int], list[str]]]]:
     names = [str(p) for p in sorted(source.iterdir())]
 
     def ours(out: Path, _: int) -> list[str]:
@@ -120,7 +120,7 @@ def main() -> None:
             for cores in (1, 2):
                 rows: dict[str, list[tuple[float, float, int]]] = {}
                 for repeat in range(REPEATS):
-                    for name, argv in contestants(source, base, level):
+                    for name, argv in participants(source, base, level):
                         out = base / "out"
                         wall, cpu = timed(argv(out, cores), cores)
                         files = sorted(out.glob("*.gz"))

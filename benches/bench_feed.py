@@ -85,19 +85,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
         folder = Path(temporary)
         made = cosmoflow.generate(folder, samples=SAMPLES, voxels=VOXELS, seed=1)
-        contestants = {"penstock": loader_epoch(folder), "standard library": standard_library_epoch(folder)}
+        participants = {"penstock": loader_epoch(folder), "standard library": standard_library_epoch(folder)}
         digests = {}
-        for name, epoch in contestants.items():
+        for name, epoch in participants.items():
             digest = hashlib.sha256()
             epoch(lambda row, digest=digest: digest.update(row))
             digests[name] = digest.hexdigest()
         if len(set(digests.values())) != 1:
             print(f"the contestants read different bytes: {digests}", file=sys.stderr)
             return 1
-        wall: dict[str, list[float]] = {name: [] for name in contestants}
-        cpu: dict[str, list[float]] = {name: [] for name in contestants}
+        wall: dict[str, list[float]] = {name: [] for name in participants}
+        cpu: dict[str, list[float]] = {name: [] for name in participants}
         for repeat in range(WARM_UPS + REPEATS):
-            for name, epoch in contestants.items():
+            for name, epoch in participants.items():
                 began, used = time.perf_counter(), cpu_s()
                 epoch(lambda _row: None)
                 if repeat >= WARM_UPS:
@@ -119,7 +119,7 @@ def main() -> int:
     out = ROOT / "runs/bench/feed.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a") as file:
-        for name in contestants:
+        for name in participants:
             (wall_s, wall_iqr_s), (cpu_s_, cpu_iqr_s) = quartiles(wall[name]), quartiles(cpu[name])
             rate = made.bytes_inflated / SAMPLES / wall_s
             print(

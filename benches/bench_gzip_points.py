@@ -119,10 +119,10 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=1024)
     parser.add_argument("--bytes", type=int, default=64 << 10)
     parser.add_argument("--json", action="store_true")
-    said = parser.parse_args()
+    output = parser.parse_args()
     os.environ.setdefault("PENSTOCK_CACHE", tempfile.mkdtemp())
-    found = run(said.records, said.bytes)
-    if said.json:
+    found = run(output.records, output.bytes)
+    if output.json:
         print(json.dumps(found))
         return
     print(

@@ -60,12 +60,14 @@ def latencies(folder: Path, seconds: float) -> list[tuple]:
         tiers = book(folder, f'[[tier.latency]]\nwhat = "read"\np50_ms = {p50}\np99_ms = {p99}\n{FACT}')
         # Of a thousand draws the 99th percentile is off by 2 % in itself, of four thousand by 1 %.
         point_wide = ObjectPoint(object_size_bytes=1024, concurrency=32)
-        for name, told, at in (("50", p50, point), ("99", p99, point_wide)):
+        for name, result, at in (("50", p50, point), ("99", p99, point_wide)):
             rows, counted = measured(folder, tiers, bench, at)
             first_byte = rows[0].first_byte_latency
             raw = first_byte.percentiles_us[name] / 1000
-            found.append((f"latency, p{name} in ms, {at.concurrency} at once", told, raw, raw - base, rows))
-            drawn, given = (counted[which] / counted["delayed"] / 1000 for which in ("delay_told_us", "delay_given_us"))
+            found.append((f"latency, p{name} in ms, {at.concurrency} at once", result, raw, raw - base, rows))
+            drawn, given = (
+                counted[which] / counted["delayed"] / 1000 for which in ("delay_drawn_us", "delay_actual_us")
+            )
             found.append(("its mean by the store's own clock, of its draws", drawn, given, given, []))
             found.append(
                 (
@@ -82,36 +84,37 @@ def latencies(folder: Path, seconds: float) -> list[tuple]:
 def caps(folder: Path, seconds: float) -> list[tuple]:
     """Bytes a second of the whole store."""
     found = []
-    for told in BYTES_PER_S:
+    for result in BYTES_PER_S:
         tiers = book(
-            folder, f'[[tier.limit]]\nwhat = "read-bytes"\nscope = "account"\nvalue = {told}\nunit = "bytes/s"\n{FACT}'
+            folder,
+            f'[[tier.limit]]\nwhat = "read-bytes"\nscope = "account"\nvalue = {result}\nunit = "bytes/s"\n{FACT}',
         )
         bench = ObjectBench(operations=("get",), objects=64, time_limit_s=seconds)
         rows = measured(folder, tiers, bench, ObjectPoint(object_size_bytes=1 << 20, concurrency=16))[0]
-        found.append(("bandwidth, MB/s", told / 1e6, *2 * [rows[0].last.bytes_per_s / 1e6], rows))
+        found.append(("bandwidth, MB/s", result / 1e6, *2 * [rows[0].last.bytes_per_s / 1e6], rows))
     return found
 
 
 def refusals(folder: Path, seconds: float) -> list[tuple]:
     """Requests a second that are let in, and those that were refused by the store's own count."""
     found = []
-    for told in REQUESTS_PER_S:
+    for result in REQUESTS_PER_S:
         burst = (
             f'[tier.throttle]\nmessage = "slower"\nretry_after_s = 0\n[tier.burst]\nvalue = 0.02\nunit = "s"\n{FACT}'
         )
         limit = (
-            f'[[tier.limit]]\nwhat = "read-requests"\nscope = "account"\nvalue = {told}\nunit = "requests/s"\n{FACT}'
+            f'[[tier.limit]]\nwhat = "read-requests"\nscope = "account"\nvalue = {result}\nunit = "requests/s"\n{FACT}'
         )
         bench = ObjectBench(operations=("head",), objects=64, time_limit_s=seconds)
         # Enough workers to be refused, whatever they wait in between.
         rows, counted = measured(
             folder, book(folder, burst + limit), bench, ObjectPoint(object_size_bytes=64, concurrency=256)
         )
-        found.append(("requests let in, a second", told, *2 * [rows[0].last.entries_per_s], rows))
+        found.append(("requests let in, a second", result, *2 * [rows[0].last.entries_per_s], rows))
         seen = sum(rows[0].errors_by_class.get(status, 0) for status in ("503", "429"))
         # Refusals a second of the measured stretch; the store's count has those of the listing at the end too.
         at = rows[0].last.time_s
-        found.append((f"refusals (503) a second at {told:g}/s", counted["throttles"] / at, *2 * [seen / at], rows))
+        found.append((f"refusals (503) a second at {result:g}/s", counted["throttles"] / at, *2 * [seen / at], rows))
     return found
 
 
@@ -129,10 +132,10 @@ def main() -> int:
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as temporary:
         for part in (latencies, caps, refusals):
-            for what, told, raw, found, measured_rows in part(Path(temporary), asked.seconds):
+            for what, result, raw, found, measured_rows in part(Path(temporary), asked.seconds):
                 rows += measured_rows
-                ratio = f"{found / told:.3f}" if told else ""
-                print(f"| {ratio} | {what} | {told:,.1f} | {found:,.1f} | {raw:,.1f} |", flush=True)
+                ratio = f"{found / result:.3f}" if result else ""
+                print(f"| {ratio} | {what} | {result:,.1f} | {found:,.1f} | {raw:,.1f} |", flush=True)
     if asked.keep:
         write_results(
             asked.keep, rows, spec={"bench": "object-recovery", "seconds": asked.seconds}, provenance=provenance()

@@ -33,13 +33,13 @@ def main() -> int:
             case = Case(f"{rate}", book, SECONDS * rate, 2000, MANY | {"max_in_flight": 64}, ())
             for _ in range(repeats):
                 with tempfile.TemporaryDirectory(prefix="penstock-throttled-") as folder:
-                    told = measured(case, Path(folder))
-                used = case.objects / (rate * (told["wall_s"] + burst_s))
-                got = told["asked"] - told["refused"]
+                    result = measured(case, Path(folder))
+                used = case.objects / (rate * (result["wall_s"] + burst_s))
+                got = result["asked"] - result["refused"]
                 is_short |= used < USED or got != case.objects
                 print(
                     f"| {rate} requests/s, burst {burst_s * rate:g}, {latency_ms or 0} ms | {used:.2f} |"
-                    f" {100 * told['refused'] / told['asked']:.1f} % | {got / case.objects:.3f} | {os.getloadavg()[0]:.1f} |",
+                    f" {100 * result['refused'] / result['asked']:.1f} % | {got / case.objects:.3f} | {os.getloadavg()[0]:.1f} |",
                     flush=True,
                 )
     return int(is_short)

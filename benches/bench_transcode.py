@@ -47,9 +47,9 @@ def run(url: Path, transcode: str, epochs: int, *, hashes: bool) -> dict[str, An
     """One process over a new cache; CPU and wall of each epoch in ms a sample, and what lies in the cache then."""
     with tempfile.TemporaryDirectory(dir=url.parent) as folder:
         argv = [sys.executable, "-c", EPOCHS, str(url), folder, transcode, str(epochs), str(hashes)]
-        told: dict[str, Any] = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
-        told["cache_bytes"] = sum(path.stat().st_size for path in Path(folder).rglob("objects/*/*"))
-    return told
+        result: dict[str, Any] = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)
+        result["cache_bytes"] = sum(path.stat().st_size for path in Path(folder).rglob("objects/*/*"))
+    return result
 
 
 def main() -> int:
@@ -59,20 +59,20 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", action="store_true")
-    said = parser.parse_args()
-    if said.epochs < 4:
+    output = parser.parse_args()
+    if output.epochs < 4:
         parser.error("--epochs: 4 at least")
-    files = sorted(said.volumes.iterdir())
-    with tempfile.TemporaryDirectory(dir=said.volumes.parent) as folder:
+    files = sorted(output.volumes.iterdir())
+    with tempfile.TemporaryDirectory(dir=output.volumes.parent) as folder:
         linked = Path(folder) / "linked"
         linked.mkdir()
-        for number in range(said.names):
+        for number in range(output.names):
             os.link(files[number % len(files)], linked / f"{number:05d}.tfrecord.gz")
         same = len({run(linked, way, 2, hashes=True)["sha256"] for way in WAYS}) == 1
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
-        for repeat in range(said.repeats):
+        for repeat in range(output.repeats):
             for way in WAYS if repeat % 2 == 0 else reversed(WAYS):
-                found[way].append(run(linked, way, said.epochs, hashes=False))
+                found[way].append(run(linked, way, output.epochs, hashes=False))
         stored = sum(path.stat().st_size for path in linked.iterdir())
     rows = []
     for way, runs in found.items():
@@ -88,7 +88,7 @@ def main() -> int:
                 "said": runs[0]["said"],
             }
         )
-    if said.json:
+    if output.json:
         print(json.dumps({"same": same, "load": os.getloadavg()[0], "rows": rows}))
     else:
         print("| transcode | first epoch, CPU ms | later, CPU ms | later, wall ms | bytes in the cache of stored |")
@@ -97,7 +97,7 @@ def main() -> int:
                 f"| {row['transcode']} | {row['first_cpu_ms']:.1f} | {row['later_cpu_ms']:.1f} | {row['later_wall_ms']:.1f} |"
                 f" {row['bytes_of_stored']:.2f} |"
             )
-        print(f"same bytes: {same}; load {os.getloadavg()[0]:.1f}; auto said: {rows[1]['said']}")
+        print(f"same bytes: {same}; load {os.getloadavg()[0]:.1f}; auto said: {rows[1]['output']}")
     return 0 if same else 1
 
 

@@ -48,15 +48,15 @@ def main() -> None:
                     if truth.margin >= given.margin:
                         matrix[truth.regime, cell.regime] += 1
                         by_kind.setdefault(kind, Counter())[truth.regime == cell.regime] += 1
-        right = sum(n for (true, told), n in matrix.items() if true == told)
+        right = sum(n for (true, result), n in matrix.items() if true == result)
         took = (time.perf_counter() - start) / sweeps
         where = "held out" if held_out else "looked at"
         print(
             f"parameters {where}, noise {given.noise:g}: {right / matrix.total():.1%} of {matrix.total()} cells, {took * 1e3:.0f} ms a sweep"
         )
-        print("| true \\ told | " + " | ".join(REGIMES) + " |\n|---" * 1 + "|---:" * len(REGIMES) + "|")
+        print("| true \\ found | " + " | ".join(REGIMES) + " |\n|---" * 1 + "|---:" * len(REGIMES) + "|")
         for true in REGIMES:
-            print(f"| {true} | " + " | ".join(str(matrix[true, told]) for told in REGIMES) + " |")
+            print(f"| {true} | " + " | ".join(str(matrix[true, result]) for result in REGIMES) + " |")
         print("; ".join(f"{kind} {c[True] / c.total():.1%}" for kind, c in by_kind.items()))
 
 

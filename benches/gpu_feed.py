@@ -243,11 +243,11 @@ def cores(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
         for count in counts:
             argv = [sys.executable, "-c", _PASS, url, str(count), str(asked.voxels)]
             rounds[count].append(json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout))
-    told = {
+    result = {
         count: {name: statistics.median(each[name] for each in of) for name in of[0]} for count, of in rounds.items()
     }
-    one = told[1]["samples_per_s"]
-    return {str(n): {**row, "efficiency": row["samples_per_s"] / one / n} for n, row in told.items()}
+    one = result[1]["samples_per_s"]
+    return {str(n): {**row, "efficiency": row["samples_per_s"] / one / n} for n, row in result.items()}
 
 
 def main() -> int:
@@ -267,7 +267,7 @@ def main() -> int:
     asked.folder.mkdir(parents=True, exist_ok=True)
     asked.folder = asked.folder.resolve()
     torch.backends.cudnn.benchmark = True
-    told: dict[str, Any] = {
+    result: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if asked.device == "cuda" else "cpu",
         "torch": torch.__version__,
         "penstock": f"{penstock.__version__}, {_native.__profile__}",
@@ -275,11 +275,11 @@ def main() -> int:
         "load": os.getloadavg()[0],
     }
     for name in asked.what.split(","):
-        told[name] = cores(asked.folder, asked) if name == "cores" else fed_and_synthetic(name, asked.folder, asked)
+        result[name] = cores(asked.folder, asked) if name == "cores" else fed_and_synthetic(name, asked.folder, asked)
         if not asked.json:
-            print(name, json.dumps({key: value for key, value in told[name].items() if key != "rounds"}, indent=1))
+            print(name, json.dumps({key: value for key, value in result[name].items() if key != "rounds"}, indent=1))
     if asked.json:
-        print(json.dumps(told))
+        print(json.dumps(result))
     return 0
 
 

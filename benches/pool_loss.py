@@ -77,8 +77,8 @@ class _Store:
             hosts.enter(host.name, [sys.executable, "-c", _STORE, str(folder), host.address]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        told = self._line()
-        self.url, self.env = told["url"], told["env"] | {"PENSTOCK_ALLOW_HTTP": "1"}
+        result = self._line()
+        self.url, self.env = result["url"], result["env"] | {"PENSTOCK_ALLOW_HTTP": "1"}
 
     def _line(self) -> dict:
         assert self._process.stdout is not None
@@ -113,8 +113,8 @@ class _Loss:
             pool, _ = lifecycle.up(cluster, spec, given.engine, settings, timeout_s=240)
             row["ready_s"] = round(time.monotonic() - began, 2)
             data = f"{pool.url.rstrip('/')}/data"
-            told = PoolContext(pool, data, source=self.store.url)
-            env = {**self.store.env, **_KEYS, **to_env(told)}
+            result = PoolContext(pool, data, source=self.store.url)
+            env = {**self.store.env, **_KEYS, **to_env(result)}
             began = time.monotonic()
             line = [sys.executable, "-m", "penstock", "stage", self.store.url, data, "--decompress", "--quiet"]
             raise_for_failures(
@@ -123,7 +123,7 @@ class _Loss:
             row["stage_s"] = round(time.monotonic() - began, 2)
             row["egress_after_stage"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
             # As `penstock run` tells it to ranks that it starts anew.
-            again = env | to_env(msgspec.structs.replace(told, lost=(names[-1],)))
+            again = env | to_env(msgspec.structs.replace(result, lost=(names[-1],)))
             self._epochs(cluster, names, data, env, again)
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
             record = lifecycle.find("loss")

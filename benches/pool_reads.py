@@ -77,7 +77,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
         ]
         raise_for_failures(cluster.run(stage, on=[cluster.leader], env=env, timeout_s=200), "stage")
         _link(hosts, cluster, pool, data, objects)
-        told = env | to_env(PoolContext(pool, data))
+        result = env | to_env(PoolContext(pool, data))
         one, other = cluster.node("h1"), cluster.node("h2")
 
         def read(ways: str, repeats: int, on: object, *urls: str) -> dict[str, list[float]]:
@@ -88,7 +88,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
                 str(repeats),
                 *(f"{w}={u}" for w, u in zip(ways.split(), urls, strict=True)),
             ]
-            [ended] = cluster.run(words, on=[on], env=told, timeout_s=280)
+            [ended] = cluster.run(words, on=[on], env=result, timeout_s=280)
             assert ended.code == 0, ended.err[-2500:].decode(errors="replace")
             return json.loads(ended.out)
 
@@ -134,11 +134,11 @@ def rank(repeats: str, *ways: str) -> int:
     from penstock.formats import fixed
 
     form = fixed(body=penstock.tensor("uint8", (_SAMPLE,)))
-    told = os.environ.pop(VARIABLE, "")
+    result = os.environ.pop(VARIABLE, "")
     loaders = {}
     for way, _, url in (word.partition("=") for word in ways):
         if way == "own":
-            os.environ[VARIABLE] = told
+            os.environ[VARIABLE] = result
         loaders[way] = Loader(penstock.open(url, format=form).cache(False), batch_size=16, prefetch_next_epoch=False)
         os.environ.pop(VARIABLE, None)
     took: dict[str, list[float]] = {way: [] for way in loaders}

@@ -150,8 +150,8 @@ def _running(argv: list[str], folder: Path, port: int, env: Mapping[str, str] | 
             else:
                 break
         else:
-            said = log.read_text(errors="replace")[-500:]
-            pytest.fail(f"{argv[0]} did not start (exit {process.poll()}): {said}", pytrace=False)
+            output = log.read_text(errors="replace")[-500:]
+            pytest.fail(f"{argv[0]} did not start (exit {process.poll()}): {output}", pytrace=False)
         yield
     finally:
         process.terminate()

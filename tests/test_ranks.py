@@ -204,9 +204,9 @@ def test_uneven_ranks_are_refused_on_some_rank():
 
 def test_allocation_of_another_size_than_its_ranks_is_told_on_the_first_rank(tmp_path):
     first = {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    assert "Slurm gave this job 4 nodes and openmpi started its ranks on 3" in (
+    assert "Slurm gave this job 4 nodes, but openmpi started its ranks on 3" in (
         detect({**first, "SLURM_JOB_NUM_NODES": "4"}).note or ""
     )
     assert detect({**first, "SLURM_JOB_NUM_NODES": "3"}).note is None
     assert detect({**OPEN_MPI, "SLURM_JOB_NUM_NODES": "4"}).note is None
-    assert "PBS gave this job 1 node and" in (detect({**first, **_pbs(tmp_path, ["n1", "n1"])}).note or "")
+    assert "PBS gave this job 1 node, but" in (detect({**first, **_pbs(tmp_path, ["n1", "n1"])}).note or "")

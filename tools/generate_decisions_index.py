@@ -34,7 +34,7 @@ def page(folder: Path = FOLDER) -> str:
     parts = [
         "<!-- Written by tools/generate_decisions_index.py (`make generate`). Do not edit. -->\n",
         "# Decisions\n",
-        "A record says what was at stake, what was chosen, and the figures behind it ([template](template.md)).",
+        "Each record gives the context, the choice and its figures ([template](template.md)).",
     ]
     area = ""
     for path in sorted(folder.glob("[0-9]*.md")):

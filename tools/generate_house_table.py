@@ -22,8 +22,8 @@ def table(root: Path = ROOT) -> str:
         described = tomllib.loads(path.read_text())["package"]["description"]
         rows.append(f"| `{path.parent.relative_to(root)}` | {described} |")
     for path in sorted(root.glob("python/penstock/*/__init__.py")):
-        told = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
-        first = re.split(r"(?<=\.)\s", told)[0].removesuffix(".").replace("|", "\\|")
+        result = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())
+        first = re.split(r"(?<=\.)\s", result)[0].removesuffix(".").replace("|", "\\|")
         rows.append(f"| `{path.parent.relative_to(root)}` | {first} |")
     return "\n".join(rows) + "\n"
 

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 SIZE = 512 << 20
-MOST_CPU, LEAST_RATE = 1.1, 1.0
+MAX_CPU, MIN_RATE = 1.1, 1.0
 # place, operation, order, engine, depth, direct, block
 CASES = [
     ("tmpfs", "read", "random", "threads", 1, False, 4096),
@@ -144,13 +144,13 @@ def main() -> int:
                     found[tool].append((ours if tool == "ours" else fio)(file, case, given.seconds))
             pairs = list(zip(found["ours"], found["fio"], strict=True))
             cpu, rate = (statistics.median(a[at] / b[at] for a, b in pairs) for at in (2, 1))
-            told = [
+            result = [
                 f"{statistics.median(f[1] for f in found[tool]):,.0f}/s, {statistics.median(f[2] for f in found[tool]):,.0f} ns"
                 for tool in ("ours", "fio")
             ]
             what = f"{operation} {order}, {block >> 10} KiB, {engine}, depth {depth}{', direct' if direct else ''}"
-            print(f"| {place} | {what} | {cpu:.2f} | {rate:.2f} | {told[0]} | {told[1]} |", flush=True)
-            if (cpu > MOST_CPU) if place in ("tmpfs", "page cache") else (rate < LEAST_RATE):
+            print(f"| {place} | {what} | {cpu:.2f} | {rate:.2f} | {result[0]} | {result[1]} |", flush=True)
+            if (cpu > MAX_CPU) if place in ("tmpfs", "page cache") else (rate < MIN_RATE):
                 missed.append(f"{place}, {what}")
     finally:
         for folder in (given.memory, given.disk):

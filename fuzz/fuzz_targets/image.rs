@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
         exact: choice & 128 != 0,
         dtype: if choice & 32 != 0 { DType::F32 } else { DType::U8 },
         layout: if choice & 64 != 0 { Layout::Chw } else { Layout::Hwc },
-        most_pixels: 1 << 18,
+        max_pixels: 1 << 18,
         ..ImageSpec::new(24, 32)
     };
     let mut out = vec![0; spec.tensor().size_bytes().unwrap()];

@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
     let Ok(shard) = Shard::new(data, "p") else { return };
     for at in 0..shard.len() {
         let (offset, len) = shard.span(at);
-        for part in shard.parts(at, &columns).unwrap_or_default() {
+        for part in shard.columns(at, &columns).unwrap_or_default() {
             assert!(part.offset >= offset && part.offset + part.size <= offset + len);
             let value = &data[part.offset as usize..][..part.size as usize];
             if let Ok((spec, data)) = columns[part.column].encoding.tensor(value, "p") {

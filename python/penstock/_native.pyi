@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The compiled core, as Python sees it. Checked by mypy.stubtest.
+# Type stubs of the compiled core. mypy.stubtest checks them.
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,12 +48,12 @@ def encode_tfrecord(
     codec: Literal["none", "gzip", "zstd", "lz4"] = "none",
     level: int | None = None,
 ) -> bytes:
-    """Encode one tf.Example of `features`, in their order, in one TFRecord frame, compressed. Deterministic.
+    """Encode `features`, in their order, as one tf.Example in one compressed TFRecord frame. Deterministic.
 
     Args:
-        features: `bytes` and `list[bytes]` become a bytes_list, `list[float]` and buffers of float32 a float_list,
-            `list[int]` an int64_list.
-        level: gzip: 0 to 12 (default 6); zstd: its own range (default 3).
+        features: `bytes` and `list[bytes]` become a bytes_list, `list[float]` and buffers of float32 a
+            float_list, `list[int]` an int64_list.
+        level: 0 to 12 for gzip (default 6); for zstd, its own range (default 3).
     Raises:
         ConfigError: A value, codec or level is invalid.
     """
@@ -61,7 +61,7 @@ def encode_tfrecord(
 def decode_tfrecord(
     data: bytes, *, codec: Literal["none", "gzip", "zstd", "lz4"] | None = None
 ) -> list[dict[str, bytes | list[bytes] | list[float] | list[int]]]:
-    """Read the examples of a TFRecord object, for inspection: checks every checksum, and decompresses at most 1 GiB.
+    """Read the examples of a TFRecord object, for inspection. Verifies every checksum and decompresses at most 1 GiB.
 
     Args:
         codec: Compression; None detects it from the first bytes.
@@ -74,7 +74,7 @@ def crc32c(data: bytes) -> int:
 
 @final
 class Emulator:
-    """S3 endpoint for a folder, on threads of its own, until `stop` is called or the last reference is gone."""
+    """S3 endpoint that serves a folder on its own threads until `stop` is called or the last reference is dropped."""
 
     def __new__(
         cls,
@@ -107,7 +107,7 @@ class Emulator:
 # Version of the order of samples, saved in every state.
 ORDER_VERSION: int
 
-# One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
+# One field of a delivered batch. Shares its memory through the buffer protocol and DLPack.
 @final
 class Tensor:
     @property
@@ -131,16 +131,16 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Registers batches' memory with a CUDA device: once per memory block, whichever batch it holds. Returns False for
-# memory of an unusual size, which would be registered for a single batch.
+# Registers the memory of batches with a CUDA device, once in the lifetime of each memory block. `hold` returns False
+# for a block of unusual size, because it would serve only one batch.
 @final
 class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...
     def hold(self, tensor: Tensor) -> bool: ...
 
-# A field of a delivered batch with samples of varying length: row i has values[offsets[i]:offsets[i + 1]]. For lists of
-# byte strings, string j is values[strings[j]:strings[j + 1]], and row i has the strings from offsets[i] to offsets[i +
-# 1].
+# A field of a delivered batch whose samples vary in length: row i is values[offsets[i]:offsets[i + 1]]. In lists of
+# byte strings, string j is values[strings[j]:strings[j + 1]], and row i has the strings j in range(offsets[i],
+# offsets[i + 1]).
 @final
 class RaggedTensor:
     @property
@@ -155,7 +155,7 @@ class RaggedTensor:
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
 
-# A listed dataset: names, sizes, versions, format. Has no connection, and can be pickled.
+# Listing of a dataset: names, sizes, versions, format. It has no connection and can be pickled.
 @final
 class Source:
     @staticmethod
@@ -226,7 +226,8 @@ class Counted:
     @property
     def window(self) -> int: ...
 
-# Positions of an epoch over one or several datasets: arithmetic, no I/O. `places` returns (dataset, object, record).
+# Maps positions of an epoch to records of one or several datasets, without I/O. `places` returns (dataset, object,
+# record).
 @final
 class Sampler:
     @staticmethod
@@ -243,7 +244,7 @@ class Sampler:
     def sources(self) -> list[Source]: ...
     def places(self, epoch: int, positions: Sequence[int]) -> list[tuple[int, int, int]]: ...
 
-# A feed for one rank's batches. Threads and requests exist only during a run.
+# Feeds batches to one rank. It has threads and requests only during a run.
 @final
 class Feed:
     def __new__(
@@ -271,7 +272,7 @@ class Feed:
     def transcoding(self) -> list[str | None]: ...
     def metrics(self) -> dict[str, float]: ...
 
-# A feed for one rank's batches of an unindexed dataset; cursors are object x 2^40 + record.
+# Feeds batches of an unindexed dataset to one rank; a cursor is object x 2^40 + record.
 @final
 class UnindexedFeed:
     def __new__(
@@ -302,10 +303,10 @@ class Run:
     def next(self) -> tuple[dict[str, Tensor | RaggedTensor], int, int] | None: ...
     def is_ready(self) -> bool: ...
     def timing(self) -> dict[str, float]: ...
-    def mended(self) -> tuple[int, int, list[str]]: ...
+    def error_counts(self) -> tuple[int, int, list[str]]: ...
     def close(self) -> None: ...
 
-# Objects below a URL of a store, as files. Names are bytes; a description is (name, size, version, modified).
+# Objects below a store URL, as files. Names are bytes; a description is (name, size, version, modified).
 @final
 class Files:
     def __new__(cls, url: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> Files: ...
@@ -337,7 +338,7 @@ class StageJob:
 
 @final
 class StoragePhase:
-    """One phase of `penstock bench storage`: `spec` and the report are JSON. It runs from construction on."""
+    """One phase of `penstock bench storage`. It starts on construction; `spec` and the report are JSON."""
 
     def __new__(cls, spec: str, phase: str) -> StoragePhase: ...
     def progress(self) -> tuple[int, int, int]: ...
@@ -346,7 +347,7 @@ class StoragePhase:
 
 @final
 class ObjectPhase:
-    """One phase of requests of `penstock bench object`: `spec` and the report are JSON. It runs from construction on."""
+    """One phase of requests of `penstock bench object`. It starts on construction; `spec` and the report are JSON."""
 
     def __new__(cls, spec: str, env: dict[str, str]) -> ObjectPhase: ...
     def progress(self) -> tuple[int, int, int]: ...

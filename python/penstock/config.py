@@ -79,7 +79,7 @@ class Config(msgspec.Struct, frozen=True):
 def needs_consent(path: str, what: str) -> ConfigError:
     """The error for a setting in `path` to which the user has not consented."""
     return ConfigError(
-        f"{path} sets {what}, and nothing allows this file to",
+        f"{path} sets {what}, but this file is not allowed to",
         hint=f"read it, then run `penstock config allow {path}`; or name another file with --config",
     )
 

@@ -44,7 +44,7 @@ def renamed_parameters(
             for old in every.keys() & options.keys():
                 new = every[old]
                 if new in options:
-                    raise TypeError(f"{owner}: `{old}` and `{new}` are one parameter; give `{new}` only")
+                    raise TypeError(f"{owner}: `{old}` and `{new}` are the same parameter; give only `{new}`")
                 if old in names:
                     _warn(old, new, owner)
                 options[new] = options.pop(old)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3 emulator inside this process: a folder as an endpoint, for tests, demonstrations and rehearsals.
+"""S3 emulator inside this process: serves a folder as an endpoint, for tests, demonstrations and rehearsals.
 
-The server is the core's (`penstock._native.Emulator`, with its own threads); this adds the tier book and the
-variables that S3 clients read.
+The server is `penstock._native.Emulator`, with its own threads. This module adds the tier book and the variables that
+S3 clients read.
 """
 
 from __future__ import annotations

@@ -33,7 +33,10 @@ Each can be built from one string, so that it can be pickled and pass through a 
 from __future__ import annotations
 
 import re
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 __all__ = [
     "BudgetExceeded",
@@ -276,6 +279,18 @@ class Terminated(Interrupted):
 
 class Bug(PenstockError, RuntimeError):
     code = "bug"
+
+
+def to_wire(error: BaseException) -> dict[str, Any]:
+    """The error as JSON for another process: `code`, `message` and `hint`. An unforeseen exception becomes a Bug."""
+    if not isinstance(error, PenstockError):
+        error = Bug(f"{type(error).__name__}: {error}")
+    return {"code": error.code, "message": str(error), "hint": error.hint}
+
+
+def from_wire(document: Mapping[str, Any], *, prefix: str = "", **facts: Any) -> PenstockError:
+    """The error that another process sent by `to_wire`; `prefix` is put before its message."""
+    return of_code(document["code"], prefix + document["message"], hint=document.get("hint"), **facts)
 
 
 def of_code(code: str, message: str, *, hint: str | None = None, **facts: Any) -> PenstockError:

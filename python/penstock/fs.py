@@ -185,7 +185,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
     ) -> _File:
         if mode != "rb":
-            raise ConfigError(f"mode: `{mode}` would write, and this file system reads", where="mode")
+            raise ConfigError(f"mode: `{mode}` writes, but this file system is read-only", where="mode")
         block = block_size if isinstance(block_size, int) else _BLOCK
         return _File(self, path, mode, block, cache_options=cache_options, **options)
 

@@ -47,14 +47,14 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
     try:
         factory = entry.load()
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{kind} `{name}` of {package} does not load from {value}: {error}") from error
+        raise ConfigError(f"{kind} `{name}` of {package} cannot be loaded from {value}: {error}") from error
     made = make(factory)
     if not isinstance(made, contract):
         wanted = sorted(m for m in vars(contract) if not m.startswith("_") and callable(getattr(contract, m)))
         lacks = [m for m in wanted if not hasattr(made, m)]
         raise ConfigError(
-            f"`{value}` of {package} gives no {kind}: it lacks {', '.join(lacks)}",
-            hint=f"penstock.protocols.{contract.__name__} is the contract",
+            f"`{value}` of {package} is not a valid {kind}: it lacks {', '.join(lacks)}",
+            hint=f"implement penstock.protocols.{contract.__name__}",
         )
     return made
 
@@ -73,7 +73,8 @@ def parse_settings(owner: str, settings: Mapping[str, Any], known: Mapping[str, 
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(
-                f"{owner}: it has no setting `{key}`", hint=f"its settings are: {', '.join(sorted(known)) or 'none'}"
+                f"{owner}: it has no setting `{key}`",
+                hint=f"use one of its settings: {', '.join(sorted(known)) or 'none'}",
             )
         kind = known[key] if isinstance(known[key], type) else type(known[key])
         if kind is bool and value in ("true", "false"):

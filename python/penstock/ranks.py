@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Rank", "detect", "place"]
 
-_HINT = "say --node I --nodes N yourself, or start every rank with one launcher"
+_HINT = "give --node I --nodes N, or start every rank with one launcher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _need(env: Mapping[str, str], launcher: str, seen: str, *names: str) -> int:
         if name in env:
             return _number(env, name)
     raise ConfigError(
-        f"{' or '.join(names)}: not set, though {seen} is; {launcher}'s variables are half there",
+        f"{' or '.join(names)}: not set, though {seen} is; the variables of {launcher} are incomplete",
         where=names[0],
         hint=_HINT,
     )
@@ -211,7 +211,7 @@ def _pmi(env: Mapping[str, str]) -> Rank | None:
     node, nodes = _blocks(rank, world, local_rank, max(local_size, 1), names)
     if "PALS_NODEID" in env and _number(env, "PALS_NODEID") != node:
         raise ConfigError(
-            f"PALS_NODEID: {env['PALS_NODEID']} contradicts rank {rank} of {world} with {local_size} a node",
+            f"PALS_NODEID: {env['PALS_NODEID']} contradicts rank {rank} of {world} with {local_size} per node",
             where="PALS_NODEID",
             hint=_HINT,
         )
@@ -269,7 +269,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     lines = _pbs_lines(env)
     hosts = list(dict.fromkeys(lines))
     if not hosts:
-        raise ConfigError(f"PBS_NODEFILE: `{env['PBS_NODEFILE']}` names no host", where="PBS_NODEFILE", hint=_HINT)
+        raise ConfigError(f"PBS_NODEFILE: `{env['PBS_NODEFILE']}` contains no host", where="PBS_NODEFILE", hint=_HINT)
     number = _number(env, "PBS_NODENUM") if "PBS_NODENUM" in env else None
     named = [at for at, name in enumerate(hosts) if name == host or name.split(".")[0] == host.split(".")[0]]
     if number is not None and len(named) == 1 and number != named[0] and number < len(lines):
@@ -278,7 +278,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     node = number if number is not None else named[0] if len(named) == 1 else None
     if node is None:
         raise ConfigError(
-            f"PBS_NODEFILE: this host, {host}, is not one of its {len(hosts)}", where="PBS_NODEFILE", hint=_HINT
+            f"PBS_NODEFILE: this host, {host}, is not one of its {len(hosts)} hosts", where="PBS_NODEFILE", hint=_HINT
         )
     _below(node, len(hosts), "PBS_NODENUM", "PBS_NODEFILE's hosts")
     local_rank, rank, world = 0, node, len(hosts)
@@ -306,8 +306,8 @@ def _from_outer(env: Mapping[str, str], found: Rank) -> Rank:
     if nodes in (0, found.nodes):
         return found
     note = (
-        f"{outer} gave this job {nodes} node{'s' if nodes > 1 else ''} and {found.launcher} started its ranks on"
-        f" {found.nodes}: the ranks' own launcher holds, as it knows which of them run; --node and --nodes overrule both"
+        f"{outer} gave this job {nodes} node{'s' if nodes > 1 else ''}, but {found.launcher} started its ranks on {found.nodes};"
+        f" using {found.nodes}, since the ranks' own launcher knows which of them run (--node and --nodes override both)"
     )
     return replace(found, note=note)
 
@@ -335,9 +335,9 @@ def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
         return detect(env)
     if node is None or nodes is None:
         given, missing = ("--node", "--nodes") if nodes is None else ("--nodes", "--node")
-        raise ConfigError(f"{missing}: not given, though {given} is; they come together", where=missing)
+        raise ConfigError(f"{missing}: missing, though {given} is given; give both or neither", where=missing)
     if nodes < 1:
-        raise ConfigError(f"--nodes: {nodes} nodes can move nothing", where="--nodes")
+        raise ConfigError(f"--nodes: {nodes} is less than 1", where="--nodes")
     if not 0 <= node < nodes:
         raise ConfigError(f"--node: {node} is not below --nodes of {nodes}; nodes count from 0", where="--node")
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier book: the limits of a store by name and year, each number with its source. Enforces nothing."""
+"""Tier book: the limits of a store by name and year, each number with its source. Does not enforce the limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _positive(value: float) -> None:
 
 
 class Limit(_Sourced, frozen=True, kw_only=True):
-    """A rate: `value` bytes/s or requests/s, shared by all within `scope`."""
+    """A rate limit of `value` bytes/s or requests/s, shared by all requests within `scope`."""
 
     what: Literal["read-bytes", "write-bytes", "read-requests", "write-requests", "requests"]
     scope: Literal["account", "bucket", "prefix", "connection"]
@@ -45,11 +45,11 @@ class Limit(_Sourced, frozen=True, kw_only=True):
         super().__post_init__()
         _positive(self.value)
         if self.unit != _UNITS[self.what.rpartition("-")[2]]:
-            raise ValueError(f"unit `{self.unit}` is not that of {self.what}")
+            raise ValueError(f"unit `{self.unit}` does not match {self.what}")
 
 
 class TierLatency(_Sourced, frozen=True, kw_only=True):
-    """Time to first byte, in milliseconds: a lognormal distribution by its median and 99th percentile.
+    """Time to first byte, in milliseconds: a lognormal distribution, given by its median and 99th percentile.
 
     If the tier has a separate tail, the share `tail_share` of requests takes `tail_ms`.
     """
@@ -66,11 +66,13 @@ class TierLatency(_Sourced, frozen=True, kw_only=True):
         if not self.p50_ms <= self.p99_ms < float("inf"):
             raise ValueError(f"p99_ms {self.p99_ms} is below p50_ms {self.p50_ms}")
         if not (0 <= self.tail_share <= 1 and 0 <= self.tail_ms < float("inf")):
-            raise ValueError(f"a tail of {self.tail_share} of the requests and {self.tail_ms} ms")
+            raise ValueError(
+                f"tail_share {self.tail_share} is not between 0 and 1, or tail_ms {self.tail_ms} is negative or infinite"
+            )
 
 
 class Number(_Sourced, frozen=True, kw_only=True):
-    """A time in seconds: the maximum delay of queued bytes, or the burst of a request rate that passes at once."""
+    """A time in seconds: the maximum delay of queued bytes, or the size of a request burst in seconds of the rate."""
 
     value: float
     unit: Literal["s"]
@@ -115,7 +117,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return f"{self.name}@{self.year}"
 
     def rate(self, what: str, scope: str) -> float | None:
-        """Limit on `what` within `scope` per second, unscaled; None if the tier has none."""
+        """Limit per second on `what` within `scope`, without the factor F; None if the tier does not have it."""
         return next((limit.value for limit in self.limits if (limit.what, limit.scope) == (what, scope)), None)
 
     def first_byte_s(self, what: str = "read") -> float:
@@ -123,7 +125,7 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         return next((one.p50_ms / 1000 for one in self.latency if one.what == what), 0.0)
 
     def observation(self, what: str) -> Observation | None:
-        """A study's measurement with this name."""
+        """A study's measurement with this name; None if the tier does not have it."""
         return next((one for one in self.observed if one.what == what), None)
 
 
@@ -164,10 +166,10 @@ def load(path: str | Path | None = None) -> dict[str, Tier]:
 
 
 def find(name: str, path: str | Path | None = None) -> Tier:
-    """The tier of that name, with or without its year.
+    """The tier of this name, with or without its year.
 
     Raises:
-        ConfigError: The tier is unknown; the text lists the known ones.
+        ConfigError: The tier is unknown; the error lists the known ones.
     """
     tiers = load(path)
     if name not in tiers:

@@ -99,7 +99,7 @@ def format_bytes(size_bytes: float, *, binary: bool = False) -> str:
     base = 1024 if binary else 1000
     names = list(units)
     value, step = float(size_bytes), 0
-    # 999.6 kB would print as 1000 kB: the next unit is due half a digit early.
+    # 999.6 kB would print as 1000 kB, so the next unit begins 0.5 below the base.
     while abs(value) >= base - 0.5 and step < len(names) - 1:
         value /= base
         step += 1

@@ -44,8 +44,8 @@ def machine(kind, seed, effect=0.0):
 # Issue 6: at most 5 % false alarms in 200 runs of A against A, looked at after each block.
 @pytest.mark.parametrize("kind", ["even", "wild", "spikes", "drifting", "moody", "two speeds"])
 def test_ab_a_against_a_raises_few_false_alarms(kind):
-    told = [compare(["a"], ["a"], machine(kind, seed), seed=seed, max_runs=120, warm_up=0) for seed in range(200)]
-    assert sum(t.verdict == "different" for t in told) <= 10
+    result = [compare(["a"], ["a"], machine(kind, seed), seed=seed, max_runs=120, warm_up=0) for seed in range(200)]
+    assert sum(t.verdict == "different" for t in result) <= 10
 
 
 def test_ab_peeking_with_a_fixed_interval_would_not_hold():
@@ -67,26 +67,26 @@ def test_ab_peeking_with_a_fixed_interval_would_not_hold():
 
 @pytest.mark.parametrize(("effect", "runs", "share"), [(0.1, 120, 0.9), (0.3, 60, 0.98), (-1.0, 32, 0.98)])
 def test_ab_difference_is_found_soon(effect, runs, share):
-    told = [compare(["a"], ["b"], machine("even", s, effect), seed=s, max_runs=runs, warm_up=0) for s in range(60)]
-    found = [t for t in told if t.verdict == "different"]
-    assert len(found) >= share * len(told)
+    result = [compare(["a"], ["b"], machine("even", s, effect), seed=s, max_runs=runs, warm_up=0) for s in range(60)]
+    found = [t for t in result if t.verdict == "different"]
+    assert len(found) >= share * len(result)
     assert all((t.ratio > 1) == (effect > 0) for t in found)
-    held = [t for t in told if t.interval[0] is not None and t.interval[0] <= math.exp(effect) <= t.interval[1]]
-    known = [t for t in told if t.interval[0] is not None]
+    held = [t for t in result if t.interval[0] is not None and t.interval[0] <= math.exp(effect) <= t.interval[1]]
+    known = [t for t in result if t.interval[0] is not None]
     assert len(held) >= 0.95 * len(known)
 
 
 def test_ab_no_difference_above_the_margin_stops_early():
-    told = compare(["a"], ["b"], lambda *_: 1.0, max_runs=200)
-    assert (told.verdict, told.ratio) == ("same", 1.0)
-    assert told.runs <= 24
+    result = compare(["a"], ["b"], lambda *_: 1.0, max_runs=200)
+    assert (result.verdict, result.ratio) == ("same", 1.0)
+    assert result.runs <= 24
 
 
 def test_ab_drift_falls_out_of_each_block():
     clock = iter(range(10_000))
-    told = compare(["a"], ["b"], lambda *_: math.exp(0.01 * next(clock)), max_runs=80)
-    assert told.ratio == pytest.approx(1.0)
-    assert told.verdict == "same"
+    result = compare(["a"], ["b"], lambda *_: math.exp(0.01 * next(clock)), max_runs=80)
+    assert result.ratio == pytest.approx(1.0)
+    assert result.verdict == "same"
 
 
 def test_ab_blocks_of_both_orders_are_drawn():
@@ -120,12 +120,12 @@ def test_runner_wall_and_cpu_are_of_the_run():
     ("pattern", "value"), [(None, 7.5), (r"rate=(\S+)", 1200.0), (r"(\d+) (?:MB)/s", 33.0), (r"x=(\d)(\d)", 4.0)]
 )
 def test_runner_printed_number_is_the_last_that_fits(pattern, value):
-    say = python("print('rate=1_200 x=45\\n12 MB/s 33 MB/s took 7.5')")
-    assert runner(Metric("printed", pattern))(say, "A") == value
+    write = python("print('rate=1_200 x=45\\n12 MB/s 33 MB/s took 7.5')")
+    assert runner(Metric("printed", pattern))(write, "A") == value
 
 
 @pytest.mark.parametrize(
-    ("argv", "metric", "kind", "said"),
+    ("argv", "metric", "kind", "output"),
     [
         (["/no/such/command"], Metric(), NotFound, "no command"),
         (python("import sys; sys.exit('disk is gone')"), Metric(), SystemFault, "ended with 1 .*disk is gone"),
@@ -134,8 +134,8 @@ def test_runner_printed_number_is_the_last_that_fits(pattern, value):
         (python("print('x')"), Metric("printed", "(x)"), ConfigError, "not a number"),
     ],
 )
-def test_runner_run_that_gives_nothing_is_told(argv, metric, kind, said):
-    with pytest.raises(kind, match=said):
+def test_runner_run_that_gives_nothing_is_told(argv, metric, kind, output):
+    with pytest.raises(kind, match=output):
         runner(metric)(argv, "A")
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.bench import dlio
 from penstock.bench.checkpoint import measure
-from penstock.bench.utilisation import epoch_utilisation, utilisation
+from penstock.bench.importers import dlio
 from penstock.datasets.emulated import generate
 from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import WorkloadSpec
-from penstock.train.utilisation import Harness, verdict
+from penstock.train.utilisation import Harness, epoch_utilisation, utilisation, verdict
 from penstock.workloads.emulated import MODELS, Emulated
 
 UNET = """
@@ -59,22 +58,22 @@ def test_verdict_is_refused_where_the_loop_costs_too_much():
     assert refused.result == "refused"
     assert "2.0 %" in refused.reason
     ranks = verdict(Harness(100, 0.1, 0.002, 0.98, barrier_s=0.0019), reached, 0.1)
-    assert "1900.0 of them for ranks to meet" in ranks.reason
+    assert "1900.0 us of it in barriers" in ranks.reason
 
 
 def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
     file = tmp_path / "unet3d.yaml"
     file.write_text(UNET)
-    said = dlio.read(file)
-    assert (said.epochs, said.steps, said.seed, said.data, said.checkpoint_bytes) == (
+    output = dlio.read(file)
+    assert (output.epochs, output.steps, output.seed, output.data, output.checkpoint_bytes) == (
         2,
         None,
         123,
         "data/unet3d/train",
         100001,
     )
-    assert set(said.passed_over) == {"reader.data_loader", "reader.read_threads", "reader.file_shuffle"}
-    demand = Emulated().demand(WorkloadSpec(seed=0, global_batch=3, accelerator="dlio", settings=said.settings))
+    assert set(output.passed_over) == {"reader.data_loader", "reader.read_threads", "reader.file_shuffle"}
+    demand = Emulated().demand(WorkloadSpec(seed=0, global_batch=3, accelerator="dlio", settings=output.settings))
     assert demand.facts["step_s"] == 0.01
     assert demand.samples_per_s == pytest.approx(300)
     assert demand.facts["au_required"] == 0.5
@@ -84,8 +83,8 @@ def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
     ("change", "why"),
     [
         ("dataset: 7", "no `dataset`"),
-        ("train: [1]", "`train` is no table"),
-        ("{", "is no YAML"),
+        ("train: [1]", "`train` is not a table"),
+        ("{", "is not YAML"),
         ("reader: {batch_size: many}", "batch_size is 'many', not a number"),
         ("reader: {preprocess_time: 0.1}", "preprocessing time"),
         ("dataset: {format: npz}", "record_length is None"),
@@ -142,18 +141,18 @@ def test_bench_accelerator_feeds_every_format_and_writes_dlios_summary(tmp_path,
         "bench", "accelerator", workload, tmp_path / "npz", "--against", "torch", "--checkpoint", tmp_path / "kept",
         "--summary", tmp_path / "summary.json", "--no-save", "--json", timeout_s=100,
     )  # fmt: skip
-    said = json.loads(ran.out)
-    assert ran.code == (0 if said["verdict"]["result"] != "fail" else 1), ran.err
-    assert [row["reader"] for row in said["feeds"]] == ["penstock", "torch"]
-    assert all(row["au"] > 0 for row in said["feeds"])
-    assert said["checkpoint"]["bytes"] == 100001
+    output = json.loads(ran.out)
+    assert ran.code == (0 if output["verdict"]["result"] != "fail" else 1), ran.err
+    assert [row["reader"] for row in output["feeds"]] == ["penstock", "torch"]
+    assert all(row["au"] > 0 for row in output["feeds"])
+    assert output["checkpoint"]["bytes"] == 100001
     assert list((tmp_path / "kept").iterdir()) == []
-    told = json.loads((tmp_path / "summary.json").read_text())
-    assert told["epochs"] == 2
-    assert told["metric"]["train_au_mean_percentage"] == pytest.approx(100 * said["feeds"][0]["au"])
+    report = json.loads((tmp_path / "summary.json").read_text())
+    assert report["epochs"] == 2
+    assert report["metric"]["train_au_mean_percentage"] == pytest.approx(100 * output["feeds"][0]["au"])
     assert {
         f"train_{name}" for name in ("au_percentage", "au_meet_expectation", "throughput_samples_per_second")
-    } <= told["metric"].keys()
+    } <= report["metric"].keys()
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "jpeg"])
@@ -165,9 +164,9 @@ def test_bench_accelerator_reads_records_and_pictures(tmp_path, run_cli, kind):
     )
     assert run_cli("dataset", "emulated", workload, tmp_path / "data").code == 0
     ran = run_cli("bench", "accelerator", workload, tmp_path / "data", "--no-save", "--json", timeout_s=100)
-    said = json.loads(ran.out)
-    assert said["feeds"][0]["samples_per_s"] > 0, ran.err
-    assert said["feeds"][0]["bytes_read"] >= sum(file.stat().st_size for file in (tmp_path / "data").iterdir())
+    output = json.loads(ran.out)
+    assert output["feeds"][0]["samples_per_s"] > 0, ran.err
+    assert output["feeds"][0]["bytes_read"] >= sum(file.stat().st_size for file in (tmp_path / "data").iterdir())
     # The file says how many records there are: nothing is read to count them, which would warm what is about to be measured.
     assert "all are read once" not in ran.err
 
@@ -185,9 +184,9 @@ def test_bench_accelerator_dry_run_reads_nothing(tmp_path, run_cli):
         "--dry-run",
         "--json",
     )
-    said = json.loads(ran.out)
-    assert said["required"]["samples_per_s"] == pytest.approx(2 * 7 / 0.323)
-    assert "feeds" not in said
+    output = json.loads(ran.out)
+    assert output["required"]["samples_per_s"] == pytest.approx(2 * 7 / 0.323)
+    assert "feeds" not in output
 
 
 def test_checkpoint_is_written_whole_by_every_rank_and_removed(tmp_path):
@@ -201,6 +200,6 @@ def test_checkpoint_that_cannot_be_written_is_one_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PenstockError):
         measure(tmp_path / "file" / "kept", total_bytes=10, ranks=1)
-    with pytest.raises(ConfigError, match="no byte for each"):
+    with pytest.raises(ConfigError, match="is too small for"):
         measure(tmp_path, total_bytes=1, ranks=2)
     assert Path(tmp_path / "file").read_text() == ""

@@ -120,7 +120,7 @@ def test_trace_of_a_failing_command_exits_with_1(run_cli: Callable[..., Any], tm
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A fiftieth of Azure's premium SSD of 2018: 5 MB/s and 150 I/Os a second, rates that a busy machine reaches."""
+    """A fiftieth of Azure's premium SSD of 2018: 5 MB/s and 150 I/Os per second, rates that a busy machine reaches."""
     mount = tmp_path / "disk"
     mount.mkdir()
     program = str(Path(sys.executable).with_name("penstock"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.elbencho import COLUMNS, parse, render
+from penstock.bench.importers.elbencho import COLUMNS, parse, render
 from penstock.bench.rows import End, Row
 from penstock.bench.verdict import classify
 from penstock.errors import Corrupt
@@ -152,19 +152,19 @@ def test_render_mix_of_ours_is_named_by_its_share_of_reads():
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "output"),
     [
-        ("date,rate\n1,2\n", "no elbencho CSV"),
+        ("date,rate\n1,2\n", "not an elbencho CSV"),
         (text(line(operation="READ")), "READ has neither time nor rate"),
         (text(line(**{"operation": "READ", "time ms [last]": "soon"})), "'soon', not a number"),
-        (text(line(**{"operation": "READ", "time ms [last]": "nan"})), "not a figure"),
+        (text(line(**{"operation": "READ", "time ms [last]": "nan"})), "not a finite number"),
         (text(line(**{"time ms [last]": "3"})), "no operation"),
     ],
 )
-def test_parse_broken_file_is_told_with_its_place(broken, said):
-    with pytest.raises(Corrupt, match=said) as told:
+def test_parse_broken_file_is_told_with_its_place(broken, output):
+    with pytest.raises(Corrupt, match=output) as result:
         parse(broken, "a.csv")
-    assert "a.csv" in str(told.value)
+    assert "a.csv" in str(result.value)
 
 
 @settings(deadline=None)
@@ -207,8 +207,8 @@ def test_prop_line_as_elbencho_counts_it_comes_out_as_it_went_in(last_us, part, 
                 f"MiB/s {end}": str(counts["MiB"] * 10**6 // us // (1 << 20)),
                 f"MiB {end}": str(counts["MiB"] >> 20),
             }
-    told = text(line(**fields))
-    assert render(parse(told, "a.csv")) == told
+    result = text(line(**fields))
+    assert render(parse(result, "a.csv")) == result
 
 
 figure = st.one_of(st.none(), st.integers(0, 10**12))

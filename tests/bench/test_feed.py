@@ -14,7 +14,7 @@ import pytest
 
 import penstock
 from penstock import _native
-from penstock.bench import contest, feed, peers
+from penstock.bench import feed, interleaved, peers
 from penstock.errors import ConfigError, RankFailed
 
 
@@ -39,20 +39,20 @@ def request(folder, *against, **fields):
 @pytest.fixture
 def twin(monkeypatch):
     """A peer that is our own loader again, by the same way that any peer goes."""
-    monkeypatch.setitem(peers.PEERS, "twin", peers.Peer("ours", "twin", "penstock", frozenset({"tfrecord"})))
+    monkeypatch.setitem(peers.PEERS, "twin", peers.Peer("penstock_loader", "twin", "penstock", frozenset({"tfrecord"})))
     return "twin"
 
 
 @pytest.fixture
 def drive():
-    spec = importlib.util.spec_from_file_location("drive", peers.DRIVE)
+    spec = importlib.util.spec_from_file_location("drive", peers.RUNNER)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def test_turns_go_forth_and_back():
-    assert contest.turns(["a", "b", "c"], 3) == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
+def test_abba_order_goes_forth_and_back():
+    assert interleaved.abba_order(["a", "b", "c"], 3) == ["a", "b", "c", "c", "b", "a", "a", "b", "c"]
 
 
 def test_contest_of_equals_gives_rows_ratios_and_the_same_samples(tmp_path, twin):
@@ -90,7 +90,7 @@ def test_our_own_copies_in_planes_are_a_contestant_that_converts(tmp_path):
 
 def test_peers_that_cannot_read_it_or_are_not_there_are_told_and_left_out(tmp_path):
     found = feed.run(request(write(tmp_path / "d"), "webdataset", "grain", peers=tmp_path))
-    assert found.not_run["webdataset"] == "reads format tar, and this is tfrecord"
+    assert found.not_run["webdataset"] == "reads format tar, but this is tfrecord"
     assert found.not_run["grain"].startswith("not installed")
     assert found.is_same
     assert [row.label for row in found.rows] == [feed.OURS]
@@ -110,14 +110,14 @@ def test_unknown_peer_is_refused_with_those_that_there_are(tmp_path):
 
 
 def test_contestant_that_is_silent_for_too_long_is_ended():
-    silent = contest.Contestant("silent", [sys.executable, "-c", "import time; time.sleep(60)"], {}, limit_s=0.2)
+    silent = interleaved.Participant("silent", [sys.executable, "-c", "import time; time.sleep(60)"], {}, limit_s=0.2)
     with pytest.raises(RankFailed, match="no answer within"):
         silent.ask({"do": "pass"})
     silent.end()
 
 
 def test_contestant_that_died_says_its_last_words():
-    gone = contest.Contestant("gone", [sys.executable, "-c", "raise SystemExit('no such thing')"], {}, limit_s=20)
+    gone = interleaved.Participant("gone", [sys.executable, "-c", "raise SystemExit('no such thing')"], {}, limit_s=20)
     with pytest.raises(RankFailed, match="gone: its process ended: no such thing"):
         gone.ask({"do": "pass"})
     gone.end()
@@ -159,7 +159,7 @@ def test_contestants_that_gave_other_samples_are_not_the_same():
 
 
 def test_plain_python_reads_our_records_and_finds_damage():
-    spec = importlib.util.spec_from_file_location("tfexample", peers.DRIVE.with_name("tfexample.py"))
+    spec = importlib.util.spec_from_file_location("tfexample", peers.RUNNER.with_name("tfexample.py"))
     tfexample = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tfexample)
     values = np.arange(300, dtype="<f4")
@@ -185,10 +185,10 @@ def test_cli_bench_feed_prints_one_json_line_and_keeps_its_rows(run_cli, tmp_pat
     flags += ["--allow-debug", "--output", tmp_path / "runs", "--against", "webdataset", "--peers", tmp_path]
     done = run_cli("bench", "feed", folder, *flags, "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert (told["schema_version"], told["is_same"], told["money"]) == (2, True, None)
-    assert told["not_run"] == {"webdataset": "reads format tar, and this is tfrecord"}
-    (saved,) = told["saved"]
+    result = json.loads(done.out)
+    assert (result["schema_version"], result["is_same"], result["money"]) == (2, True, None)
+    assert result["not_run"] == {"webdataset": "reads format tar, but this is tfrecord"}
+    (saved,) = result["saved"]
     row = json.loads(Path(saved).read_text())
     assert (row["kind"], row["label"], row["samples"]) == ("feed", "penstock", 7)
     assert run_cli("bench", "feed", folder, *flags, "--against", "nobody").code == 2
@@ -219,6 +219,6 @@ def test_peer_of_pictures_and_numbers_is_left_out_of_other_fields(label, is_left
     peer = peers.PEERS["webdataset"]
     fields = {"jpg": {"kind": "image"}, "cls": {"kind": label}}
     task = {"format": "tar", "codec": min(peer.codecs), "scheme": min(peer.schemes), "fields": fields}
-    told = feed.unsuited(peer, task)
-    assert (told is not None and "a picture and a number" in told) == is_left_out
-    assert is_left_out or told is None
+    result = feed.unsuited(peer, task)
+    assert (result is not None and "a picture and a number" in result) == is_left_out
+    assert is_left_out or result is None

@@ -130,7 +130,7 @@ def test_object_existing_keys_are_read_with_the_flag_and_never_written(
         for operations in ("delete", "put,get"):
             refused = run_cli("bench", "object", store.url, "--existing", "--operations", operations, env=store.env)
             assert refused.code == 2
-            assert "read only" in refused.err
+            assert "only read" in refused.err
     assert (folder / "theirs.bin").read_bytes() == b"not ours"
 
 
@@ -208,10 +208,10 @@ def test_object_interrupted_bench_takes_its_objects_with_it(folder: Path) -> Non
             while len(_left(folder)) < 25 and time.monotonic() < until:
                 time.sleep(0.05)
             running.send_signal(signal.SIGINT)
-            _, told = running.communicate(timeout=30)
+            _, result = running.communicate(timeout=30)
         finally:
             running.kill()
-        assert running.returncode == 130, told
+        assert running.returncode == 130, result
         assert _left(folder) == ["theirs.bin"]
 
 

@@ -109,12 +109,12 @@ def test_spec_hash_ignores_order_and_tells_values_apart():
 
 
 def test_provenance_tells_build_and_machine():
-    told = results.provenance()
-    assert told.build_profile in {"debug", "release"}
-    assert told.machine.cores >= 1
-    assert told.machine.memory_bytes > 1 << 28
-    assert (told.commit is None) == (told.dirty is None)
-    assert msgspec.json.decode(msgspec.json.encode(told), type=results.Provenance) == told
+    result = results.provenance()
+    assert result.build_profile in {"debug", "release"}
+    assert result.machine.cores >= 1
+    assert result.machine.memory_bytes > 1 << 28
+    assert (result.commit is None) == (result.dirty is None)
+    assert msgspec.json.decode(msgspec.json.encode(result), type=results.Provenance) == result
 
 
 def test_reading_results_needs_neither_torch_nor_numpy():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.bench.elbencho import parse, render
+from penstock.bench.importers.elbencho import parse, render
 from penstock.bench.rows import End, Latency, Row
 from penstock.bench.verdict import REGIMES, classify
 from tests.bench.sweeps import MIB, Storage, backing_off, disk, draw, make, refusing, row, spent_client
@@ -41,7 +41,7 @@ def confusion(seeds, *, noise, held_out, margin=1.5, through_csv=False):
 
 
 def share_right(matrix):
-    return sum(n for (true, told), n in matrix.items() if true == told) / matrix.total()
+    return sum(n for (true, result), n in matrix.items() if true == result) / matrix.total()
 
 
 @pytest.mark.parametrize(
@@ -101,23 +101,23 @@ POOL = Storage("queues", 3e-3, 8e8, 6_000, 12e9, contention=0.15)
 
 def test_classify_pooled_file_system_has_the_published_regimes():
     threads, sizes = GRIDS[0]
-    told = {
+    result = {
         (c.threads, c.file_size_bytes): c for c in classify(make(POOL, threads, sizes, noise=0.05, hosts=1).rows).cells
     }
-    assert [told[t, 256 * KIB].regime for t in threads] == ["concurrency", "concurrency", "metadata", "metadata"]
-    assert told[128, 256 * KIB].retrograde
-    assert [told[t, 64 * MIB].regime for t in (32, 128)] == ["bandwidth", "bandwidth"]
-    assert not told[128, 64 * MIB].retrograde
-    assert told[128, 256 * KIB].advice.next["file_size_bytes"] >= MIB
-    assert told[128, 256 * KIB].advice.gain > 3
+    assert [result[t, 256 * KIB].regime for t in threads] == ["concurrency", "concurrency", "metadata", "metadata"]
+    assert result[128, 256 * KIB].retrograde
+    assert [result[t, 64 * MIB].regime for t in (32, 128)] == ["bandwidth", "bandwidth"]
+    assert not result[128, 64 * MIB].retrograde
+    assert result[128, 256 * KIB].advice.next["file_size_bytes"] >= MIB
+    assert result[128, 256 * KIB].advice.gain > 3
 
 
 def test_classify_published_sweep_of_sizes_alone():
     """elbencho's contrib/storage_sweep: writes of 56 threads, Gb/s by file size; what is opened limits up to 64 KiB."""
     gigabits = {1: 0.432, 4: 1.724, 16: 6.856, 64: 27.81, 256: 79.7, 1024: 79.0, 4096: 78.1, 65536: 86.7, 1 << 20: 87.9}
     rows = [row("WRITE", 56, kib * KIB, rate * 1e9 / 8 / (kib * KIB)) for kib, rate in gigabits.items()]
-    told = {c.file_size_bytes // KIB: c.regime for c in classify(rows).cells}
-    assert told == {kib: "metadata" if kib <= 64 else "bandwidth" for kib in gigabits}
+    result = {c.file_size_bytes // KIB: c.regime for c in classify(rows).cells}
+    assert result == {kib: "metadata" if kib <= 64 else "bandwidth" for kib in gigabits}
 
 
 def test_classify_published_sweep_of_threads_alone():
@@ -126,10 +126,10 @@ def test_classify_published_sweep_of_threads_alone():
     rows = [
         row("WRITE", 4 * t, 1 << 40, rate * MIB / (1 << 40), hosts=4, block_size_bytes=MIB) for t, rate in rates.items()
     ]
-    told = {c.threads: (c.regime, c.retrograde) for c in classify(rows).cells}
-    assert told[1] == ("concurrency", False)
-    assert told[24] == ("bandwidth", False)
-    assert told[32] == ("bandwidth", True)
+    result = {c.threads: (c.regime, c.retrograde) for c in classify(rows).cells}
+    assert result[1] == ("concurrency", False)
+    assert result[24] == ("bandwidth", False)
+    assert result[32] == ("bandwidth", True)
 
 
 def test_classify_busy_client_is_the_limit_and_more_hosts_the_advice():
@@ -139,18 +139,18 @@ def test_classify_busy_client_is_the_limit_and_more_hosts_the_advice():
         msgspec.structs.replace(r, last=msgspec.structs.replace(r.last, cpu=min(1.0, r.last.bytes_per_s / 4.1e9)))
         for r in rows
     ]
-    told = {(c.threads, c.file_size_bytes): c for c in classify(spent).cells}
-    assert told[64, 16 * MIB].regime == "client"
-    assert told[64, 16 * MIB].advice.next["hosts"] == 2
-    assert told[1, 64 * KIB].regime == "concurrency"
+    result = {(c.threads, c.file_size_bytes): c for c in classify(spent).cells}
+    assert result[64, 16 * MIB].regime == "client"
+    assert result[64, 16 * MIB].advice.next["hosts"] == 2
+    assert result[1, 64 * KIB].regime == "concurrency"
 
 
 def test_classify_hosts_that_each_bring_as_much_were_at_their_own_end():
     one, many = Storage("slowest", 1e-3, 1e9, 1e6, 1.2e9), Storage("slowest", 1e-3, 1e9, 1e6, 4.7e9)
     rows = make(one, [1, 4, 16, 64], [MIB, 16 * MIB]).rows + make(many, [4, 16, 64, 256], [MIB, 16 * MIB], hosts=4).rows
-    told = {(c.hosts, c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
-    assert told[1, 64, 16 * MIB] == "client"
-    assert told[4, 64, 16 * MIB] == "bandwidth"
+    result = {(c.hosts, c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert result[1, 64, 16 * MIB] == "client"
+    assert result[4, 64, 16 * MIB] == "bandwidth"
 
 
 def test_classify_rate_just_under_a_link_is_said_to_be():
@@ -160,10 +160,10 @@ def test_classify_rate_just_under_a_link_is_said_to_be():
         for size in (64 * KIB, MIB, 32 * MIB)
         for c in (1, 8, 32, 128)
     ]
-    told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
-    assert told[128, 32 * MIB].regime == "bandwidth"
-    assert told[128, 32 * MIB].evidence["near_link_gbit_per_s"] == 10
-    assert told[128, 64 * KIB].regime == "concurrency"
+    result = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert result[128, 32 * MIB].regime == "bandwidth"
+    assert result[128, 32 * MIB].evidence["near_link_gbit_per_s"] == 10
+    assert result[128, 64 * KIB].regime == "concurrency"
 
 
 def test_classify_random_beside_sequential_is_no_larger_block():
@@ -174,8 +174,8 @@ def test_classify_random_beside_sequential_is_no_larger_block():
             for size in (4 * MIB, 64 * MIB)
             for c in (1, 8, 64)
         ]
-    told = {(c.random, c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
-    assert told[True, 64, 64 * MIB] == told[False, 64, 64 * MIB] == "bandwidth"
+    result = {(c.random, c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert result[True, 64, 64 * MIB] == result[False, 64, 64 * MIB] == "bandwidth"
 
 
 @pytest.mark.parametrize("path_type", ["file", "blockdev"])
@@ -198,9 +198,9 @@ def test_classify_disk_with_few_operations_is_iops_limited(path_type):
                     last=end,
                 )
             )
-    told = {(c.threads, c.block_size_bytes): c.regime for c in classify(rows).cells}
-    assert [told[64, b] for b in (4 * KIB, 64 * KIB, 256 * KIB, 4 * MIB)] == ["iops", "iops", "iops", "bandwidth"]
-    assert told[1, 4 * KIB] == "concurrency"
+    result = {(c.threads, c.block_size_bytes): c.regime for c in classify(rows).cells}
+    assert [result[64, b] for b in (4 * KIB, 64 * KIB, 256 * KIB, 4 * MIB)] == ["iops", "iops", "iops", "bandwidth"]
+    assert result[1, 4 * KIB] == "concurrency"
 
 
 def test_classify_refusing_store_is_throttled_where_refusals_were_counted():
@@ -237,9 +237,9 @@ def test_classify_machine_that_others_keep_busy_is_no_client_limit(own, regime):
         for c in (1, 4, 16, 64):
             one = row("READ", c, size, min(c / (1e-3 + size / 1e9), 4e9 / size), cpu=0.96, cores=2)
             rows.append(msgspec.structs.replace(one, cpu_s=own * one.last.time_s))
-    told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
-    assert told[64, 16 * MIB].regime == regime
-    assert ("crowded" in told[64, 16 * MIB].evidence) == (regime != "client")
+    result = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert result[64, 16 * MIB].regime == regime
+    assert ("crowded" in result[64, 16 * MIB].evidence) == (regime != "client")
 
 
 def test_classify_bench_at_its_quota_of_an_idle_machine_is_a_client_limit():
@@ -260,10 +260,10 @@ def test_classify_refusing_store_shows_in_the_tail_where_nobody_counted():
         for c in (1, 8, 64, 256):
             per_s, latency, _ = backing_off(2_000, 0.02, c)
             rows.append(row("READ", c, size, per_s, path_type="object", entry_latency=latency))
-    told = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
-    assert told[256, 128 * KIB].regime == "throttle"
-    assert "were not counted" in told[256, 128 * KIB].evidence["reason"]
-    assert told[1, 128 * KIB].regime == "concurrency"
+    result = {(c.threads, c.file_size_bytes): c for c in classify(rows).cells}
+    assert result[256, 128 * KIB].regime == "throttle"
+    assert "were not counted" in result[256, 128 * KIB].evidence["reason"]
+    assert result[1, 128 * KIB].regime == "concurrency"
 
 
 @pytest.mark.parametrize(
@@ -276,8 +276,8 @@ def test_classify_request_limit_of_an_object_store_refuses_unless_refusals_were_
         for size in (64 * KIB, MIB, 32 * MIB)
         for c in (1, 8, 64, 512)
     ]
-    told = {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
-    assert (told[512, 64 * KIB], told[512, 32 * MIB], told[1, MIB]) == (regime, "bandwidth", "concurrency")
+    result = {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert (result[512, 64 * KIB], result[512, 32 * MIB], result[1, MIB]) == (regime, "bandwidth", "concurrency")
 
 
 def test_classify_operation_without_bytes_is_judged_on_threads():
@@ -302,8 +302,8 @@ def test_classify_one_thread_count_goes_by_how_long_requests_queue(least_us, reg
     rows = [
         row("READ", 8, size, 8_000 / (1 + size / 4e6), entry_latency=latency) for size in (4 * KIB, 64 * KIB, 64 * MIB)
     ]
-    told = [c.regime for c in classify(rows).cells]
-    assert told == [regime, regime, "bandwidth"]
+    result = [c.regime for c in classify(rows).cells]
+    assert result == [regime, regime, "bandwidth"]
 
 
 def test_classify_leaves_out_what_is_no_measurement():
@@ -316,9 +316,9 @@ def test_classify_leaves_out_what_is_no_measurement():
 
 def test_classify_repeats_are_one_cell_of_their_median():
     rows = [row("READ", 4, MIB, per_s) for per_s in (90.0, 100.0, 400.0)] + [row("READ", 1, MIB, 30.0)]
-    told = {c.threads: c for c in classify(rows).cells}
-    assert told[4].entries_per_s == 100.0
-    assert told[4].evidence["spread"] == pytest.approx(3.1)
+    result = {c.threads: c for c in classify(rows).cells}
+    assert result[4].entries_per_s == 100.0
+    assert result[4].evidence["spread"] == pytest.approx(3.1)
 
 
 @settings(deadline=None, max_examples=30)
@@ -373,9 +373,9 @@ def test_classify_disk_of_few_operations_under_files_is_iops_limited():
         for c in (1, 4, 16, 64):
             per_s = min(c / (1e-3 * blocks), 4_000 / blocks)
             rows.append(row("READ", c, size, per_s, block_size_bytes=128 * KIB))
-    told = {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
-    assert [told[64, s] for s in (32 * KIB, 128 * KIB, MIB, 16 * MIB)] == ["iops"] * 4
-    assert told[1, 16 * MIB] == "concurrency"
+    result = {(c.threads, c.file_size_bytes): c.regime for c in classify(rows).cells}
+    assert [result[64, s] for s in (32 * KIB, 128 * KIB, MIB, 16 * MIB)] == ["iops"] * 4
+    assert result[1, 16 * MIB] == "concurrency"
 
 
 def test_classify_one_thread_alone_asks_for_more_first():
@@ -386,8 +386,8 @@ def test_classify_one_thread_alone_asks_for_more_first():
 def test_classify_labels_of_two_storages_are_two_sweeps():
     slow, fast = (make(Storage("slowest", 1e-3, 1e9, 5e4, b), [1, 8, 64], [MIB, 64 * MIB]) for b in (1e9, 1e10))
     rows = [msgspec.structs.replace(r, label=label) for label, s in (("old", slow), ("new", fast)) for r in s.rows]
-    told = {(c.label, c.threads): c.regime for c in classify(rows).cells if c.file_size_bytes == 64 * MIB}
-    assert (told["old", 8], told["new", 8]) == ("bandwidth", "concurrency")
+    result = {(c.label, c.threads): c.regime for c in classify(rows).cells if c.file_size_bytes == 64 * MIB}
+    assert (result["old", 8], result["new", 8]) == ("bandwidth", "concurrency")
 
 
 def test_classify_labels_of_repeats_are_one_sweep():

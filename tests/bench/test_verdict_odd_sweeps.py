@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from penstock.bench.elbencho import parse
+from penstock.bench.importers.elbencho import parse
 from penstock.bench.verdict import classify
 from tests.bench.sweeps import MIB, draw, make
 
@@ -116,8 +116,8 @@ def test_classify_depths_of_one_thread_are_its_workers():
         table(BLOCKS, lambda _, s, d=depth: min(d / 0.3e-3, 20_000, 8e8 / s), [1], [4 * KIB, 256 * KIB], **DEVICE | {"IO depth": depth, "block size": lambda _, s: s})
         for depth in (1, 4, 16, 64)
     ]  # fmt: skip
-    told = {(c.io_depth, c.block_size_bytes): c.regime for c in classify(parse("".join(rows), "odd.csv")).cells}
-    assert (told[64, 4 * KIB], told[64, 256 * KIB]) == ("iops", "bandwidth")
+    result = {(c.io_depth, c.block_size_bytes): c.regime for c in classify(parse("".join(rows), "odd.csv")).cells}
+    assert (result[64, 4 * KIB], result[64, 256 * KIB]) == ("iops", "bandwidth")
 
 
 @pytest.mark.parametrize(("workers", "least"), [([1, 8], 0.9), ([1, 16, 128], 0.97)])

@@ -129,9 +129,9 @@ def test_error_on_a_terminal_has_colour_unless_no_color_is_set(tmp_path, setting
         check=False,
     )
     os.close(theirs)
-    told = os.read(ours, 4096)
+    result = os.read(ours, 4096)
     os.close(ours)
-    assert (b"error[not-found]" in told, b"\x1b[31m" in told) == (True, is_coloured)
+    assert (b"error[not-found]" in result, b"\x1b[31m" in result) == (True, is_coloured)
 
 
 def test_error_with_debug_shows_where_it_was_raised(failing):

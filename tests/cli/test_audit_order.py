@@ -59,7 +59,7 @@ def test_audit_order_is_one_for_ranks_threads_and_a_staged_copy(run_cli, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("extra", "says"),
+    ("extra", "output"),
     [
         (["--seed", "1"], "they differ in seed: 1 and 0"),
         (["--window", "1"], "they differ in window: 1 and 16"),
@@ -67,14 +67,14 @@ def test_audit_order_is_one_for_ranks_threads_and_a_staged_copy(run_cli, tmp_pat
         (["--epoch", "1"], "they differ in epoch: 1 and 0"),
     ],
 )
-def test_audit_order_of_another_order_says_what_differs(run_cli, tmp_path, extra, says):
+def test_audit_order_of_another_order_says_what_differs(run_cli, tmp_path, extra, output):
     folder = write(tmp_path / "data", [2] * 6, packed=False)
     saved = tmp_path / "audit.json"
     common = ["audit-order", folder, "--ranks", "1", "--threads", "1", "--batch", 4]
     assert run_cli(*common, "--output", saved).code == 0
     done = run_cli(*common, *extra, "--against", saved)
     assert done.code == 1
-    assert says in done.out
+    assert output in done.out
 
 
 def test_audit_order_takes_fields_and_refuses_what_is_none(run_cli, tmp_path):
@@ -83,7 +83,7 @@ def test_audit_order_takes_fields_and_refuses_what_is_none(run_cli, tmp_path):
     assert run_cli(*common, "--field", "x=int16:2").code == 0
     for text in ("x", "x=int16:a", "x=int16:-1", "jpg=image:224@jpg", "jpg=image:2.5"):
         refused = run_cli(*common, "--field", text)
-        assert (refused.code, f"--field: `{text}` is no field" in refused.err) == (2, True), refused.err
+        assert (refused.code, f"--field: `{text}` is not a field" in refused.err) == (2, True), refused.err
     assert run_cli("audit-order", folder, "--ranks", "0").code == 2
     nothing = tmp_path / "nothing.json"
     nothing.write_text("{}")

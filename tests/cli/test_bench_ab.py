@@ -14,11 +14,11 @@ import pytest
 
 def test_ab_different_commands_answer_yes(run_cli):
     done = run_cli("bench", "ab", "--json", "--max-runs", "60", "--", "sleep", "0.01", "--vs", "sleep", "0.1")
-    told = json.loads(done.out)
-    assert (done.code, told["verdict"]) == (0, "different")
-    assert told["interval"][0] > 1
-    assert (told["schema_version"], told["a"]["argv"]) == (1, ["sleep", "0.01"])
-    assert len(told["b"]["values"]) == told["runs"] / 2
+    result = json.loads(done.out)
+    assert (done.code, result["verdict"]) == (0, "different")
+    assert result["interval"][0] > 1
+    assert (result["schema_version"], result["a"]["argv"]) == (1, ["sleep", "0.01"])
+    assert len(result["b"]["values"]) == result["runs"] / 2
 
 
 def test_ab_same_command_answers_no_difference_shown(run_cli):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.elbencho import render
+from penstock.bench.importers.elbencho import render
 from penstock.bench.rows import write_results
 from tests.bench.sweeps import MIB, Storage, make
 
@@ -33,12 +33,12 @@ def sweep(tmp_path):
 def test_classify_json_has_a_cell_for_each_point(run_cli, sweep):
     done = run_cli("bench", "classify", str(sweep), "--json")
     assert (done.code, done.err) == (0, "")
-    told = json.loads(done.out)
-    assert told["schema_version"] == 2
-    assert {(c["operation"], c["threads"], c["file_size_bytes"]) for c in told["cells"]} == {
+    result = json.loads(done.out)
+    assert result["schema_version"] == 2
+    assert {(c["operation"], c["threads"], c["file_size_bytes"]) for c in result["cells"]} == {
         ("READ", r.threads, r.file_size_bytes) for r in ROWS
     }
-    cell = next(c for c in told["cells"] if (c["threads"], c["file_size_bytes"]) == (64, 65536))
+    cell = next(c for c in result["cells"] if (c["threads"], c["file_size_bytes"]) == (64, 65536))
     assert (cell["regime"], cell["retrograde"]) == ("metadata", False)
     assert cell["advice"]["gain"] > 1
     assert cell["evidence"]["elasticity_size"] == pytest.approx(1, abs=0.3)
@@ -59,12 +59,12 @@ def test_classify_in_a_narrow_terminal_breaks_no_line(sweep):
     clean = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
     with subprocess.Popen([program, "bench", "classify", str(sweep)], stdout=child, env=clean) as ran:
         os.close(child)
-        told = b""
+        result = b""
         with suppress(OSError):  # the end of a terminal
             while more := os.read(parent, 65_536):
-                told += more
+                result += more
     os.close(parent)
-    lines = told.decode().splitlines()
+    lines = result.decode().splitlines()
     assert ran.returncode == 0
     assert max(map(len, lines)) <= 80
     assert sum(line.startswith("    ") for line in lines) >= 3
@@ -77,17 +77,17 @@ def test_classify_folder_of_rows_is_judged_again(run_cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "code", "said"),
+    ("name", "content", "code", "output"),
     [
         ("missing.csv", None, 3, "no results at"),
-        ("notes.txt", "hello", 1, "is no format that we know"),
-        ("empty.csv", render([]), 3, "no point that can be judged"),
+        ("notes.txt", "hello", 1, "has an unknown format"),
+        ("empty.csv", render([]), 3, "no point that can be classified"),
     ],
 )
-def test_classify_nothing_to_judge_is_told(run_cli, tmp_path, name, content, code, said):
+def test_classify_nothing_to_judge_is_told(run_cli, tmp_path, name, content, code, output):
     file = tmp_path / name
     if content is not None:
         file.write_text(content)
     done = run_cli("bench", "classify", str(file))
     assert (done.code, done.out) == (code, "")
-    assert said in done.err
+    assert output in done.err

@@ -93,4 +93,4 @@ def test_emulate_port_that_is_taken_is_told(tmp_path, run_cli):
         port = taken.getsockname()[1]
         ran = run_cli("emulate", tmp_path, "--bind", f"127.0.0.1:{port}")
     assert ran.code == 2
-    assert f"127.0.0.1:{port} is taken by another program" in ran.err
+    assert f"127.0.0.1:{port} is in use by another program" in ran.err

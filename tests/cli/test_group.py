@@ -60,7 +60,7 @@ def test_group_settings_reach_the_verb_and_import_no_other(group):
 
 
 def test_group_settings_of_a_verb_that_are_no_table_are_refused(group):
-    with pytest.raises(ConfigError, match="is no setting"):
+    with pytest.raises(ConfigError, match="is not a setting"):
         default_map(Config((Layer("a.toml", {"lazy": {"quick-look": 3}}),)), group, ("lazy",))
 
 

@@ -33,8 +33,8 @@ def test_index_records_says_what_a_scan_reads_and_costs_before_it_reads(tmp_path
         (folder / f"{number}.tfrecord").write_bytes(content)
     size = sum(file.stat().st_size for file in folder.iterdir())
     server = emulator(folder=folder)
-    said = run_cli("index", server.url, "--records", "--dry-run", "--json", env=server.env)
-    facts = json.loads(said.out)
+    output = run_cli("index", server.url, "--records", "--dry-run", "--json", env=server.env)
+    facts = json.loads(output.out)
     assert (facts["rung"], facts["scan_bytes"], facts["scan_requests"]) == ("scan", size, 3)
     assert facts["scan_money"]["requests_usd"] > 0
     assert "records" not in facts
@@ -42,5 +42,5 @@ def test_index_records_says_what_a_scan_reads_and_costs_before_it_reads(tmp_path
     done = run_cli("index", server.url, "--records", env=server.env)
     assert (done.code, "a scan reads" in done.err, "3 requests: $" in done.err) == (0, True, True), done.err
     again = run_cli("index", server.url, "--records", "--dry-run", env=server.env)
-    assert "by rung `index`" in again.out
+    assert "(source: `index`)" in again.out
     assert run_cli("index", server.url, "--dry-run", env=server.env).code == 2

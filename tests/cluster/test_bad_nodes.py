@@ -60,9 +60,9 @@ def test_job_on_a_node_whose_clock_is_off_is_refused_by_its_name(job, run_cli, t
     (tmp_path / "sitecustomize.py").write_text(site)
     with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts:
         file = job("true", cluster=f'settings = {{ hosts = "{hosts.name}" }}', disk=hosts.own_disk)
-        told = run_cli("run", file, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
-        assert told.code == 3
-        assert "h2: its clock is +300 s from this machine's" in told.err
+        result = run_cli("run", file, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+        assert result.code == 3
+        assert "h2: its clock differs by +300 s from this machine's" in result.err
         assert [list(hosts.disk(host).iterdir()) for host in ("h1", "h2")] == [[], []]
     assert lifecycle.names() == []
 
@@ -78,9 +78,9 @@ def test_second_job_of_one_name_on_the_same_nodes_is_refused_and_the_first_goes_
         time.sleep(0.05)
     # Another user, or another login node: it knows nothing of the first one's pool.
     other = {"XDG_STATE_HOME": str(tmp_path / "other")}
-    told = run_cli("run", file, "--output", tmp_path / "others", cwd=tmp_path, env=other)
-    assert told.code in (1, 3)
-    assert "n0: " in told.err
+    result = run_cli("run", file, "--output", tmp_path / "others", cwd=tmp_path, env=other)
+    assert result.code in (1, 3)
+    assert "n0: " in result.err
     own = run_cli("run", job("true", name="another"), cwd=tmp_path, env=other)
     assert own.code == 0, own.err
     (tmp_path / "go").touch()
@@ -95,8 +95,8 @@ def test_job_on_a_host_that_is_gone_names_it_and_leaves_nothing_on_the_others(jo
     with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts:
         hosts.kill("h2")
         file = job("true", cluster=f'settings = {{ hosts = "{hosts.name}" }}', disk=hosts.own_disk)
-        told = run_cli("run", file, cwd=tmp_path)
-        assert (told.code, "pool up" in told.out, "h2: " in told.err) == (3, True, True), told.err
+        result = run_cli("run", file, cwd=tmp_path)
+        assert (result.code, "pool up" in result.out, "h2: " in result.err) == (3, True, True), result.err
         assert list(hosts.disk("h1").iterdir()) == []
 
 
@@ -108,8 +108,8 @@ def test_job_on_a_node_whose_disk_fills_up_names_it_and_leaves_nothing(job, run_
         small = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", hosts.own_disk]
         assert cluster.run(small, on=[cluster.node("h2")], timeout_s=30)[0].code == 0
         file = job("true", cluster=f'settings = {{ hosts = "{hosts.name}" }}', disk=hosts.own_disk)
-        told = run_cli("run", file, cwd=tmp_path)
-        assert (told.code, "stage: h2: " in told.err, "no-space" in told.err) == (1, True, True), told.err
+        result = run_cli("run", file, cwd=tmp_path)
+        assert (result.code, "stage: h2: " in result.err, "no-space" in result.err) == (1, True, True), result.err
         left = cluster.run(["ls", "-A", hosts.own_disk], timeout_s=30)
         assert [ended.out for ended in left] == [b"", b""]
     assert lifecycle.names() == []
@@ -128,8 +128,8 @@ def sshds(tmp_path_factory):
     [
         ("nobody listens", "Connection refused"),
         ("no such name", "not known|resolution"),
-        ("wrong key", "it refused our keys"),
-        ("unknown host key", "does not hold the key that it shows"),
+        ("wrong key", "it refused the ssh keys"),
+        ("unknown host key", "does not contain its host key"),
         ("hangs", "[Tt]imeout|not answered|no answer"),
     ],
 )
@@ -150,8 +150,18 @@ def test_pool_by_ssh_with_a_bad_node_names_it_and_leaves_nothing_on_the_other(
         settings["known_hosts"] = str(tmp_path / "known")
     if trouble == "hangs":
         sshds.processes[1].send_signal(signal.SIGSTOP)
-    told = [word for name, value in settings.items() if name != "nodes" for word in ("--set", f"{name}={value}")]
-    line = ["pool", "up", "--launcher", "ssh", "--nodes", f"{good},{bad}", *told, "--disk", f"{tmp_path}/disk-{{node}}"]
+    result = [word for name, value in settings.items() if name != "nodes" for word in ("--set", f"{name}={value}")]
+    line = [
+        "pool",
+        "up",
+        "--launcher",
+        "ssh",
+        "--nodes",
+        f"{good},{bad}",
+        *result,
+        "--disk",
+        f"{tmp_path}/disk-{{node}}",
+    ]
     began = time.monotonic()
     try:
         ran = run_cli(*line, "--timeout", "30s")
@@ -173,6 +183,6 @@ def test_pool_that_wants_java_names_the_nodes_that_have_none(run_cli, tmp_path, 
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     line = ["--engine", "hdfs", "--disk", f"{tmp_path}/disk-{{node}}", "--nodes", "2"]
     ran = run_cli("pool", "up", *line)
-    assert (ran.code, "n0: there is no Java (11 or 17) (and 1 more)" in ran.err) == (3, True), ran.err
+    assert (ran.code, "n0: Java (11 or 17) is not installed (and 1 more)" in ran.err) == (3, True), ran.err
     assert list(tmp_path.glob("disk-*")) == []
     assert lifecycle.names() == []

@@ -59,7 +59,7 @@ def test_verbs_reach_all_the_leader_and_those_that_are_named(cluster, tmp_path):
     raise_for_failures([cluster.copy_from_leader(str(tmp_path / "b"), tmp_path / "c")], "copy")
     assert (tmp_path / "c").read_bytes() == b"abc"
     assert cluster.barrier() >= 0
-    with pytest.raises(NotFound, match="no node `n9`: there are n0, n1, n2"):
+    with pytest.raises(NotFound, match="no node `n9`; the nodes are n0, n1, n2"):
         cluster.node("n9")
     with pytest.raises(NotFound):
         Cluster.open("local", {"nodes": 3}, only=["n1", "nx"])
@@ -96,7 +96,7 @@ def test_strange_launcher_comes_by_the_same_door_and_passes_the_suite(stranger, 
     with Cluster.open("mine", {"nodes": "2"}) as made:
         assert len(made.nodes) == 2
         assert LauncherSuite(made.launcher, str(tmp_path / "there"), tmp_path, is_shared=True).run()
-    with pytest.raises(ConfigError, match="gives no launcher: it lacks close, copy, fetch, line, nodes, run"):
+    with pytest.raises(ConfigError, match="is not a valid launcher: it lacks close, copy, fetch, line, nodes, run"):
         Cluster.open("broken", {})
     with pytest.raises(ConfigError, match="no launcher `nonesuch`"):
         Cluster.open("nonesuch", {})
@@ -122,9 +122,9 @@ def test_cli_run_prefixes_lines_and_tells_who_failed(run_cli, tmp_path):
     assert (ran.code, sorted(ran.out.splitlines())) == (1, ["n0: hi", "n1: hi"])
     assert "error[rank-failed]: rank 1, n1: exit code 1" in ran.err
     assert (tmp_path / "l/n1.log").exists()
-    told = run_cli("cluster", "run", "--nodes", "2", "--json", "--", "no-such-program")
-    assert told.code == 3
-    assert [row["error"] for row in json.loads(told.out)["exits"]] == [
+    result = run_cli("cluster", "run", "--nodes", "2", "--json", "--", "no-such-program")
+    assert result.code == 3
+    assert [row["error"] for row in json.loads(result.out)["exits"]] == [
         f"n{at}: no-such-program: No such file or directory" for at in range(2)
     ]
 
@@ -141,7 +141,7 @@ def test_cli_copy_there_and_back(run_cli, tmp_path):
     assert run_cli("cluster", "copy", "--back", "--leader", "--nodes", "2", tmp_path / "d/b", tmp_path / "c").code == 0
     assert (tmp_path / "c").read_bytes() == b"x" * 1000
     both = run_cli("cluster", "copy", "--back", "--nodes", "2", tmp_path / "d/b", tmp_path / "c")
-    assert (both.code, "2 nodes would write one path" in both.err) == (2, True)
+    assert (both.code, "2 nodes would write the same path" in both.err) == (2, True)
     none = run_cli("cluster", "copy", tmp_path / "none", tmp_path / "e", "--nodes", "2")
     assert (none.code, "does not exist" in none.err) == (3, True)
 
@@ -163,18 +163,18 @@ def test_cli_rehearse_makes_hosts_that_other_commands_reach(run_cli):
         ended = run_cli("cluster", "rehearse", name, "--end")
     assert ended.code == 0, ended.err
     again = run_cli("cluster", "rehearse", name, "--end")
-    assert (again.code, "none of the name" in again.err) == (3, True)
+    assert (again.code, "does not exist" in again.err) == (3, True)
 
 
 @pytest.mark.needs_root
 def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
     with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts:
         flags = ["--set", f"hosts={hosts.name}", "--disk", "/nothing/mounted"]
-        told = run_cli("doctor", *flags, "--copies", "5", "--json")
-        assert told.code == 0, told.err  # `mount` finds the root file system
-        lacks = json.loads(told.out)["missing"]
+        result = run_cli("doctor", *flags, "--copies", "5", "--json")
+        assert result.code == 0, result.err  # `mount` finds the root file system
+        lacks = json.loads(result.out)["missing"]
         assert lacks["local"] == []
-        assert lacks["hdfs"][-1] == "5 copies want as many nodes, and there are 2"
+        assert lacks["hdfs"][-1] == "5 copies need as many nodes, but there are 2"
         people = run_cli("doctor", *flags)
         assert "h1  " in people.out
         hosts.kill("h2")

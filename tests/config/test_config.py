@@ -88,13 +88,13 @@ def test_default_map_keys_are_flags_and_sub_verbs_are_nested(tmp_path):
 
 
 def test_default_map_unknown_key_names_file_and_known_keys(tmp_path):
-    with pytest.raises(ConfigError, match=r"penstock\.toml: \[haul\] speed is no setting") as raised:
+    with pytest.raises(ConfigError, match=r"penstock\.toml: \[haul\] speed is not a setting") as raised:
         default_map(config_of(tmp_path, "[haul]\nspeed = 1\n"), haul, ("haul",))
     assert "max-in-flight, memory, verify, wait" in raised.value.hint
 
 
 def test_default_map_argument_is_no_setting(tmp_path):
-    with pytest.raises(ConfigError, match="source is no setting"):
+    with pytest.raises(ConfigError, match="source is not a setting"):
         default_map(config_of(tmp_path, "[haul]\nsource = 'x'\n"), haul, ("haul",))
 
 

@@ -33,7 +33,7 @@ def test_stage_old_parameter_works_and_warns(old, new, value, tmp_path):
     with pytest.warns(DeprecationWarning, match=f"`{old}` is now `{new}`") as warned:
         _staged(tmp_path, **{old: value})
     assert warned[0].filename == __file__
-    with pytest.raises(TypeError, match="one parameter"):
+    with pytest.raises(TypeError, match="the same parameter"):
         _staged(tmp_path, **{old: value, new: value})
 
 

@@ -135,8 +135,8 @@ def _az(folder: Path, text: str) -> str:
 
 def test_login_of_az_gives_the_token(azure, run_cli, tmp_path):
     port, seen = azure
-    told = json.dumps({"accessToken": "cli-token", "expires_on": int(time.time()) + 3600, "tokenType": "Bearer"})
-    path = _az(tmp_path / "bin", f'[ "$5" = json ] || [ "$6" = json ] && echo \'{told}\'')
+    result = json.dumps({"accessToken": "cli-token", "expires_on": int(time.time()) + 3600, "tokenType": "Bearer"})
+    path = _az(tmp_path / "bin", f'[ "$5" = json ] || [ "$6" = json ] && echo \'{result}\'')
     env = {"PATH": path, "AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/acc"}
     ran = run_cli("index", "az://box/", "--json", env=env)
     assert ran.code == 0, ran.err

@@ -20,4 +20,4 @@ def test_rehearsal_with_slow_steps_names_the_busy_cores():
 
 def test_rehearsal_that_waited_names_the_longest_wait():
     reason = missed(147.0, 294.0, {"accelerators": STEP_S, "inflating": 0.3, "throttled": 0.1})
-    assert reason == "a step waited 400 ms, most of it for “inflating”"
+    assert reason == "a step waited 400 ms, mostly for “inflating”"

@@ -58,8 +58,8 @@ def test_scale_cut_requests_are_no_limit_on_either_scale():
 def test_mounted_file_takes_what_the_study_saw():
     tier = tiers.find("azure-hot@2021")
     seen = tier.observation("fuse-reader-bytes").value
-    said = Limits.of(mounted(tier, JOB.sample_bytes))
-    assert said.latency_s + JOB.sample_bytes / said.connection_bytes_per_s == pytest.approx(JOB.sample_bytes / seen)
+    output = Limits.of(mounted(tier, JOB.sample_bytes))
+    assert output.latency_s + JOB.sample_bytes / output.connection_bytes_per_s == pytest.approx(JOB.sample_bytes / seen)
 
 
 def test_mounted_tier_without_observation_is_refused():
@@ -79,24 +79,24 @@ def test_tier_as_toml_reads_back_the_same(name, tmp_path):
 
 
 def test_published_mount_is_met_by_construction():
-    said = published_job(BY_NAME["as-published"], limits(BY_NAME["as-published"]), COSTS, PROBE)
-    assert said.limited_by == "reader"
-    assert said.run_h > PUBLISHED["hot-mount"].run_h_value
-    assert said.cost.total_usd == pytest.approx(PUBLISHED["hot-mount"].usd_value, rel=0.05)
+    output = published_job(BY_NAME["as-published"], limits(BY_NAME["as-published"]), COSTS, PROBE)
+    assert output.limited_by == "reader"
+    assert output.run_h > PUBLISHED["hot-mount"].run_h_value
+    assert output.cost.total_usd == pytest.approx(PUBLISHED["hot-mount"].usd_value, rel=0.05)
 
 
 def test_same_files_without_the_mount_are_far_faster():
     path = BY_NAME["as-published"]
-    said = direct_raw(path, limits(path), COSTS, PROBE)
-    assert said.limited_by == "nic"
-    assert said.run_h < 0.25 * published_job(path, limits(path), COSTS, PROBE).run_h
+    output = direct_raw(path, limits(path), COSTS, PROBE)
+    assert output.limited_by == "nic"
+    assert output.run_h < 0.25 * published_job(path, limits(path), COSTS, PROBE).run_h
 
 
 @pytest.mark.parametrize("name", ["streamed-hot", "streamed-premium", "staged"])
 def test_other_paths_are_bound_by_the_accelerators(name):
-    said = published_job(BY_NAME[name], limits(BY_NAME[name]), COSTS, PROBE)
-    assert said.limited_by == "compute"
-    assert said.cost.total_usd == pytest.approx(PUBLISHED["pool"].usd_value, rel=0.08)
+    output = published_job(BY_NAME[name], limits(BY_NAME[name]), COSTS, PROBE)
+    assert output.limited_by == "compute"
+    assert output.cost.total_usd == pytest.approx(PUBLISHED["pool"].usd_value, rel=0.08)
 
 
 def test_streaming_spends_the_account_at_about_25_nodes():
@@ -110,9 +110,9 @@ def test_hungrier_accelerator_meets_the_network_card():
 
 
 def test_staging_model_is_faster_than_the_article_and_says_what_binds():
-    said = staging(limits(BY_NAME["staged"]), PROBE)
-    assert said.limited_by == "disk"
-    assert 7 < said.stage_s / 60 < 13
+    output = staging(limits(BY_NAME["staged"]), PROBE)
+    assert output.limited_by == "disk"
+    assert 7 < output.stage_s / 60 < 13
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name)

@@ -32,14 +32,14 @@ def test_cp_recursive_there_and_back_is_the_same(served, tmp_path):
 
 def test_wrong_secret_wrong_key_and_no_signature_are_refused(served):
     (served.folder / "k").write_bytes(b"x")
-    for said, argv, variables in (
+    for output, argv, variables in (
         ("SignatureDoesNotMatch", (), {"AWS_SECRET_ACCESS_KEY": "wrong"}),
         ("InvalidAccessKeyId", (), {"AWS_ACCESS_KEY_ID": "AKUNKNOWN"}),
         ("AccessDenied", ("--no-sign-request",), {}),
     ):
         done = served.aws("s3", "ls", served.url, *argv, code=None, **variables)
         assert done.returncode != 0
-        assert said in done.stderr
+        assert output in done.stderr
     assert served.server.stats()["denied"] == 3
 
 

@@ -56,9 +56,7 @@ def test_beeond_stand_in_passes_the_suite(mounted, hosts, cluster, tmp_path):
 
 
 @pytest.mark.needs_root
-@pytest.mark.parametrize(
-    ("trouble", "words"), [("hang", "has not ended within"), ("half", "beegfs-meta did not start")]
-)
+@pytest.mark.parametrize(("trouble", "words"), [("hang", "did not end within"), ("half", "beegfs-meta did not start")])
 def test_beeond_that_hangs_or_breaks_is_cleaned_up_within_the_deadline(trouble, words, mounted, hosts, cluster):
     mounted(trouble)
     with pytest.raises(PenstockError, match=words):
@@ -100,10 +98,10 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
     for folder in ("conf", "mnt"):
         (root / folder).mkdir(parents=True)
     (root / "conf/nodes").write_text("10.0.0.1\n")
-    said = engine_plugins.load("beeond", settings)._settings  # type: ignore[attr-defined]
+    output = engine_plugins.load("beeond", settings)._settings  # type: ignore[attr-defined]
     spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
-    assert engine_plugins.load("beeond", spelt)._settings == said  # type: ignore[attr-defined]
-    lines = [start_line(str(root), said), stop_line(str(root), said, keep_data=False, cleans_up=True)]
+    assert engine_plugins.load("beeond", spelt)._settings == output  # type: ignore[attr-defined]
+    lines = [start_line(str(root), output), stop_line(str(root), output, keep_data=False, cleans_up=True)]
     for line in lines:
         done = subprocess.run(line, capture_output=True, text=True, check=False)
         assert done.returncode == 0, (line, done.stderr)
@@ -113,11 +111,11 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
     ("settings", "kind", "words"),
     [
         ({"version": 9}, ConfigError, "neither 7 nor 8"),
-        ({"version": 7, "license": "/l"}, Unsupported, "BeeOND 7 has no license"),
+        ({"version": 7, "license": "/l"}, Unsupported, "BeeOND 7 does not support license"),
         ({"mirrors_storage": True}, Unsupported, "mirrors_storage is an enterprise feature of BeeGFS 8"),
-        ({"targets": "/t"}, Unsupported, "refuses without a licence"),
+        ({"targets": "/t"}, Unsupported, "needs a licence"),
         ({"license": "/l"}, ConfigError, "license goes into the folder of `config`"),
-        ({"pdsh_program": "/p"}, ConfigError, "that `pdsh` does not ask for"),
+        ({"pdsh_program": "/p"}, ConfigError, "pdsh_program needs `pdsh`"),
     ],
 )
 def test_beeond_settings_that_cannot_be_are_refused_with_the_reason(settings, kind, words):
@@ -129,10 +127,10 @@ def test_beeond_says_what_nodes_lack():
     facts = {"h1": {"programs": {"beeond": "/opt/beegfs/sbin/beeond"}, "user": 0}, "h2": {"programs": {}, "user": 7}}
     made = engine_plugins.load("beeond", {})
     assert made.probe(PoolSpec("p", "/x"), facts) == [
-        "h2: there is no beeond (the package `beeond` of BeeGFS)",
-        "h2: BeeOND mounts, which wants root, and this is user 7",
+        "h2: beeond is not installed (package `beeond` of BeeGFS)",
+        "h2: BeeOND needs root to mount, but this is user 7",
     ]
-    assert "2 copies want mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
+    assert "2 copies need mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
     with pytest.raises(SystemFault, match=r"enterprise|licensed"):
         lifecycle._raise_for_problems(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
 

@@ -89,7 +89,7 @@ def test_node_that_is_gone_is_named_and_nothing_is_left_on_the_others(cluster, h
 def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
     with (
         Cluster.open("local", {"nodes": 2}) as cluster,
-        pytest.raises(NoSpace, match=r"n0: .* bytes free, and the pool wants"),
+        pytest.raises(NoSpace, match=r"n0: .* bytes free, but the pool needs"),
     ):
         lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, timeout_s=60)
     assert not (tmp_path / "n0/penstock-pool-p").exists()
@@ -99,7 +99,7 @@ def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
 def test_two_nodes_on_one_folder_are_told_apart(home, tmp_path):
     with (
         Cluster.open("local", {"nodes": 2}) as cluster,
-        pytest.raises(PenstockError, match="is the pool's folder on n"),
+        pytest.raises(PenstockError, match="is also the pool's folder on n"),
     ):
         lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/d"), "local", {}, timeout_s=60)
     assert not (tmp_path / "d/penstock-pool-p").exists()
@@ -111,7 +111,8 @@ def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
         lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         lifecycle.forget("p")  # the machine that knew of it is gone
         with pytest.raises(
-            PenstockError, match=r"n0: .* holds the pool `p` of another start .*: nothing of it runs any more"
+            PenstockError,
+            match=r"n0: .* belongs to another start of the pool `p` .*: none of its processes runs any more",
         ) as raised:
             lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         assert "pool down" in raised.value.hint
@@ -135,11 +136,9 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
         assert found is not None
         found.state = "starting"
         lifecycle._write_record(found)
-        with pytest.raises(
-            PreconditionFailed, match=r"an earlier `pool up` of it, on n0, n1, has not finished"
-        ) as told:
+        with pytest.raises(PreconditionFailed, match=r"an earlier `pool up` on n0, n1 has not finished") as result:
             lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
-        assert told.value.hint == "penstock pool down --name p finishes it"
+        assert result.value.hint == "run penstock pool down --name p to finish it"
         assert lifecycle.down(cluster, found, timeout_s=60).unreached == ()
         second, was_up = lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         assert not was_up
@@ -155,9 +154,9 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
         ("nonesuch", {}, PoolSpec("p", "/x"), ConfigError, "no engine `nonesuch`"),
         ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "no setting `colour`"),
         ("local", {}, PoolSpec("../p", "/x"), ConfigError, "not a name of a pool"),
-        ("local", {}, PoolSpec("p", "x"), ConfigError, "no absolute path"),
+        ("local", {}, PoolSpec("p", "x"), ConfigError, "not an absolute path"),
         ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "2 copies"),
-        ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies want as many nodes"),
+        ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies need as many nodes"),
         ("local", {}, PoolSpec("p", "/proc/none"), NotFound, "n0"),
     ],
 )  # fmt: skip
@@ -170,8 +169,11 @@ def test_pool_that_cannot_be_is_refused(engine, settings, spec, kind, word, home
 def test_lacks_of_nodes_are_told_by_name():
     made = engine_plugins.load("hdfs", {})
     facts = {"h1": {"java": "openjdk 17", "unresolved": []}, "h2": {"java": None, "unresolved": ["h9"]}}
-    assert made.probe(PoolSpec("p", "/x"), facts) == ["h2: there is no Java (11 or 17)", "h2: it cannot resolve h9"]
-    with pytest.raises(SystemFault, match=r"h1: its clock is \+90 s"):
+    assert made.probe(PoolSpec("p", "/x"), facts) == [
+        "h2: Java (11 or 17) is not installed",
+        "h2: it cannot resolve h9",
+    ]
+    with pytest.raises(SystemFault, match=r"h1: its clock differs by \+90 s"):
         lifecycle._raise_for_problems(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})
 
 
@@ -182,14 +184,14 @@ def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):
     assert "ready in" in up.out
     assert "was up already" in run_cli("pool", "up", *flags).out
     other = run_cli("pool", "up", "--disk", f"{tmp_path}/x-{{node}}", "--nodes", "2")
-    assert (other.code, "up with other nodes or settings" in other.err) == (3, True)
+    assert (other.code, "running with other nodes or settings" in other.err) == (3, True)
     assert run_cli("pool", "status").code == 0
     assert run_cli("pool", "audit").code == 1
     assert run_cli("pool", "down").code == 0
-    assert "none is known" in run_cli("pool", "down").out
+    assert "it is not recorded" in run_cli("pool", "down").out
     assert run_cli("pool", "audit", *flags).code == 0
     nothing = run_cli("pool", "audit")
-    assert (nothing.code, "no pool `pool` is known here" in nothing.err) == (2, True)
+    assert (nothing.code, "no pool `pool` is recorded on this machine" in nothing.err) == (2, True)
     assert run_cli("pool", "status").code == 3
 
 

@@ -39,7 +39,7 @@ def test_jars_of_the_working_directory_are_not_taken(jars, monkeypatch, environm
 
 def test_jars_that_other_users_may_replace_are_refused(jars):
     jars.chmod(0o777)
-    with pytest.raises(PreconditionFailed, match=r"Hadoop's jars: .* may be written by other users"):
+    with pytest.raises(PreconditionFailed, match=r"Hadoop's jars: .* is writable by other users"):
         placed({"XDG_CACHE_HOME": str(jars.parents[1])})
 
 

@@ -125,7 +125,7 @@ def test_hdfs_without_jars_or_with_a_port_in_use_is_refused_and_rolled_back(clus
         on=[cluster.leader], timeout_s=30,
     )  # fmt: skip
     assert holder[0].code == 0
-    with pytest.raises(PenstockError, match=r"h1: port 4321 of .* is taken"):
+    with pytest.raises(PenstockError, match=r"h1: port 4321 of .* is in use"):
         lifecycle.up(cluster, spec, "hdfs", {"hadoop": jars, "port": 4321}, timeout_s=60)
     assert [list(hosts.disk(h).iterdir()) for h in ("h1", "h2", "h3")] == [[], [], []]
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from penstock import config
 from penstock.bench import checkpoint, objects
 from penstock.bench.results import whole_file
-from penstock.bench.storage.ground import Ground, sweep
+from penstock.bench.storage.scratch_dir import ScratchDir, sweep
 from penstock.bench.storage.spec import Point
 from penstock.datasets.files import prepare_folder
 from penstock.demo import run as demo
@@ -131,13 +131,13 @@ def _hosts_clear_dead(home: Path) -> Verb:
 
 
 def _bench_that_failed(home: Path) -> Verb:
-    ground = Ground(home / "bench", "s").__enter__()
+    ground = ScratchDir(home / "bench", "s").__enter__()
     tree = ground.tree(Point(files=3), is_made=True)
     return Verb(tree, _filled(tree), lambda: ground.__exit__(ValueError, None, None))
 
 
 def _bench_of_a_lost_host(home: Path) -> Verb:
-    ground = Ground(home / "bench", "s").__enter__()
+    ground = ScratchDir(home / "bench", "s").__enter__()
     tree = ground.tree(Point(files=3), is_made=True)
     return Verb(tree, _filled(tree), lambda: sweep(home / "bench", "s"), ("link", "file", "other user's"))
 

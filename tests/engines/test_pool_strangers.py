@@ -64,7 +64,7 @@ def test_up_and_down_refuse_a_pool_folder_that_is_a_link(one, disk, victim, run_
     ran = run_cli("pool", "down", "--name", "p", "--disk", disk)
     assert (ran.code, "error[precondition]: n0: " in ran.err, "hint: " in ran.err) == (3, True, True), ran.err
     left = run_cli("pool", "audit", "--name", "p", "--disk", disk)
-    assert (left.code, "which `pool down` will not remove" in left.out) == (1, True), left.out
+    assert (left.code, "which `pool down` does not remove" in left.out) == (1, True), left.out
     assert _seen(victim) == before
 
 
@@ -108,7 +108,7 @@ def test_folder_without_a_lease_of_the_pool_is_refused(lease, words, one, disk):
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize(
-    ("mode", "owner", "words"), [(0o700, 65534, "belongs to user 65534"), (0o777, 0, "may be written by other users")]
+    ("mode", "owner", "words"), [(0o700, 65534, "belongs to user 65534"), (0o777, 0, "is writable by other users")]
 )
 def test_folder_of_another_user_or_one_that_others_may_write_is_refused(mode, owner, words, one, disk):
     root = disk / "penstock-pool-p"
@@ -127,13 +127,15 @@ def test_disk_in_which_others_could_replace_the_pool_is_refused(one, disk):
     spec = PoolSpec("p", f"{disk}/scratch")
     (disk / "scratch").mkdir()
     (disk / "scratch").chmod(0o777)
-    with pytest.raises(PreconditionFailed, match=r"scratch may be written by other users \(mode 777\)"):
+    with pytest.raises(PreconditionFailed, match=r"scratch is writable by other users \(mode 777\)"):
         lifecycle.up(one, spec, "local", {}, timeout_s=60)
     assert list((disk / "scratch").iterdir()) == []
     (disk / "scratch").chmod(0o755)
     os.chown(disk / "scratch", 65534, -1)
     disk.chmod(0o1777)
-    with pytest.raises(PreconditionFailed, match="belongs to user 65534 and lies in a folder that all users may write"):
+    with pytest.raises(
+        PreconditionFailed, match="belongs to user 65534 and is in a folder that all users can write to"
+    ):
         lifecycle.up(one, spec, "local", {}, timeout_s=60)
     os.chown(disk / "scratch", 0, -1)
     (disk / "scratch").chmod(0o1777)  # as /tmp: nobody replaces what is another's
@@ -164,8 +166,8 @@ def test_mount_below_a_pool_is_seen_under_any_bytes_and_nothing_behind_it_goes(l
     subprocess.run(["mount", "--bind", victim, at], check=True)
     try:
         for keep in (True, False):
-            told = lifecycle.down(one, record, keep_data=keep, timeout_s=60)
-            assert "is mounted below" in told.refused["n0"], told
+            result = lifecycle.down(one, record, keep_data=keep, timeout_s=60)
+            assert "is mounted below" in result.refused["n0"], result
             assert _seen(victim) == before
             record.keep_data = False
             lifecycle._write_record(record)
@@ -199,10 +201,10 @@ def test_data_that_down_kept_is_kept_until_down_without_the_flag(one, disk, run_
     record = lifecycle.find("p")
     assert record is not None
     lifecycle.down(one, record, keep_data=True, timeout_s=60)
-    with pytest.raises(PreconditionFailed, match="holds the data that `pool down --keep-data` kept") as told:
+    with pytest.raises(PreconditionFailed, match="contains data kept by `pool down --keep-data`") as result:
         lifecycle.up(one, spec, "local", {}, timeout_s=60)
-    assert told.value.hint is not None
-    assert "removes it" in told.value.hint
+    assert result.value.hint is not None
+    assert "or remove it" in result.value.hint
     assert (disk / "penstock-pool-p/data/x").read_text() == "kept"
     assert run_cli("pool", "down", "--name", "p", "--disk", disk).code == 0
     assert list(disk.iterdir()) == []
@@ -226,7 +228,7 @@ def test_brackets_in_a_disks_path_are_no_pattern(home, tmp_path):
 
 
 def test_disk_whose_bytes_are_not_text_is_refused(one, disk):
-    with pytest.raises(ConfigError, match="--disk: its bytes are not UTF-8"):
+    with pytest.raises(ConfigError, match="--disk: it is not UTF-8"):
         lifecycle.up(one, PoolSpec("p", os.fsdecode(os.fsencode(disk) + b"/\xff")), "local", {}, timeout_s=60)
 
 

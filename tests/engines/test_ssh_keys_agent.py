@@ -102,8 +102,8 @@ def test_key_is_made_once_in_the_pools_own_folder_and_read_from_its_private_half
 )  # fmt: skip
 def test_admit_takes_one_bare_key_and_nothing_else(key, ask, ssh):
     (ssh / "authorized_keys").write_text("ssh-ed25519 AAAA me\n")
-    told = ask("authorize", key=key)
-    assert (told["error"], "is not a public ed25519 key" in told["text"]) == ("system", True)
+    result = ask("authorize", key=key)
+    assert (result["error"], "is not a public ed25519 key" in result["text"]) == ("system", True)
     assert (ssh / "authorized_keys").read_text() == "ssh-ed25519 AAAA me\n"
 
 
@@ -186,8 +186,11 @@ def test_config_whose_block_was_changed_stays_and_is_told(old, new, trusting, ss
     path = ssh / "config"
     path.write_text(path.read_text().replace(old, new, 1))
     changed = path.read_text()
-    told = trusting("remove")
-    assert (told["error"], "the block that begins in line 1 is not as Penstock wrote it" in told["text"]) == (
+    result = trusting("remove")
+    assert (
+        result["error"],
+        "the block that begins in line 1 was changed after Penstock wrote it" in result["text"],
+    ) == (
         "precondition",
         True,
     )
@@ -199,6 +202,6 @@ def test_config_whose_block_was_changed_stays_and_is_told(old, new, trusting, ss
 )
 def test_host_that_is_none_is_not_trusted(hosts, prepared, ssh):
     prepared("make_key")
-    told = prepared("add_known_hosts", hosts=hosts)
-    assert (told["error"], "is not the address or the host key of a node" in told["text"]) == ("system", True)
+    result = prepared("add_known_hosts", hosts=hosts)
+    assert (result["error"], "is not the address or the host key of a node" in result["text"]) == ("system", True)
     assert list(ssh.iterdir()) == []

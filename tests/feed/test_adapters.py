@@ -87,7 +87,7 @@ if sys.argv[2] == "narrow":
     assert np.isnan(of("odd.npy")["array"][0]) and np.isinf(np.asarray(of("odd.npy")["array"])[1:]).all()
     for name, value in wide.items():
         text, hint = refused(name)
-        assert f"fields: array holds {value}, which does not fit" in text, text
+        assert f"fields: array contains {value}, which does not fit" in text, text
         assert "JAX_ENABLE_X64=1" in hint
     text, hint = refused("text.tar")
     assert "fields: " in text and "is bytes" in text and "penstock.Loader" in hint, text

@@ -47,13 +47,13 @@ KINDS = {made.__name__: made for made in (zarr_flat, zarr_sharded, zarr_group, h
 def both(request, tmp_path, emulator, monkeypatch):
     """The same arrays in a folder and in a bucket, and the bucket's server."""
     folder = tmp_path / "arrays"
-    said = KINDS[request.param](folder)
+    output = KINDS[request.param](folder)
     server = emulator(folder=folder)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PENSTOCK_SCRATCH", raising=False)
-    here = penstock.open(folder / "train", format=said)
-    there = penstock.open(f"{server.url.rstrip('/')}/train", format=said)
+    here = penstock.open(folder / "train", format=output)
+    there = penstock.open(f"{server.url.rstrip('/')}/train", format=output)
     return here.shuffle(seed=5, window=2), there.shuffle(seed=5, window=2), server
 
 

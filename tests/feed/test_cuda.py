@@ -35,7 +35,7 @@ class Late:
         self.gate = threading.Event()
         self.gate.set()
         self.begun, self.done, self.given, self.waited = 0, 0, 0, []
-        self.live, self.most_live = 0, 0
+        self.live, self.max_live = 0, 0
         self.refuses_at = None
         self._jobs = queue.SimpleQueue()
         self._turn = threading.Condition()
@@ -68,7 +68,7 @@ class Late:
         there = torch.full_like(here, -7)
         self.begun += 1
         self.live += 1
-        self.most_live = max(self.most_live, self.live)
+        self.max_live = max(self.max_live, self.live)
         weakref.finalize(there, self._gone)
         # By address: as a device, it keeps nothing here from being used again.
         self._jobs.put((there, here.data_ptr()))
@@ -301,7 +301,7 @@ def test_the_consumer_is_two_steps_ahead_of_the_device_and_no_more(made, late):
 def test_the_device_holds_a_few_batches(made, late):
     for batch in ready(on_device(dataset(made([1] * 30)), batch_size=1)):
         assert len(batch) == 2
-    assert late[0].most_live == 2 * 3  # of two fields: the loop's last one, this one and one ahead
+    assert late[0].max_live == 2 * 3  # of two fields: the loop's last one, this one and one ahead
 
 
 def test_a_pass_that_is_broken_off_waits_for_its_copies(made, late, monkeypatch):
@@ -408,7 +408,7 @@ def test_a_step_that_was_superseded_while_it_waited_moves_nothing(made, late, mo
     for _ in range(3):
         next(walk)
     state = {**loader.state_dict(), "cursor": 20}
-    waits, goes_on, told = threading.Event(), threading.Event(), []
+    waits, goes_on, result = threading.Event(), threading.Event(), []
 
     def synchronize(_given):
         waits.set()
@@ -420,7 +420,7 @@ def test_a_step_that_was_superseded_while_it_waited_moves_nothing(made, late, mo
         try:
             next(walk)
         except ConfigError as error:
-            told.append(str(error))
+            result.append(str(error))
 
     thread = threading.Thread(target=step)
     thread.start()
@@ -428,7 +428,7 @@ def test_a_step_that_was_superseded_while_it_waited_moves_nothing(made, late, mo
     loader.load_state_dict(state)
     goes_on.set()
     thread.join()
-    assert told == ["iterator: it has ended, since load_state_dict was called"]
+    assert result == ["iterator: it has ended because load_state_dict was called"]
     assert loader.state_dict()["cursor"] == 20
 
 
@@ -468,10 +468,10 @@ def test_a_loader_that_has_run_on_a_device_pickles(made, late):
     assert len(late) == 2
 
 
-@pytest.mark.parametrize(("count", "says"), [(0, "sees no CUDA devices here"), (2, "sees 2 CUDA devices here")])
-def test_a_device_that_is_not_here_is_told(made, monkeypatch, count, says):
+@pytest.mark.parametrize(("count", "output"), [(0, "sees no CUDA devices"), (2, "sees 2 CUDA devices")])
+def test_a_device_that_is_not_here_is_told(made, monkeypatch, count, output):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    with pytest.raises(Unsupported, match=f"{says}, and cuda:3 was asked for") as caught:
+    with pytest.raises(Unsupported, match=f"{output}, but cuda:3 was requested") as caught:
         iter(penstock.torch.Loader(dataset(made([1])), batch_size=1, device="cuda:3"))
     assert "nvidia-smi" in caught.value.hint

@@ -74,12 +74,12 @@ def _with_driver(driver, tmp_path, script, *arguments, **env):
 def test_memory_is_registered_once_and_let_go_before_it_is_given_back(made, driver, tmp_path):
     ran = _with_driver(driver, tmp_path, _REGISTERS, made([1] * 90))
     assert ran.returncode == 0, ran.stderr
-    told, left = ran.stdout.splitlines()
-    counts = json.loads(told)["counts"]
+    result, left = ran.stdout.splitlines()
+    counts = json.loads(result)["counts"]
     # 120 batches; as many slots as are in use at once: three under way, one that is kept, one or two on their way back.
     assert 4 <= counts[0] <= counts[-1] <= 8
     # The last batch's slot and the device outlive the loader, for as long as a tensor does.
-    assert (json.loads(told)["held"], left) == (2, "0")
+    assert (json.loads(result)["held"], left) == (2, "0")
     log = (tmp_path / "log").read_text()
     assert log.count("+") == log.count("-")
 
@@ -103,7 +103,7 @@ def test_a_driver_that_refuses_is_quoted(made, driver, tmp_path):
     ran = _with_driver(driver, tmp_path, _IS_REFUSED, made([1]), STANDIN_REFUSES="1")
     assert ran.stdout.splitlines() == [
         "Unsupported: registering memory with CUDA device 1 is not supported by this machine: what a stand-in says",
-        "SystemFault: CUDA device 0: a batch's memory is not registered: what a stand-in says",
+        "SystemFault: CUDA device 0: the memory of a batch cannot be registered: what a stand-in says",
     ], ran.stderr
     assert (tmp_path / "held").read_text() == "0"
 
@@ -135,10 +135,10 @@ def test_memory_of_one_size_is_registered_once_whatever_the_budget_and_no_other(
         (folder / f"{number}.tfrecord").write_bytes(_native.encode_tfrecord({"n": np.full(1 << 18, number, "f4")}))
     (tmp_path / "log").touch()
     ran = _with_driver(driver, tmp_path, _ONE_SIZE, folder, tmp_path / "log")
-    told = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
-    assert [row[:2] for row in told] == [[60, 0], [60, 60], [60, 60]], ran.stderr
+    result = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
+    assert [row[:2] for row in result] == [[60, 0], [60, 60], [60, 60]], ran.stderr
     # As many as are in use at once, of the six batches of an epoch and the one before.
-    registered = told[0][2], told[1][2], told[2][2] - told[1][2]
+    registered = result[0][2], result[1][2], result[2][2] - result[1][2]
     assert registered[0] == 0
     assert 1 <= registered[1] <= registered[2] <= 8
 
@@ -173,7 +173,7 @@ del loader
 """
 
 
-_REFUSED = "the rest through torch's (CUDA device 0: a batch's memory is not registered: what a stand-in says)"
+_REFUSED = "the rest through torch's (CUDA device 0: the memory of a batch cannot be registered: what a stand-in says)"
 
 
 @pytest.mark.needs_torch

@@ -132,12 +132,12 @@ def test_loader_is_stateful_for_distributed_checkpoints(tmp_path):
         for rank in range(2)
     ]
     try:
-        told = [rank.communicate(timeout=110) for rank in ranks]
+        result = [rank.communicate(timeout=110) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
-    assert [out for out, _ in told] == ["ok\n"] * 2, [err[-2000:] for _, err in told]
+    assert [out for out, _ in result] == ["ok\n"] * 2, [err[-2000:] for _, err in result]
 
 
 def test_resume_in_the_middle_of_a_billion_records_reads_a_window_and_no_more(tmp_path):

@@ -89,8 +89,8 @@ def write(folder, kind, empty):
 
 
 def opened(folder, kind, **arguments):
-    _, _, _, said, part = SHARDS[kind]
-    return penstock.open(folder, format=said, **arguments).fields(x=INT.of(part))
+    _, _, _, output, part = SHARDS[kind]
+    return penstock.open(folder, format=output, **arguments).fields(x=INT.of(part))
 
 
 @pytest.mark.parametrize("kind", SHARDS)
@@ -100,7 +100,7 @@ def test_empty_shards_hold_no_samples_and_stop_nothing(tmp_path, kind, caplog):
     assert len(penstock.open(tmp_path / "d", format=SHARDS[kind][3]).schema().specs) > 0
     dataset = opened(tmp_path / "d", kind)
     assert dataset.samples == 3
-    assert "2 of 4 objects hold no record; the first is 0." in caplog.text
+    assert "2 of 4 objects contain no record; the first is 0." in caplog.text
     for order in (dataset, dataset.shuffle(seed=1, window=4)):
         for world in (1, 2):
             loaders = [penstock.Loader(order, global_batch=2, rank=rank, world=world) for rank in range(world)]
@@ -115,7 +115,7 @@ def test_empty_shards_hold_no_samples_and_stop_nothing(tmp_path, kind, caplog):
 def test_dataset_of_empty_shards_alone_is_one_error(tmp_path, kind):
     write(tmp_path / "d", kind, empty=True)
     for ask in (lambda dataset: dataset.samples, lambda dataset: dataset.schema()):
-        with pytest.raises(ConfigError, match=r"/d/ holds no record in 4 objects") as caught:
+        with pytest.raises(ConfigError, match=r"/d/ contains no record in 4 objects") as caught:
             ask(opened(tmp_path / "d", kind))
         assert ("KEY.EXTENSION" in str(caught.value)) == kind.startswith("tar")
 

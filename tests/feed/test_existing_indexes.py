@@ -83,7 +83,7 @@ def test_index_that_lies_is_set_aside_with_a_note_and_its_object_scanned(made, c
     (folder / "part-0001.idx").write_text(lie)
     opened = dataset(folder)
     assert (opened.rung, opened.samples) == ("scan", 5)
-    assert "an index is set aside: " in caplog.text
+    assert "an index is ignored: " in caplog.text
     assert "part-0001.idx" in caplog.text
     assert ids(opened) == list(range(5))
 
@@ -115,7 +115,7 @@ def test_list_of_shards_gives_counts_unless_a_size_differs(tmp_path, caplog):
     listed[1]["filesize"] += 1
     (folder / "index.json").write_text(json.dumps(text))
     assert penstock.open(folder).rung == "scan"
-    assert "says that `part-001.tar` has" in caplog.text
+    assert "lists `part-001.tar` with" in caplog.text
 
 
 def test_indexes_elsewhere_are_used_where_they_are_said_to_be(made, tmp_path, monkeypatch):

@@ -67,8 +67,8 @@ def test_ragged_fields_reach_torch_as_tensors(tmp_path):
         (penstock.tensor("int16", (3,)).of("x"), r"4 bytes"),
         (penstock.tensor("int64", ()).of("ids"), r"float_list"),
         (penstock.ragged("int64").of("ids"), r"float_list"),
-        (penstock.raw().of("ids"), r"wants bytes, and the record holds float_list of 0 values"),
-        (penstock.raw().of("z"), r"read from `z`, and the record holds .*`x` \(bytes_list of 1 value of 4 bytes\)"),
+        (penstock.raw().of("ids"), r"expects bytes, but the record contains float_list of 0 values"),
+        (penstock.raw().of("z"), r"read from `z`, but the record contains .*`x` \(bytes_list of 1 value of 4 bytes\)"),
     ],
 )
 def test_field_that_does_not_fit_says_what_the_record_holds(tmp_path, spec, words):
@@ -95,7 +95,7 @@ def test_fixed_records_are_counted_by_size_and_read_by_column(tmp_path):
     assert batch["image"].shape == (6, 3, 2, 2)
     assert (batch["image"][:, 0, 0, 0] == [0, 1, 2, 3, 0, 1]).all()
     (folder / "data_1.bin").write_bytes(b"headx")
-    with pytest.raises(Corrupt, match=r"data_1\.bin has 5 bytes: no whole number of records of 13 bytes"):
+    with pytest.raises(Corrupt, match=r"data_1\.bin has 5 bytes, not a whole number of records of 13 bytes"):
         penstock.open(folder, format=kind).samples  # noqa: B018
 
 

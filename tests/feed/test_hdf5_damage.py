@@ -76,7 +76,7 @@ def test_hdf5_with_a_damaged_group_is_corrupt_and_has_h5pys_words(tmp_path):
     at = content.index(b"OHDR", content.index(b"OHDR") + 1)  # the header of group `a`
     content[at + 8] ^= 0xFF
     (tmp_path / "d.h5").write_bytes(content)
-    with pytest.raises(Corrupt, match=r"d\.h5 does not read as HDF5: \w+Error: .*checksum") as caught:
+    with pytest.raises(Corrupt, match=r"d\.h5 cannot be read as HDF5: \w+Error: .*checksum") as caught:
         penstock.open(tmp_path / "d.h5", format=penstock.formats.hdf5("a/x"))
     assert caught.value.hint.startswith("fetch")
 

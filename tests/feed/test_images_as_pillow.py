@@ -62,11 +62,11 @@ def test_image_at_a_reduced_scale_stays_within_the_documented_difference(tmp_pat
     # docs/guides/formats.md has these limits.
     for seed in range(4):
         content = jpeg(seed=seed)
-        for side, mean_limit, most_limit in [(300, 0.5, 2), (256, 5, 70), (128, 5, 70), (64, 5, 70)]:
+        for side, mean_limit, max_limit in [(300, 0.5, 2), (256, 5, 70), (128, 5, 70), (64, 5, 70)]:
             found = decoded(tmp_path, content, penstock.image(side, crop="none"))
             mean, most = apart(found, resized(content, side))
             assert mean <= mean_limit
-            assert most <= most_limit
+            assert most <= max_limit
 
 
 def stray(content, marker, junk):

@@ -107,7 +107,7 @@ def test_parquet_page_of_one_long_string_is_refused_by_its_header(tmp_path):
     assert (tmp_path / "a.parquet").stat().st_size < 7_000_000
     answer = bounded(tmp_path, RAW)
     assert answer.startswith("budget a page of column `x` of file://"), answer
-    assert "a.parquet needs 1,500,000,004 bytes and the memory budget is 268,435,456 bytes" in answer
+    assert "a.parquet needs 1,500,000,004 bytes, but the memory budget is 268,435,456 bytes" in answer
     assert bounded(tmp_path, SCHEMA).startswith("budget a page of column `x` of file://")
 
 
@@ -140,7 +140,7 @@ def test_parquet_list_of_two_billion_equal_values_is_refused_by_its_header(tmp_p
 @pytest.mark.parametrize(
     ("pages", "encodings", "problem"),
     [
-        ([page(b"\0\0\0\0", 2**31 - 1, dictionary=True)], [PLAIN], "cannot hold a dictionary of 2,147,483,647 values"),
+        ([page(b"\0\0\0\0", 2**31 - 1, dictionary=True)], [PLAIN], "cannot contain a dictionary of 2,147,483,647 values"),
         # A header of deltas (blocks of 128 in 4 parts) of 2^40 lengths, all 0.
         ([page(b"\x80\x01\x04" + b"\x80\x80\x80\x80\x80\x20" + b"\0", 1, encoding=DELTA_LENGTHS)], [DELTA_LENGTHS], "deltas|value|lengths"),
         ([page(b"\x80\x01\x04\x01\0" + b"\x80\x01\x04" + b"\x80\x80\x80\x80\x80\x20" + b"\0", 1, encoding=DELTA_STRINGS)], [DELTA_STRINGS], "deltas|value|lengths"),
@@ -205,7 +205,7 @@ def test_npz_member_beyond_the_budget_is_refused_before_it_is_decompressed(tmp_p
     write_npz(tmp_path / "a.npz", 3 * GB)
     answer = bounded(tmp_path, RAW)
     assert answer.startswith("budget member `x.npy` of file://"), answer
-    assert "a.npz needs 3,000,000,128 bytes and the memory budget is 268,435,456 bytes" in answer
+    assert "a.npz needs 3,000,000,128 bytes, but the memory budget is 268,435,456 bytes" in answer
     assert bounded(tmp_path, SCHEMA).startswith("budget member `x.npy` of file://")
 
 
@@ -214,9 +214,9 @@ def test_raw_values_of_a_batch_beyond_the_budget_are_refused(tmp_path):
         write_npz(tmp_path / f"{name}.npz", 100_000_000)
     batches = RAW.replace("batch_size=1", "batch_size=4")
     answer = bounded(tmp_path, batches)
-    assert answer.startswith(
-        "budget field `x` (with all values of its batch whose lengths differ) needs 300,000,000 bytes"
-    ), answer
+    assert answer.startswith("budget field `x` (all values of varying length in its batch) needs 300,000,000 bytes"), (
+        answer
+    )
 
 
 def item_sizes(kind):
@@ -256,5 +256,5 @@ def test_npy_object_of_millions_of_rows_is_read_in_stretches_within_the_budget(t
 def test_npy_rows_of_no_bytes_are_refused_before_they_are_counted(tmp_path):
     text = f"{{'descr': '<i4', 'fortran_order': False, 'shape': ({10**18}, 0), }}".ljust(117).encode() + b"\n"
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
-    said = bounded(tmp_path, "[ps.open(url, format=ps.formats.npy(rows=True)).schema()]")
-    assert said.startswith(f"corrupt file://{tmp_path}/a.npy has rows of 0 bytes (shape [{10**18}, 0])")
+    output = bounded(tmp_path, "[ps.open(url, format=ps.formats.npy(rows=True)).schema()]")
+    assert output.startswith(f"corrupt file://{tmp_path}/a.npy has rows of 0 bytes (shape [{10**18}, 0])")

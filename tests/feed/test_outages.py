@@ -192,7 +192,7 @@ def test_cache_on_a_full_disk_costs_requests_alone_and_on_a_read_only_one_is_ref
         # Said at the start, with the folder's name.
         assert ran.returncode != 0
         assert "errors.Denied: " in ran.stderr
-        assert "/disk may not be accessed: Read-only file system" in ran.stderr
+        assert "/disk cannot be accessed: Read-only file system" in ran.stderr
         return
     assert ran.returncode == 0, ran.stderr
     seen, failures = json.loads(ran.stdout)
@@ -216,8 +216,8 @@ def test_bomb_is_refused_at_the_stated_limit(tmp_path, kind):
     size = 200 << 20
     content = tar_of("a.bin", size) if kind == "tar" else record(0) + bytes(size)
     (folder / f"a.{kind}.gz").write_bytes(gzip.compress(content, 9))
-    said = {"x": penstock.raw().of("bin")} if kind == "tar" else {"y": penstock.tensor("float32", (4,))}
-    data = penstock.open(folder, records_per_object=1).fields(**said)
+    output = {"x": penstock.raw().of("bin")} if kind == "tar" else {"y": penstock.tensor("float32", (4,))}
+    data = penstock.open(folder, records_per_object=1).fields(**output)
     with pytest.raises(Corrupt, match=r"a\.(tar|tfrecord)\.gz inflates to more than .*bytes"):
         list(penstock.Loader(data, batch_size=1, memory_bytes=64 << 20))
 

@@ -39,7 +39,7 @@ def test_open_of_an_empty_text_does_not_list_the_working_directory(made, monkeyp
 
 
 def test_open_of_an_empty_folder_says_that_it_holds_nothing(tmp_path):
-    with pytest.raises(NotFound, match="any object under file://"):
+    with pytest.raises(NotFound, match="no object under file://"):
         penstock.open(tmp_path)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads of a dataset in a pool: own files first, then the engine, then the bucket; a node's own part. Issue 5, point 4.
 
-Lost hosts and HDFS itself: tests/cluster/test_lost_host.py.
+Lost hosts and HDFS itself: tests/job/test_lost_host.py.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def pool(tmp_path, monkeypatch):
             (tmp_path / name).write_bytes(body)
     nodes = (Node("a", "10.0.0.1"), Node("b", "10.0.0.2"))
     made = Pool("p", "fake", "lease", f"{tmp_path}/pool", nodes, 1)
-    told = PoolContext(made, f"{tmp_path}/pool/data", source=f"{tmp_path}/bucket")
-    monkeypatch.setenv(VARIABLE, to_env(told)[VARIABLE])
+    result = PoolContext(made, f"{tmp_path}/pool/data", source=f"{tmp_path}/bucket")
+    monkeypatch.setenv(VARIABLE, to_env(result)[VARIABLE])
     monkeypatch.setenv(NODE, "a")
 
     class Engine:
@@ -82,7 +82,7 @@ def test_own_files_are_read_first_and_the_report_counts_where_bytes_came_from(po
         "node": "a", "nodes": 2, "copies": 1, "expected_local_share": 0.5, "local_share": 0.5,
     }  # fmt: skip
     assert "50.0 % of the bytes from this node's own files" in str(report)
-    assert "50.0 % local is what a global order gives (1 of 2)" in str(report)
+    assert "50.0 % would be local in a global order (1 of 2)" in str(report)
 
 
 def test_what_the_pool_has_lost_comes_from_the_bucket_and_is_put_back(pool):
@@ -142,7 +142,7 @@ def test_local_reach_shares_a_nodes_part_among_its_own_ranks(pool, monkeypatch):
 def test_dataset_outside_the_pool_is_read_as_ever(pool):
     dataset = penstock.open(pool / "bucket", format=_FORM)
     assert dataset.locality is None
-    with pytest.raises(ConfigError, match="this process knows no pool that holds it"):
+    with pytest.raises(ConfigError, match="this process has no pool with this dataset"):
         dataset.shuffle(1, scope="node")
     with pytest.raises(ConfigError, match="neither global nor node"):
         dataset.shuffle(1, scope="near")  # type: ignore[arg-type]
@@ -151,13 +151,13 @@ def test_dataset_outside_the_pool_is_read_as_ever(pool):
 def test_what_a_rank_is_told_survives_and_else_is_refused(pool, monkeypatch):
     nodes = tuple(Node(f"n{at}", f"10.1.{at // 250}.{at % 250}") for at in range(2000))
     facts = {"nodes": {node.name: {"data": f"{node.address}:40001", "root": "/local/x"} for node in nodes}}
-    told = PoolContext(Pool("p", "hdfs", "l", "hdfs://n0:1/", nodes, 2, facts), "hdfs://n0:1/data")
-    variable = to_env(told)
+    result = PoolContext(Pool("p", "hdfs", "l", "hdfs://n0:1/", nodes, 2, facts), "hdfs://n0:1/data")
+    variable = to_env(result)
     assert len(variable[VARIABLE]) < 128 << 10
-    assert from_env(variable) == told
+    assert from_env(variable) == result
     assert from_env({}) is None
     for text in ("%", "AAAA", variable[VARIABLE][:-8]):
-        with pytest.raises(ConfigError, match="not a value that `penstock run` sets"):
+        with pytest.raises(ConfigError, match="not a value set by `penstock run`"):
             from_env({VARIABLE: text})
     monkeypatch.delenv(NODE)
     with pytest.raises(ConfigError, match="cannot determine which of its 2 nodes this is"):

@@ -28,7 +28,7 @@ def broken_pass(loader, count=2):
 
 
 def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if "begins again" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "starts again" in record.getMessage()]
 
 
 def test_second_start_of_a_broken_epoch_warns_once(shuffled, caplog):
@@ -38,7 +38,7 @@ def test_second_start_of_a_broken_epoch_warns_once(shuffled, caplog):
         assert warnings_of(caplog) == []
         assert [broken_pass(loader) for _ in range(2)] == [first, first]
     (warning,) = warnings_of(caplog)
-    assert "epoch 0 begins again with the same batches: its last pass ended after 2 batches" in warning
+    assert "epoch 0 starts again with the same batches: its last pass ended after 2 batches" in warning
     assert "Call set_epoch(1)" in warning
     assert "seed 5" in warning
 

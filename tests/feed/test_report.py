@@ -80,14 +80,14 @@ def test_report_for_prometheus_is_its_text_format_and_sums_to_the_wall(made):
     for _ in loader:
         pass
     report = loader.report()
-    told = report.prometheus()
-    values = dict(re.findall(r"^(penstock_feed_\w+\{[^}]*\}) (\S+)$", told, re.MULTILINE))
-    assert len(values) == sum(not line.startswith("#") for line in told.splitlines())
+    result = report.prometheus()
+    values = dict(re.findall(r"^(penstock_feed_\w+\{[^}]*\}) (\S+)$", result, re.MULTILINE))
+    assert len(values) == sum(not line.startswith("#") for line in result.splitlines())
     seconds = [float(value) for name, value in values.items() if name.startswith("penstock_feed_seconds")]
     assert sum(seconds) == pytest.approx(report["wall_s"], rel=0.01)
     assert values['penstock_feed_samples{rank="0",epoch="0"}'] == "20"
     named = {name.partition("{")[0] for name in values}
-    assert named == set(re.findall(r"^# TYPE (\w+) gauge$", told, re.MULTILINE))
+    assert named == set(re.findall(r"^# TYPE (\w+) gauge$", result, re.MULTILINE))
 
 
 THROTTLED = """

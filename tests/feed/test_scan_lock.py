@@ -107,7 +107,7 @@ def test_scan_reads_each_object_once_for_four_processes(served, start, cache):
 def test_scan_goes_on_after_the_process_that_held_it_is_killed(served, start):
     holder, waiting = start(HOLD), start(COUNT)
     go(waiting)
-    assert "another process reads all objects once and indexes them" in waiting.stderr.readline()
+    assert "another process is reading and indexing all objects" in waiting.stderr.readline()
     before = served.stats()["gets"]
     holder.send_signal(signal.SIGKILL)
     assert ended(waiting)[0] == [3 * OBJECTS, "scan", True]
@@ -120,9 +120,9 @@ def test_scan_without_a_cache_that_can_be_written_is_each_process_own(served, st
         monkeypatch.setenv("PENSTOCK_CACHE", cache)
         process = start(COUNT)
         go(process)
-        found, said = ended(process)
+        found, output = ended(process)
         assert found == [3 * OBJECTS, "scan", False]
-        assert "each process reads all of them once: 12 objects" in said
+        assert "each process reads all of them once: 12 objects" in output
 
 
 def test_scan_that_fails_keeps_what_it_read(served, tmp_path, monkeypatch):

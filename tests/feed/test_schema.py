@@ -28,7 +28,7 @@ def test_npz_members_that_no_field_reads_are_left_out(tmp_path, caplog):
     assert [name for name, _ in schema.specs] == ["x"]
     assert {name for name, _ in schema.left_out} == {"note", "object", "complex", "fortran"}
     assert whole(dataset)["x"].tolist() == [[0, 1, 2]]
-    assert "the default fields leave out `note`" in caplog.text
+    assert "the default fields do not include `note`" in caplog.text
     np.savez(tmp_path / "a.npz", note=np.array("a text"))
     with pytest.raises(Unsupported, match="note"):
         penstock.open(tmp_path).schema()
@@ -60,7 +60,7 @@ def test_feature_and_feature_list_of_one_name_are_told_apart(tmp_path):
     batch = whole(dataset)
     assert batch["context/x"].tolist() == [0, 1, 2]
     assert batch["feature_lists/x"].values.tolist() == [0, 0, 1, 0, 1, 2]
-    with pytest.raises(Mismatch, match=r"`x` is in its context and in its feature lists; say `context/x`"):
+    with pytest.raises(Mismatch, match=r"`x` is in its context and in its feature lists; use `context/x`"):
         whole(dataset.fields(x=penstock.tensor("int64", ())))
     named = dataset.fields(label=penstock.tensor("int64", ()).of("context/x"))
     assert whole(named)["label"].tolist() == [0, 1, 2]

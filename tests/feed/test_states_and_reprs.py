@@ -25,10 +25,11 @@ def test_state_of_a_grown_dataset_has_both_counts_and_a_hint(made, tmp_path):
     assert "manifest" in caught.value.hint
     other = penstock.Loader(dataset(write(tmp_path / "other", [4] * 5)).shuffle(1), batch_size=2)
     with pytest.raises(
-        penstock.errors.ConfigError, match="20 samples then and now, in other objects, or parts or weights of a mixture"
+        penstock.errors.ConfigError,
+        match="20 samples then and now, but other objects, or other parts or weights of a mixture",
     ):
         other.load_state_dict(state)
-    with pytest.raises(penstock.errors.ConfigError, match="its seed is 1 and this loader's is 2") as caught:
+    with pytest.raises(penstock.errors.ConfigError, match="its seed is 1 but this loader's is 2") as caught:
         penstock.Loader(dataset(write(tmp_path / "again", [2] * 10)).shuffle(2), batch_size=2).load_state_dict(state)
     assert "shuffle()" in caught.value.hint
 
@@ -54,7 +55,7 @@ def test_map_dataset_shows_its_dataset_and_epoch(made):
 
 
 def warnings_of(caplog):
-    return [record.getMessage() for record in caplog.records if "Say tail=" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "Set tail=" in record.getMessage()]
 
 
 @pytest.mark.needs_torch
@@ -87,7 +88,7 @@ def test_torch_loader_warns_of_empty_batches_and_of_epochs_without_any(made, cap
         assert sizes.sum() == 20
         assert sorted(sizes[:, 2]) == [0, 0, 1, 1]
         (warning,) = warnings_of(caplog)
-        assert "has 2 samples for 4 ranks, so 2 ranks get a batch of none" in warning
+        assert "has 2 samples for 4 ranks, so 2 ranks get an empty batch" in warning
         list(penstock.torch.Loader(plain, global_batch=9, rank=0, world=4, tail="ragged"))
         list(penstock.torch.Loader(plain, global_batch=20, rank=0, world=4))
         assert len(warnings_of(caplog)) == 1

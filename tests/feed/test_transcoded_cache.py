@@ -114,9 +114,9 @@ def test_auto_measures_and_says_what_it_chose(volumes, tmp_path):
     want = hashed(penstock.Loader(ds.cache(False), batch_size=4), 2)
     loader = penstock.Loader(ds.cache(tmp_path / "nvme", transcode="auto"), batch_size=4, max_in_flight=1)
     assert hashed(loader, 2) == want
-    (said,) = loader.report()["transcoding"]
-    assert said.startswith(("kept in planes (", "kept as stored, for "))
-    assert f"compressed objects are {said}" in str(loader.report())
+    (output,) = loader.report()["transcoding"]
+    assert output.startswith(("kept in planes (", "kept as stored: "))
+    assert f"compressed objects are {output}" in str(loader.report())
 
 
 def test_samples_are_the_same_where_not_all_find_room(volumes, tmp_path):
@@ -135,9 +135,9 @@ def test_auto_keeps_as_stored_what_would_not_fit_in_planes(volumes, tmp_path):
     cached = opened(folder).cache(tmp_path / "nvme", limit_bytes=stored // 2, transcode="auto")
     loader = penstock.Loader(cached, batch_size=4)
     hashed(loader, 2)
-    (said,) = loader.report()["transcoding"]
-    assert said.startswith("kept as stored, for ")
-    assert "do not fit" in said
+    (output,) = loader.report()["transcoding"]
+    assert output.startswith("kept as stored: ")
+    assert "do not fit" in output
     assert loader.report()["cache_transcodes"] == 0
 
 

@@ -84,13 +84,13 @@ FOREIGN = {
 @pytest.mark.parametrize("name", FOREIGN)
 def test_format_that_is_not_read_is_named_and_not_called_damaged(tmp_path, name):
     # Mend 2.9: all of these were damaged TFRecords, to be fetched again.
-    content, says = FOREIGN[name]
+    content, output = FOREIGN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(
-        Unsupported, match=says + r".* is not supported by penstock\.open, which reads TFRecord"
+        Unsupported, match=output + r".* is not supported by penstock\.open, which reads TFRecord"
     ) as caught:
         penstock.open(tmp_path)
-    assert "give format=" in caught.value.hint
+    assert "set format=" in caught.value.hint
     assert "fetch" not in caught.value.hint
 
 
@@ -134,7 +134,7 @@ def test_shards_without_a_suffix_are_read_beside_notes(tmp_path):
         (tmp_path / name).write_bytes(b"text" * 500)
     (tmp_path / "part-r-00000").write_bytes(b"")
     (tmp_path / "part-r-00001").write_bytes(RECORDS)
-    with pytest.warns(UserWarning, match="2 of 6 objects are read, as tfrecord; 4 of other formats are left aside"):
+    with pytest.warns(UserWarning, match="2 of 6 objects are read, as tfrecord; 4 of other formats are ignored"):
         dataset = penstock.open(tmp_path)
     assert (dataset.format, samples(dataset)) == ("tfrecord", [0, 1, 2])
 
@@ -149,11 +149,11 @@ def test_images_are_read_beside_small_tables_and_arrays(tmp_path, caplog):
         assert penstock.open(tmp_path).format == "images"
     # A format that the user gives, and a folder that holds mostly images, need only a log line.
     penstock.open(tmp_path, format="images")
-    assert caplog.text.count("3 objects are no images by name") == 1
+    assert caplog.text.count("3 objects are ignored: by name they are not images") == 1
     for number in range(1, 4):
         (tmp_path / f"cat/{number}.png").write_bytes(pillow("PNG"))
     penstock.open(tmp_path)
-    assert caplog.text.count("3 objects are no images by name") == 2
+    assert caplog.text.count("3 objects are ignored: by name they are not images") == 2
 
 
 def test_gzip_under_a_plain_name_is_named_and_read_when_told(tmp_path):
@@ -162,13 +162,13 @@ def test_gzip_under_a_plain_name_is_named_and_read_when_told(tmp_path):
     for ask in (lambda opened: opened.samples, lambda opened: opened.schema()):
         with pytest.raises(ConfigError, match=r"a\.tfrecord is compressed by gzip.*tfrecord\(compression=\"gzip\"\)"):
             ask(penstock.open(tmp_path))
-    told = penstock.formats.tfrecord(compression="gzip")
-    assert samples(penstock.open(tmp_path, format=told)) == [0, 1, 2]
-    unindexed = penstock.open(tmp_path, format=told, indexed=False)
+    result = penstock.formats.tfrecord(compression="gzip")
+    assert samples(penstock.open(tmp_path, format=result)) == [0, 1, 2]
+    unindexed = penstock.open(tmp_path, format=result, indexed=False)
     assert samples(pickle.loads(pickle.dumps(unindexed))) == [0, 1, 2]
     # A name that says its compression is believed.
     (tmp_path / "b.tfrecord.gz").write_bytes(gzip.compress(record(3)))
-    assert samples(penstock.open(tmp_path, format=told)) == [0, 1, 2, 3]
+    assert samples(penstock.open(tmp_path, format=result)) == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="`zlib` is not one of gzip, zstd, lz4"):
         penstock.formats.tfrecord(compression="zlib")
 

@@ -172,18 +172,18 @@ class Cluster:
                 process.kill()  # Ends a stopped one too.
                 process.wait()
 
-    def told(self) -> dict[str, object]:
+    def result(self) -> dict[str, object]:
         pids = [node.pid if node else 0 for node in self.nodes]
         return {"authority": self.authority, "conf": str(self.conf), "nodes": pids, "http": self.http}
 
 
 def serve(cluster: Cluster) -> None:
-    print(json.dumps(cluster.told()), flush=True)
+    print(json.dumps(cluster.result()), flush=True)
     for line in sys.stdin:
         match line.split():
             case ["start", node]:
                 cluster.restart_node(int(node))
-                print(json.dumps(cluster.told()), flush=True)
+                print(json.dumps(cluster.result()), flush=True)
             case _:
                 print(json.dumps({"error": f"no such command: {line.strip()}"}), flush=True)
 

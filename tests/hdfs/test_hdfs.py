@@ -103,7 +103,7 @@ def test_key_that_hdfs_refuses_is_named(hdfs, run_cli, tmp_path):
     argv = ("stage", tmp_path / "run", f"{hdfs.url}/runs/two", "--json", "--journal", tmp_path / "journal")
     ran = run_cli(*argv, env=hdfs.env)
     assert ran.code == 1
-    assert "HDFS takes no `:` in names" in ran.err
+    assert "HDFS names cannot contain `:`" in ran.err
 
 
 def test_tenant_of_hdfs_acts_as_its_own_user_and_never_as_ours(hdfs, run_cli, tmp_path):
@@ -168,8 +168,8 @@ def test_stage_to_hdfs_tells_what_inflates_beyond_memory_before_it_is_all_there(
         lines = Path(f"/proc/{stage.pid}/status").read_text().splitlines()
         peak = max([peak, *(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))])
         time.sleep(0.005)
-    said = (tmp_path / "log").read_text()
-    assert (stage.returncode, "in one piece" in said) == (3, True), said
+    output = (tmp_path / "log").read_text()
+    assert (stage.returncode, "in one piece" in output) == (3, True), output
     assert 0 < peak < 400 << 20
 
 

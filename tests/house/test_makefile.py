@@ -47,8 +47,8 @@ def make_rustfmt(tmp_path):
 def test_rustup_home_is_found_beside_the_proxies(make_rustfmt, tmp_path):
     (tmp_path / "old/.rustup/toolchains/stable").mkdir(parents=True)
     (tmp_path / "new").mkdir()
-    told = make_rustfmt(str(tmp_path / "new"), installed_under=tmp_path / "old")
-    assert told == {"HOME": str(tmp_path / "new"), "RUSTUP_HOME": str(tmp_path / "old/.rustup")}
+    result = make_rustfmt(str(tmp_path / "new"), installed_under=tmp_path / "old")
+    assert result == {"HOME": str(tmp_path / "new"), "RUSTUP_HOME": str(tmp_path / "old/.rustup")}
 
 
 def test_rustup_home_of_the_user_is_left_alone(make_rustfmt, tmp_path):
@@ -59,8 +59,8 @@ def test_rustup_home_of_the_user_is_left_alone(make_rustfmt, tmp_path):
 
 def test_rustup_home_that_is_set_is_left_alone(make_rustfmt, tmp_path):
     (tmp_path / "old/.rustup/toolchains/stable").mkdir(parents=True)
-    told = make_rustfmt(str(tmp_path), installed_under=tmp_path / "old", RUSTUP_HOME="/elsewhere")
-    assert told["RUSTUP_HOME"] == "/elsewhere"
+    result = make_rustfmt(str(tmp_path), installed_under=tmp_path / "old", RUSTUP_HOME="/elsewhere")
+    assert result["RUSTUP_HOME"] == "/elsewhere"
 
 
 def test_empty_home_becomes_one_in_the_tree(make_rustfmt, tmp_path):

@@ -84,16 +84,16 @@ def test_pyxis_words_are_sruns_own():
     assert env.endswith(",AWS_PROFILE")
     assert (cwd, export, more) == ("--container-workdir=/w", "--export=ALL,NVIDIA_VISIBLE_DEVICES=all", "--x")
     made = launcher({"nodes": 1}, os.environ)
-    with pytest.raises(Unsupported, match="only srun takes it"):
+    with pytest.raises(Unsupported, match="only srun supports it"):
         made.run(RunRequest(["true"], made.nodes(), rank_prefix=rank_prefix))
-    with pytest.raises(Unsupported, match="one line for all nodes"):
+    with pytest.raises(Unsupported, match="one command line for all nodes"):
         _rank_prefix("pyxis", ContainerSpec("x", ("/d/{node}:/data",)))
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman", "charliecloud", "pyxis"])
 @pytest.mark.parametrize("bind", ["data:/data", "/data", "/a,b:/c", "/a:/b:rx", "/a:b", ""])
 def test_bind_that_is_none_is_refused(runtime, bind):
-    with pytest.raises(ConfigError, match="is no bind"):
+    with pytest.raises(ConfigError, match="is not a bind"):
         _rank_prefix(runtime, ContainerSpec("image", (bind,)))
     with pytest.raises(ConfigError, match="is not an image"):
         _rank_prefix(runtime, ContainerSpec("--privileged"))

@@ -114,7 +114,7 @@ def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
     code = f"from penstock.launchers.netns_hosts import Hosts; Hosts.up({name!r}, 2, stays=True)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     try:
-        with pytest.raises(ConfigError, match="is there already"):
+        with pytest.raises(ConfigError, match="already exists"):
             Hosts.up(name, 2)
         made = launcher({"hosts": name, "nodes": "2"}, os.environ)
         assert [e.out for e in made.run(RunRequest(["hostname"], made.nodes(), timeout_s=30))] == [b"h1\n", b"h2\n"]
@@ -122,7 +122,7 @@ def test_hosts_that_stay_are_found_and_ended_by_another_process(tmp_path):
             launcher({"hosts": name, "nodes": 3}, os.environ)
     finally:
         Hosts.attach(name).down()
-    with pytest.raises(NotFound, match="none of the name"):
+    with pytest.raises(NotFound, match="does not exist"):
         Hosts.attach(name)
     assert not (hosts_module._STATE / name).exists()
 
@@ -170,10 +170,10 @@ def test_hosts_that_cannot_be_are_refused(name, count):
 @pytest.mark.needs_root
 @pytest.mark.parametrize("name", ["../../x", "..", "a/b", "", "A"])
 def test_hosts_of_a_name_that_cannot_be_are_not_attached_to(name, run_cli):
-    with pytest.raises(ConfigError, match="is not a name"):
+    with pytest.raises(ConfigError, match="is not a valid name"):
         Hosts.attach(name)
     ended = run_cli("cluster", "rehearse", name, "--end")
-    assert (ended.code, "is not a name" in ended.err) == (2, True), ended.err
+    assert (ended.code, "is not a valid name" in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.needs_root
@@ -188,7 +188,7 @@ def test_hosts_state_that_others_could_write_is_not_trusted(tmp_path, monkeypatc
     (tmp_path / "run/loose").chmod(0o777)
     (tmp_path / "run/other").mkdir()
     os.chown(tmp_path / "run/other", 65534, -1)
-    for name, words in (("link", "is a link"), ("loose", "may be written by other users"), ("other", "user 65534")):
+    for name, words in (("link", "is a link"), ("loose", "is writable by other users"), ("other", "user 65534")):
         with pytest.raises(Denied, match=words):
             Hosts.attach(name)
     hosts_module._clear_dead()

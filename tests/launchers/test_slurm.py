@@ -62,8 +62,8 @@ def test_cluster_run_inside_an_allocation_keeps_slurms_numbers(slurm_hosts):
         "--", sys.executable, "-c", code,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    said = [row["stdout"].split() for row in json.loads(ran.stdout)["exits"]]
-    assert said == [["slurm", str(rank // 2), str(rank), "8"] for rank in range(8)]
+    output = [row["stdout"].split() for row in json.loads(ran.stdout)["exits"]]
+    assert output == [["slurm", str(rank // 2), str(rank), "8"] for rank in range(8)]
 
 
 @pytest.mark.parametrize("program", ["mpirun.openmpi", "mpiexec.hydra"])
@@ -82,24 +82,24 @@ def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp
     # Hydra's label in the middle of a line looks like anybody's words, so that only short ones are its promise.
     width = 200_000 if program == "mpirun.openmpi" else 1
     text = f'printf "%{width}s\\n" ""; printf "\\036{{}}\\036\\n"'
-    said = [e.out for e in made.run(RunRequest(["sh", "-c", text], made.nodes(), 3, timeout_s=60))]
-    assert said == [b" " * width + b"\n\x1e{}\x1e\n"] * 3
+    output = [e.out for e in made.run(RunRequest(["sh", "-c", text], made.nodes(), 3, timeout_s=60))]
+    assert output == [b" " * width + b"\n\x1e{}\x1e\n"] * 3
     [ended] = made.run(RunRequest(["cat"], made.nodes(), timeout_s=60, stdin=b"in"))
     assert ended.out == b"in"
     made.close()
 
 
 @pytest.mark.parametrize(
-    ("said", "line", "rest"),
+    ("output", "line", "rest"),
     [
         ("mpirun.openmpi (OpenRTE) 4.1.4\n", b"[1,3]<stdout>: x", b" x"),
         ("mpirun (Open MPI) 5.0.3\n", b"[1,3]<stderr>: x", b"x"),
         ("HYDRA build details:\n    Version: 4.0.2\n", b"[3] x", b"x"),
     ],
 )
-def test_mpiruns_label_is_that_of_its_version(said, line, rest, tmp_path):
+def test_mpiruns_label_is_that_of_its_version(output, line, rest, tmp_path):
     program = tmp_path / "mpirun"
-    program.write_text(f"#!/bin/sh\nprintf %s '{said}'\n")
+    program.write_text(f"#!/bin/sh\nprintf %s '{output}'\n")
     program.chmod(0o755)
     found = mpi.launcher({"nodes": "h1", "program": str(program)}, {}).label.match(line)
     assert found is not None
@@ -107,9 +107,9 @@ def test_mpiruns_label_is_that_of_its_version(said, line, rest, tmp_path):
 
 
 def test_launchers_outside_a_job_say_what_they_want():
-    with pytest.raises(ConfigError, match="in no allocation"):
+    with pytest.raises(ConfigError, match="not in a Slurm allocation"):
         slurm.launcher({}, {"PATH": os.environ["PATH"]})
-    with pytest.raises(NotFound, match="there is no mpirun-of-nobody"):
+    with pytest.raises(NotFound, match="mpirun-of-nobody is not installed"):
         mpi.launcher({"program": "mpirun-of-nobody"}, {})
     for nodes in ("a b", "-x", "h1,h1", "h1;id"):
         with pytest.raises(ConfigError):

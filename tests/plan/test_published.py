@@ -48,12 +48,12 @@ def staging(wire_bytes, nic_bytes_per_s=JOB.nic_bytes_per_s):
 
 
 def test_stage_raw_is_bound_by_the_network_card():
-    said = staging(RAW_BYTES)
-    assert said.limited_by == "nic"
+    output = staging(RAW_BYTES)
+    assert output.limited_by == "nic"
     # 34.0 min at the lower of the stated 5-6 Gb/s, -2.9 %. The 2 % that the reference asks for needs 4.9 Gb/s of
     # payload, which headers make likely, but nobody stated it, so it is not put in.
-    assert said.stage_s / 60 == pytest.approx(STAGE_RAW_MIN, rel=0.03)
-    assert explain_stage(STAGE_RAW_MIN * 60, said, nodes=4, written_bytes=RAW_BYTES).startswith(
+    assert output.stage_s / 60 == pytest.approx(STAGE_RAW_MIN, rel=0.03)
+    assert explain_stage(STAGE_RAW_MIN * 60, output, nodes=4, written_bytes=RAW_BYTES).startswith(
         "bound by the nodes' network cards"
     )
 
@@ -66,19 +66,19 @@ def test_stage_raw_published_time_lies_in_the_band_of_the_stated_card():
 
 
 def test_stage_compressed_is_not_explained_by_the_network_card():
-    said = staging(GZIP_BYTES)
-    assert said.stage_s / 60 == pytest.approx(7.5, rel=0.03)
-    words = explain_stage(STAGE_GZIP_MIN * 60, said, nodes=4, written_bytes=RAW_BYTES)
+    output = staging(GZIP_BYTES)
+    assert output.stage_s / 60 == pytest.approx(7.5, rel=0.03)
+    words = explain_stage(STAGE_GZIP_MIN * 60, output, nodes=4, written_bytes=RAW_BYTES)
     assert words.startswith("not bound by the nodes' network cards")
-    assert "1.63 GB/s a node" in words
+    assert "1.63 GB/s per node" in words
 
 
 def test_stage_many_nodes_spend_the_account():
-    said = predict_stage(
+    output = predict_stage(
         nodes=16,
         wire_bytes=RAW_BYTES,
         written_bytes=RAW_BYTES,
         nic_bytes_per_s=JOB.nic_bytes_per_s,
         account_bytes_per_s=JOB.account_bytes_per_s,
     )
-    assert said.limited_by == "account"  # "9-10 nodes saturate it"
+    assert output.limited_by == "account"  # "9-10 nodes saturate it"

@@ -33,7 +33,7 @@ def test_book_unknown_item_names_what_it_knows():
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "output"),
     [
         ("schema_version = 1\n" + ROW.replace("2024-07", "July"), "not YYYY-MM"),
         ("schema_version = 1\n" + ROW.replace("value = 1.0", "value = -1.0"), "not a price"),
@@ -43,8 +43,8 @@ def test_book_unknown_item_names_what_it_knows():
         ("price = [", "cannot be read"),
     ],
 )
-def test_book_bad_row_is_refused(text, says):
-    with pytest.raises(ConfigError, match=says):
+def test_book_bad_row_is_refused(text, output):
+    with pytest.raises(ConfigError, match=output):
         load(text)
 
 

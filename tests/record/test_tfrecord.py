@@ -141,13 +141,13 @@ def test_tfrecord_in_members_of_pythons_gzip_is_read() -> None:
 @pytest.mark.parametrize(
     ("features", "text"),
     [
-        ({"a": []}, "feature `a`: is an empty list, which has no kind"),
+        ({"a": []}, "feature `a`: is an empty list of unknown kind"),
         ({"a": [1, 2.0]}, "feature `a`: mixes integers with other values"),
         ({"a": [1.0, 2]}, "feature `a`: mixes floats with other values"),
         ({"a": [b"", 2]}, "feature `a`: mixes bytes with other values"),
         ({"a": [2**63]}, "beyond 64 bits"),
         ({"a": [1e300]}, "beyond 32 bits"),
-        ({"a": [None]}, "feature `a`: is a list of neither"),
+        ({"a": [None]}, "feature `a`: is a list of something other"),
         ({"a": "text"}, "feature `a`: is neither bytes, a list, nor a buffer of float32"),
     ],
 )

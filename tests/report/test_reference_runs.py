@@ -26,7 +26,7 @@ def test_reference_run_gives_a_page_and_a_verdict_from_its_rows(run, run_cli, tm
     assert kept.provenance is not None
     assert kept.provenance.build_profile == "release"
     assert not any(row.invalid for row in kept.rows)
-    told = run_cli("report", run, "--json", "--output", tmp_path / "page.html")
-    assert told.code == 0, told.err
-    assert json.loads(told.out)["headline"]
+    result = run_cli("report", run, "--json", "--output", tmp_path / "page.html")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["headline"]
     assert "<html" in (tmp_path / "page.html").read_text()[:200].lower()

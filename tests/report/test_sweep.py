@@ -9,7 +9,7 @@ import re
 import msgspec
 import pytest
 
-from penstock.bench.elbencho import render
+from penstock.bench.importers.elbencho import render
 from penstock.bench.rows import CacheState, Latency, Results, Row, Sample, write_results
 from penstock.report.image_export import export_images
 from penstock.report.sweep import summarise
@@ -54,39 +54,39 @@ def made(results):
 
 
 def test_summary_says_peak_limits_and_doubts(results):
-    told = summarise(results)
-    assert re.match(r"Read peaks at 1\d\.\d GB/s, with (32|128) threads and 64\.0 MiB files", told.headline)
-    assert [g.title for g in told.groups] == ["READ", "STAT"]
-    assert told.groups[0].retrograde >= 1
-    assert told.invalid == {"killed host": 1}
-    assert told.prices_as_of == ("2024-07",)
-    assert sum(g.regimes[r] for g in told.groups for r in g.regimes) == 15
+    result = summarise(results)
+    assert re.match(r"Read peaks at 1\d\.\d GB/s, with (32|128) threads and 64\.0 MiB files", result.headline)
+    assert [g.title for g in result.groups] == ["READ", "STAT"]
+    assert result.groups[0].retrograde >= 1
+    assert result.invalid == {"killed host": 1}
+    assert result.prices_as_of == ("2024-07",)
+    assert sum(g.regimes[r] for g in result.groups for r in g.regimes) == 15
 
 
 def test_summary_of_nothing_sound_says_so(results):
-    told = summarise(Results(rows=tuple(msgspec.structs.replace(r, invalid=("x",)) for r in results.rows)))
-    assert told.headline == "Nothing here can be judged"
-    assert sweep_page(told, results.rows)
+    result = summarise(Results(rows=tuple(msgspec.structs.replace(r, invalid=("x",)) for r in results.rows)))
+    assert result.headline == "Nothing here can be classified"
+    assert sweep_page(result, results.rows)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "output"),
     [
         ({"cache": CacheState()}, "state of caches was not recorded"),
         ({"operation": "WRITE"}, "buffered writes"),
-        ({"spec_hash": "other"}, "2 specifications"),
+        ({"spec_hash": "other"}, "2 different specifications"),
     ],
 )
-def test_summary_doubts_what_is_doubtful(change, said):
+def test_summary_doubts_what_is_doubtful(change, output):
     rows = [msgspec.structs.replace(row("READ", c, MIB, 50.0 * c), spec_hash="one") for c in (1, 4)]
     cold = [msgspec.structs.replace(r, cache=CacheState("cold", "x"), direct=False) for r in rows]
-    assert not any(said in doubt for doubt in summarise(Results(rows=tuple(cold))).warnings)
+    assert not any(output in doubt for doubt in summarise(Results(rows=tuple(cold))).warnings)
     changed = (
         [msgspec.structs.replace(cold[0], **change), *cold[1:]]
         if "spec_hash" in change
         else [msgspec.structs.replace(r, **change) for r in cold]
     )
-    assert any(said in doubt for doubt in summarise(Results(rows=tuple(changed))).warnings)
+    assert any(output in doubt for doubt in summarise(Results(rows=tuple(changed))).warnings)
 
 
 def test_page_fetches_nothing(made):
@@ -110,12 +110,12 @@ def test_page_hostile_label_stays_text(results):
 
 
 def test_charts_are_there_for_what_the_rows_hold(results):
-    told = summarise(results)
-    assert set(sweep_charts(told.groups, results.rows)) == {
+    result = summarise(results)
+    assert set(sweep_charts(result.groups, results.rows)) == {
         "surface-0", "surface-1", "latencies", "series", "losses", "limit-bytes_per_s", "limit-ios_per_s",
     }  # fmt: skip
     plain = [r for r in results.rows if not r.series]
-    assert set(sweep_charts(told.groups, plain)) == {"surface-0", "surface-1"}
+    assert set(sweep_charts(result.groups, plain)) == {"surface-0", "surface-1"}
 
 
 def test_pictures_are_whole_files_of_their_kind(results, tmp_path):
@@ -189,7 +189,7 @@ def test_report_of_a_disk_trace_draws_it_against_its_limits(version, field, run_
     (tmp_path / "trace.json").write_text(json.dumps({"schema_version": version, "traces": [trace]}))
     done = run_cli("report", str(tmp_path / "trace.json"), "--pictures", str(tmp_path), "--picture-format", "svg")
     assert done.code == 0
-    assert "loop3 is bound by its operations a second" in done.err
+    assert "loop3 is limited by operations per second" in done.err
     assert "stated 500 I/O operations/s" in (tmp_path / "limit-ios_per_s.svg").read_text()
     (tmp_path / "trace.json").write_text('{"schema_version": 1, "traces": [{}]}')
     assert run_cli("report", str(tmp_path / "trace.json"), "--json").code == 1

@@ -51,5 +51,5 @@ def test_table_names_the_reason_where_the_rehearsal_missed_the_model(facts):
         facts.paths[1], samples_per_s=147.0, model_samples_per_s=294.0, missed="emulated steps of 435 ms took 870 ms"
     )
     text = " ".join(printed(msgspec.structs.replace(facts, paths=[facts.paths[0], slow]), 80).split())
-    assert "more than 20 % away from the model" in text
+    assert "differed from the model by more than 20 %" in text
     assert f"{slow.label}: 147 samples/s, predicted 294 (emulated steps of 435 ms took 870 ms)." in text

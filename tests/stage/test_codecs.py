@@ -45,9 +45,9 @@ def test_stage_inflates_by_header_and_content_and_says_who_said_so(encoded, run_
     ran = run_cli("stage", served.url, tmp_path / "dst", "--decompress", "--json", env=served.env)
     have = tree(tmp_path / "dst")
     assert (ran.code, gzip.decompress(have.pop("kept.tgz")), have == inflated) == (0, body, True), ran.err
-    said = {key: entry["origin"].get("codec_source") for key, entry in _entries(tmp_path / "dst").items()}
+    output = {key: entry["origin"].get("codec_source") for key, entry in _entries(tmp_path / "dst").items()}
     by_header = {"header.bin": "header", "large.bin": "header", "claims.npy": "content", "both.bin": "suffix"}
-    assert said == by_header | {"lie.bin": None, "plain.bin": None, "kept.tgz": None}
+    assert output == by_header | {"lie.bin": None, "plain.bin": None, "kept.tgz": None}
     again = facts(run_cli("stage", served.url, tmp_path / "dst", "--decompress", "--json", env=served.env))
     assert (again["bytes_in"], again["skipped"]) == (0, 7)
 

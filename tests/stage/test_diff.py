@@ -26,10 +26,10 @@ def test_diff_names_what_was_added_removed_and_changed(bucket, run_cli, tmp_path
     assert (ran.code, found["removed"], found["added"]) == (1, ["d/f000.bin"], ["d/new.bin"]), ran.err
     assert ([change["name"] for change in found["changed"]], found["same"]) == (["d/f001.bin.gz"], 46)
     assert found["a"]["read_as"] == "manifest"
-    said = run_cli("diff", tmp_path / "m.json", bucket.url, env=bucket.env).out
-    assert "- d/f000.bin" in said
-    assert "+ d/new.bin" in said
-    assert "1 added, 1 removed, 1 changed, 46 the same" in said
+    output = run_cli("diff", tmp_path / "m.json", bucket.url, env=bucket.env).out
+    assert "- d/f000.bin" in output
+    assert "+ d/new.bin" in output
+    assert "1 added, 1 removed, 1 changed, 46 the same" in output
 
 
 def test_diff_of_two_copies_compares_digests_of_stored_and_of_inflated_bytes(bucket, run_cli, tmp_path):

@@ -32,11 +32,11 @@ def failing(folder: Path, *flags: str, at: Path | None = None):
     finally:
         server.send_signal(signal.SIGTERM)
         try:
-            said, _ = server.communicate(timeout=20)
+            output, _ = server.communicate(timeout=20)
         finally:
             server.kill()
             subprocess.run(["umount", "-l", str(mount)], check=False, stderr=subprocess.DEVNULL)
-    counts.update(json.loads(said.splitlines()[-1]))
+    counts.update(json.loads(output.splitlines()[-1]))
 
 
 @pytest.mark.needs_root

@@ -15,7 +15,7 @@ import pytest
 from stage_kit import await_true, fill, tree
 
 import penstock
-from penstock.errors import NotFound, RankFailed, Unsupported
+from penstock.errors import NotFound, RankFailed, Unsupported, from_wire, to_wire
 from tests.ports import free_port
 
 # What every rank runs: sets its library up, stages, and writes what came of it.
@@ -73,12 +73,12 @@ def job(tmp_path):
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(env or {})},
             stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100, check=False,
         )  # fmt: skip
-        told = [
+        result = [
             json.loads((out / f"rank{rank}").read_text()) if (out / f"rank{rank}").exists() else None
             for rank in range(world)
         ]
-        assert any(told), ran.stderr[-3000:]
-        return told
+        assert any(result), ran.stderr[-3000:]
+        return result
 
     return run
 
@@ -92,28 +92,28 @@ def source(tmp_path_factory):
 @pytest.mark.needs_torch
 def test_stage_under_torchrun_is_done_once_and_told_to_all(job, source, tmp_path):
     folder, want = source
-    told = job("torch", 3, folder, decompress=True, late=1)
+    result = job("torch", 3, folder, decompress=True, late=1)
     assert tree(tmp_path / "dst") == want
-    assert {one["by"] for one in told} == {"torch"}
-    for one in told:
+    assert {one["by"] for one in result} == {"torch"}
+    for one in result:
         assert (one["objects"], one["nodes"], one["manifest"]) == (40, 1, True)
         assert one["bytes"] == sum(map(len, want.values()))
-    assert len({one["seconds"] for one in told}) == 1
+    assert len({one["seconds"] for one in result}) == 1
 
 
 @pytest.mark.needs_torch
 def test_stage_under_torchrun_fails_alike_on_all_ranks(job, tmp_path):
-    told = job("torch", 3, tmp_path / "nothing-here")
-    assert {one["error"] for one in told} == {"NotFound"}
-    assert len({one["text"] for one in told}) == 1
-    assert "nothing-here" in told[0]["text"]
+    result = job("torch", 3, tmp_path / "nothing-here")
+    assert {one["error"] for one in result} == {"NotFound"}
+    assert len({one["text"] for one in result}) == 1
+    assert "nothing-here" in result[0]["text"]
 
 
 @pytest.mark.needs_torch
 def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
-    told = job("torch", 3, source[0], absent=2, join_timeout_s=3)
-    assert [one["error"] for one in told[:2]] == ["RankFailed"] * 2
-    assert "rank 2" in told[0]["text"]
+    result = job("torch", 3, source[0], absent=2, join_timeout_s=3)
+    assert [one["error"] for one in result[:2]] == ["RankFailed"] * 2
+    assert "rank 2" in result[0]["text"]
 
 
 def _ranks(tmp_path, source, world: int, folder: str, env, **options):
@@ -138,9 +138,9 @@ def test_stage_of_two_nodes_in_one_group_shares_and_waits_for_both(source, tmp_p
     folder, want = source
     ranks = _ranks(tmp_path, folder, 4, str(tmp_path / "dstNODE"), {}, decompress=True)
     assert [one.wait(90) for one in ranks] == [0] * 4
-    told = [_told(tmp_path, rank) for rank in range(4)]
-    assert not [one for one in told if "error" in one], told
-    assert [(one["node"], one["nodes"]) for one in told] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    result = [_told(tmp_path, rank) for rank in range(4)]
+    assert not [one for one in result if "error" in one], result
+    assert [(one["node"], one["nodes"]) for one in result] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     trees = [tree(tmp_path / f"dst{node}") for node in range(2)]
     assert trees[0] | trees[1] == want
     assert not trees[0].keys() & trees[1].keys()
@@ -156,22 +156,22 @@ def test_stage_in_a_group_ends_on_all_when_a_leader_is_killed(victim, slow_bucke
     ranks[victim].wait()
     others = [rank for rank in range(4) if rank != victim]
     assert [ranks[rank].wait(60) for rank in others] == [0, 0, 0]
-    told = [_told(tmp_path, rank) for rank in others]
-    assert [one.get("error") for one in told] == ["RankFailed"] * 3, told
-    assert all(f"rank {victim}" in one["text"] for one in told), told
+    result = [_told(tmp_path, rank) for rank in others]
+    assert [one.get("error") for one in result] == ["RankFailed"] * 3, result
+    assert all(f"rank {victim}" in one["text"] for one in result), result
 
 
 def test_stage_under_mpi_is_done_once_and_told_to_all(job, source, tmp_path):
     folder, want = source
-    told = job("mpi", 4, folder, decompress=True, late=2)
+    result = job("mpi", 4, folder, decompress=True, late=2)
     assert tree(tmp_path / "dst") == want
-    assert [one["by"] for one in told] == ["mpi4py"] * 4
-    assert [one["objects"] for one in told] == [40] * 4
+    assert [one["by"] for one in result] == ["mpi4py"] * 4
+    assert [one["objects"] for one in result] == [40] * 4
 
 
 def test_stage_under_mpi_fails_alike_on_all_ranks(job, tmp_path):
-    told = job("mpi", 3, tmp_path / "nothing-here")
-    assert [one["error"] for one in told] == ["NotFound"] * 3
+    result = job("mpi", 3, tmp_path / "nothing-here")
+    assert [one["error"] for one in result] == ["NotFound"] * 3
 
 
 def _slurm(rank: int, world: int) -> dict[str, str]:
@@ -207,17 +207,17 @@ def test_stage_in_plain_processes_goes_by_the_files(source, tmp_path):
     ranks = [_start(tmp_path, folder, rank, 3, decompress=True) for rank in (2, 0, 1)]
     assert [one.wait(60) for one in ranks] == [0, 0, 0]
     assert tree(tmp_path / "dst") == want
-    told = [_told(tmp_path, rank) for rank in range(3)]
-    assert {one["by"] for one in told} == {"files"}
-    assert {one["objects"] for one in told} == {40}
+    result = [_told(tmp_path, rank) for rank in range(3)]
+    assert {one["by"] for one in result} == {"files"}
+    assert {one["objects"] for one in result} == {40}
 
 
 def test_stage_in_plain_processes_fails_alike_on_all_ranks(tmp_path):
     ranks = [_start(tmp_path, tmp_path / "nothing-here", rank, 3) for rank in range(3)]
     assert [one.wait(60) for one in ranks] == [0, 0, 0]
-    told = [_told(tmp_path, rank) for rank in range(3)]
-    assert [one["error"] for one in told] == ["NotFound"] * 3
-    assert told[0] == told[1] == told[2]
+    result = [_told(tmp_path, rank) for rank in range(3)]
+    assert [one["error"] for one in result] == ["NotFound"] * 3
+    assert result[0] == result[1] == result[2]
 
 
 def test_stage_whose_leader_is_killed_ends_on_the_others(slow_bucket, tmp_path):
@@ -241,7 +241,7 @@ def test_stage_whose_leader_is_interrupted_ends_on_the_others(slow_bucket, tmp_p
     assert waiter.wait(40) == 0
     assert leader.wait(40) == -signal.SIGINT
     assert _told(tmp_path, 1)["error"] == "RankFailed"
-    assert _told(tmp_path, 1)["text"].startswith("rank 0 failed: it left penstock.stage by Interrupted")
+    assert _told(tmp_path, 1)["text"].startswith("rank 0 failed: it left penstock.stage with Interrupted")
 
 
 def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_path):
@@ -287,8 +287,8 @@ def test_stage_with_objects_that_fail_raises_unless_told(tmp_path):
 def test_seats_follow_the_launcher_or_else_the_hosts():
     from penstock.stage.collective import _assign_nodes
 
-    told = [{"host": "a", "launcher": [r // 2, 2, r % 2, 4]} for r in range(4)]
-    assert _assign_nodes(told) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
+    result = [{"host": "a", "launcher": [r // 2, 2, r % 2, 4]} for r in range(4)]
+    assert _assign_nodes(result) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
     # ranks placed one by one, or unevenly: the launcher's variables do not tell, the hosts do
     uneven = [{"host": host, "launcher": None} for host in "aaba"]
     assert _assign_nodes(uneven) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [0, 2, 2]]
@@ -296,12 +296,10 @@ def test_seats_follow_the_launcher_or_else_the_hosts():
     assert _assign_nodes(contradicting) == [[0, 2, 0], [1, 2, 0]]
 
 
-def test_rank_failed_survives_being_told():
-    from penstock.stage.wire_errors import dump_error, load_error
-
-    again = load_error(json.loads(json.dumps(dump_error(RankFailed("rank 3 failed: x", hint="h")))))
+def test_error_survives_the_way_to_another_rank():
+    again = from_wire(json.loads(json.dumps(to_wire(RankFailed("rank 3 failed: x", hint="h")))))
     assert (type(again), str(again), again.hint) == (RankFailed, "rank 3 failed: x", "h")
-    assert str(load_error(dump_error(ValueError("odd")))) == "ValueError: odd"
+    assert str(from_wire(to_wire(ValueError("odd")))) == "ValueError: odd"
 
 
 def test_room_and_function_are_one():

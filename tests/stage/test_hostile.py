@@ -80,11 +80,11 @@ def test_stage_of_a_multipart_upload_without_a_whole_checksum_says_that_it_is_un
     assert tree(tmp_path / "dst") == {"good": b"good", "parts": body}
 
 
-@pytest.mark.parametrize("said", ["gzip", "zstd", "br", "identity", "gzip, gzip", "weird; q=1"])
+@pytest.mark.parametrize("output", ["gzip", "zstd", "br", "identity", "gzip, gzip", "weird; q=1"])
 @pytest.mark.parametrize("size", [20_000, 9 << 20])
-def test_stage_of_plain_bytes_under_a_content_encoding_keeps_them(said, size, run_cli, tmp_path):
+def test_stage_of_plain_bytes_under_a_content_encoding_keeps_them(output, size, run_cli, tmp_path):
     body = os.urandom(size)
-    lie = Lie(body, headers={"Content-Encoding": said})
+    lie = Lie(body, headers={"Content-Encoding": output})
     ran = _staged({b"x.bin": lie}, run_cli, tmp_path / "dst", "--decompress")
     assert (ran.code, tree(tmp_path / "dst")["x.bin"] == body) == (0, True), ran.err
 

@@ -26,8 +26,8 @@ def _crcs(body: bytes, part_bytes: int) -> tuple[bytes, int]:
 
 def _crc_headers(body: bytes, part_bytes: int) -> dict[str, str]:
     value, parts = _crcs(body, part_bytes)
-    told = f"{base64.b64encode(value).decode()}-{parts}"
-    return {"x-amz-checksum-crc32": told, "x-amz-checksum-type": "COMPOSITE"}
+    result = f"{base64.b64encode(value).decode()}-{parts}"
+    return {"x-amz-checksum-crc32": result, "x-amz-checksum-type": "COMPOSITE"}
 
 
 def _md5_etag(body: bytes, part_bytes: int) -> str:
@@ -36,11 +36,11 @@ def _md5_etag(body: bytes, part_bytes: int) -> str:
     return f"{hashlib.md5(md5s).hexdigest()}-{len(parts)}"
 
 
-def _lie(body: bytes, part_bytes: int, kind: str, said: bytes | None = None, **more: object) -> Lie:
-    said = body if said is None else said
+def _lie(body: bytes, part_bytes: int, kind: str, output: bytes | None = None, **more: object) -> Lie:
+    output = body if output is None else output
     if kind == "md5":
-        return Lie(body, etag=_md5_etag(said, part_bytes), part_bytes=part_bytes, **more)
-    return Lie(body, etag="an etag", headers=_crc_headers(said, part_bytes), part_bytes=part_bytes, **more)
+        return Lie(body, etag=_md5_etag(output, part_bytes), part_bytes=part_bytes, **more)
+    return Lie(body, etag="an etag", headers=_crc_headers(output, part_bytes), part_bytes=part_bytes, **more)
 
 
 def _checked(folder):
@@ -123,7 +123,9 @@ def test_bit_that_flips_on_the_way_to_a_multipart_upload_is_fetched_again(kind, 
 @pytest.mark.parametrize("kind", ["crc32", "md5"])
 @pytest.mark.parametrize("body", [LARGE, SMALL])
 def test_multipart_upload_whose_bytes_are_not_its_checksums_is_corrupt(kind, body, run_cli, tmp_path):
-    with Liar({b"parts": _lie(body, 200_000, kind, said=body[:-1] + b"!"), b"good": Lie(b"good")}) as liar:
+    with Liar(
+        {b"parts": _lie(body, 200_000, kind, output=body[:-1] + bytes([body[-1] ^ 1])), b"good": Lie(b"good")}
+    ) as liar:
         ran = run_cli("stage", liar.url, tmp_path / "dst", "--json", env=liar.env)
         trusting = liar.env | {"PENSTOCK_S3_PARTS": "0"}
         trusted = run_cli("stage", liar.url, tmp_path / "trusted", "--json", env=trusting)

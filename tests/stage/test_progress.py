@@ -34,32 +34,32 @@ def _now(**more):
 def test_bar_fits_its_terminal(width):
     many = summed({0: _now(throttles=12_345, failed=3), 1: _now(done_bytes=0, bytes_in=0)}, 32)
     for now in (summed({0: _now()}, 1), many):
-        told = bar(now, 3.0, width)
-        assert len(told) <= width
-        assert "\n" not in told
-        assert " %" in told
+        result = bar(now, 3.0, width)
+        assert len(result) <= width
+        assert "\n" not in result
+        assert " %" in result
     if width >= 80:
-        assert "throttled" in told
-        assert "s left" in told
+        assert "throttled" in result
+        assert "s left" in result
     if width >= 120:
-        assert "slowest node 1 at 0 %" in told
+        assert "slowest node 1 at 0 %" in result
     if width >= 200:
-        assert "[" in told
-        assert "32 nodes (30 not heard)" in told
+        assert "[" in result
+        assert "32 nodes (30 not reporting)" in result
 
 
 def test_line_says_all_of_it():
-    told = line(summed({0: _now(), 3: _now(done_bytes=400_000, throttles=7)}, 4), 2.0)
+    result = line(summed({0: _now(), 3: _now(done_bytes=400_000, throttles=7)}, 4), 2.0)
     for part in (
         "20 of 80 objects",
         "in",
         "out",
         "left",
         "7 throttled",
-        "4 nodes (2 not heard)",
+        "4 nodes (2 not reporting)",
         "slowest node 3 at 10 %",
     ):
-        assert part in told, told
+        assert part in result, result
 
 
 def _wait(condition):
@@ -139,15 +139,15 @@ def test_two_nodes_of_a_launch_have_one_display(slow_bucket, tmp_path):
         )
         jobs.append(launch(*line, env=env, log=tmp_path / f"out{node}"))
     assert [job.wait(100) for job in jobs] == [0, 0]
-    told = [[json.loads(text) for text in (tmp_path / f"out{node}").read_text().splitlines()] for node in (0, 1)]
-    events = [one for one in told[0] if one.get("event") == "progress"]
-    assert not [one for one in told[1] if "event" in one]
+    result = [[json.loads(text) for text in (tmp_path / f"out{node}").read_text().splitlines()] for node in (0, 1)]
+    events = [one for one in result[0] if one.get("event") == "progress"]
+    assert not [one for one in result[1] if "event" in one]
     assert max(one["nodes_seen"] for one in events) == 2
     whole = next(one for one in events if one["nodes_seen"] == 2)
     assert whole["objects"] == 96
     assert whole["slowest_node"] in (0, 1)
     assert {"rate_bytes_per_s", "eta_s", "throttles", "bytes_in", "bytes_out"} <= whole.keys()
-    assert told[0][-1]["nodes"] == 2
+    assert result[0][-1]["nodes"] == 2
     log = (tmp_path / "log").read_text()
     assert all(f"node {node}/2 end:" in log for node in (0, 1))
     assert not list((tmp_path / "home/.cache/penstock/launches").iterdir())
@@ -164,9 +164,9 @@ def test_log_and_messages_hold_no_secret(slow_bucket, run_cli, tmp_path):
     signed = "https://u:pass-secret-3@127.0.0.1:1/x?X-Amz-Signature=sig-secret-4"
     odd = run_cli("stage", signed, tmp_path / "c", "--log", log, "--retry-timeout", "1s", env=slow_bucket.env)
     assert 0 not in (wrong.code, missing.code, odd.code)
-    said = log.read_text() + "".join(one.out + one.err for one in (wrong, missing, odd))
+    output = log.read_text() + "".join(one.out + one.err for one in (wrong, missing, odd))
     for text in (secret, "token-secret-1", "wrong-secret-2", "pass-secret-3", "sig-secret-4"):
-        assert text not in said, text
+        assert text not in output, text
     assert "error: [" in log.read_text()
 
 
@@ -193,13 +193,13 @@ def test_bar_is_drawn_on_a_terminal_of_80_columns(slow_bucket, tmp_path):
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=child,
     )  # fmt: skip
     os.close(child)
-    said = b""
+    output = b""
     try:
         while more := os.read(parent, 65536):
-            said += more
+            output += more
     except OSError:  # the terminal is gone with the process
         pass
     os.close(parent)
     assert job.wait(100) == 0
-    assert b"/96" in said
-    assert b"left" in said
+    assert b"/96" in output
+    assert b"left" in output

@@ -60,14 +60,14 @@ def _race(source: Path, dst: Path, logs: Path, rng: random.Random, env: dict[str
 def _check(source: tuple[Path, dict[str, bytes]], dst: Path, ended: list[tuple[int, str]], run_cli) -> None:
     """What ended well is whole; what did not was killed or refused, names the other launch, and succeeds later."""
     folder, bodies = source
-    for code, said in ended:
+    for code, output in ended:
         if code == 0:
-            assert not json.loads(said.splitlines()[-1])["failed"], said
+            assert not json.loads(output.splitlines()[-1])["failed"], output
         else:
-            assert code == -signal.SIGKILL or (code == 3 and "error[busy]" in said), (code, said)
+            assert code == -signal.SIGKILL or (code == 3 and "error[busy]" in output), (code, output)
     held = tree(dst)
     assert {name: body for name, body in held.items() if bodies[name] != body} == {}
-    if any(code == 0 and json.loads(said.splitlines()[-1])["nodes"] == 1 for code, said in ended):
+    if any(code == 0 and json.loads(output.splitlines()[-1])["nodes"] == 1 for code, output in ended):
         assert held == bodies
     again = run_cli("stage", folder, dst, "--json")
     assert (again.code, tree(dst) == bodies) == (0, True), again.err
@@ -89,7 +89,9 @@ def test_stage_is_refused_while_a_launch_of_another_size_writes_into_its_folder(
     await_true(lambda: same.poll() is not None or (dst / ".penstock/stage/status-0-of-2.json").exists())
     assert (old.poll(), same.poll()) == (None, None)
     assert new.code == 3, new.err
-    refusal = f"error[busy]: {dst} is in use: another penstock stage of node 1 of 2 writes there (process {old.pid} on "
+    refusal = (
+        f"error[busy]: {dst} is in use: another penstock stage of node 1 of 2 is writing to it (process {old.pid} on "
+    )
     assert refusal in new.err, new.err
     assert "hint: wait until the other process ends, or stop it" in new.err
     assert (repair.code, refusal in repair.err) == (3, True), repair.err
@@ -120,14 +122,14 @@ def test_stages_of_two_machines_to_one_prefix_publish_whole_objects(emulator, tm
         for at in range(2)
     ]  # fmt: skip
     codes = [job.wait(100) for job in jobs]
-    said = [(tmp_path / f"log{at}").read_text() for at in range(2)]
-    failed = [{one["key"]: one["code"] for one in json.loads(text.splitlines()[-1])["failed"]} for text in said]
+    output = [(tmp_path / f"log{at}").read_text() for at in range(2)]
+    failed = [{one["key"]: one["code"] for one in json.loads(text.splitlines()[-1])["failed"]} for text in output]
     held = tree(tmp_path / "bucket/p")
     assert held.keys() == sources[0].keys()
     for name, body in held.items():
         winner = next(at for at in range(2) if sources[at][name] == body)
-        assert (failed[winner].get(name), failed[1 - winner].get(name)) == (None, "precondition"), said
-    assert [code == 0 for code in codes] == [not one for one in failed], said
+        assert (failed[winner].get(name), failed[1 - winner].get(name)) == (None, "precondition"), output
+    assert [code == 0 for code in codes] == [not one for one in failed], output
 
 
 @pytest.mark.slow

@@ -127,7 +127,7 @@ def test_stage_ends_on_all_ranks_when_one_is_told_to_end(kind, victim, job, slow
     await_true(lambda: (tmp_path / "dst").exists() and any((tmp_path / "dst").rglob("*.bin")))
     three.signal(victim, signal.SIGTERM)
     assert three.end_of(victim, LIMIT_S) == "SystemExit: 143"
-    left = f"RankFailed: rank {victim} failed: it left penstock.stage by SystemExit: 143"
+    left = f"RankFailed: rank {victim} failed: it left penstock.stage with SystemExit: 143"
     assert [three.end_of(rank, PEER_S) for rank in range(3) if rank != victim] == [left] * 2
 
 
@@ -137,7 +137,7 @@ def test_stage_waiting_for_a_rank_that_is_late_ends_on_all_when_one_is_told_to_e
     time.sleep(2)  # until ranks 0 and 1 wait; if they do not yet, the end is the same
     three.signal(1, signal.SIGTERM)
     assert three.end_of(1, LIMIT_S) == "SystemExit: 143"
-    assert three.end_of(0, PEER_S) == "RankFailed: rank 1 failed: it left penstock.stage by SystemExit: 143"
+    assert three.end_of(0, PEER_S) == "RankFailed: rank 1 failed: it left penstock.stage with SystemExit: 143"
 
 
 @pytest.mark.needs_torch
@@ -154,7 +154,7 @@ def test_stage_whose_store_is_stopped_ends_when_it_is_told_to_end(job, slow_buck
 
 def test_stage_under_mpi_gives_up_on_a_rank_that_never_comes(job, source):
     three = job("mpi", 3, source, absent=2, absent_s=8, join_timeout_s=3)
-    late = "RankFailed: rank {} failed: not all of 3 ranks came to penstock.stage within 3 s"
+    late = "RankFailed: rank {} failed: not all of 3 ranks called penstock.stage within 3 s"
     assert [three.end_of(rank, PEER_S) for rank in range(2)] == [late.format(rank) for rank in range(2)]
 
 

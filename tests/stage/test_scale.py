@@ -35,7 +35,7 @@ def test_stage_takes_what_patterns_of_url_and_flags_mean(bucket, run_cli, tmp_pa
         if p.name.startswith("f000") or (p.name.startswith("f01") and p.suffix == ".bin")
     }
     ran = run_cli("stage", bucket.url, tmp_path / "c", "--select", "nothing*", env=bucket.env)
-    assert (ran.code, "fits --select nothing*" in ran.err) == (3, True), ran.err
+    assert (ran.code, "matches --select nothing*" in ran.err) == (3, True), ran.err
     assert facts(run_cli("index", bucket.url + "d/*.gz", "--json", env=bucket.env))["codecs"].keys() == {"gzip"}
 
 
@@ -109,10 +109,10 @@ def test_dry_run_says_money_and_the_date_of_its_price(bucket, run_cli, tmp_path)
     assert money["requests_usd"] == pytest.approx(found["objects_total"] * 0.0004 / 1000)
     assert found["eta_s"] == pytest.approx(sum(found["shares"]) / 1000)
     assert len(found["share_requests"]) == len(money["node_requests_usd"]) == 3
-    told = run_cli("stage", bucket.url, "x", *flags, "--price-tier", "azure-hot", env=bucket.env).out
-    assert "azure-hot" in told
-    assert "prices as of 20" in told
-    assert max(map(len, told.splitlines())) <= 80
+    result = run_cli("stage", bucket.url, "x", *flags, "--price-tier", "azure-hot", env=bucket.env).out
+    assert "azure-hot" in result
+    assert "prices as of 20" in result
+    assert max(map(len, result.splitlines())) <= 80
     ran = run_cli("stage", bucket.url, "x", "--dry-run", "--price-tier", "tape", env=bucket.env)
     assert (ran.code, "--price-tier" in ran.err) == (2, True), ran.err
     assert facts(run_cli("stage", bucket.folder, "x", "--dry-run", "--json"))["money"] is None

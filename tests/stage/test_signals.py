@@ -22,7 +22,7 @@ def test_stage_that_is_stopped_says_so_in_one_line_and_goes_on_later(
     assert job.poll() is None
     job.send_signal(number)
     assert job.wait(20) == code
-    assert log.read_text().splitlines() == [f"{word}; finished files are kept, and the same command goes on from there"]
+    assert log.read_text().splitlines() == [f"{word}; finished files are kept, and the same command resumes from there"]
     before = set(tree(dst))
     again = run_cli("stage", slow_bucket.url, dst, "--decompress", "--json", env=slow_bucket.env, timeout_s=100)
     assert again.code == 0, again.err
@@ -51,7 +51,7 @@ def test_repair_that_is_terminated_ends_with_143_and_goes_on_later(slow_bucket, 
     assert job.poll() is None
     job.terminate()
     assert job.wait(20) == 143
-    assert log.read_text().splitlines() == ["terminated; what was repaired is recorded, the rest is as it was"]
+    assert log.read_text().splitlines() == ["terminated; repairs are recorded, and all other files are unchanged"]
     again = run_cli("verify", dst, "--repair", env=env, timeout_s=100)
     assert (again.code, tree(dst) == slow_bucket.want) == (0, True), again.err
 

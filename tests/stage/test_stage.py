@@ -102,11 +102,11 @@ def test_stage_of_a_truncated_gzip_names_it_and_moves_the_rest(bucket, run_cli, 
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
-    [((b"../escape", b"ok"), "../escape"), ((b"A", b"a"), "but for case"), ((b"fd", b"fd/x"), "folder")],
+    ("keys", "text"),
+    [((b"../escape", b"ok"), "../escape"), ((b"A", b"a"), "use --allow-case-collisions"), ((b"fd", b"fd/x"), "folder")],
 )
 def test_stage_of_keys_that_cannot_be_files_is_refused_before_anything_is_written(
-    keys, says, emulator, run_cli, tmp_path, put_object
+    keys, text, emulator, run_cli, tmp_path, put_object
 ):
     served = emulator()
     for key in keys:
@@ -114,7 +114,7 @@ def test_stage_of_keys_that_cannot_be_files_is_refused_before_anything_is_writte
     ran = run_cli("stage", served.url, tmp_path / "dst", "--json", env=served.env)
     assert ran.code == 1
     assert "error[key]" in ran.err
-    assert says in ran.err
+    assert text in ran.err
     assert not (tmp_path / "dst").exists()
     assert not (tmp_path / "escape").exists()
 
@@ -130,16 +130,16 @@ def test_stage_does_not_write_through_a_planted_link(bucket, run_cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "says"),
+    ("change", "code", "text"),
     [
         ({"AWS_SECRET_ACCESS_KEY": "wrong"}, 3, "error[denied]"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3, "error[unreachable]"),
     ],
 )
-def test_stage_from_a_store_that_refuses_is_one_error(change, code, says, bucket, run_cli, tmp_path):
+def test_stage_from_a_store_that_refuses_is_one_error(change, code, text, bucket, run_cli, tmp_path):
     env = {**bucket.env, **change}
     ran = run_cli("stage", bucket.url, tmp_path / "dst", "--json", "--retry-timeout", "2s", env=env)
-    assert (ran.code, says in ran.err, "hint:" in ran.err, "Traceback" in ran.err) == (code, True, True, False), ran.err
+    assert (ran.code, text in ran.err, "hint:" in ran.err, "Traceback" in ran.err) == (code, True, True, False), ran.err
     assert not (tmp_path / "dst").exists()
 
 
@@ -283,9 +283,9 @@ def test_stage_interrupted_ends_with_130_and_goes_on_later(asked, slow_bucket, r
     await_true(lambda: child.poll() is not None or len(tree(dst)) >= 10)
     child.send_signal(asked)
     assert child.wait(20) == 130
-    said = (tmp_path / "log").read_text()
-    assert "goes on from there" in said
-    assert "Traceback" not in said
+    output = (tmp_path / "log").read_text()
+    assert "resumes from there" in output
+    assert "Traceback" not in output
     kept = tree(dst)
     assert all(slow_bucket.want[name] == body for name, body in kept.items())
     last = facts(run_cli("stage", slow_bucket.url, dst, "--decompress", "--json", env=env))

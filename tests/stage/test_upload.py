@@ -354,8 +354,8 @@ def test_stage_of_a_file_that_is_replaced_midway_writes_nothing_of_it(emulator, 
         (tmp_path / "new").rename(source / "one.bin")
         tap.rate_bytes_per_s = 0.0
         assert process.wait(60) == 1
-    told = json.loads((tmp_path / "log").read_text().strip().splitlines()[-1])
-    assert [f["code"] for f in told["failed"]] == ["changed"]
+    result = json.loads((tmp_path / "log").read_text().strip().splitlines()[-1])
+    assert [f["code"] for f in result["failed"]] == ["changed"]
     assert aws(served, "list-multipart-uploads", "--bucket", bucket_of(served)).get("Uploads", []) == []
     keys = [o["Key"] for o in aws(served, "list-objects-v2", "--bucket", bucket_of(served)).get("Contents", [])]
     assert "one.bin" not in keys

@@ -153,7 +153,7 @@ def test_list_in_googles_format_is_read(site, run_cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "says"),
+    ("line", "code", "output"),
     [
         ("v1/none.bin", 3, "none.bin"),
         ("v1/test/c.bin 5", 1, "of 5 bytes"),
@@ -162,7 +162,7 @@ def test_list_in_googles_format_is_read(site, run_cli, tmp_path):
         ("v1/train/", 2, "names a folder"),
     ],
 )
-def test_list_that_cannot_be_is_told_by_its_line(line, code, says, run_cli, tmp_path):
+def test_list_that_cannot_be_is_told_by_its_line(line, code, output, run_cli, tmp_path):
     (tmp_path / "site/v1/test").mkdir(parents=True)
     (tmp_path / "site/v1/test/c.bin").write_bytes(b"seventeen bytes..")
     site = Site(tmp_path / "site", ranges=True)
@@ -173,7 +173,7 @@ def test_list_that_cannot_be_is_told_by_its_line(line, code, says, run_cli, tmp_
     site.server.shutdown()
     site.server.server_close()
     assert ran.code == code, ran.err
-    assert says in ran.err
+    assert output in ran.err
     assert "secret" not in ran.err + ran.out
     assert not (tmp_path / "dst").exists()
 

@@ -201,9 +201,11 @@ def test_verify_of_what_is_selected_reads_repairs_and_reports_nothing_else(bucke
         (dst / name).write_bytes(b"rot")
     (dst / "stranger").write_bytes(b"x")
     ran = run_cli("verify", dst, "--select", "d/f00[13].bin", "--json")
-    told = facts(ran)
-    assert (ran.code, told["objects"], [wrong["file"] for wrong in told["failed"]]) == (1, 2, ["d/f001.bin"]), ran.err
-    assert told["unexpected_total"] == 0
+    result = facts(ran)
+    assert (ran.code, result["objects"], [wrong["file"] for wrong in result["failed"]]) == (1, 2, ["d/f001.bin"]), (
+        ran.err
+    )
+    assert result["unexpected_total"] == 0
     assert run_cli("verify", dst, "--exclude", "f00[12].bin", "--json").code == 0
     ran = run_cli("verify", dst, "--select", "f001.*", "--repair", "--json", env=bucket.env)
     assert (ran.code, facts(ran)["repaired"]) == (0, ["d/f001.bin"]), ran.err
@@ -227,7 +229,7 @@ def test_verify_of_a_killed_stage_reports_that_objects_are_missing(slow_bucket, 
         found = facts(ran)
         assert (ran.code, found["failed"]) == (1, []), ran.err
         assert found["unfinished"] == [{"source": slow_bucket.url, "share": "0-of-1", "failed": None}]
-    assert f"the last stage from {slow_bucket.url} has not ended" in killed.err
+    assert f"the last stage from {slow_bucket.url} has not finished" in killed.err
     assert run_cli(*arguments, env=slow_bucket.env).code == 0
     ran = run_cli("verify", dst, "--json")
     assert (ran.code, facts(ran)["ok"], facts(ran)["unfinished"]) == (0, 96, []), ran.err

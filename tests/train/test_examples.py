@@ -42,9 +42,9 @@ def example(tmp_path):
 def test_lightning_example_trains_and_keeps_its_place(example, tmp_path):
     import torch
 
-    said = example("lightning_cosmoflow.py")
-    assert "after 4 steps" in said  # 9 samples are two batches of 4, twice
-    assert "epoch 1: 8 samples" in said
+    output = example("lightning_cosmoflow.py")
+    assert "after 4 steps" in output  # 9 samples are two batches of 4, twice
+    assert "epoch 1: 8 samples" in output
     kept = torch.load(tmp_path / "checkpoint", weights_only=False)["Volumes"]
     assert (kept["samples"], kept["seed"]) == (9, 17)
 

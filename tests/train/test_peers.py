@@ -45,7 +45,7 @@ def test_peer_that_gives_no_sign_is_dead(watch, silent):
     both, lost = watch(2)
     both[1 - silent].start()
     cause = lost.get(timeout=30)
-    assert str(cause) == f"rank {silent} failed: gave no sign for 3 s"
+    assert str(cause) == f"rank {silent} failed: sent no heartbeat for 3 s"
     assert (type(cause), cause.rank) == (RankFailed, silent)
 
 

@@ -49,7 +49,7 @@ def test_rank_that_waits_for_a_stopped_peer_ends_on_sigterm_and_takes_the_others
     await_stuck(second.process.pid)
     second.process.terminate()
     assert second.wait(LIMIT_S) == 143
-    assert second.text.splitlines()[-1].startswith("terminated: the command waited in native code")
+    assert second.text.splitlines()[-1].startswith("terminated: the command was waiting in native code")
     assert first.wait(PEER_S) == 1
     assert first.errors() == ["error[rank-failed]: rank 1 failed: ended by SIGTERM"]
     stopped.process.send_signal(signal.SIGCONT)
@@ -99,7 +99,7 @@ def test_rank_of_a_launcher_that_is_killed_is_named_with_its_signal(job, number)
     processes = below(one.process.pid)
     os.kill(ranks[1], number)
     assert one.wait(PEER_S) == 1
-    assert one.errors() == [f"error[rank-failed]: rank 1 failed: ended by {number.name}"]
+    assert one.errors() == [f"error[rank-failed]: rank 1 failed: killed by {number.name}"]
     assert not [pid for pid in processes if lives(pid)]
 
 

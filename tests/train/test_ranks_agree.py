@@ -40,7 +40,7 @@ def test_resume_from_a_checkpoint_that_one_rank_has_is_refused_by_all(ranks, tmp
     for one in both:
         (line,) = one.errors()
         assert line.startswith(
-            "error[config]: the ranks differ in the checkpoint that they find in kept: rank 0: step 6 "
+            "error[config]: the ranks differ in the checkpoint that they see in kept: rank 0: step 6 "
         )
         assert line.endswith("; rank 1: none")
 

@@ -34,10 +34,10 @@ def cluster():
 
 def submit(cluster, data: Path) -> str:
     flags = " ".join(f"--{name} {value}" for name, value in FLAGS.items())
-    told = f"ALL,DATA={data},CHECKPOINT={cluster.folder}/kept,STEPS=1,FLAGS={flags} --runs {cluster.folder}/runs --allow-debug"
+    report = f"ALL,DATA={data},CHECKPOINT={cluster.folder}/kept,STEPS=1,FLAGS={flags} --runs {cluster.folder}/runs --allow-debug"
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     ran = cluster.run(
-        1, "sbatch", "--parsable", f"--output={cluster.folder}/log", f"--export={told}", ROOT / "examples/requeue.sbatch",
+        1, "sbatch", "--parsable", f"--output={cluster.folder}/log", f"--export={report}", ROOT / "examples/requeue.sbatch",
         PATH=path,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
@@ -60,12 +60,12 @@ def test_requeued_job_goes_on_with_fewer_ranks_from_the_checkpoint_alone(cluster
     job = submit(cluster, data)
     log = cluster.folder / "log"
 
-    def told() -> str:
+    def report() -> str:
         return f"job {job}: {state(cluster, job)}; {log.read_text(errors='replace')[-1500:] if log.exists() else ''}"
 
     await_(
         lambda: (cluster.folder / "kept").exists() and any((cluster.folder / "kept").iterdir()),
-        told(),
+        report(),
         cluster.folder,
         150,
     )
@@ -75,7 +75,7 @@ def test_requeued_job_goes_on_with_fewer_ranks_from_the_checkpoint_alone(cluster
     while state(cluster, job) in {"COMPLETING", "PENDING", "RUNNING"} and time.monotonic() < until:
         cluster.run(1, "scontrol", "update", f"JobId={job}", "StartTime=now")
         time.sleep(1)
-    assert state(cluster, job) == "COMPLETED", told()
+    assert state(cluster, job) == "COMPLETED", report()
     (result,) = [json.loads(path.read_text()) for path in (cluster.folder / "runs").glob("*/result.json")]
     settings = {"voxels": FLAGS["voxels"], "filters": FLAGS["filters"]}
     straight = run(

@@ -84,7 +84,7 @@ def test_dummy_state_goes_on_where_it_was_taken():
 
 @pytest.mark.parametrize("url", ["dummy://", "dummy://many", "dummy://0"])
 def test_dummy_without_a_count_is_refused(url):
-    with pytest.raises(ConfigError, match="how many"):
+    with pytest.raises(ConfigError, match="does not state the number of samples"):
         DummyFeed(numbered(1, url=url))
 
 
@@ -93,7 +93,7 @@ def test_dummy_without_a_count_is_refused(url):
 
 def test_run_keeps_one_result_that_says_what_was_run(tmp_path):
     seen = []
-    told = run(
+    result = run(
         spec(
             validation="dummy://5",
             epochs=2,
@@ -106,7 +106,7 @@ def test_run_keeps_one_result_that_says_what_was_run(tmp_path):
         report=seen.append,
     )
     (kept,) = results.load_all(tmp_path)
-    assert json.loads((tmp_path / kept.id / "result.json").read_text()) == told
+    assert json.loads((tmp_path / kept.id / "result.json").read_text()) == result
     assert (kept.steps, kept.epochs, kept.samples, kept.world) == (12, 2, 48, 1)
     assert len(kept.losses) == 12
     assert all(math.isfinite(loss) for loss in kept.losses)
@@ -196,7 +196,7 @@ def test_run_killed_goes_on_from_its_last_checkpoint(tmp_path):
 
 def test_checkpoint_of_another_training_or_damaged_is_refused(tmp_path):
     run(spec(steps=1, checkpoint=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"seed 5 there, 6 here"):
+    with pytest.raises(ConfigError, match=r"seed is 5 in it, but 6 now"):
         run(spec(steps=2, seed=6, checkpoint=str(tmp_path), resume=True))
     whole = (tmp_path / "last.pt").read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"\x80\x04K\x01."):
@@ -300,12 +300,12 @@ def test_rank_that_dies_without_a_word_is_told(tmp_path, monkeypatch):
 
 
 def test_accelerator_is_charged_its_published_time_and_learns_nothing():
-    told = run(spec(accelerator="h100", validation="dummy://5"))
-    assert told["losses"] == []
-    assert told["mae"] is None
-    assert told["compute_s"] == pytest.approx(24 * 0.0035)
-    assert told["samples_per_s"] <= 1 / 0.0035 * 1.001
-    assert told["workload"]["emulated"] == "h100"
+    result = run(spec(accelerator="h100", validation="dummy://5"))
+    assert result["losses"] == []
+    assert result["mae"] is None
+    assert result["compute_s"] == pytest.approx(24 * 0.0035)
+    assert result["samples_per_s"] <= 1 / 0.0035 * 1.001
+    assert result["workload"]["emulated"] == "h100"
 
 
 def test_accelerator_needs_no_torch():
@@ -386,14 +386,14 @@ def stranger(tmp_path, monkeypatch):
 
 def test_workload_of_a_stranger_comes_through_the_same_door(stranger):
     assert {"cosmoflow", "counting"} <= set(workload_names())
-    told = run(spec(workload="counting", settings={}, validation="dummy://7"))
-    assert told["steps"] == 6
-    assert told["workload"]["by"] == "stranger"
-    assert told["metrics"][-1]["mae"] == 7.0
+    result = run(spec(workload="counting", settings={}, validation="dummy://7"))
+    assert result["steps"] == 6
+    assert result["workload"]["by"] == "stranger"
+    assert result["metrics"][-1]["mae"] == 7.0
 
 
 def test_workload_that_does_not_load_or_is_none_is_told(stranger):
-    with pytest.raises(ConfigError, match="does not load"):
+    with pytest.raises(ConfigError, match="cannot be loaded"):
         load_workload("broken")
     with pytest.raises(ConfigError, match="lacks begin_epoch, cleanup, demand"):
         load_workload("nothing")
@@ -416,14 +416,14 @@ def test_workload_claimed_twice_is_refused(stranger):
 
 def test_archive_copies_result_and_checkpoint(tmp_path):
     runs, store, kept = tmp_path / "runs", tmp_path / "store", tmp_path / "checkpoint"
-    told = run(spec(steps=2, runs=str(runs), allow_debug=True, checkpoint=str(kept), archive=store.as_uri()))
-    home = store / told["id"]
-    assert told["archive"] == f"{store.as_uri()}/{told['id']}/"
+    result = run(spec(steps=2, runs=str(runs), allow_debug=True, checkpoint=str(kept), archive=store.as_uri()))
+    home = store / result["id"]
+    assert result["archive"] == f"{store.as_uri()}/{result['id']}/"
     files = sorted(p.relative_to(home).as_posix() for p in home.rglob("*") if p.is_file())
     assert [name for name in files if ".penstock" not in name] == ["checkpoint/last.pt", "result.json"]
     assert all(stage.verify(str(folder))["failed"] == [] for folder in (home, home / "checkpoint"))
     assert (home / "checkpoint" / "last.pt").read_bytes() == (kept / "last.pt").read_bytes()
-    assert json.loads((home / "result.json").read_text())["losses"] == told["losses"]
+    assert json.loads((home / "result.json").read_text())["losses"] == result["losses"]
 
 
 def test_data_that_is_not_there_is_not_found(tmp_path):
@@ -438,9 +438,9 @@ def test_rank_numbers_reach_the_spec_of_the_source():
         asked.append(request)
         return DummyFeed(request)
 
-    told = run(spec(validation="dummy://5"), source=source)
+    result = run(spec(validation="dummy://5"), source=source)
     assert [(r.tail, r.shuffled, r.rank, r.world) for r in asked] == [("drop", True, 0, 1), ("ragged", False, 0, 1)]
-    assert told["losses"] == run(spec(validation="dummy://5"))["losses"]
-    with pytest.raises(ConfigError, match="one rank only"):
+    assert result["losses"] == run(spec(validation="dummy://5"))["losses"]
+    with pytest.raises(ConfigError, match="only one rank"):
         run(spec(ranks=2), source=source)
     assert Rank().world == 1

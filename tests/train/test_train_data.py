@@ -93,28 +93,28 @@ def test_cli_train_prints_one_json_result_and_keeps_it(data, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
-    told = json.loads(line)
-    assert told["schema_version"] == 2
-    assert told["spec"]["settings"] == {"voxels": 32, "filters": 2, "dropout": 0.25}
-    assert len(told["losses"]) == 3
-    assert json.loads((tmp_path / told["id"] / "result.json").read_text()) == told
+    result = json.loads(line)
+    assert result["schema_version"] == 2
+    assert result["spec"]["settings"] == {"voxels": 32, "filters": 2, "dropout": 0.25}
+    assert len(result["losses"]) == 3
+    assert json.loads((tmp_path / result["id"] / "result.json").read_text()) == result
     assert "samples/s" in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "output"),
     [
         (("--data", "dummy://8", "--voxels", "48"), 2, "multiple of 32"),
         (("--data", "dummy://8", "--accelerator", "tpu"), 2, "tpu"),
         (("--data", "dummy://8", "--set", "no_such=1"), 2, "no_such"),
-        (("--data", "dummy://8", "--batch-size", "1", "--global-batch", "2"), 2, "twice"),
+        (("--data", "dummy://8", "--batch-size", "1", "--global-batch", "2"), 2, "cannot be combined"),
         (("--data", "file:///no/such/folder"), 3, "/no/such/folder"),
     ],
 )
-def test_cli_train_bad_input_is_one_error_with_its_exit_code(argv, code, said):
+def test_cli_train_bad_input_is_one_error_with_its_exit_code(argv, code, output):
     done = penstock("train", "cosmoflow", "--no-save", *argv)
     assert done.returncode == code, done.stderr
-    assert said in done.stderr
+    assert output in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.startswith("error[")
 

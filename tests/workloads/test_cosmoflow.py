@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.accelerator import Pacer
 from penstock.errors import ConfigError
 from penstock.protocols import Workload, WorkloadSpec
+from penstock.workloads._shared.accelerator import Pacer
 from penstock.workloads.cosmoflow import CosmoFlow, Recipe, learning_rate, workload
 from penstock.workloads.cosmoflow.emulated import ACCELERATORS, EmulatedCosmoFlow
 from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
@@ -113,7 +113,7 @@ def test_schedule_of_mlperf_warms_up_and_steps_down_strictly():
 
 
 def test_recipe_refuses_what_cannot_be():
-    for settings, said in (
+    for settings, output in (
         ({"voxels": 48}, "multiple of 32"),
         ({"filters": 0}, "filter"),
         ({"dropout": 1.0}, "dropout"),
@@ -122,7 +122,7 @@ def test_recipe_refuses_what_cannot_be():
         ({"filters": "many"}, "filters"),
         ({"recipe": "none"}, "no recipe"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=output):
             workload().demand(WorkloadSpec(seed=0, global_batch=4, settings=settings))
 
 

@@ -32,14 +32,14 @@ MAY_KNOW = {
 
 
 def find(root: Path) -> list[str]:
-    told = subprocess.run(
+    result = subprocess.run(
         ["cargo", "metadata", "--format-version", "1", "--no-deps", "--locked", "--offline"],
         cwd=root,
         check=True,
         capture_output=True,
         text=True,
     ).stdout
-    return breaches_of(json.loads(told)["packages"])
+    return breaches_of(json.loads(result)["packages"])
 
 
 def breaches_of(packages: list[dict[str, object]]) -> list[str]:

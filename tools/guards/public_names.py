@@ -26,10 +26,10 @@ def find(root: Path) -> list[str]:
     breaches = []
     if len(names) > LIMIT:
         breaches.append(f"penstock.__all__ has {len(names)} names; {LIMIT} at most")
-    told = documented((root / _PAGE).read_text(encoding="utf-8"))
-    breaches += [f"penstock.{name} has no heading in {_PAGE}" for name in names if name not in told]
+    result = documented((root / _PAGE).read_text(encoding="utf-8"))
+    breaches += [f"penstock.{name} has no heading in {_PAGE}" for name in names if name not in result]
     breaches += [
-        f"{_PAGE} has a heading for penstock.{name}, which is not public" for name in sorted(told - set(names))
+        f"{_PAGE} has a heading for penstock.{name}, which is not public" for name in sorted(result - set(names))
     ]
     penstock = importlib.import_module("penstock")
     for name in names:

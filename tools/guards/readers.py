@@ -29,7 +29,6 @@ _PLUG_IN_MAY = (
     "penstock.protocols",
     "penstock.errors",
     "penstock.units",
-    "penstock.accelerator",
     "penstock.ownership",
     "penstock.plugins.parse_settings",
     "penstock.atomic_file",

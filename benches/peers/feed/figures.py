@@ -130,23 +130,23 @@ def contest(url: str, against: str, flags: tuple[str, ...], env: dict[str, str] 
     done = subprocess.run([*argv, "--json"], env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, check=False)
     if not done.stdout:
         raise SystemExit(done.returncode)
-    told = json.loads(done.stdout)
-    ratios = {(one["peer"], one["cache"]): one for one in told["ratios"]}
-    for row in told["rows"]:
-        name, cache, said = row["label"], row["cache"]["state"], row["workload"]
+    result = json.loads(done.stdout)
+    ratios = {(one["peer"], one["cache"]): one for one in result["ratios"]}
+    for row in result["rows"]:
+        name, cache, output = row["label"], row["cache"]["state"], row["workload"]
         ratio = ratios.get((name, cache), {"cpu": 1.0, "wall": 1.0})
-        versions = ", ".join(f"{one} {version}" for one, version in said["versions"].items())
-        made = f"{said['begin_s']:.1f} s" if said["converted_bytes"] else ""
+        versions = ", ".join(f"{one} {version}" for one, version in output["versions"].items())
+        made = f"{output['begin_s']:.1f} s" if output["converted_bytes"] else ""
         print(
             f"| {name} | {cache} | {ratio['cpu']:.2f} | {ratio['wall']:.2f} | {row['samples_per_s']:,.1f} |"
             f" {1e3 * row['cpu_s'] / row['samples']:.3f} | {row['bytes_delivered'] / row['wall_s'] / 1e9:.2f} | {made} | {versions} |"
         )
-    ours = told["rows"][0]
+    ours = result["rows"][0]
     report = ours["loader"]
     classes = {name: round(value, 3) for name, value in report.items() if name.endswith("_s") and value}
-    load = [one["load"] for row in told["rows"] for one in row["workload"]["passes"]]
+    load = [one["load"] for row in result["rows"] for one in row["workload"]["passes"]]
     print(
-        f"same samples: {told['is_same']}; load {min(load):.1f} to {max(load):.1f}; {told['not_run']} {told['failed']}"
+        f"same samples: {result['is_same']}; load {min(load):.1f} to {max(load):.1f}; {result['not_run']} {result['failed']}"
     )
     print(f"ours: {classes}", flush=True)
 

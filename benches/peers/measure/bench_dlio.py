@@ -152,8 +152,8 @@ def main() -> int:
                     )
                     (mount / "data/valid").mkdir()  # DLIO lists it, also where nothing is evaluated
                     disk.limit(ios=None, moved=limit)
-                    told = "no limit, warm" if limit is None else f"{rate} MB/s, cold"
-                    compare(name, told, workload, scratch, asked.rounds, is_cold=limit is not None)
+                    result = "no limit, warm" if limit is None else f"{rate} MB/s, cold"
+                    compare(name, result, workload, scratch, asked.rounds, is_cold=limit is not None)
     return 0
 
 

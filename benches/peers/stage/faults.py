@@ -153,15 +153,15 @@ def failing_disk(folder: Path, seed: int, counts: collections.Counter[str]) -> I
         yield mount
     finally:
         server.send_signal(signal.SIGTERM)
-        said = ""
+        output = ""
         try:
-            said, _ = server.communicate(timeout=60)
+            output, _ = server.communicate(timeout=60)
         except subprocess.TimeoutExpired:  # a busy mount on a busy machine: what it injected is not counted, no more
             print("  the failing disk did not come down; its faults of this round are not counted", flush=True)
         finally:
             server.kill()
             subprocess.run(["umount", "-l", str(mount)], check=False, stderr=subprocess.DEVNULL)
-    for call, count in json.loads(said.splitlines()[-1]).items() if said else ():
+    for call, count in json.loads(output.splitlines()[-1]).items() if output else ():
         counts[call.split()[1]] += count
 
 
@@ -173,7 +173,7 @@ def look(
     escapes: collections.Counter[str],
     seen: set[tuple[str, str]],
     notes: list[str],
-    told: dict[str, Any],
+    result: dict[str, Any],
 ) -> None:
     found = kit.tree(folder)
     for key, digests in objects.digests.items():
@@ -194,19 +194,19 @@ def look(
             escapes[kind] += 1
             notes.append(f"{kind} {key}: {len(body)} bytes of {[len(v) for v in objects.versions[key]]}")
             if path is not None:
-                keep_evidence(kind, key, path, body, objects, told)
+                keep_evidence(kind, key, path, body, objects, result)
     if is_done and found:
         escapes["doubled"] += len(found)
         notes.append(f"left over: {sorted(found)[:3]}")
 
 
-def keep_evidence(kind: str, key: str, path: Path, body: bytes, objects: Objects, told: dict[str, Any]) -> None:
+def keep_evidence(kind: str, key: str, path: Path, body: bytes, objects: Objects, result: dict[str, Any]) -> None:
     out = kit.ROOT / "runs/bench/wrong"
     out.mkdir(parents=True, exist_ok=True)
-    stem = f"{told['way']}-{told['seed']}-round{told['round']}-{kind}-{key.replace('/', '_')}"
+    stem = f"{result['way']}-{result['seed']}-round{result['round']}-{kind}-{key.replace('/', '_')}"
     (out / stem).write_bytes(body)
     journals = [*path.parents[key.count("/")].glob(".penstock/stage/journal-*")]
-    facts = told | {
+    facts = result | {
         "kind": kind,
         "key": key,
         "mtime_ns": path.stat().st_mtime_ns,
@@ -228,12 +228,12 @@ def one_run(name: str, dst: Path, env: dict[str, str], kill_after_s: float | Non
         start_new_session=True,
     )
     try:
-        said, _ = child.communicate(timeout=kill_after_s or 300)
+        output, _ = child.communicate(timeout=kill_after_s or 300)
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
         return None, ""
-    return child.returncode, said.decode(errors="replace")[-300:]
+    return child.returncode, output.decode(errors="replace")[-300:]
 
 
 def contest(
@@ -259,25 +259,25 @@ def contest(
             dst.mkdir()
             through = kit.environment(proxy.endpoint, scratch / "home-proxy")
             kills, seen, before = KILLS, set[tuple[str, str]](), sum(escapes.values())
-            told: dict[str, Any] = {"way": name, "seed": seed, "round": rounds, "runs": []}
+            result: dict[str, Any] = {"way": name, "seed": seed, "round": rounds, "runs": []}
             for _ in range(RUNS):
                 runs += 1
                 kill_after = rng.uniform(0.3, 3.0) if kills else None
-                code, said = one_run(name, dst, through, kill_after)
+                code, output = one_run(name, dst, through, kill_after)
                 if code is None:
                     counts["SIGKILL"] += 1
                 kills = max(0, kills - 1)
-                told["runs"].append(
-                    {"code": code, "killed_after_s": kill_after if code is None else None, "said": said}
+                result["runs"].append(
+                    {"code": code, "killed_after_s": kill_after if code is None else None, "said": output}
                 )
-                look(dst, objects, is_done=code == 0, escapes=escapes, seen=seen, notes=notes, told=told)
+                look(dst, objects, is_done=code == 0, escapes=escapes, seen=seen, notes=notes, result=result)
                 if code == 0:
                     break
                 if sum(escapes.values()) > before and name == "penstock":
                     break  # this round has shown what it had to
             else:
                 gave_up += 1
-                notes.append(f"gave up: {said}")
+                notes.append(f"gave up: {output}")
         counts.update(faults.counts)
         shutil.rmtree(home, ignore_errors=True)
         print(f"  {name} round {rounds}: {sum(counts.values())} faults, {runs} runs, {dict(escapes)}", flush=True)

@@ -38,7 +38,7 @@ class Spent:
     wall_s: float
     cpu_s: float
     code: int
-    said: str
+    output: str
 
 
 def environment(endpoint: str, home: Path) -> dict[str, str]:
@@ -113,13 +113,13 @@ def measure(argv: Sequence[str], env: dict[str, str], *, limit_s: float = 900) -
         start_new_session=True,
     )
     assert child.stdout is not None
-    said = child.stdout.read()
+    output = child.stdout.read()
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     wall = time.monotonic() - begin
     if wall > limit_s:
         raise TimeoutError(f"{argv[0]} took {wall:.0f} s")
-    return Spent(wall, usage.ru_utime + usage.ru_stime, child.returncode, said.decode(errors="replace")[-2000:])
+    return Spent(wall, usage.ru_utime + usage.ru_stime, child.returncode, output.decode(errors="replace")[-2000:])
 
 
 def tree(folder: Path) -> dict[str, Path]:
@@ -211,7 +211,7 @@ def context() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    said = {}
+    output = {}
     for name, argv in {
         "penstock": [str(PENSTOCK), "--version"],
         "s5cmd": ["go", "version", "-m", str(BIN / "s5cmd")],
@@ -223,9 +223,9 @@ def versions() -> dict[str, str]:
         if shutil.which(argv[0]) or Path(argv[0]).exists():
             ran = subprocess.run(argv, capture_output=True, text=True, check=False)
             lines = (ran.stdout + ran.stderr).splitlines()
-            said[name] = lines[0] if lines else ""
-    said["s5cmd"] = "v2.3.0"
-    return said
+            output[name] = lines[0] if lines else ""
+    output["s5cmd"] = "v2.3.0"
+    return output
 
 
 def write_row(row: dict[str, Any], name: str) -> None:

@@ -81,7 +81,7 @@ def check(dst: Path, want: Path, *, keeps_suffix: bool) -> None:
 
 def contest(
     title: str,
-    contestants: dict[str, Callable[[Path], Command]],
+    participants: dict[str, Callable[[Path], Command]],
     want: Path,
     scratch: Path,
     repeats: int,
@@ -89,9 +89,9 @@ def contest(
     keep_suffix: tuple[str, ...] = (),
 ) -> None:
     total = sum(path.stat().st_size for path in kit.tree(want).values())
-    spent: dict[str, list[kit.Spent]] = {name: [] for name in contestants}
+    spent: dict[str, list[kit.Spent]] = {name: [] for name in participants}
     for turn in range(repeats + 1):  # the first turn warms caches and is not counted
-        order = list(contestants)
+        order = list(participants)
         random.Random(turn).shuffle(order)
         for name in order:
             # What was written stays until the end: a file system may search long for an inode after many were freed
@@ -99,7 +99,7 @@ def contest(
             dst = scratch / f"dst/{turn}-{name.replace('/', '-')}"
             dst.mkdir(parents=True)
             os.sync()
-            argv, env = contestants[name](dst)
+            argv, env = participants[name](dst)
             ran = kit.measure(argv, env)
             if ran.code != 0:
                 raise RuntimeError(f"{name}: exit {ran.code}: {shlex.join(argv)}\n{ran.said}")

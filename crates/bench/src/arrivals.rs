@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When requests are meant to begin. In a closed loop the next begins when the last has ended, so a stall hides all the
-//! requests that it kept from being sent; in an open loop they have a time of their own, and latency counts from it.
+//! Intended start times of requests. In a closed loop the next request starts when the last one ends, so a stall hides
+//! all requests that it delayed. In an open loop each request has a start time of its own, and latency counts from it.
 
 use std::time::{Duration, Instant};
 
@@ -9,16 +9,16 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// How requests of an open loop are spread over time.
+/// Distribution of an open loop's requests over time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Schedule {
     /// One after another: a closed loop.
     #[default]
     Closed,
-    /// At equal distances.
+    /// At equal intervals.
     Constant,
-    /// As strangers come: exponential distances.
+    /// Exponentially distributed intervals.
     Poisson,
 }
 
@@ -31,23 +31,23 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// `rate` a second over all `workers`, of which this is number `worker`. `None` for a closed loop.
+    /// `rate` requests per second over all `workers`; this is worker `worker`. `None` for a closed loop.
     pub fn new(schedule: Schedule, rate: Option<f64>, worker: u32, workers: u32, seed: u64) -> Result<Option<Self>> {
         let rate = match (schedule, rate) {
             (Schedule::Closed, None) => return Ok(None),
             (Schedule::Closed, Some(_)) => {
-                return Err(Error::config("--rate", "a closed loop has no rate; say --arrivals constant or poisson"));
+                return Err(Error::config("--rate", "a closed loop has no rate; use --arrivals constant or poisson"));
             }
             (_, None) => return Err(Error::config("--arrivals", "an open loop needs a --rate")),
             (_, Some(rate)) if !(rate.is_finite() && rate > 0.0) => {
-                return Err(Error::config("--rate", format!("{rate} is no rate of requests a second")));
+                return Err(Error::config("--rate", format!("{rate} is not a positive number")));
             }
             (_, Some(rate)) => rate / f64::from(workers),
         };
         let mean_s = 1.0 / rate;
         let random =
             (schedule == Schedule::Poisson).then(|| SmallRng::seed_from_u64(seed ^ (u64::from(worker) << 32) ^ 0x6172));
-        // Threads of a constant rate take turns.
+        // Threads with a constant rate are staggered.
         let next_s = mean_s * f64::from(worker) / f64::from(workers);
         let mut made = Self { mean_s, random, next_s };
         if made.random.is_some() {
@@ -59,7 +59,7 @@ impl Arrivals {
     fn step(&mut self) -> f64 {
         match &mut self.random {
             None => self.mean_s,
-            // 1 - u lies in (0, 1], so that its logarithm is finite.
+            // 1 - u is in (0, 1], so its logarithm is finite.
             Some(random) => -(1.0 - random.random::<f64>()).ln() * self.mean_s,
         }
     }
@@ -69,7 +69,7 @@ impl Arrivals {
         Duration::try_from_secs_f64(self.next_s).unwrap_or(Duration::MAX)
     }
 
-    /// The next request's time; the one after it is next then.
+    /// Returns the next request's time and advances.
     pub fn take(&mut self) -> Duration {
         let at = self.peek();
         self.next_s += self.step();
@@ -80,8 +80,8 @@ impl Arrivals {
 /// Timers of the kernel end late by about this much.
 const SLACK: Duration = Duration::from_micros(80);
 
-/// Waits for a moment: sleeps while it is far, then spins, so that it is met within a microsecond or so. Looks at `stop`
-/// as it sleeps; returns whether the moment came.
+/// Waits for an instant: sleeps while it is far away, then spins, so that it wakes within about a microsecond. Checks
+/// `stop` while it sleeps; returns whether the instant was reached.
 pub fn wait_until(at: Instant, stop: &dyn Fn() -> bool) -> bool {
     loop {
         let left = at.saturating_duration_since(now());

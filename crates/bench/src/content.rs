@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content of written files: bytes that do not compress (or by a stated share), that no two pages share, and that can be known
-//! again from their place alone.
+//! Content of written files: bytes that do not compress (or only by a stated share), that no two pages share, and that
+//! can be recomputed from their position alone.
 //!
-//! The pattern is one mebibyte of noise, repeated, with a stamp of (salt, file, page) at every page: to make or to check a
-//! block costs one pass of memory, and storage that deduplicates finds nothing.
+//! The pattern is one mebibyte of noise, repeated, with a stamp of (salt, file, page) at every page. Making or checking
+//! a block costs one pass over memory, and storage that deduplicates finds no duplicates.
 
-/// Noise after which the pattern repeats: beyond the windows of gzip, lz4 and of the blocks that file systems compress.
+/// Period of the noise: larger than the windows of gzip and lz4, and than the blocks that file systems compress.
 const PERIOD: usize = 1 << 20;
 const PAGE: u64 = 4096;
 
@@ -23,7 +23,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// The pattern that `salt` names. `compressible` percent of each page are zeros.
+    /// The pattern for `salt`; `compressible` percent of each page are zeros.
     pub fn new(salt: u64, compressible: u32) -> Self {
         let random = (PAGE as usize * (100 - compressible.min(100)) as usize) / 100;
         let mut noise = vec![0; PERIOD];
@@ -42,7 +42,7 @@ impl Content {
         mix(self.salt ^ mix(file.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(page))).to_le_bytes()
     }
 
-    /// The stamps that begin in, or reach into, `len` bytes at `offset`: where each stands in them, and which of its bytes.
+    /// Stamps that overlap `len` bytes at `offset`: the position of each, and which of its bytes.
     fn stamps(
         &self,
         file: u64,
@@ -79,7 +79,7 @@ impl Content {
         self.fill(block, u64::MAX, 0);
     }
 
-    /// Makes every page of a prepared block another than it was: what no one will check need not be made whole again.
+    /// Changes every page of a prepared block, which is cheaper than filling it again if nothing will be verified.
     #[inline]
     pub fn touch(&self, block: &mut [u8], serial: u64) {
         for (page, bytes) in block.chunks_mut(PAGE as usize).enumerate() {
@@ -89,7 +89,7 @@ impl Content {
         }
     }
 
-    /// Where `block` first differs from what was written at `offset` of `file`.
+    /// First position at which `block` differs from the content written at `offset` of `file`.
     pub fn differs(&self, block: &[u8], file: u64, offset: u64) -> Option<u64> {
         let mut first: Option<usize> = None;
         let mut note = |at: usize| first = Some(first.map_or(at, |known| known.min(at)));

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU time: of this process, io_uring's kernel workers among it, and of the processors that it may run on.
+//! CPU time of this process, including io_uring's kernel workers, and of the processors that it may run on.
 
 use serde::Serialize;
 
-/// CPU seconds of a stretch of time.
+/// CPU seconds in an interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CpuTime {
-    /// In this program.
+    /// In user space.
     pub user_s: f64,
-    /// In the kernel for it.
+    /// In the kernel.
     pub system_s: f64,
 }
 
 impl CpuTime {
-    /// Of this process until now.
+    /// CPU time of this process until now.
     pub fn now() -> Self {
         // SAFETY: `rusage` is plain numbers, for which zeros are valid.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -35,7 +35,7 @@ pub fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Ticks of the processors that this process may run on: (busy, all). Zeros where the kernel does not report them.
+/// Ticks of the processors that this process may run on: (busy, all). Zeros if the kernel does not report them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuTicks {
     busy: u64,
@@ -49,7 +49,7 @@ impl CpuTicks {
         Self::parse(&read("/proc/stat"), &read("/proc/self/status"))
     }
 
-    /// From `/proc/stat`, of the processors that `/proc/self/status` allows; of all processors if it lists none.
+    /// Parses `/proc/stat`, for the processors that `/proc/self/status` allows; all processors if it lists none.
     fn parse(stat: &str, status: &str) -> Self {
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
         let is_allowed = |cpu: usize| {
@@ -63,7 +63,7 @@ impl CpuTicks {
             let Some((name, ticks)) = line.strip_prefix("cpu").and_then(|line| line.split_once(' ')) else { continue };
             let ticks: Vec<u64> = ticks.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
             let all: u64 = ticks.iter().sum();
-            // Idle and waiting for I/O stand fourth and fifth.
+            // Fields four and five are idle and I/O wait.
             let busy = all - ticks.iter().skip(3).take(2).sum::<u64>();
             match name.parse() {
                 Ok(cpu) if is_allowed(cpu) => own = Self { busy: own.busy + busy, all: own.all + all },

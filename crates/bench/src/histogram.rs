@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Latencies in a log-linear histogram: 128 buckets to each power of two, so that a bucket is less than 0.8 % wide and its
-//! middle at most 0.4 % from any value in it. Histograms of threads, phases and hosts merge by adding counts; percentiles
-//! are never averaged.
+//! Latency histogram with log-linear buckets: 128 buckets per power of two. A bucket is less than 0.8 % wide, and its
+//! middle is at most 0.4 % from any value in it. Histograms of threads, phases and hosts merge by adding counts;
+//! percentiles are never averaged.
 
 use std::time::Duration;
 
 use penstock_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Buckets to each power of two, as a power of two; fio's default too.
+/// Buckets per power of two, as a power of two; also fio's default.
 const BITS: u32 = 7;
 const LINEAR: u64 = 1 << BITS;
-/// All that a `u64` needs.
+/// Buckets for all of `u64`.
 const BUCKETS: usize = (((64 - BITS) as usize) << BITS) + LINEAR as usize;
 
 /// Counts of nanoseconds. 58 KiB; recording allocates nothing.
@@ -52,7 +52,7 @@ impl Histogram {
     /// Adds one latency.
     #[inline]
     pub fn record(&mut self, took: Duration) {
-        // 584 years fit.
+        // Enough for 584 years.
         self.record_ns(took.as_nanos() as u64);
     }
 
@@ -77,12 +77,12 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// How many were recorded.
+    /// Number of recorded values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The value that `share` (0 to 1) of all lie at or below, within 0.4 %; 0 where nothing was recorded.
+    /// The quantile `share` (0 to 1), within 0.4 %; 0 if nothing was recorded.
     pub fn at(&self, share: f64) -> u64 {
         if self.count == 0 {
             return 0;
@@ -98,7 +98,7 @@ impl Histogram {
         self.max
     }
 
-    /// As it stands in rows.
+    /// The form that rows hold.
     pub fn latency(&self) -> Latency {
         let us = |ns: u64| ns as f64 / 1e3;
         let is_empty = self.count == 0;
@@ -117,13 +117,16 @@ impl Histogram {
         }
     }
 
-    /// From a row, to be merged with others'. Errs with `Corrupt` where the row cannot have been one of ours.
+    /// Parses the form that rows hold, to be merged with others. Errs with `Corrupt` for values that no run can have.
     pub fn of(latency: &Latency) -> Result<Self> {
         let mut made = Self::default();
         let mut count = 0u64;
         for &(index, n) in &latency.buckets {
             let bucket = made.counts.get_mut(index as usize).ok_or_else(|| {
-                Error::corrupt("a latency histogram", format!("has a bucket {index}; there are {BUCKETS} buckets"))
+                Error::corrupt(
+                    "a latency histogram",
+                    format!("has a bucket {index}, but there are only {BUCKETS} buckets"),
+                )
             })?;
             let sum = bucket.checked_add(n).and_then(|held| Some((held, count.checked_add(n)?)));
             let Some((held, all)) = sum else {
@@ -132,7 +135,7 @@ impl Histogram {
             (*bucket, count) = (held, all);
         }
         if count != latency.count {
-            let problem = format!("says that it counts {} values and its buckets hold {count}", latency.count);
+            let problem = format!("has a count of {} values, but its buckets contain {count}", latency.count);
             return Err(Error::corrupt("a latency histogram", problem));
         }
         if count > 0 {
@@ -153,7 +156,7 @@ pub struct Latency {
     pub min_us: f64,
     /// Exact.
     pub mean_us: f64,
-    /// Half lie at or below.
+    /// Median.
     pub p50_us: f64,
     /// 90 % do.
     pub p90_us: f64,
@@ -165,7 +168,7 @@ pub struct Latency {
     pub p99_9_us: f64,
     /// The greatest.
     pub max_us: f64,
-    /// Of all values, exact.
+    /// Exact sum of all values.
     pub sum_us: f64,
     /// Bucket and count, only those that hold any. Bucket i < 128 is i ns; above, bucket i begins at
     /// (128 + i mod 128) << (i / 128 - 1) ns.

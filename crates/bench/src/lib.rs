@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Load generator: sends requests to disks and stores, and measures how long each takes.
 //!
-//! Owns the loops that are timed, their histograms, their content and their arrivals. Prints nothing, decides nothing and
-//! cleans up nothing that its caller did not ask it to: sweeps, caches, rows and verdicts are Python's.
+//! Owns the timed loops, their histograms, their content and their arrivals. Prints nothing, and removes only what its
+//! caller asks it to remove. Sweeps, caches, rows and verdicts belong to Python.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

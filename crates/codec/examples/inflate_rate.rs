@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cost of `decompress_into` over bare libdeflate, on counts like those of a CosmoFlow volume, in CPU time of the thread
-//! (Linux), which a busy machine bends less than the wall: the ratio of two medians from one run is the figure.
-//! `cargo run --release -p penstock-codec --example inflate_rate`
+//! Cost of `decompress_into` relative to bare libdeflate, on counts like those of a CosmoFlow volume. It measures the
+//! thread's CPU time (Linux), which a busy machine distorts less than wall time. The result is the ratio of two medians
+//! of one run. `cargo run --release -p penstock-codec --example inflate_rate`
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,10 +11,11 @@ use penstock_types::{Error, Result};
 
 const VALUES: usize = 128 * 128 * 128 * 4;
 const REPEATS: usize = 5;
-/// Inflations in one measurement: the clock steps by 4 ms.
+/// Decompressions per measurement: the clock has steps of 4 ms.
 const AT_ONCE: usize = 10;
 
-/// int16 counts whose mean is log-normal along the volume and which are Poisson about it, as galaxies in cells.
+/// int16 counts that follow a Poisson distribution with a log-normal mean along the volume, like counts of galaxies in
+/// cells.
 fn counts() -> Vec<u8> {
     let mut state = 17u64;
     let mut uniform = move || {
@@ -28,7 +29,7 @@ fn counts() -> Vec<u8> {
     let mut field = 0.0f64;
     let mut bytes = Vec::with_capacity(2 * VALUES);
     for _ in 0..VALUES {
-        // Four uniforms are normal enough; the field forgets over some 30 cells.
+        // The sum of four uniform draws is normal enough; the correlation length is about 30 cells.
         field = 0.97 * field + 0.42 * ((0..4).map(|_| uniform()).sum::<f64>() - 2.0);
         let floor = (-(1.2 * field - 1.6).exp()).exp();
         let (mut count, mut product) = (0i16, uniform());
@@ -51,7 +52,7 @@ fn cpu_s() -> Result<f64> {
     on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "holds no time"))
 }
 
-/// Runs each of `works` in turn, `REPEATS` times after a warm-up: the machine's moods fall on all alike.
+/// Runs each of `works` in turn, `REPEATS` times after a warm-up, so that variations of the machine affect all alike.
 fn medians_s(works: &mut [(&str, Work<'_>)]) -> Result<Vec<f64>> {
     let mut times = vec![Vec::new(); works.len()];
     for repeat in 0..=REPEATS {

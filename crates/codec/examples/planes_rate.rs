@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cost of content that is kept shuffled under LZ4 or zstd, beside that of inflating its gzip: decision 0531. CPU
-//! time of the thread (Linux), the least of some turns, in ms an object; each object is cut to whole MiB.
+//! Cost of decoding shuffled content under LZ4 or zstd, compared with inflating the same content from gzip: decision
+//! 0531. CPU time of the thread (Linux), minimum of several rounds, in ms per object; each object is cut to whole MiB.
 //! `cargo run --release -p penstock-codec --example planes_rate FILE.gz ...`
 
 use std::io::Write as _;
@@ -10,7 +10,7 @@ use penstock_types::{Error, Result};
 
 const TURNS: usize = 4;
 const WHOLE: usize = 1 << 20;
-const MOST: u64 = 1 << 32;
+const MAX_BYTES: u64 = 1 << 32;
 
 /// Seconds that this thread has been on a CPU.
 fn cpu_s() -> Result<f64> {
@@ -20,8 +20,8 @@ fn cpu_s() -> Result<f64> {
     on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "holds no time"))
 }
 
-/// Milliseconds of the quickest of some turns, an object.
-fn least_ms(objects: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+/// Milliseconds per object of the fastest round.
+fn min_ms(objects: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut least = f64::MAX;
     for _ in 0..TURNS {
         let before = cpu_s()?;
@@ -44,7 +44,7 @@ fn unshuffle<const N: usize>(input: &[u8], out: &mut [u8]) {
     }
 }
 
-/// A matrix of 8 x 8 bits, its rows the bytes, mirrored at its diagonal (Hacker's Delight, 7-3).
+/// Transposes a matrix of 8 x 8 bits whose rows are the bytes (Hacker's Delight, 7-3).
 #[inline(always)]
 fn transposed(mut x: u64) -> u64 {
     for (mask, shift) in [(0x00aa_00aa_00aa_00aa, 7), (0x0000_cccc_0000_cccc, 14), (0x0000_0000_f0f0_f0f0, 28)] {
@@ -78,7 +78,7 @@ fn from_bits_avx2(bits: &[u8], out: &mut [u8]) {
     from_bits(bits, out);
 }
 
-fn say(line: &str) -> Result<()> {
+fn print(line: &str) -> Result<()> {
     writeln!(std::io::stdout(), "{line}").map_err(|error| Error::from_io("stdout", &error))
 }
 
@@ -94,19 +94,19 @@ fn main() -> Result<()> {
     let (objects, bytes) = (stored.len(), stored.iter().map(Vec::len).sum::<usize>());
     let mut out = Vec::new();
     let mut inflate = |one: &Vec<u8>| {
-        decompress_into_checked(Codec::Gzip, one, &mut out, MOST, GzipCheck::SizeOnly, "an object")?;
+        decompress_into_checked(Codec::Gzip, one, &mut out, MAX_BYTES, GzipCheck::SizeOnly, "an object")?;
         Ok::<_, Error>(out[..out.len() / WHOLE * WHOLE].to_vec())
     };
     let content = stored.iter().map(&mut inflate).collect::<Result<Vec<_>>>()?;
-    let ms = least_ms(objects, || {
+    let ms = min_ms(objects, || {
         stored.iter().try_for_each(|one| {
-            decompress_into_checked(Codec::Gzip, one, &mut out, MOST, GzipCheck::SizeOnly, "an object")
+            decompress_into_checked(Codec::Gzip, one, &mut out, MAX_BYTES, GzipCheck::SizeOnly, "an object")
         })
     })?;
-    say(&format!("gzip by libdeflate: {ms:.2}"))?;
+    print(&format!("gzip by libdeflate: {ms:.2}"))?;
     let mut room = vec![0; WHOLE];
     for block in [64 << 10, 512 << 10, WHOLE] {
-        say(&format!("blocks of {} KiB", block >> 10))?;
+        print(&format!("blocks of {} KiB", block >> 10))?;
         let plain = || content.iter().flat_map(|one| one.chunks(block));
         let two: Vec<Vec<u8>> = plain().map(shuffled::<2>).collect();
         let low: Vec<Vec<u8>> =
@@ -114,24 +114,24 @@ fn main() -> Result<()> {
         let both: Vec<Vec<u8>> =
             two.iter().map(|one| one.chunks(block / 2).flat_map(in_bits).collect::<Vec<u8>>()).collect();
         let eight: Vec<Vec<u8>> = plain().map(shuffled::<8>).collect();
-        let ms = least_ms(objects, || {
+        let ms = min_ms(objects, || {
             two.iter().for_each(|one| unshuffle::<2>(one, &mut room[..block]));
             Ok(())
         })?;
-        say(&format!("  undoing a byte shuffle of 2: {ms:.2}"))?;
-        let ms = least_ms(objects, || {
+        print(&format!("  undoing a byte shuffle of 2: {ms:.2}"))?;
+        let ms = min_ms(objects, || {
             both.iter().for_each(|one| from_bits(one, &mut room[..block]));
             Ok(())
         })?;
-        say(&format!("  undoing a bit shuffle: {ms:.2}"))?;
+        print(&format!("  undoing a bit shuffle: {ms:.2}"))?;
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") {
-            let ms = least_ms(objects, || {
-                // SAFETY: the processor has what the function is compiled for.
+            let ms = min_ms(objects, || {
+                // SAFETY: the processor has the features that the function is compiled for.
                 both.iter().for_each(|one| unsafe { from_bits_avx2(one, &mut room[..block]) });
                 Ok(())
             })?;
-            say(&format!("  the same by AVX2: {ms:.2}"))?;
+            print(&format!("  the same by AVX2: {ms:.2}"))?;
         }
         let plain: Vec<Vec<u8>> = plain().map(<[u8]>::to_vec).collect();
         let forms = [
@@ -146,13 +146,13 @@ fn main() -> Result<()> {
             let packed: Vec<Vec<u8>> = blocks.iter().map(|one| lz4_flex::block::compress(one)).collect();
             let making = 1e3 * (cpu_s()? - before) / objects as f64;
             let size = packed.iter().map(Vec::len).sum::<usize>() as f64 / bytes as f64;
-            let ms = least_ms(objects, || {
+            let ms = min_ms(objects, || {
                 packed.iter().try_for_each(|one| match lz4_flex::block::decompress_into(one, &mut room) {
                     Ok(_) => Ok(()),
                     Err(error) => Err(Error::bug(format!("lz4: {error}"))),
                 })
             })?;
-            say(&format!("  {name}, LZ4: {size:.2} of the gzip, read {ms:.2}, made {making:.2}"))?;
+            print(&format!("  {name}, LZ4: {size:.2} of the gzip, read {ms:.2}, made {making:.2}"))?;
             for level in [1, 3] {
                 let before = cpu_s()?;
                 let packed = blocks.iter().map(|one| zstd::bulk::compress(one, level));
@@ -160,13 +160,13 @@ fn main() -> Result<()> {
                 let making = 1e3 * (cpu_s()? - before) / objects as f64;
                 let size = packed.iter().map(Vec::len).sum::<usize>() as f64 / bytes as f64;
                 let mut reader = zstd::bulk::Decompressor::new().map_err(|error| zstd_failed(&error))?;
-                let ms = least_ms(objects, || {
+                let ms = min_ms(objects, || {
                     packed.iter().try_for_each(|one| match reader.decompress_to_buffer(one, &mut room[..]) {
                         Ok(_) => Ok(()),
                         Err(error) => Err(zstd_failed(&error)),
                     })
                 })?;
-                say(&format!("  {name}, zstd {level}: {size:.2} of the gzip, read {ms:.2}, made {making:.2}"))?;
+                print(&format!("  {name}, zstd {level}: {size:.2} of the gzip, read {ms:.2}, made {making:.2}"))?;
             }
         }
     }

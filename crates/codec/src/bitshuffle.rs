@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bits of bytes, all lowest before all next, and back: of small numbers the upper ones are all alike.
+//! Bit shuffle (as in Blosc): groups bit k of every byte, and back. The high bits of small numbers are all alike.
 
 use crate::byteshuffle::unshuffle_eight;
 
-/// `plane`, a multiple of eight bytes, as eight planes of its bits, the lowest first. Both buffers are of one length.
+/// Splits `plane`, a multiple of eight bytes, into eight planes of its bits, lowest first. Both buffers have equal
+/// length.
 pub(crate) fn to_bits(plane: &[u8], out: &mut [u8]) {
     let each = plane.len() / 8;
     for (at, eight) in plane.as_chunks::<8>().0.iter().enumerate() {
@@ -17,7 +18,7 @@ pub(crate) fn to_bits(plane: &[u8], out: &mut [u8]) {
 pub(crate) fn from_bits(bits: &[u8], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what the function is compiled for.
+        // SAFETY: the processor has the features that the function is compiled for.
         unsafe { from_bits_avx2(bits, out) };
         return;
     }
@@ -39,7 +40,7 @@ fn put_together(bits: &[u8], out: &mut [u8]) {
     }
 }
 
-/// A matrix of 8 x 8 bits, its rows the bytes, mirrored at its diagonal (Hacker's Delight, 7-3).
+/// Transposes a matrix of 8 x 8 bits whose rows are the bytes (Hacker's Delight, 7-3).
 #[inline(always)]
 fn transposed(mut x: u64) -> u64 {
     for (mask, shift) in [(0x00aa_00aa_00aa_00aa, 7), (0x0000_cccc_0000_cccc, 14), (0x0000_0000_f0f0_f0f0, 28)] {
@@ -55,7 +56,7 @@ mod tests {
 
     use super::*;
 
-    /// As the definition says it.
+    /// The definition, without optimisation.
     fn naive(plane: &[u8]) -> Vec<u8> {
         let mut out = vec![0; plane.len()];
         for (at, byte) in plane.iter().enumerate() {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes of elements, all firsts before all seconds, and back: what is alike comes to lie together.
+//! Byte shuffle (as in Blosc): groups byte k of every element, and back, so that similar bytes are adjacent.
 
-/// Elements done at once, so that what is written stays in the cache.
+/// Elements processed at once, so that the output stays in the cache.
 const RUN: usize = 512;
 
-/// Elements of `size` bytes become planes: all their firsts, all seconds, ...; what is no whole element stays where it is.
-/// Both buffers are of one length.
+/// Splits elements of `size` bytes into planes: the first bytes of all, the second bytes of all, ... A rest that is not
+/// a whole element stays in place. Both buffers have equal length.
 pub fn shuffle(input: &[u8], out: &mut [u8], size: usize) {
     match size {
         0 | 1 => out.copy_from_slice(input),
@@ -24,8 +24,8 @@ pub fn shuffle(input: &[u8], out: &mut [u8], size: usize) {
     }
 }
 
-/// Planes become elements of `size` bytes again; what is no whole element stays where it is. Both buffers are of one
-/// length.
+/// Joins planes into elements of `size` bytes. A rest that is not a whole element stays in place. Both buffers have
+/// equal length.
 pub fn unshuffle(input: &[u8], out: &mut [u8], size: usize) {
     match size {
         0 | 1 => out.copy_from_slice(input),
@@ -59,7 +59,7 @@ fn taken_apart<const N: usize>(input: &[u8], out: &mut [u8]) {
     rest(input, out, count * N);
 }
 
-/// Eight planes become eight bytes each, compiled into its caller for whatever processor that is for.
+/// Joins eight planes into eight-byte elements; compiled into its caller for that caller's processor features.
 #[inline(always)]
 pub(crate) fn unshuffle_eight(input: &[u8], out: &mut [u8]) {
     put_together::<8>(input, out);
@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// As the definition says it.
+    /// The definition, without optimisation.
     fn naive(input: &[u8], size: usize) -> Vec<u8> {
         let count = input.len() / size;
         let mut out: Vec<u8> = (0..count * size).map(|at| input[at % count * size + at / count]).collect();

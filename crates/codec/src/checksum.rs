@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checksums of bytes, at once and as they pass.
+//! Checksums of bytes: of a whole buffer, and incremental.
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use penstock_types::{Algorithm, Digest};
@@ -14,13 +14,13 @@ pub fn crc32c_masked(bytes: &[u8]) -> u32 {
     mask(crc32c(bytes))
 }
 
-/// Rotated right by 15 and offset: a CRC over bytes that hold CRCs is weak, so TFRecord (and Snappy's framing, and
-/// LevelDB before them) never store one as it is.
+/// Rotates right by 15 and adds an offset: a CRC over bytes that contain CRCs is weak, so TFRecord (like Snappy's
+/// framing and LevelDB before it) never stores a plain CRC.
 pub fn mask(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// CRC-32C of bytes as they pass.
+/// Incremental CRC-32C.
 #[derive(Debug, Clone, Copy)]
 pub struct Crc32c(crc_fast::Digest);
 
@@ -36,17 +36,17 @@ impl Crc32c {
         Self(crc_fast::Digest::new(Crc32Iscsi))
     }
 
-    /// Takes in `bytes`.
+    /// Adds `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Takes in the bytes that `next` has taken in, without reading them again.
+    /// Appends the bytes of `next` without reading them again.
     pub fn append(&mut self, next: &Self) {
         self.0.combine(&next.0);
     }
 
-    /// The CRC of what has passed.
+    /// CRC of the bytes so far.
     pub fn value(&self) -> u32 {
         self.0.finalize() as u32
     }
@@ -57,7 +57,7 @@ impl Crc32c {
     }
 }
 
-/// XXH3 (128 bits) of bytes as they pass: what manifests hold. Detects damage, resists no attacker.
+/// Incremental XXH3 (128 bits), the digest in manifests. It detects damage and resists no attacker.
 #[derive(Clone, Default)]
 pub struct Xxh3(Box<xxhash_rust::xxh3::Xxh3Default>);
 
@@ -67,12 +67,12 @@ impl Xxh3 {
         Self::default()
     }
 
-    /// Takes in `bytes`.
+    /// Adds `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The hash of what has passed.
+    /// Hash of the bytes so far.
     pub fn value(&self) -> u128 {
         self.0.digest128()
     }
@@ -82,7 +82,7 @@ impl Xxh3 {
         Digest::of_u128(Algorithm::Xxh3, self.value())
     }
 
-    /// The digest of `bytes` at once.
+    /// Digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest::of_u128(Algorithm::Xxh3, xxhash_rust::xxh3::xxh3_128(bytes))
     }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which codec an object is in, by its name or by its first bytes.
+//! Codec of an object, by its name or by its first bytes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use penstock_types::{Error, Result};
 
-/// How an object's bytes are compressed.
+/// Compression format of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub enum Codec {
-    /// Not at all.
+    /// No compression.
     #[default]
     None,
     /// RFC 1952, one or more members.
@@ -34,7 +34,7 @@ impl Codec {
         }
     }
 
-    /// The suffix of names in this codec; empty for [`Codec::None`].
+    /// Suffix of names with this codec; empty for [`Codec::None`].
     pub fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
@@ -44,8 +44,8 @@ impl Codec {
         }
     }
 
-    /// The codec that a name's suffix says, in whatever case. A name that is nothing but a suffix (`a/.gz`) has none:
-    /// cutting it would leave no name.
+    /// Codec by the suffix of a name, ignoring case. A name that consists of a suffix only (`a/.gz`) has none, because
+    /// removing it would leave no name.
     pub fn of_name(name: &[u8]) -> Self {
         let ends = |codec: &Self| {
             let cut = name.len().checked_sub(codec.suffix().len());
@@ -56,8 +56,8 @@ impl Codec {
         [Self::Gzip, Self::Zstd, Self::Lz4].into_iter().find(ends).unwrap_or(Self::None)
     }
 
-    /// The codec that an object's first bytes say; four are enough. Fewer, or a skippable frame (which zstd and LZ4
-    /// share), say [`Codec::None`].
+    /// Codec by the first bytes of an object; four are enough. Fewer bytes, or a skippable frame (common to zstd and
+    /// LZ4), give [`Codec::None`].
     pub fn sniff(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, 8, ..] => Self::Gzip,
@@ -67,7 +67,7 @@ impl Codec {
         }
     }
 
-    /// The level that [`crate::compress`] is best called with where the user names none.
+    /// Default level for [`crate::compress`].
     pub fn default_level(self) -> i32 {
         match self {
             Self::None | Self::Lz4 => 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Inflation of whole objects into a buffer that the caller keeps and gives again.
+//! Whole-object decompression into a buffer that the caller reuses.
 
 use penstock_types::Result;
 
@@ -7,16 +7,17 @@ use crate::gzip::{self, GzipCheck};
 use crate::output::{above_limit, reserve};
 use crate::{Codec, StreamDecoder, zstandard};
 
-/// Inflates the whole object `input` into `out`, which then holds exactly its content: what was there is replaced, the
-/// room is reused, and nothing is zeroed first. `limit` bounds the content (a bomb stops there); on an error `out` is
-/// empty. `place` names the object in messages.
+/// Decompresses the whole object `input` into `out`, replacing its content. The capacity of `out` is reused, and
+/// nothing is zeroed first. `limit` bounds the content (a bomb stops there); after an error `out` is empty. `place`
+/// names the object in messages.
 ///
-/// Gzip goes through libdeflate, zstd in one pass where the frame says its size, LZ4 block by block.
+/// Gzip uses libdeflate, zstd one pass if the frame states its size, LZ4 one block at a time.
 pub fn decompress_into(codec: Codec, input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
     decompress_into_checked(codec, input, out, limit, GzipCheck::Full, place)
 }
 
-/// [`decompress_into`] with a say in how much of gzip's trailer is checked; the other codecs check all they carry.
+/// Like [`decompress_into`], with a choice of how much of gzip's trailer is verified; the other codecs verify all their
+/// checksums.
 pub fn decompress_into_checked(
     codec: Codec,
     input: &[u8],
@@ -38,7 +39,7 @@ pub fn decompress_into_checked(
     result
 }
 
-/// An LZ4 object: its frames.
+/// Decompresses an LZ4 object, frame by frame.
 fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> {
     let mut inflater = StreamDecoder::new(Codec::Lz4, limit, place);
     let mut append = |bytes: &[u8]| {
@@ -51,12 +52,13 @@ fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> 
     inflater.finish().map(|_| blocks)
 }
 
-/// Inflates one stretch that [`crate::split_frames`] gave into `out`, whose content is replaced: the blocks it holds.
-/// `None` where it does not consist of whole blocks that inflate, checksums included, to at most `limit` bytes: then
-/// nothing behind it is to be believed, and [`StreamDecoder::resume_at`] reads on from where it begins.
+/// Decompresses one run from [`crate::split_frames`] into `out`, replacing its content, and returns the number of its
+/// frames. `None` unless it consists of whole frames that decompress, checksums included, to at most `limit` bytes.
+/// After `None`, later runs are not valid either, and [`StreamDecoder::resume_at`] continues from the start of this
+/// one.
 ///
-/// Stretches inflate apart, in any order and on any thread. That each of them, from the first one on, consists of whole
-/// blocks proves the cuts: a block that begins where a whole one has ended begins there.
+/// Runs are decompressed independently, in any order and on any thread. The cuts are proven if each run, from the first
+/// one on, consists of whole frames: where a whole frame ends, the next one begins.
 pub fn decompress_frames(codec: Codec, stretch: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
     out.clear();
     let blocks = match codec {
@@ -80,7 +82,7 @@ fn copy(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> 
     Ok(())
 }
 
-/// Room for `more` bytes behind what `out` holds, growing by a factor, the limit allowing.
+/// Reserves `more` bytes after the content of `out`, growing by a factor, up to the limit.
 fn reserve_more(out: &mut Vec<u8>, more: usize, limit: u64, place: &str) -> Result<()> {
     let need = out.len() as u64 + more as u64;
     if need > out.capacity() as u64 {

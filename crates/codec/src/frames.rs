@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where an object can be taken apart: gzip members, zstd and LZ4 frames follow one another, and each inflates
-//! alone. Here they are found, as far as that can be done without inflating them; what comes out are stretches of whole
-//! blocks for threads that the caller has.
+//! Splits an object into frames that can be decompressed independently: gzip members, zstd frames and LZ4 frames. It
+//! finds frames without decompressing them, as far as that is possible, and returns runs of whole frames for the
+//! caller's threads.
 //!
-//! zstd and LZ4 frames and bgzf members (a `BC` field in the header, as SAM and BAM files have it) say how long they are.
-//! Other gzip members do not: there, what looks like a header is taken for one. A cut is thus a guess, and is proven by
-//! inflating: the stretch before it must end there, whole (see [`crate::decompress_frames`]). A wrong guess costs time.
+//! zstd and LZ4 frames and bgzf members (with a `BC` field in the header, as in SAM and BAM files) contain their
+//! length. Other gzip members do not: bytes that look like a header are taken for one. Such a cut is a guess, and
+//! decompression proves it: the run before it must end exactly there (see [`crate::decompress_frames`]). A wrong guess
+//! costs time, never correctness.
 
 use crate::Codec;
 use crate::gzip::{MAX_OF_ONE, TRAILER};
@@ -16,15 +17,15 @@ const GZIP: [u8; 3] = [0x1f, 0x8b, 8];
 /// A header without optional fields.
 const GZIP_HEADER: usize = 10;
 /// A header, the empty DEFLATE stream, a trailer.
-const GZIP_LEAST: usize = GZIP_HEADER + 2 + TRAILER;
+const MIN_GZIP: usize = GZIP_HEADER + 2 + TRAILER;
 const ZSTD: u32 = 0xfd2f_b528;
-/// The most content of a zstd block.
+/// Maximum content of a zstd block.
 const ZSTD_BLOCK: u64 = 128 << 10;
 
-/// Whole blocks of an object, one after another.
+/// A run of consecutive whole frames of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRun {
-    /// Stored bytes; it begins where the one before it ends.
+    /// Number of stored bytes; the run begins where the previous one ends.
     pub stored: usize,
     /// Decompressed size that it states: exact (gzip), or a maximum (other codecs, if a frame states no size).
     pub content: u64,
@@ -35,23 +36,22 @@ pub struct FrameRun {
 pub struct FrameRunSize {
     /// Stored bytes.
     pub stored: usize,
-    /// Inflated bytes.
+    /// Decompressed bytes.
     pub content: u64,
 }
 
 impl Default for FrameRunSize {
-    /// Small enough that content is still in a core's cache when it is hashed and written, large enough that handing it
-    /// from thread to thread costs nothing beside inflating it.
+    /// Small enough that content is still in a core's cache when it is hashed and written; large enough that passing it
+    /// between threads costs little compared with decompression.
     fn default() -> Self {
         Self { stored: 512 << 10, content: 2 << 20 }
     }
 }
 
-/// Takes `window` apart, which begins where a block begins. The stretches follow one another from its start; what is
-/// behind the last one is the begin of a block that the window does not hold whole, or is none at all. `is_end` says that
-/// the object ends with the window.
+/// Splits `window`, which starts at the beginning of a frame. The runs follow one another from its start; bytes after
+/// the last run belong to an incomplete frame, or to none. `is_end`: the object ends with the window.
 ///
-/// Believes nothing: what a stretch says of itself comes from the object.
+/// Nothing is trusted: all lengths come from the object.
 pub fn split_frames(codec: Codec, window: &[u8], is_end: bool, size: FrameRunSize) -> Vec<FrameRun> {
     let (mut stretches, mut open) = (Vec::new(), FrameRun { stored: 0, content: 0 });
     let mut at = 0;
@@ -85,7 +85,7 @@ fn gzip_member(bytes: &[u8], is_end: bool) -> Option<FrameRun> {
     if let Some(stored) = bgzf_size(bytes) {
         return bytes.get(..stored).and_then(gzip_content).map(|content| FrameRun { stored, content });
     }
-    let mut from = GZIP_LEAST;
+    let mut from = MIN_GZIP;
     while let Some(next) = bytes.get(from..).and_then(|rest| find(rest, GZIP)) {
         let stored = from + next;
         if is_gzip_header(&bytes[stored..])
@@ -95,12 +95,12 @@ fn gzip_member(bytes: &[u8], is_end: bool) -> Option<FrameRun> {
         }
         from = stored + 1;
     }
-    // The last member of all: nothing follows that would say where it ends.
+    // The last member: no header follows that would mark its end.
     let content = gzip_content(bytes).filter(|_| is_end)?;
     Some(FrameRun { stored: bytes.len(), content })
 }
 
-/// True for ten bytes that compressors write: no reserved flag, and a level and a system that there are.
+/// True for ten bytes that a compressor may write: no reserved flags, and a valid level and system.
 fn is_gzip_header(bytes: &[u8]) -> bool {
     let Some([a, b, c, flags, _, _, _, _, level, system]) = bytes.first_chunk::<GZIP_HEADER>() else { return false };
     [*a, *b, *c] == GZIP && flags & 0xe0 == 0 && matches!(level, 0 | 2 | 4) && matches!(system, 0..=13 | 255)
@@ -109,7 +109,7 @@ fn is_gzip_header(bytes: &[u8]) -> bool {
 /// Size in the trailer at the end of `member`; `None` if no such member is possible.
 fn gzip_content(member: &[u8]) -> Option<u64> {
     let says = u64::from(u32::from_le_bytes(*member.last_chunk::<4>()?));
-    (member.len() >= GZIP_LEAST && says <= (member.len() as u64).saturating_mul(MAX_OF_ONE)).then_some(says)
+    (member.len() >= MIN_GZIP && says <= (member.len() as u64).saturating_mul(MAX_OF_ONE)).then_some(says)
 }
 
 /// Stored bytes of a bgzf member, from the `BC` field among its extra ones.
@@ -126,7 +126,7 @@ fn bgzf_size(bytes: &[u8]) -> Option<usize> {
             && let [low, high] = body
         {
             let stored = usize::from(u16::from_le_bytes([*low, *high])) + 1;
-            return (stored >= GZIP_LEAST).then_some(stored);
+            return (stored >= MIN_GZIP).then_some(stored);
         }
         fields = &rest[body.len()..];
     }
@@ -149,7 +149,7 @@ fn skippable(bytes: &[u8]) -> Option<FrameRun> {
     Some(FrameRun { stored: len.checked_add(8)?, content: 0 })
 }
 
-/// The frame that `bytes` begin with: its header, then blocks that say their length.
+/// The frame at the start of `bytes`: its header, then blocks that state their length.
 fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         ZSTD => {}
@@ -171,7 +171,7 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     little[..size_len].copy_from_slice(bytes.get(size_at..size_at + size_len)?);
     let content_size = match size_len {
         0 => None,
-        // Two bytes begin to count where one ends.
+        // The two-byte form starts where the one-byte form ends.
         2 => Some(u64::from_le_bytes(little) + 256),
         _ => Some(u64::from_le_bytes(little)),
     };
@@ -196,7 +196,7 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     Some(FrameRun { stored, content: content_size.unwrap_or(most).min(most) })
 }
 
-/// The frame that `bytes` begin with: its header, then blocks that say their length.
+/// The frame at the start of `bytes`: its header, then blocks that state their length.
 fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         lz4::MAGIC => {}
@@ -216,7 +216,7 @@ fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
             break;
         }
         let stored = (len & 0x7fff_ffff) as usize;
-        // A byte makes at most 255.
+        // A byte expands to at most 255.
         most += (stored as u64).saturating_mul(255).min(block_most);
         at += stored + 4 * sums;
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! gzip (RFC 1952): the header walk, whole objects through libdeflate, streams through zlib-rs.
 //!
-//! Members may follow one another. After a member may stand zero bytes to the end (tapes and block devices pad so, and
-//! gzip(1) takes it); anything else there is damage. Where libdeflate refuses an object, the stream decoder goes over it
-//! again to say where and why: the fast path need not carry the words.
+//! Members may follow one another. Zero bytes may follow the last member up to the end (padding of tapes and block
+//! devices, which gzip(1) accepts); any other trailing bytes are damage. If libdeflate refuses an object, the stream
+//! decoder reads it again to report where and why, so the fast path needs no error texts.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Crc;
@@ -12,25 +12,25 @@ use penstock_types::{Error, Result, with_separators};
 use crate::libdeflate::{Outcome, inflate_raw};
 use crate::output::{Inflated, OutputWindow, above_limit, reserve};
 
-/// DEFLATE makes at most 1032 bytes of one: a trailer that says more lies.
+/// DEFLATE expands a byte to at most 1032 bytes: a trailer with a larger size is wrong.
 pub(crate) const MAX_OF_ONE: u64 = 1032;
 /// CRC-32 and size modulo 2³².
 pub(crate) const TRAILER: usize = 8;
 /// Buffer of decompressed bytes before they go to the sink; stays in L2.
 const STREAM_BUFFER: usize = 128 << 10;
 
-/// How much of gzip's own trailer is checked, whole-object.
+/// How much of gzip's own trailer is verified in whole-object decompression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GzipCheck {
     /// CRC-32 and size.
     #[default]
     Full,
-    /// Size alone: for content that carries checksums of its own and has them verified (TFRecord with `verify_crc`).
-    /// Spares one pass over the content.
+    /// Size only: for content that has its own verified checksums (TFRecord with `verify_crc`). Saves one pass over the
+    /// content.
     SizeOnly,
 }
 
-/// The size that the last four bytes of a gzip object say: of its last member, modulo 2³². A hint, never trusted.
+/// Size in the last four bytes of a gzip object: that of its last member, modulo 2^32. A hint, never trusted.
 pub fn gzip_size_hint(last4: [u8; 4]) -> u64 {
     u64::from(u32::from_le_bytes(last4))
 }
@@ -47,7 +47,7 @@ enum Field {
     Done,
 }
 
-/// Walks a member's header, however it is cut into pieces; keeps none of it.
+/// Parses a member's header, in pieces of any size; stores nothing of it.
 struct HeaderWalk {
     field: Field,
     bytes: [u8; 10],
@@ -67,7 +67,7 @@ impl HeaderWalk {
         Self { field: Field::Fixed, bytes: [0; 10], have: 0, flags: 0, crc: Crc::new() }
     }
 
-    /// Takes what of `input` is header: the bytes taken, or what is wrong.
+    /// Consumes the header bytes of `input`; returns their number, or the problem.
     fn push(&mut self, input: &[u8]) -> Result<usize, String> {
         let mut at = 0;
         while at < input.len() {
@@ -146,7 +146,7 @@ impl HeaderWalk {
         Ok(())
     }
 
-    /// Goes to `field`, or to the first after it that the flags announce.
+    /// Moves to `field`, or to the first later field that the flags announce.
     fn enter(&mut self, field: Field) {
         self.have = 0;
         let announced = |flag| self.flags & flag != 0;
@@ -166,7 +166,7 @@ fn wrong_crc(member: u64, is: u32, want: u32) -> String {
 
 fn wrong_size(member: u64, is: u64, want: u32) -> String {
     format!(
-        "has a wrong size in gzip member {member} (inflates to {} bytes, its trailer says {} modulo 2³²)",
+        "has a wrong size in gzip member {member} (inflates to {} bytes, but its trailer has {} modulo 2³²)",
         with_separators(is),
         with_separators(u64::from(want))
     )
@@ -177,10 +177,10 @@ fn trailer_of(bytes: [u8; TRAILER]) -> (u32, u32) {
     (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }
 
-/// A whole object into `out`, which is empty and may have room.
+/// Decompresses a whole object into `out`, which is empty and may have capacity.
 pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: GzipCheck, place: &str) -> Result<()> {
     if let Some(last4) = input.last_chunk::<4>() {
-        // One member is the rule, and then this is its size; any other hint only costs a second try.
+        // An object usually has one member, and this is its size; a wrong hint only costs a second try.
         let plausible = (input.len() as u64).saturating_mul(MAX_OF_ONE);
         reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
     }
@@ -191,16 +191,16 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
     }
 }
 
-/// Whole members and nothing else, behind what `out` holds: how many they are. Where it is not so, no words are looked
-/// for: who asks has a way to find them.
+/// Decompresses whole members, and nothing else, after the content of `out`; returns their number. Errors carry no text
+/// here: the caller can get one from the stream decoder.
 pub(crate) fn decompress_frames(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
     reserve(out, limit, "").ok()?;
     inflate_members(input, out, limit, GzipCheck::Full, false, "").ok()
 }
 
-/// Why a walk over members ended.
+/// Reason why the loop over members ended.
 enum Stop {
-    /// Somewhere in the stream; the stream decoder knows where.
+    /// Damaged; the stream decoder finds the position.
     Damaged,
     Says(Error),
 }
@@ -221,7 +221,7 @@ fn inflate_members(
             _ => return Err(Stop::Damaged),
         };
         let body = at + header;
-        // The trailer is not the stream's to read.
+        // The trailer does not belong to the stream.
         let Some(stream) = input.len().checked_sub(TRAILER).and_then(|end| input.get(body..end)) else {
             return Err(Stop::Damaged);
         };
@@ -233,8 +233,8 @@ fn inflate_members(
         };
         let (crc, size) = trailer_of(*trailer);
         let made = &out[start..];
-        // Not said here: what libdeflate takes for a member, zlib may call damaged before its end, and the words shall be
-        // the same for every decoder.
+        // No message here: zlib may report a member as damaged before its end where libdeflate accepts it, and all
+        // decoders shall give the same message.
         if made.len() as u32 != size || (check == GzipCheck::Full && libdeflater::crc32(made) != crc) {
             return Err(Stop::Damaged);
         }
@@ -247,11 +247,12 @@ fn inflate_members(
     }
 }
 
-/// One member's DEFLATE stream behind what `out` holds: the bytes it took, `None` where it is damaged.
+/// Decompresses one member's DEFLATE stream after the content of `out`; returns the bytes consumed, `None` if it is
+/// damaged.
 fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<Option<usize>> {
     loop {
         let start = out.len();
-        // A buffer that the caller used before may have more room than the limit allows.
+        // A reused buffer may have more capacity than the limit allows.
         let room = usize::try_from(limit - start as u64).unwrap_or(usize::MAX).min(out.capacity() - start);
         match inflate_raw(stream, &mut out.spare_capacity_mut()[..room]) {
             Outcome::Done { used, made } => {
@@ -268,7 +269,7 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
                 if (start + room) as u64 > most {
                     return Ok(None);
                 }
-                // libdeflate starts a member again, so the room must grow by a factor to keep the total time linear.
+                // libdeflate restarts a member, so the capacity must grow by a factor to keep the total time linear.
                 let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
                 reserve(out, wanted.min(most + 1).min(limit), place)?;
             }
@@ -276,14 +277,14 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
     }
 }
 
-/// Error for input that libdeflate refused: that of the stream decoder, which says where.
+/// Error for input that libdeflate refused: the one of the stream decoder, which contains the position.
 fn explain(input: &[u8], limit: u64, place: &str) -> Error {
     let (mut stream, mut passed) = (GzipStream::behind(0), Inflated { bytes_in: 0, bytes_out: 0 });
     let mut outlet = OutputWindow { place, limit, passed: &mut passed, sink: &mut |_| Ok(()) };
     match (stream.push(input, &mut outlet), stream.unfinished()) {
         (Err(error), _) => error,
         (Ok(()), Some(what)) => passed.ends_inside(place, &what),
-        (Ok(()), None) => Error::corrupt(place, "is gzip that zlib takes and libdeflate refuses"),
+        (Ok(()), None) => Error::corrupt(place, "is gzip that zlib accepts and libdeflate rejects"),
     }
 }
 
@@ -296,7 +297,7 @@ enum State {
     Padding,
 }
 
-/// A gzip object in pieces.
+/// Streaming gzip decoder.
 pub(crate) struct GzipStream {
     state: State,
     member: u64,
@@ -310,7 +311,7 @@ pub(crate) struct GzipStream {
 }
 
 impl GzipStream {
-    /// One that goes on behind `members` whole members.
+    /// A decoder that continues after `members` whole members.
     pub(crate) fn behind(members: u64) -> Self {
         Self {
             state: if members == 0 { State::Header } else { State::Between },
@@ -395,7 +396,7 @@ impl GzipStream {
             let status = status.map_err(|error| bad(error.message().unwrap_or("invalid DEFLATE data")))?;
             let stuck = took == 0 && made == 0 && status != Status::StreamEnd;
             if stuck && used < input.len() {
-                return Err(bad("DEFLATE data that lead nowhere"));
+                return Err(bad("DEFLATE data that makes no progress"));
             }
             used += took;
             self.made += made as u64;
@@ -407,7 +408,7 @@ impl GzipStream {
                 self.have = 0;
                 return Ok(used);
             }
-            // A full buffer may have more behind it even when the input is used up.
+            // A full buffer may have more output pending even if the input is used up.
             if stuck || (used == input.len() && made.len() < self.buffer.len()) {
                 return Ok(used);
             }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to bytes: gzip, zstd, lz4 and none, whole-object ([`decompress_into`]), streaming ([`StreamDecoder`]) and in stretches
-//! that inflate on many cores at once ([`split_frames`]), and the checksums of what passes ([`checksum`]).
+//! Codecs: gzip, zstd, lz4 and none. Whole-object ([`decompress_into`]), streaming ([`StreamDecoder`]), and in runs of
+//! frames that many cores decompress at once ([`split_frames`]); also checksums ([`checksum`]).
 //!
-//! A codec is tested on slices: it knows no store, no record and no thread. Damaged or hostile input ends in
-//! [`penstock_types::Error::Corrupt`] with the numbers; output never passes the limit that the caller gives.
+//! Codecs work on slices and know no store, record or thread. Damaged or hostile input ends in
+//! [`penstock_types::Error::Corrupt`] with the numbers. Output never exceeds the caller's limit.
 
 mod bitshuffle;
 mod byteshuffle;

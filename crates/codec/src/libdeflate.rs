@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! libdeflate's raw inflate, over `libdeflate-sys`: the safe `libdeflater` says neither where a stream ended (several
-//! members follow one another) nor writes to memory that was never zeroed (zeroing 16 MB costs a tenth of inflating it).
+//! Raw inflate of libdeflate through `libdeflate-sys`. The safe crate `libdeflater` does not report where a stream
+//! ended, which several members need, and cannot write to uninitialised memory: zeroing 16 MB costs a tenth of
+//! inflating it.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::RefCell;
@@ -16,11 +17,11 @@ use libdeflate_sys::{
 /// Result of one DEFLATE stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It took the first `used` bytes and made `made`.
+    /// It consumed `used` bytes and produced `made`.
     Done { used: usize, made: usize },
-    /// Damaged, or it ends too early: libdeflate does not say which.
+    /// Damaged or truncated: libdeflate does not distinguish.
     Bad,
-    /// It makes more than there was room for.
+    /// The output does not fit.
     NoRoom,
 }
 
@@ -28,7 +29,7 @@ struct Decompressor(NonNull<libdeflate_decompressor>);
 
 impl Decompressor {
     fn new() -> Self {
-        // SAFETY: takes no argument; null says that there is no memory.
+        // SAFETY: takes no argument; null means out of memory.
         match NonNull::new(unsafe { libdeflate_alloc_decompressor() }) {
             Some(pointer) => Self(pointer),
             None => handle_alloc_error(Layout::new::<[u8; 16 << 10]>()),
@@ -44,11 +45,11 @@ impl Drop for Decompressor {
 }
 
 thread_local! {
-    // Its tables are 11 KB and of no use to another thread.
+    // Per thread: its tables take 11 KB.
     static DECOMPRESSOR: RefCell<Decompressor> = RefCell::new(Decompressor::new());
 }
 
-/// Inflates the raw DEFLATE stream that `input` begins with into `out`, of which the first `made` bytes are then
+/// Decompresses the raw DEFLATE stream at the start of `input` into `out`, whose first `made` bytes are then
 /// initialised.
 pub(crate) fn inflate_raw(input: &[u8], out: &mut [MaybeUninit<u8>]) -> Outcome {
     let (mut used, mut made) = (0, 0);

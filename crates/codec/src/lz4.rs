@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! LZ4 frames in pieces. `lz4_flex` reads frames only from a blocking reader, so the framing is walked here and its
-//! block decoder called; the checksums (header, block, content) are checked. Dictionaries and legacy frames are refused.
+//! Streaming decoder of LZ4 frames. `lz4_flex` reads frames only from a blocking reader, so this module parses the
+//! frames and calls its block decoder. It verifies the checksums of header, block and content. It refuses dictionaries
+//! and legacy frames.
 
 use lz4_flex::block::decompress_into_with_dict;
 use penstock_types::{Error, Result, with_separators};
@@ -11,12 +12,12 @@ use crate::output::OutputWindow;
 pub(crate) const MAGIC: u32 = 0x184d_2204;
 const LEGACY: u32 = 0x184c_2102;
 pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
-/// How far back a linked block may refer.
+/// Maximum distance of a reference in a linked block.
 const WINDOW: usize = 64 << 10;
 
 /// Kind of the next bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum State {
     Magic,
     SkipLen,
     Skip {
@@ -45,7 +46,7 @@ struct Frame {
 }
 
 pub(crate) struct Lz4Stream {
-    part: Part,
+    state: State,
     /// Bytes that the part needs.
     need: usize,
     /// Bytes of the part so far, when a piece ended inside it.
@@ -54,16 +55,16 @@ pub(crate) struct Lz4Stream {
     count: u64,
     made: u64,
     sum: Xxh32,
-    /// The last bytes made, for linked blocks: a window or two.
+    /// The last bytes of output, for linked blocks: one or two windows.
     window: Vec<u8>,
     block: Vec<u8>,
 }
 
 impl Lz4Stream {
-    /// One that goes on behind `frames` whole frames.
+    /// A decoder that continues after `frames` whole frames.
     pub(crate) fn behind(frames: u64) -> Self {
         Self {
-            part: Part::Magic,
+            state: State::Magic,
             need: 4,
             held: Vec::new(),
             frame: Frame::default(),
@@ -77,11 +78,11 @@ impl Lz4Stream {
 
     pub(crate) fn push(&mut self, mut input: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         while !input.is_empty() {
-            if let Part::Skip { left } = self.part {
+            if let State::Skip { left } = self.state {
                 let used = input.len().min(left as usize);
                 match left - used as u32 {
-                    0 => self.expect(Part::Magic, 4),
-                    left => self.part = Part::Skip { left },
+                    0 => self.expect(State::Magic, 4),
+                    left => self.state = State::Skip { left },
                 }
                 outlet.took(used);
                 input = &input[used..];
@@ -98,7 +99,7 @@ impl Lz4Stream {
                 if self.held.len() == self.need {
                     let whole = std::mem::take(&mut self.held);
                     self.take(&whole, outlet)?;
-                    // Keep the room for the next part that is cut.
+                    // Keep the capacity for the next part that is cut.
                     self.held = whole;
                     self.held.clear();
                 }
@@ -107,8 +108,8 @@ impl Lz4Stream {
         Ok(())
     }
 
-    fn expect(&mut self, part: Part, need: usize) {
-        (self.part, self.need) = (part, need);
+    fn expect(&mut self, state: State, need: usize) {
+        (self.state, self.need) = (state, need);
     }
 
     fn bad(&self, outlet: &OutputWindow<'_>, reason: String) -> Error {
@@ -122,26 +123,26 @@ impl Lz4Stream {
 
     /// Takes the `need` bytes of the part.
     fn take(&mut self, bytes: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
-        match self.part {
-            Part::Magic => self.magic(word(bytes), outlet),
-            Part::SkipLen => {
+        match self.state {
+            State::Magic => self.magic(word(bytes), outlet),
+            State::SkipLen => {
                 match word(bytes) {
-                    0 => self.expect(Part::Magic, 4),
-                    left => self.part = Part::Skip { left },
+                    0 => self.expect(State::Magic, 4),
+                    left => self.state = State::Skip { left },
                 }
                 Ok(())
             }
-            Part::Skip { .. } => Ok(()),
-            Part::Flags => self.flags(bytes, outlet),
-            Part::Descriptor => self.descriptor(bytes, outlet),
-            Part::BlockLen => self.block_len(word(bytes), outlet),
-            Part::Block { plain } => self.block(bytes, plain, outlet),
-            Part::ContentSum => {
+            State::Skip { .. } => Ok(()),
+            State::Flags => self.flags(bytes, outlet),
+            State::Descriptor => self.descriptor(bytes, outlet),
+            State::BlockLen => self.block_len(word(bytes), outlet),
+            State::Block { plain } => self.block(bytes, plain, outlet),
+            State::ContentSum => {
                 let (is, want) = (self.sum.digest(), word(bytes));
                 if is != want {
                     return Err(self.bad(outlet, format!("content checksum is {is:#010x}, want {want:#010x}")));
                 }
-                self.expect(Part::Magic, 4);
+                self.expect(State::Magic, 4);
                 Ok(())
             }
         }
@@ -151,13 +152,13 @@ impl Lz4Stream {
         match magic {
             MAGIC => {
                 self.count += 1;
-                self.expect(Part::Flags, 2);
+                self.expect(State::Flags, 2);
                 Ok(())
             }
             magic if magic & !0xf == SKIPPABLE => {
-                // It counts: an object of skippable frames alone is well-formed and empty.
+                // Skippable frames count: an object with only such frames is well-formed and empty.
                 self.count += 1;
-                self.expect(Part::SkipLen, 4);
+                self.expect(State::SkipLen, 4);
                 Ok(())
             }
             LEGACY => {
@@ -177,7 +178,7 @@ impl Lz4Stream {
     fn flags(&mut self, bytes: &[u8], outlet: &OutputWindow<'_>) -> Result<()> {
         let (flg, bd) = (bytes[0], bytes[1]);
         if flg >> 6 != 1 || flg & 2 != 0 || bd & 0x8f != 0 || bd >> 4 < 4 {
-            return Err(self.bad(outlet, format!("its flags {flg:#04x} {bd:#04x} are of no known version")));
+            return Err(self.bad(outlet, format!("its flags {flg:#04x} {bd:#04x} belong to no known version")));
         }
         if flg & 1 != 0 {
             return Err(self.bad(outlet, "it needs a dictionary".to_owned()));
@@ -190,7 +191,7 @@ impl Lz4Stream {
             content_sum: flg & 4 != 0,
             content_size: None,
         };
-        self.expect(Part::Descriptor, if flg & 8 != 0 { 9 } else { 1 });
+        self.expect(State::Descriptor, if flg & 8 != 0 { 9 } else { 1 });
         Ok(())
     }
 
@@ -207,7 +208,7 @@ impl Lz4Stream {
         self.made = 0;
         self.sum.reset(0);
         self.window.clear();
-        self.expect(Part::BlockLen, 4);
+        self.expect(State::BlockLen, 4);
         Ok(())
     }
 
@@ -221,8 +222,8 @@ impl Lz4Stream {
                 return Err(self.bad(outlet, reason));
             }
             match self.frame.content_sum {
-                true => self.expect(Part::ContentSum, 4),
-                false => self.expect(Part::Magic, 4),
+                true => self.expect(State::ContentSum, 4),
+                false => self.expect(State::Magic, 4),
             }
             return Ok(());
         }
@@ -231,10 +232,10 @@ impl Lz4Stream {
             let reason = format!("a block has {} bytes, want at most {}", len, self.frame.block_max);
             return Err(self.bad(outlet, reason));
         }
-        self.expect(Part::Block { plain: word >> 31 == 1 }, len + if self.frame.block_sums { 4 } else { 0 });
+        self.expect(State::Block { plain: word >> 31 == 1 }, len + if self.frame.block_sums { 4 } else { 0 });
         if self.need == 0 {
-            // A plain block of no bytes: nothing will come that could take it.
-            self.expect(Part::BlockLen, 4);
+            // An uncompressed block of zero bytes has no data to wait for.
+            self.expect(State::BlockLen, 4);
         }
         Ok(())
     }
@@ -251,7 +252,7 @@ impl Lz4Stream {
         let made = if plain {
             data
         } else {
-            // A byte makes at most 255: a small block in a frame of large ones need not zero 4 MiB.
+            // A byte expands to at most 255: a small block in a frame of large ones need not zero 4 MiB.
             let most = data.len().saturating_mul(255).min(self.frame.block_max);
             if block.len() < most {
                 block.resize(most, 0);
@@ -271,34 +272,34 @@ impl Lz4Stream {
             self.remember(made);
         }
         self.block = block;
-        self.expect(Part::BlockLen, 4);
+        self.expect(State::BlockLen, 4);
         Ok(())
     }
 
     fn remember(&mut self, made: &[u8]) {
-        // Trimmed only at twice the window: moving 64 KiB for each block of a byte would be the cheapest of attacks.
+        // Trimmed only at twice the window: otherwise a hostile stream of one-byte blocks would move 64 KiB for each.
         if self.window.len() + made.len() > 2 * WINDOW {
             self.window.drain(..self.window.len().saturating_sub(WINDOW.saturating_sub(made.len())));
         }
         self.window.extend_from_slice(&made[made.len().saturating_sub(WINDOW)..]);
     }
 
-    /// The frames that have begun, skippable ones too.
+    /// Number of frames that have begun, including skippable ones.
     pub(crate) fn frames(&self) -> u64 {
         self.count
     }
 
     /// Structure that a stream ending here would cut, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
-        match self.part {
-            Part::Magic if self.held.is_empty() && self.count > 0 => None,
-            Part::Magic => Some(format!("the header of lz4 frame {}", self.count + 1)),
+        match self.state {
+            State::Magic if self.held.is_empty() && self.count > 0 => None,
+            State::Magic => Some(format!("the header of lz4 frame {}", self.count + 1)),
             _ => Some(format!("lz4 frame {}", self.count)),
         }
     }
 }
 
-/// The little-endian word that `bytes` begins with; callers give four.
+/// Little-endian word at the start of `bytes`, which has at least four.
 fn word(bytes: &[u8]) -> u32 {
     bytes.first_chunk::<4>().map_or(0, |four| u32::from_le_bytes(*four))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Output of decompression: room in a buffer, and a window that ends at the limit.
+//! Output of decompression: space in a buffer, and a window that ends at the limit.
 
 use penstock_types::{Error, Result, with_separators};
 
@@ -8,7 +8,7 @@ use penstock_types::{Error, Result, with_separators};
 pub struct Inflated {
     /// Stored bytes.
     pub bytes_in: u64,
-    /// Inflated bytes.
+    /// Decompressed bytes.
     pub bytes_out: u64,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct OutputWindow<'a> {
 }
 
 impl OutputWindow<'_> {
-    /// Gives the sink `bytes`, if the limit allows.
+    /// Passes `bytes` to the sink, if the limit allows.
     pub(crate) fn emit(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -44,7 +44,7 @@ impl OutputWindow<'_> {
         Ok(())
     }
 
-    /// Counts `len` stored bytes as taken.
+    /// Counts `len` stored bytes as consumed.
     pub(crate) fn took(&mut self, len: usize) {
         self.passed.bytes_in += len as u64;
     }
@@ -62,7 +62,7 @@ impl OutputWindow<'_> {
     }
 }
 
-/// Room for `total` bytes in all in `out`; memory that the machine has not got is an error, not an abort.
+/// Reserves `total` bytes in `out`; a lack of memory is an error, not an abort.
 pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> {
     let have = out.capacity() as u64;
     let refused = || Error::BudgetExceeded { what: format!("inflating {place}"), need: total, budget: have };

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compression of one large object in blocks, on as many threads as the caller has; the bytes do not depend on how many.
+//! Parallel compression of one large object in blocks, on the caller's threads. The output does not depend on the
+//! number of threads.
 //!
-//! gzip: one member. Blocks end at a byte and begin with the 32 KiB before them as their window (as pigz does it), so
-//! that decoders which know one member alone read all of it, and little is lost. zstd: a frame a block, which every
-//! decoder reads on. Knows no thread: who calls it has them.
+//! gzip: one member. Each block ends at a byte boundary and uses the 32 KiB before it as its window (as pigz does), so
+//! decoders that read only one member read all of it, and little compression is lost. zstd: one frame per block, which
+//! every decoder reads as one stream. Starts no threads: the caller has them.
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 use penstock_types::{Error, Result};
@@ -12,7 +13,7 @@ use crate::{Codec, compress};
 
 /// Bytes of the previous block that a gzip block may refer to: DEFLATE's window.
 const WINDOW: usize = 32 << 10;
-/// Deflate's overhead of what does not compress, and the marker of a block's end.
+/// DEFLATE's overhead for incompressible data, and the marker at the end of a block.
 const SLACK: usize = 1 << 10;
 
 /// One block, compressed.
@@ -20,9 +21,9 @@ const SLACK: usize = 1 << 10;
 pub struct CompressedBlock {
     /// Its bytes in the object.
     pub bytes: Vec<u8>,
-    /// Bytes that it was made of.
+    /// Size of its content.
     pub len: u64,
-    /// CRC-32 of those, where the codec's end wants it.
+    /// CRC-32 of these bytes, if the codec's trailer needs it.
     crc: u32,
 }
 
@@ -33,7 +34,7 @@ pub struct BlockCompressor {
     level: i32,
 }
 
-/// The end of an object in the making.
+/// Trailer of an object in progress.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tail {
     crc: u64,
@@ -41,7 +42,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Takes in the next block, in order.
+    /// Adds the next block, in order.
     pub fn take(&mut self, block: &CompressedBlock) {
         let iso = crc_fast::CrcAlgorithm::Crc32IsoHdlc;
         self.crc = match self.len {
@@ -53,7 +54,7 @@ impl Tail {
 }
 
 impl BlockCompressor {
-    /// Blocks of gzip or zstd at that level; errs with `Config` for a level that the codec has not.
+    /// A compressor for gzip or zstd at that level; errs with `Config` for a level that the codec does not have.
     pub fn new(codec: Codec, level: i32) -> Result<Self> {
         match codec {
             Codec::Gzip | Codec::Zstd => {}
@@ -65,7 +66,7 @@ impl BlockCompressor {
         Ok(Self { codec, level })
     }
 
-    /// Bytes of a block, the last apart.
+    /// Size of each block except the last, in bytes.
     pub fn block_bytes(self) -> usize {
         match self.codec {
             Codec::Zstd => 8 << 20,
@@ -73,7 +74,7 @@ impl BlockCompressor {
         }
     }
 
-    /// Bytes before a block that compressing it wants.
+    /// Bytes before a block that its compression needs.
     pub fn window(self) -> usize {
         match self.codec {
             Codec::Gzip => WINDOW,
@@ -97,7 +98,7 @@ impl BlockCompressor {
         }
         let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, block) as u32;
         let failed = |what: String| Error::bug(format!("gzip: {what}"));
-        // libdeflate's 0 to 12, whose blocks cannot be joined, to zlib's 0 to 9: 1 and 0 are what they say.
+        // Maps libdeflate's levels 0 to 12, whose blocks cannot be joined, to zlib's 0 to 9; 0 and 1 stay.
         let level = Compression::new(self.level.clamp(0, 9) as u32);
         let mut stream = Compress::new(level, false);
         let window = &before[before.len().saturating_sub(WINDOW)..];
@@ -111,7 +112,7 @@ impl BlockCompressor {
             let status = stream.compress_vec(&block[used..], &mut bytes, flush);
             match status.map_err(|error| failed(error.to_string()))? {
                 Status::StreamEnd => break,
-                // All is out once there was room to spare.
+                // All output is written once some space remains.
                 Status::Ok | Status::BufError
                     if !is_last && stream.total_in() == len && bytes.len() < bytes.capacity() =>
                 {
@@ -159,7 +160,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// Whatever the content and wherever it is cut, all of it comes back, and gzip's is one member.
+        /// For any content and any cuts, the output decompresses to the input, and gzip output is one member.
         #[test]
         fn prop_blocks_inflate_to_what_they_were_made_of(seed: u64, len in 0usize..300_000, block in 20_000usize..90_000, level in 0i32..10, is_zstd: bool) {
             let mut state = seed | 1;
@@ -175,7 +176,7 @@ mod tests {
             inflater.finish().unwrap();
             prop_assert!(got == content);
             if !is_zstd {
-                // A decoder that stops behind the first member.
+                // A decoder that stops after the first member.
                 let mut one = Vec::new();
                 flate2::read::GzDecoder::new(&stored[..]).read_to_end(&mut one).unwrap();
                 prop_assert!(one == content);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Inflation into a slot of the very size: chunks of arrays and members of zip archives, whose sizes others state.
+//! Decompression into a buffer of the exact size: chunks of arrays and members of zip archives, whose sizes are stored
+//! elsewhere.
 
 use std::mem::MaybeUninit;
 
@@ -8,7 +9,7 @@ use penstock_types::{Error, Result, with_separators};
 use crate::libdeflate::{self, Outcome};
 use crate::{Codec, GzipCheck, decompress_into_checked};
 
-/// How the bytes of a chunk are compressed.
+/// Compression format of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SizedCodec {
     /// A bare DEFLATE stream (RFC 1951), as zip has it.
@@ -19,14 +20,14 @@ pub enum SizedCodec {
     Gzip,
     /// RFC 8878.
     Zstd,
-    /// One LZ4 block, with no frame and no size.
+    /// One LZ4 block without a frame and without a size.
     Lz4Block,
 }
 
-/// Inflates `input` into `out`, which it fills to the last byte. `place` names it in messages.
+/// Decompresses `input` into `out`, which must be filled exactly. `place` names it in messages.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when `input` is damaged, makes fewer or more bytes, or has bytes to spare.
+/// [`Error::Corrupt`] if `input` is damaged, has another size, or has trailing bytes.
 pub fn decompress_exact(packing: SizedCodec, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     match packing {
         SizedCodec::Deflate => compress(input, out, place).and_then(|used| all_of(used, input.len(), place)),
@@ -58,10 +59,10 @@ fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
     ))
 }
 
-/// The stored bytes that the stream took.
+/// Returns the stored bytes consumed.
 fn compress(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
     let want = out.len();
-    // SAFETY: bytes that are initialised may be looked at as if they were not; nothing but bytes is written to them.
+    // SAFETY: initialised bytes may be viewed as uninitialised; only bytes are written to them.
     let slot = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>]) };
     match libdeflate::inflate_raw(input, slot) {
         Outcome::Done { used, made } => whole(made, want, place).map(|()| used),
@@ -78,7 +79,7 @@ fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     };
     let sound = method & 15 == 8 && u16::from_be_bytes([*method, *flags]) % 31 == 0;
     if !sound || flags & 0x20 != 0 {
-        return Err(Error::corrupt(place, format!("is no zlib stream (it begins {method:#04x} {flags:#04x})")));
+        return Err(Error::corrupt(place, format!("is not a zlib stream (it begins {method:#04x} {flags:#04x})")));
     }
     let used = compress(rest, out, place)?;
     let Some((sum, behind)) = rest[used..].split_first_chunk::<4>() else {
@@ -95,8 +96,8 @@ fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
 }
 
 fn gzip(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
-    // A member may have names and comments and be followed by more: the whole-object path knows all of it. The copy
-    // costs a tenth of the inflating.
+    // A member may have names and comments and be followed by others, which the whole-object path supports. The copy
+    // costs a tenth of the decompression.
     let mut made = Vec::new();
     decompress_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
     whole(made.len(), out.len(), place)?;
@@ -178,6 +179,6 @@ mod tests {
         let error = decompress_exact(SizedCodec::Zlib, &stored, &mut [0; 10], "p").unwrap_err().to_string();
         assert!(error.starts_with("p has a damaged zlib stream: Adler-32 is 0x"), "{error}");
         let error = decompress_exact(SizedCodec::Zlib, b"\x1f\x8b\x08", &mut [0; 10], "p").unwrap_err().to_string();
-        assert_eq!(error, "p is no zlib stream (it begins 0x1f 0x8b)");
+        assert_eq!(error, "p is not a zlib stream (it begins 0x1f 0x8b)");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Inflation of bytes as they arrive, in pieces cut anywhere.
+//! Streaming decompression: input arrives in pieces of any size.
 
 use penstock_types::{Error, Result};
 
@@ -16,8 +16,8 @@ enum Decoder {
     Lz4(Box<Lz4Stream>),
 }
 
-/// Inflates one object as its bytes arrive. Holds at most a window and a block of it; the sink sees at most `limit`
-/// bytes. After an error, of ours or of the sink, it is spent.
+/// Decompresses one object as its bytes arrive. Holds at most a window and a block of it; the sink receives at most
+/// `limit` bytes. After any error, including the sink's, it cannot be used again.
 pub struct StreamDecoder {
     place: String,
     decoder: Decoder,
@@ -27,13 +27,13 @@ pub struct StreamDecoder {
 }
 
 impl StreamDecoder {
-    /// An inflater of the object that messages call `place`.
+    /// A decoder of the object that messages call `place`.
     pub fn new(codec: Codec, limit: u64, place: &str) -> Self {
         Self::resume_at(codec, limit, place, Inflated { bytes_in: 0, bytes_out: 0 }, 0)
     }
 
-    /// One that goes on where `blocks` whole gzip members, or zstd or LZ4 frames, have been inflated by other means
-    /// ([`crate::decompress_frames`]): `passed` went through them. Limit and messages are those of the whole object.
+    /// Continues after `blocks` whole gzip members, or zstd or LZ4 frames, that [`crate::decompress_frames`] has
+    /// processed; `passed` counts their bytes. Limit and messages refer to the whole object.
     pub fn resume_at(codec: Codec, limit: u64, place: &str, passed: Inflated, blocks: u64) -> Self {
         let decoder = match codec {
             Codec::None => Decoder::None,
@@ -44,10 +44,10 @@ impl StreamDecoder {
         Self { place: place.to_owned(), decoder, limit, passed, failed: false }
     }
 
-    /// Takes the next piece of the object and gives `sink` what it inflates to, in pieces.
+    /// Consumes the next piece of the object, and passes its decompressed content to `sink` in pieces.
     pub fn push(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if self.failed {
-            return Err(Error::bug(format!("an inflater was pushed to after its error ({})", self.place)));
+            return Err(Error::bug(format!("a decoder got data after its error ({})", self.place)));
         }
         let mut outlet = OutputWindow { place: &self.place, limit: self.limit, passed: &mut self.passed, sink };
         let result = match &mut self.decoder {
@@ -65,7 +65,7 @@ impl StreamDecoder {
         self.passed
     }
 
-    /// The LZ4 frames that have begun; of the other codecs none are counted.
+    /// Number of LZ4 frames that have begun; not counted for other codecs.
     pub(crate) fn blocks(&self) -> u64 {
         match &self.decoder {
             Decoder::Lz4(stream) => stream.frames(),
@@ -73,10 +73,10 @@ impl StreamDecoder {
         }
     }
 
-    /// Ends the object; errs where it may not end here.
+    /// Ends the object; errs if it is incomplete.
     pub fn finish(self) -> Result<Inflated> {
         if self.failed {
-            return Err(Error::bug(format!("an inflater was finished after its error ({})", self.place)));
+            return Err(Error::bug(format!("a decoder was finished after its error ({})", self.place)));
         }
         let unfinished = match &self.decoder {
             Decoder::None => None,

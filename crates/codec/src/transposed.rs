@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content as planes of bytes and bits under zstd: a form for copies of our own that are read many times, smaller than
-//! gzip and cheaper to undo.
+//! Transposed content: planes of bytes and bits under zstd. Used for Penstock's own copies that are read many times;
+//! smaller than gzip and cheaper to decode.
 //!
-//! A header (magic, width of elements, how many planes are bits, bytes of a block, bytes of content), the stored length
-//! of each block, a CRC-32C of both, then the blocks: each shuffled by itself and compressed, or as it is where that is no
-//! smaller. The blocks carry no checksums: the owner of such copies has its own. Of the content's own those of its
-//! records are still inside; those of the codec it came by are not.
+//! Layout: a header (magic, element width, number of bit planes, block size, content size), the stored length of each
+//! block, a CRC-32C of both, then the blocks. Each block is shuffled alone and compressed, or stored as it is where
+//! compression does not help. Blocks have no checksums, because the owner of such copies has its own. Checksums of the
+//! records stay inside the content; those of the original codec are lost.
 
 use std::cell::RefCell;
 
@@ -17,25 +17,25 @@ use crate::checksum::crc32c;
 use crate::output::above_limit;
 use crate::{SizedCodec, decompress_exact};
 
-/// The last byte is the form's version.
+/// The last byte is the version of the format.
 const MAGIC: [u8; 8] = *b"pstkpln1";
 
 const HEADER: usize = 24;
 
-/// Bytes of content in a block: zstd takes a fifth more time for blocks of 64 KiB, a tenth less for those of 1 MiB, which
-/// no second-level cache holds (decision 0531).
+/// Content of a block in bytes: zstd takes a fifth longer for blocks of 64 KiB, and a tenth less for 1 MiB, which no L2
+/// cache holds (decision 0531).
 const BLOCK: usize = 512 << 10;
 
-/// The most that a block may be: no header makes a reader take more than this, twice, beside the content.
+/// Maximum size of a block: a hostile header makes a reader allocate at most twice this, besides the content.
 const MAX_BLOCK: usize = 1 << 20;
 
-/// Of zstd: higher ones take longer and save nothing (decision 0531).
+/// Level of zstd: higher ones take longer and save nothing (decision 0531).
 const LEVEL: i32 = 1;
 
-/// Blocks that a form is tried on, from all over the content.
+/// Number of blocks from all over the content on which a layout is tried.
 const TRIED: usize = 2;
 
-/// How content is taken apart: elements of `width` bytes, of which the `bits` lowest planes are planes of bits.
+/// Layout of the planes: elements of `width` bytes, whose `bits` lowest planes are bit planes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planes {
     width: u8,
@@ -53,7 +53,7 @@ thread_local! {
 }
 
 impl Planes {
-    /// All forms: of each width bytes alone, the lowest plane in bits, all in bits.
+    /// All layouts: for each width, bytes only, the lowest plane in bits, all in bits.
     const ALL: [Self; 11] = [
         Self { width: 1, bits: 0 },
         Self { width: 1, bits: 1 },
@@ -68,26 +68,26 @@ impl Planes {
         Self { width: 8, bits: 8 },
     ];
 
-    /// A form; `None` if no form has that width (1, 2, 4, 8) and so many planes of bits.
+    /// Creates a layout; `None` unless the width is 1, 2, 4 or 8 and has that many bit planes.
     pub fn new(width: u8, bits: u8) -> Option<Self> {
         matches!(width, 1 | 2 | 4 | 8).then_some(Self { width, bits }).filter(|form| form.bits <= form.width)
     }
 
-    /// The form by which `content` becomes smallest, judged by a few of its blocks.
+    /// The layout that makes `content` smallest, estimated from a few of its blocks.
     ///
     /// # Errors
-    /// `Bug` where zstd fails.
+    /// `Bug` if zstd fails.
     pub fn best(content: &[u8]) -> Result<Self> {
         let blocks = content.len().div_ceil(BLOCK);
         let step = blocks.div_ceil(TRIED).max(1);
         let mut best = (usize::MAX, Self::ALL[0]);
         for form in Self::ALL {
             let mut bytes = 0;
-            // Not the first block: it holds headers.
+            // Not the first block, which holds headers.
             for at in (step / 2..blocks).step_by(step) {
                 bytes += form.block_of(content, at)?.len();
             }
-            // A form with more bits must be smaller by more than nothing: it takes longer to undo.
+            // A layout with more bit planes must be smaller, because it takes longer to decode.
             if best.0 == usize::MAX || bytes < best.0 - best.0 / 50 {
                 best = (bytes, form);
             }
@@ -95,13 +95,13 @@ impl Planes {
         Ok(best.1)
     }
 
-    /// Bytes of each plane of a block that become bits: none where eight does not divide them.
+    /// Bytes of each plane of a block that become bits: none unless a multiple of eight.
     fn bits_of(self, block: usize) -> usize {
         let plane = block / usize::from(self.width);
         if plane.is_multiple_of(8) { plane * usize::from(self.bits) } else { 0 }
     }
 
-    /// Block `number` of the content as it is stored.
+    /// Encodes block `number` of the content.
     fn block_of(self, content: &[u8], number: usize) -> Result<Vec<u8>> {
         let start = number * BLOCK;
         let block = &content[start..content.len().min(start + BLOCK)];
@@ -122,7 +122,7 @@ impl Planes {
         packed.map_err(|error| Error::bug(format!("zstd: {error}")))
     }
 
-    /// A block that is no longer compressed, from `bytes` into `out`.
+    /// Joins the planes of a decompressed block from `bytes` into `out`.
     fn put_together(self, bytes: &mut [u8], bits: &mut Vec<u8>, out: &mut [u8]) {
         let in_bits = self.bits_of(bytes.len());
         if bits.len() < in_bits {
@@ -137,10 +137,10 @@ impl Planes {
     }
 }
 
-/// `content` in planes.
+/// Transposes `content`.
 ///
 /// # Errors
-/// `Bug` where zstd fails.
+/// `Bug` if zstd fails.
 pub fn transpose(content: &[u8], form: Planes) -> Result<Vec<u8>> {
     let blocks = content.len().div_ceil(BLOCK);
     let table = HEADER + 4 * blocks;
@@ -175,14 +175,16 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
         return Err(damaged(format!("want a header of {HEADER} bytes, have {}", input.len())));
     };
     if header[..8] != MAGIC {
-        return Err(damaged("it does not begin as one".to_owned()));
+        return Err(damaged("it does not begin with the right magic number".to_owned()));
     }
     let block = header[12..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
     let content = header.last_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     let form = Planes::new(header[8], header[9]).filter(|_| (1..=MAX_BLOCK).contains(&block));
     let Some(form) = form else {
         let [width, bits] = [header[8], header[9]];
-        return Err(damaged(format!("elements of {width} bytes, {bits} of them bits, in blocks of {block}")));
+        return Err(damaged(format!(
+            "its header has elements of {width} bytes, {bits} of them as bits, in blocks of {block}"
+        )));
     };
     if content > limit {
         return Err(above_limit(limit, place));
@@ -191,20 +193,24 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
     let table = count.and_then(|count| Some((rest.get(..4 * count)?, rest.get(4 * count..)?)));
     let Some((table, (sum, blocks))) = table.and_then(|(table, rest)| Some((table, rest.split_first_chunk::<4>()?)))
     else {
-        return Err(damaged(format!("{} bytes are too few for {} of content", input.len(), with_separators(content))));
+        return Err(damaged(format!(
+            "{} bytes are too few for {} bytes of content",
+            input.len(),
+            with_separators(content)
+        )));
     };
     if crc32c(&input[..HEADER + table.len()]).to_le_bytes() != *sum {
-        return Err(damaged("the checksum of its table is another".to_owned()));
+        return Err(damaged("the checksum of its table is wrong".to_owned()));
     }
     let lens = table.as_chunks::<4>().0;
     if lens.iter().map(|len| u64::from(u32::from_le_bytes(*len))).sum::<u64>() != blocks.len() as u64 {
-        return Err(damaged("its blocks are not what its table says".to_owned()));
+        return Err(damaged("the sizes of its blocks differ from its table".to_owned()));
     }
     Ok(Header { form, block, content: content as usize, lens, blocks })
 }
 
-/// The content of what [`transpose`] made, into `out`, which then holds exactly it. `limit` bounds it; on an error `out`
-/// is empty. `place` names it in messages.
+/// Restores the content of [`transpose`]'s output into `out`, replacing its content. `limit` bounds it; after an error
+/// `out` is empty. `place` names it in messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged or hostile input, and for content above the limit.
@@ -217,7 +223,7 @@ pub fn restore_transposed(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &s
 }
 
 fn fill(header: &Header<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
-    // What an earlier use left is written over: only growth is zeroed.
+    // Old content is overwritten: only growth is zeroed.
     out.truncate(header.content);
     let more = header.content - out.len();
     out.try_reserve_exact(more).map_err(|_| Error::BudgetExceeded {
@@ -251,7 +257,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers as volumes hold them: small, so that upper bits are alike.
+    /// Numbers as in volumes: small, so that their upper bits are equal.
     fn counts(elements: usize, width: u8) -> Vec<u8> {
         let value = |at: usize| (at.wrapping_mul(2_654_435_761) >> 20) as u64 % 11;
         (0..elements).flat_map(|at| value(at).to_le_bytes()[..usize::from(width)].to_vec()).collect()

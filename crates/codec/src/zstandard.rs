@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! zstd (RFC 8878) through the reference library: frames one after another, skippable ones skipped, and nothing else
-//! after them. Windows up to 128 MiB (the library's own limit); dictionaries and the formats before 1.0 are refused.
+//! zstd (RFC 8878) through the reference library: a sequence of frames, where skippable frames are skipped and other
+//! trailing bytes are an error. Windows up to 128 MiB (the library's own limit). Dictionaries and formats before 1.0
+//! are refused.
 
 use penstock_types::{Error, Result, with_separators};
 use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_content_size};
 
 use crate::output::{OutputWindow, above_limit, reserve};
 
-/// A block is at most 128 KiB of content in at least 4 bytes: a frame header that says more lies.
+/// A block holds at most 128 KiB of content in at least 4 bytes: a frame header that states more is wrong.
 const MAX_OF_ONE: u64 = 32 << 10;
 /// Buffer of decompressed bytes before they go to the sink: one block.
 const STREAM_BUFFER: usize = 128 << 10;
@@ -15,11 +16,11 @@ const STREAM_BUFFER: usize = 128 << 10;
 /// A frame's header has at most this many bytes.
 const MAX_HEADER: usize = 18;
 
-/// Counts frames as the decoder goes through them, and holds each to the size that its header states: the library does
-/// so only where it has all of a frame at once, or its last block is not empty.
+/// Counts frames while the decoder processes them, and compares each with the size in its header. The library does that
+/// only if it has a whole frame at once, or if its last block is not empty.
 struct Frames {
     context: DCtx<'static>,
-    /// The frame that is, or is to come.
+    /// Number of the current or next frame.
     frame: u64,
     inside: bool,
     /// The first bytes of that frame.
@@ -33,7 +34,7 @@ impl Frames {
         Self { context: DCtx::create(), frame: frames + 1, inside: false, header: Vec::new(), made: 0 }
     }
 
-    /// One call of the decoder: the stored bytes it took. `at` and `out` say where, for the error.
+    /// One call of the decoder; returns the stored bytes consumed. `at` and `out` give the position for the error.
     fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, &'static str> {
         let before = out.len();
         let mut source = InBuffer::around(input);
@@ -49,7 +50,7 @@ impl Frames {
                 if let Ok(Some(stated)) = get_frame_content_size(&self.header)
                     && stated != self.made
                 {
-                    return Err("its size is not the one that its header states");
+                    return Err("its size differs from that in its header");
                 }
                 self.header.clear();
                 (self.frame, self.made) = (self.frame + 1, 0);
@@ -75,12 +76,13 @@ impl Frames {
     }
 
     fn unfinished(&self) -> Option<String> {
-        // No frame at all is no zstd either.
+        // Input without any frame is not zstd either.
         (self.inside || self.frame == 1).then(|| format!("zstd frame {}", self.frame))
     }
 }
 
-/// A whole object into `out`, which is empty and may have room: its frames, skippable ones too.
+/// Decompresses a whole object into `out`, which is empty and may have capacity: all its frames, including skippable
+/// ones.
 pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> {
     let mut frames = Frames::behind(0);
     let mut at = 0;
@@ -89,7 +91,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
         if !frames.inside
             && let Ok(Some(size)) = get_frame_content_size(rest)
         {
-            // With room for all of it the library inflates in one pass, with no window of its own.
+            // With enough space for the whole output, the library decompresses in one pass, without its own window.
             let total = size.saturating_add(out.len() as u64);
             if total > limit {
                 return Err(above_limit(limit, place));
@@ -102,7 +104,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             .step(rest, out)
             .map_err(|reason| Error::corrupt(place, frames.problem(reason, at as u64, out.len() as u64)))?;
         at += used;
-        // A buffer that the caller used before may have more room than the limit allows.
+        // A reused buffer may have more capacity than the limit allows.
         if out.len() as u64 > limit {
             return Err(above_limit(limit, place));
         }
@@ -117,7 +119,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
             reserve(out, wanted.min(limit), place)?;
         } else if used == 0 && out.len() == before {
-            // Full to the limit and nothing moves: is there a byte more, or has the object been cut?
+            // The output is full to the limit: is there another byte, or was the object cut?
             let mut one_more = Vec::with_capacity(1);
             let _ = frames.step(&input[at..], &mut one_more);
             return Err(match one_more.is_empty() && at == input.len() {
@@ -140,14 +142,14 @@ fn cut_short(frames: &Frames, bytes_in: usize, bytes_out: usize, place: &str) ->
     )
 }
 
-/// A zstd object in pieces.
+/// Streaming zstd decoder.
 pub(crate) struct ZstdStream {
     frames: Frames,
     buffer: Vec<u8>,
 }
 
 impl ZstdStream {
-    /// One that goes on behind `frames` whole frames.
+    /// A decoder that continues after `frames` whole frames.
     pub(crate) fn behind(frames: u64) -> Self {
         Self { frames: Frames::behind(frames), buffer: Vec::with_capacity(STREAM_BUFFER) }
     }
@@ -165,7 +167,7 @@ impl ZstdStream {
             outlet.took(used);
             input = &input[used..];
             outlet.emit(&self.buffer)?;
-            // A full buffer may have more behind it even when the input is used up.
+            // A full buffer may have more output pending even if the input is used up.
             let more_behind = self.frames.inside && self.buffer.len() == self.buffer.capacity();
             if input.is_empty() && !more_behind {
                 return Ok(());

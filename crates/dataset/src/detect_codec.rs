@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which codec an object is in when its bytes are here, where its name did not say: the header says so and the first
-//! bytes bear it out, or the first bytes contradict what the name claims. Such an object keeps its name.
+//! Detects the codec of an object from its first bytes, where its name does not state it: Content-Encoding names a
+//! codec and the bytes confirm it, or the bytes contradict the name. Such an object keeps its name.
 
 use penstock_codec::{Codec, checksum};
 
@@ -9,7 +9,7 @@ use crate::manifest::{CodecSource, RecordFormat};
 /// Number of first bytes that identify a codec.
 pub const HEAD_BYTES: usize = 12;
 
-/// The codec that a Content-Encoding names; of several, none: such objects do not occur.
+/// Codec that a Content-Encoding names; `None` for several codecs, which do not occur in practice.
 fn of_header(encoding: &str) -> Codec {
     match encoding.trim().to_ascii_lowercase().as_str() {
         "gzip" | "x-gzip" => Codec::Gzip,
@@ -18,7 +18,7 @@ fn of_header(encoding: &str) -> Codec {
     }
 }
 
-/// The codec that is to be undone, of an object whose name says none.
+/// Returns the codec to decompress for an object whose name does not say one.
 pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
     let seen = Codec::sniff(head);
     if seen == Codec::None {
@@ -31,12 +31,13 @@ pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec
     }
 }
 
-/// The name claims a format whose files never begin like a compressed one. A `.tgz` or a model's `.bin` may be
+/// True if the name claims a format whose files never begin like a compressed file. A `.tgz` or a model's `.bin` may be
 /// compressed on purpose.
 fn claims_otherwise(name: &[u8], head: &[u8]) -> bool {
     match RecordFormat::of_name(name) {
         RecordFormat::Npy | RecordFormat::Tar | RecordFormat::Jpeg => true,
-        // A record of some 560 kB begins with gzip's first bytes; then the checksum of its length follows.
+        // The length field of a TFRecord of about 560 kB equals gzip's first bytes; the checksum of that length then
+        // tells them apart.
         RecordFormat::TfRecord => match (head.first_chunk::<8>(), head.get(8..HEAD_BYTES)) {
             (Some(length), Some(crc)) => checksum::crc32c_masked(length).to_le_bytes() != *crc,
             _ => true,

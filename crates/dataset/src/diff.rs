@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Comparison of two manifests by logical name. Opens no object: it compares the metadata of both.
+//! Compares two manifests by logical name. Opens no object: it compares only the metadata of both.
 //!
-//! A staged copy also knows what each file was made from, so that a copy can be compared with its compressed source.
+//! A staged copy also records the source of each file, so that a copy can be compared with its compressed source.
 
 use penstock_codec::Codec;
 use penstock_store::Version;
@@ -15,33 +15,33 @@ use crate::manifest::{Entry, Manifest};
 pub struct Change {
     /// Its logical name, control characters escaped.
     pub name: String,
-    /// Difference, with both values.
+    /// The difference, with both values.
     pub reason: String,
 }
 
-/// Differences between two manifests, and the evidence by which the other objects are equal.
+/// Differences between two manifests, and the evidence that the other objects are equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// In the second only.
+    /// Objects only in the second manifest.
     pub added: Vec<String>,
-    /// In the first only.
+    /// Objects only in the first manifest.
     pub removed: Vec<String>,
-    /// In both, and not the same.
+    /// Objects in both that differ.
     pub changed: Vec<Change>,
-    /// In both, and the same.
+    /// Objects in both that are equal.
     pub same: u64,
-    /// Of those: the same digest of the same bytes.
+    /// Of `same`: equal by a digest of the same bytes.
     pub same_by_digest: u64,
-    /// The same version of the same object.
+    /// Equal by the version of the same object.
     pub same_by_version: u64,
-    /// The same size, and nothing else to compare.
+    /// Equal in size, without anything else to compare.
     pub same_by_size: u64,
-    /// The same name alone: one is compressed and the other is not, and neither knows the other's bytes.
+    /// Equal in name only: one object is compressed and the other is not, and neither entry records the other's bytes.
     pub same_by_name: u64,
 }
 
 impl Difference {
-    /// Nothing differs.
+    /// True if nothing differs.
     pub fn is_same(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
@@ -89,7 +89,7 @@ enum Verdict {
     Differs(String),
 }
 
-/// The strongest evidence that there is decides: digests, then versions of one object, then sizes.
+/// Compares two objects by the strongest evidence available: digests, then versions of one object, then sizes.
 fn compare(a: &[Form<'_>], b: &[Form<'_>]) -> Verdict {
     let pairs = || a.iter().flat_map(|a| b.iter().map(move |b| (a, b))).filter(|(a, b)| a.codec == b.codec);
     let mut differs = None;
@@ -145,7 +145,7 @@ pub fn diff(a: &Manifest, b: &Manifest) -> Difference {
             news.extend(right.take().unwrap_or_default());
             right = new.next();
         }
-        // `a` and `a.gz` side by side share a logical name: those of one key belong together.
+        // `a` and `a.gz` in one folder share a logical name: pair the entries with equal keys.
         let mut pairs = Vec::new();
         if olds.len() == 1 && news.len() == 1 {
             pairs.extend(olds.pop().zip(news.pop()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of,
-//! `{train,val}` is either, `{000..099}` is any number of these digits.
+//! Glob patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` match within a folder, `**` across folders. `[a-z]`
+//! matches one character, `{train,val}` either word, `{000..099}` any of these numbers.
 
 mod braces;
 
@@ -8,7 +8,8 @@ use std::collections::HashSet;
 
 use penstock_types::{Key, Url};
 
-/// The folder that a URL's pattern begins in, and the pattern below it; `None` when the URL holds none.
+/// Splits a URL into the folder where its pattern begins and the pattern below that folder; `None` if the URL has no
+/// pattern.
 pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     let key = url.key.as_bytes();
     let first = plain_len(key);
@@ -19,28 +20,28 @@ pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     Some((url.with_key(Key::new(key[..cut].to_vec())), key[cut..].to_vec()))
 }
 
-/// Literal bytes of a pattern, up to the first that is not.
+/// Number of literal bytes before a pattern's first special character.
 pub fn plain_len(pattern: &[u8]) -> usize {
     let special = pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['));
     braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())
 }
 
-/// True when the whole of `name` fits `pattern`. Each `*` is tried once more at every byte: the work is bounded by
-/// pattern length × name length.
+/// True if all of `name` matches `pattern`. Each `*` is retried at every byte, so the work is bounded by pattern length
+/// × name length.
 pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
     Glob::new(pattern).matches(name)
 }
 
-/// A pattern read once, for many names.
+/// A pattern parsed once and matched against many names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
-    /// Alternatives without wildcards: there may be as many as objects.
+    /// Alternatives without wildcards; there may be one per object.
     names: HashSet<Vec<u8>>,
     patterns: Vec<Vec<Token>>,
 }
 
 impl Glob {
-    /// Reads a pattern.
+    /// Parses a pattern.
     pub fn new(pattern: &[u8]) -> Self {
         let (mut names, mut patterns) = (HashSet::new(), Vec::new());
         for each in braces::expand(pattern) {
@@ -54,14 +55,14 @@ impl Glob {
         Self { names, patterns }
     }
 
-    /// True when the whole of `name` fits.
+    /// True if all of `name` matches.
     pub fn matches(&self, name: &[u8]) -> bool {
         self.names.contains(name) || self.patterns.iter().any(|tokens| fits(tokens, name))
     }
 }
 
 fn fits(tokens: &[Token], name: &[u8]) -> bool {
-    // reached[i]: the pattern's first i tokens can have made the name's bytes so far.
+    // reached[i]: the pattern's first i tokens can match the bytes of the name read so far.
     let close = |reached: &mut Vec<bool>| {
         for at in 0..tokens.len() {
             if reached[at] && matches!(tokens[at], Token::Star | Token::StarStar | Token::AnyFolders) {
@@ -87,7 +88,7 @@ fn fits(tokens: &[Token], name: &[u8]) -> bool {
                 Token::StarStar => next[at] = true,
                 Token::AnyFolders => {
                     next[at] = true;
-                    // It ends only behind a slash (or where it began), so that `**/a` does not take `ba`.
+                    // It ends only after a slash (or where it began), so that `**/a` does not match `ba`.
                     next[at + 1] |= byte == b'/';
                 }
             }
@@ -109,7 +110,7 @@ enum Token {
     OneOf(Vec<u8>, bool),
     Star,
     StarStar,
-    /// `**/`: any folders, or none.
+    /// `**/`: any number of folders, including zero.
     AnyFolders,
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which of a dataset's objects are meant: patterns over keys. Knows names only; opens and lists nothing.
+//! Key filter: selects objects of a dataset by patterns over their keys. It reads names only, and opens and lists
+//! nothing.
 //!
-//! A pattern without a `/` is compared with the last component of a key, wherever it lies; one with a `/` with the
-//! whole key. `*` and `?` stay within a folder, `**` does not, `[a-z]` is one of, `{a,b}` and `{00..99}` are either.
+//! A pattern without a `/` is compared with the last component of a key; one with a `/` is compared with the whole key.
+//! `*` and `?` match within a folder, `**` across folders, `[a-z]` one character, `{a,b}` and `{00..99}` any
+//! alternative.
 
 use std::fmt;
 
@@ -10,13 +12,13 @@ use penstock_types::{Error, Key, Result};
 
 use crate::glob::{Glob, plain_len};
 
-/// The most patterns that one command may hold: each is tried on every key.
+/// Maximum number of patterns in one command: each is tried on every key.
 const MAX_PATTERNS: usize = 4096;
 
-/// Patterns that a key must and must not fit.
+/// Patterns that a key must match, and patterns that it must not match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// The pattern of a URL: it is compared with the whole key, and its plain beginning bounds the listing.
+    /// The pattern of a URL. It is compared with the whole key, and its literal prefix limits the listing.
     within: Option<(Vec<u8>, Glob)>,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
@@ -49,30 +51,33 @@ pub fn last_component(key: &[u8]) -> &[u8] {
 }
 
 impl KeyFilter {
-    /// Keys that fit one of `include` (all, where there is none) and none of `exclude`.
+    /// Selects keys that match any of `include` (every key if it is empty) and none of `exclude`.
     pub fn new<T: AsRef<str>>(include: &[T], exclude: &[T]) -> Result<Self> {
         let patterns = |flag: &str, texts: &[T]| -> Result<Vec<Pattern>> {
             if texts.len() > MAX_PATTERNS {
-                return Err(Error::config(flag, format!("{} patterns are more than {MAX_PATTERNS}", texts.len())));
+                return Err(Error::config(
+                    flag,
+                    format!("{} patterns are given, at most {MAX_PATTERNS} are allowed", texts.len()),
+                ));
             }
             texts.iter().map(|text| Pattern::new(flag, text.as_ref())).collect()
         };
         Ok(Self { within: None, include: patterns("--select", include)?, exclude: patterns("--exclude", exclude)? })
     }
 
-    /// The same, of the keys below a folder that fit the pattern of a URL.
+    /// Also requires that a key matches the pattern of a URL.
     pub fn within(mut self, pattern: Vec<u8>) -> Self {
         let glob = Glob::new(&pattern);
         self.within = Some((pattern, glob));
         self
     }
 
-    /// True where nothing is left out.
+    /// True if the filter selects every key.
     pub fn is_all(&self) -> bool {
         *self == Self::default()
     }
 
-    /// True for a key, relative to the dataset's folder, that is meant.
+    /// True if the filter selects this key, which is relative to the dataset's folder.
     pub fn takes(&self, key: &Key) -> bool {
         let key = key.as_bytes();
         self.within.as_ref().is_none_or(|(_, glob)| glob.matches(key))
@@ -80,7 +85,7 @@ impl KeyFilter {
             && !self.exclude.iter().any(|pattern| pattern.takes(key))
     }
 
-    /// Common prefix of all selected keys; a listing needs no other.
+    /// Common prefix of all selected keys; a listing of this prefix is enough.
     pub fn literal_prefix(&self) -> &[u8] {
         let Some((pattern, _)) = &self.within else { return b"" };
         &pattern[..plain_len(pattern)]
@@ -95,9 +100,9 @@ impl KeyFilter {
         words.join(" ")
     }
 
-    /// The error where none of `what` is meant: `any object under s3://b/train/`.
+    /// Error for a filter that selects nothing; `what` is text such as `any object under s3://b/train/`.
     pub fn none_of(&self, what: impl fmt::Display) -> Error {
-        Error::NotFound { place: format!("{what} that fits {}", self.text()) }
+        Error::NotFound { place: format!("{what} that matches {}", self.text()) }
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets: the manifest of their objects, where records lie, the order of an epoch, and the shares of nodes.
+//! Datasets: the manifest of their objects, the locations of records, the order of an epoch, and the shares of nodes.
 //!
-//! Knows stores, codecs and records. Does not know who moves the bytes: staging and the feed build on it.
+//! Depends on stores, codecs and records. Staging and the feed build on it; it knows neither.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sample at a position of an epoch: a pure function of the counts, the seed, the epoch and the position.
+//! Order of an epoch: the sample at a position is a pure function of the counts, the seed, the epoch and the position.
 //!
-//! Owns the permutation and the way from a position to (object, record). Knows no bytes, ranks or batches. What stands
-//! here is a promise to saved states: a change of the order needs another [`ORDER_VERSION`].
+//! Owns the permutation and the mapping from a position to (object, record). Knows no bytes, ranks or batches. Saved
+//! states depend on this order: a change of it needs another [`ORDER_VERSION`].
 
 use std::sync::Arc;
 
-/// The version of the order; every saved state contains it.
+/// Version of the order; every saved state contains it.
 pub const ORDER_VERSION: u32 = 1;
 
-/// Sets of at most this many are permuted by a table: a Feistel network over so few bits is visibly uneven, and a table
-/// of this size costs no more than its rounds.
+/// Sets of at most this many elements are permuted by a table. A Feistel network over so few bits is visibly uneven,
+/// and a table of this size costs no more than its rounds.
 const TABLE: u64 = 32;
 
-/// Luby and Rackoff need 4 rounds against an adversary who sees everything; 8 leave no trace in the tests below.
+/// Luby and Rackoff prove 4 rounds secure against an adversary who sees everything; 8 leave no trace in the tests
+/// below.
 const ROUNDS: usize = 8;
 
 /// SplitMix64's finaliser (Stafford's mix 13): every input bit reaches every output bit.
@@ -23,14 +24,14 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A key from a seed, an epoch and a domain; each passes the mixer before the next is added, so that no two cancel.
+/// Derives a key from a seed, an epoch and a domain. Each is mixed before the next is added, so that no two cancel.
 fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     mix(mix(mix(seed.wrapping_add(golden)) ^ epoch.wrapping_add(golden)).wrapping_add(golden) ^ domain)
 }
 
-/// A keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits, walked
-/// until it lands inside (at most four steps on average, as the domain is less than four times `n`).
+/// A keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. It is
+/// applied until the result is below `n` (at most four steps on average, as the domain is less than four times `n`).
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,
@@ -45,12 +46,12 @@ enum Kind {
 }
 
 impl Permutation {
-    /// The permutation of `0..n` that leaves everything where it is.
+    /// The identity permutation of `0..n`.
     pub fn identity(n: u64) -> Self {
         Self { n, kind: Kind::Identity }
     }
 
-    /// The permutation of `0..n` that (seed, epoch, domain) name.
+    /// The permutation of `0..n` for this (seed, epoch, domain).
     pub fn keyed(n: u64, seed: u64, epoch: u64, domain: u64) -> Self {
         let mut state = key(seed, epoch, domain);
         let mut next = || {
@@ -73,7 +74,7 @@ impl Permutation {
         Self { n, kind }
     }
 
-    /// How many it permutes.
+    /// Number of elements permuted.
     pub fn len(&self) -> u64 {
         self.n
     }
@@ -83,7 +84,7 @@ impl Permutation {
         self.n == 0
     }
 
-    /// Where `index` goes. `index` must be below `len()`.
+    /// Maps `index`, which must be below `len()`.
     pub fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.n, "{index} is not below {}", self.n);
         match &self.kind {
@@ -108,7 +109,7 @@ impl Permutation {
 }
 
 impl Permutation {
-    /// Position of `value`, which must be below `len()`: the inverse of [`Self::at`], as cheap.
+    /// Position of `value`, which must be below `len()`. The inverse of [`Self::at`], at the same cost.
     pub fn index_of(&self, value: u64) -> u64 {
         debug_assert!(value < self.n, "{value} is not below {}", self.n);
         match &self.kind {
@@ -134,22 +135,22 @@ impl Permutation {
     }
 }
 
-/// How many records each object holds.
+/// Number of records in each object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counts {
-    /// The same in each of `objects`: every step is O(1).
+    /// The same number in each of `objects`: every step is O(1).
     Equal {
-        /// Objects.
+        /// Number of objects.
         objects: u64,
         /// Records in each.
         each: u64,
     },
-    /// One number an object; an epoch sums them once.
+    /// One number per object; an epoch sums them once.
     Each(Arc<[u64]>),
 }
 
 impl Counts {
-    /// The counts, as `Equal` where they are.
+    /// Counts from a slice; `Equal` if all are the same.
     pub fn of(counts: &[u64]) -> Self {
         match counts.first() {
             None => Self::Equal { objects: 0, each: 0 },
@@ -160,7 +161,7 @@ impl Counts {
         }
     }
 
-    /// Objects.
+    /// Number of objects.
     pub fn objects(&self) -> u64 {
         match self {
             Self::Equal { objects, .. } => *objects,
@@ -168,7 +169,7 @@ impl Counts {
         }
     }
 
-    /// Samples in all.
+    /// Total number of samples.
     pub fn samples(&self) -> u64 {
         match self {
             Self::Equal { objects, each } => objects * each,
@@ -176,7 +177,7 @@ impl Counts {
         }
     }
 
-    /// Records in one object.
+    /// Number of records in one object.
     pub fn records(&self, object: u64) -> u64 {
         match self {
             Self::Equal { each, .. } => *each,
@@ -184,7 +185,7 @@ impl Counts {
         }
     }
 
-    /// The most records that one object holds.
+    /// Largest number of records in one object.
     pub fn most(&self) -> u64 {
         match self {
             Self::Equal { each, .. } => *each,
@@ -193,18 +194,19 @@ impl Counts {
     }
 }
 
-/// How to shuffle.
+/// Settings of a shuffle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shuffle {
-    /// Names the order.
+    /// Seed of the order.
     pub seed: u64,
-    /// Objects, neighbours in the epoch's order of objects, whose samples are mixed with each other; at least 1.
+    /// Number of objects whose samples are mixed with each other; they are neighbours in the epoch's order of objects.
+    /// At least 1.
     pub window: u64,
 }
 
-/// The window when none is given: 16 objects, fewer where objects hold many records (16 Ki samples mix well enough, and
-/// a window's decoded samples are what the feed may have to hold), but never fewer than 2. A function of the counts
-/// alone, so that every path and every rank finds the same.
+/// Default shuffle window: 16 objects, or fewer if objects hold many records, but never fewer than 2. 16 Ki samples mix
+/// well enough, and the feed may have to hold a window's decoded samples. It depends on the counts alone, so that every
+/// path and every rank computes the same window.
 pub fn default_window(counts: &Counts) -> u64 {
     (16_384 / counts.most().max(1)).clamp(2, 16)
 }
@@ -219,46 +221,46 @@ pub struct Order {
 /// Where a sample is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Which object, by its rank among the dataset's names.
+    /// Index of the object among the sorted names of the dataset.
     pub object: u64,
-    /// Which of its records.
+    /// Index of the record in the object.
     pub record: u64,
 }
 
 impl Order {
-    /// The order of objects of these counts; as they are stored without `shuffle`.
+    /// The order of objects with these counts; without `shuffle`, the order in which they are stored.
     pub fn new(counts: Counts, shuffle: Option<Shuffle>) -> Self {
         let shuffle = shuffle.map(|shuffle| Shuffle { window: shuffle.window.max(1), ..shuffle });
         Self { counts, shuffle }
     }
 
-    /// The counts it was made from.
+    /// Counts that the order was made from.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Samples in an epoch.
+    /// Number of samples in an epoch.
     pub fn samples(&self) -> u64 {
         self.counts.samples()
     }
 
-    /// Objects whose samples are mixed; 1 without a shuffle.
+    /// Number of objects whose samples are mixed; 1 without a shuffle.
     pub fn window(&self) -> u64 {
         self.shuffle.map_or(1, |shuffle| shuffle.window)
     }
 
-    /// Whether it is any other than the order of the objects and of their records.
+    /// True if samples are not in stored order.
     pub fn is_shuffled(&self) -> bool {
         self.shuffle.is_some()
     }
 
-    /// A key for what is random about the sample at a position of an epoch (an image's crop): of the seed, the epoch and
-    /// the position, and of nothing else.
+    /// Random key for the sample at a position of an epoch, for example for an image's crop. Depends only on the seed,
+    /// the epoch and the position.
     pub fn key_of(&self, epoch: u64, position: u64) -> u64 {
         mix(key(self.shuffle.map_or(0, |shuffle| shuffle.seed), epoch, u64::MAX) ^ mix(position))
     }
 
-    /// The order of one epoch: O(1), or one pass over the counts where they differ.
+    /// The order of one epoch: O(1), or one pass over the counts if they differ.
     pub fn epoch(&self, epoch: u64) -> EpochOrder {
         let objects = self.counts.objects();
         let blocks = match self.shuffle {
@@ -282,13 +284,13 @@ impl Order {
     }
 }
 
-/// The order of one epoch. A block is an object at its place in the epoch's order of objects.
+/// The order of one epoch. A block is one object, at its position in the epoch's order of objects.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     order: Order,
     epoch: u64,
     blocks: Permutation,
-    /// First position of each block and, last, the number of samples; `None` when all blocks are of one length.
+    /// First position of each block, then the number of samples; `None` if all blocks have the same length.
     starts: Option<Vec<u64>>,
 }
 
@@ -300,7 +302,7 @@ impl EpochOrder {
         }
     }
 
-    /// The block that holds `offset` samples from the epoch's start, before the window is mixed.
+    /// Returns the block that contains the sample at `offset` from the epoch's start, before windows are mixed.
     fn block(&self, offset: u64) -> u64 {
         match &self.starts {
             Some(starts) => starts.partition_point(|&start| start <= offset) as u64 - 1,
@@ -327,13 +329,13 @@ impl EpochOrder {
         self.window(position).locate(position)
     }
 
-    /// Where the sample stands that is `offset` from the epoch's start before windows are mixed.
+    /// Where the sample at `offset` from the epoch's start is stored, before windows are mixed.
     pub fn place(&self, offset: u64) -> Place {
         let block = self.block(offset);
         Place { object: self.blocks.at(block), record: offset - self.start(block) }
     }
 
-    /// The position of the sample that is stored at `place`, which must hold one: the inverse of [`Self::locate`].
+    /// Position of the sample stored at `place`, which must contain one. The inverse of [`Self::locate`].
     pub fn position(&self, place: Place) -> u64 {
         let offset = self.start(self.blocks.index_of(place.object)) + place.record;
         let window = self.window(offset);
@@ -341,7 +343,7 @@ impl EpochOrder {
     }
 }
 
-/// A run of positions whose samples all lie in the same few objects.
+/// A run of positions whose samples are all in the same few objects.
 #[derive(Debug)]
 pub struct Window<'a> {
     epoch: &'a EpochOrder,
@@ -358,7 +360,7 @@ impl Window<'_> {
         self.epoch.place(self.start + self.samples.at(position - self.start))
     }
 
-    /// Its positions and their permutation, for a holder that keeps the epoch's order beside them.
+    /// Its positions and their permutation, for a caller that stores the epoch's order separately.
     pub fn parts(self) -> (std::ops::Range<u64>, Permutation) {
         (self.start..self.end, self.samples)
     }
@@ -428,7 +430,7 @@ mod tests {
 
         #[test]
         fn prop_one_key_bit_changes_about_half_of_the_places(bit in 0u32..64, seed: u64) {
-            // Two unrelated permutations of n agree in 1 place on average; 12 would be a chance of 1 in 10^9.
+            // Two unrelated permutations of n agree at 1 position on average; 12 would have a probability of 1 in 10^9.
             let (a, b) = (Permutation::keyed(1000, seed, 0, 0), Permutation::keyed(1000, seed ^ (1 << bit), 0, 0));
             prop_assert!((0..1000).filter(|&index| a.at(index) == b.at(index)).count() < 12);
             let (c, d) = (Permutation::keyed(1000, 0, seed, 0), Permutation::keyed(1000, 0, 0, seed | 1));
@@ -451,7 +453,7 @@ mod tests {
         assert_ne!(sequence(&order, 0), sequence(&self::order(&[3; 50], 8, 4), 0));
     }
 
-    /// Saved states lean on this order for ever: if this test fails, [`ORDER_VERSION`] must rise.
+    /// Saved states depend on this order for ever: if this test fails, [`ORDER_VERSION`] must rise.
     #[test]
     fn order_of_version_1_stays_what_it_was() {
         let small = Permutation::keyed(10, 17, 0, 0);
@@ -463,7 +465,8 @@ mod tests {
     const GOLDEN_SMALL: [u64; 10] = [0, 6, 5, 3, 4, 1, 7, 8, 9, 2];
     const GOLDEN_LARGE: [u64; 6] = [459_948_786, 782_072_326, 433_871_941, 813_798_177, 454_535_400, 694_614_147];
 
-    /// χ² of where each of n goes, over many seeds: n - 1 degrees of freedom a row; both kinds of permutation.
+    /// χ² test of where each of n elements goes, over many seeds, with n - 1 degrees of freedom per row. Covers both
+    /// kinds of permutation.
     #[test]
     fn every_place_is_equally_likely() {
         for n in [6u64, 31, 33, 64] {
@@ -475,13 +478,14 @@ mod tests {
             }
             let want = seeds as f64 / n as f64;
             let chi2: f64 = hits.iter().flatten().map(|have| (have - want).powi(2) / want).sum();
-            // Rows and columns sum to `seeds`, hence (n - 1)² degrees of freedom; 5 standard deviations above.
+            // Rows and columns sum to `seeds`, hence (n - 1)² degrees of freedom. The limit is 5 standard deviations
+            // above the mean.
             let freedom = ((n - 1) * (n - 1)) as f64;
             assert!(chi2 < freedom + 5.0 * (2.0 * freedom).sqrt(), "n {n}: chi² {chi2:.0} of {freedom:.0}");
         }
     }
 
-    /// All 24 orders of 4 appear equally often: pairs of places are independent, not only single ones.
+    /// All 24 orders of 4 elements are equally frequent: pairs of positions are independent, not only single positions.
     #[test]
     fn every_order_of_four_is_equally_likely() {
         let mut hits = std::collections::HashMap::new();
@@ -494,7 +498,7 @@ mod tests {
         assert!(chi2 < 23.0 + 5.0 * 46f64.sqrt(), "{chi2:.0}");
     }
 
-    /// Neighbours in storage are no neighbours in the order: the serial correlation of a full shuffle is nil.
+    /// Neighbours in storage are not neighbours in the order: the serial correlation of a full shuffle is zero.
     #[test]
     fn neighbours_are_parted() {
         let permutation = Permutation::keyed(10_000, 5, 0, 0);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The record index: where every record of a dataset lies (offset, length, checksum), 16 bytes each, in one file that is
-//! mapped, not read. It gives counts without a scan and single records without their objects.
+//! The record index: offset, length and checksum of every record of a dataset, 16 bytes each, in one file that is
+//! memory-mapped. It gives counts without a scan, and single records without reading their objects.
 //!
-//! Owns the file. It is a cache: every object stands in it with a stamp of its key, size and version, an object whose
-//! stamp differs is as if it were not there, and a file that does not read is as if there were none. What it says is
-//! never trusted beyond its object's size.
+//! Owns the file. The file is a cache. Each object is stored with a stamp of its key, size and version; an object whose
+//! stamp differs counts as absent, and an unreadable file counts as missing. Its content is never trusted beyond the
+//! size of the object.
 
 use std::fs::File;
 use std::io::{BufWriter, Cursor, Seek, SeekFrom, Write};
@@ -23,23 +23,24 @@ use crate::manifest::Entry;
 
 const MAGIC: &[u8; 8] = b"PENSTIX1";
 const HEADER: usize = 32;
-/// A row of the table of objects (stamp, first record) and a record (offset 48 bits, length 48 bits, checksum 32 bits).
+/// Bytes of a row: of the table of objects (stamp, first record) or of a record (offset 48 bits, length 48 bits,
+/// checksum 32 bits).
 const ROW: usize = 16;
 const WIDE: u64 = 1 << 48;
 
-/// Where a record lies in the inflated bytes of its object.
+/// Location of a record in the decompressed bytes of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Checksum of the record's bytes; the format chooses the bytes that it covers.
     pub crc: u32,
 }
 
 impl Span {
-    /// The bytes it covers.
+    /// Byte range of the record.
     pub fn range(&self) -> Range<u64> {
         self.offset..self.offset.saturating_add(self.len)
     }
@@ -55,7 +56,7 @@ pub fn stamp(entry: &Entry) -> u64 {
     hash.digest()
 }
 
-/// A file's bytes, mapped.
+/// Memory-mapped bytes of a file.
 pub struct Map {
     start: NonNull<u8>,
     len: usize,
@@ -72,8 +73,8 @@ impl Map {
         use std::os::fd::AsRawFd;
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let len = usize::try_from(file.metadata().map_err(io)?.len()).unwrap_or(usize::MAX).max(1);
-        // SAFETY: a new mapping of a file touches no memory of ours. Files of this cache are replaced by renaming, files
-        // of a stage and its logs only grow: the bytes stay what they are.
+        // SAFETY: a new mapping of a file touches no memory of ours. Cache files are only replaced by renaming; staged
+        // files and their logs only grow. The mapped bytes therefore do not change.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
@@ -82,7 +83,7 @@ impl Map {
         Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, len })
     }
 
-    /// The file's bytes; of an empty file one, which must not be looked at.
+    /// Bytes of the file. For an empty file the slice has one byte, which must not be read.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping lives as long as the borrow.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
@@ -110,12 +111,12 @@ impl Bytes {
     }
 }
 
-/// An index that reads.
+/// A record index that was read and is valid.
 pub struct RecordIndex {
     bytes: Bytes,
     objects: usize,
     path: PathBuf,
-    /// Objects of the dataset whose stamps are not the file's.
+    /// Objects of the dataset whose stamps differ from the file's.
     stale: Vec<u64>,
 }
 
@@ -138,14 +139,14 @@ pub(super) fn unpacked(bits: u128) -> Span {
 }
 
 impl RecordIndex {
-    /// Reads the index at `path`; `None` where there is none that reads.
+    /// Reads the index at `path`; `None` if it is missing or unreadable.
     pub fn open(path: &Path, entries: &[Entry]) -> Option<Self> {
         let file = File::open(path).ok()?;
         let map = Map::of(&file, &path.display().to_string()).ok()?;
         Self::of(Bytes::Mapped(map), path, entries)
     }
 
-    /// An index in memory.
+    /// Parses an index held in memory.
     pub fn parse(bytes: Vec<u8>, entries: &[Entry]) -> Option<Self> {
         Self::of(Bytes::Held(bytes), Path::new(""), entries)
     }
@@ -173,12 +174,12 @@ impl RecordIndex {
         Some(Self { bytes, objects, path: path.to_owned(), stale })
     }
 
-    /// Where it lies; empty for one in memory.
+    /// Path of the index; empty for one in memory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// True when it holds every object of the dataset as it is now.
+    /// True if it contains every object of the dataset in its current state.
     pub fn is_complete(&self) -> bool {
         self.stale.is_empty()
     }
@@ -191,17 +192,17 @@ impl RecordIndex {
         Some(u64_at(self.bytes.get(), at)..u64_at(self.bytes.get(), at + ROW))
     }
 
-    /// How many records an object holds; `None` where it is not as it was indexed.
+    /// Number of records in an object; `None` if the object changed since it was indexed.
     pub fn count(&self, object: u64) -> Option<u64> {
         self.range(object).map(|range| range.end - range.start)
     }
 
-    /// Where the records of an object lie; `None` where it is not as it was indexed.
+    /// Locations of the records of an object; `None` if the object changed since it was indexed.
     pub fn spans(&self, object: u64) -> Option<Vec<Span>> {
         (0..self.count(object)?).map(|record| self.span(object, record)).collect()
     }
 
-    /// Where a record lies.
+    /// Location of one record.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         let range = self.range(object)?;
         let number = range.start.checked_add(record).filter(|number| *number < range.end)?;
@@ -211,7 +212,7 @@ impl RecordIndex {
     }
 }
 
-/// Where an index is written: a file under a temporary name, or memory where nothing is kept.
+/// Output of an index: a temporary file, or memory if nothing is kept.
 enum Sheet {
     File { file: BufWriter<File>, temporary: OwnedFile, folder: Arc<OwnedFd>, path: PathBuf },
     Memory(Cursor<Vec<u8>>),
@@ -243,7 +244,7 @@ pub struct IndexWriter {
 }
 
 impl IndexWriter {
-    /// An index of `objects` objects that will stand at `path`.
+    /// Starts an index of `objects` objects, to be placed at `path`.
     pub fn create(path: &Path, objects: usize) -> Result<Self> {
         let place = path.display().to_string();
         let io = |error: std::io::Error| Error::from_io(&place, &error);
@@ -256,7 +257,7 @@ impl IndexWriter {
         Self::on(Sheet::File { file, temporary, folder, path: path.to_owned() }, objects)
     }
 
-    /// An index of `objects` objects that no file keeps.
+    /// Starts an index of `objects` objects in memory only.
     pub fn in_memory(objects: usize) -> Result<Self> {
         Self::on(Sheet::Memory(Cursor::default()), objects)
     }
@@ -282,7 +283,7 @@ impl IndexWriter {
         Ok(())
     }
 
-    /// Adds the next object as one that is not indexed.
+    /// Adds the next object as not indexed.
     pub fn push_unknown(&mut self, entry: &Entry) {
         self.row(!stamp(entry));
     }
@@ -292,7 +293,7 @@ impl IndexWriter {
         self.table.extend_from_slice(&self.records.to_le_bytes());
     }
 
-    /// Puts it where it belongs, and opens it.
+    /// Moves the index to its final path and opens it.
     pub fn finish(mut self, entries: &[Entry]) -> Result<RecordIndex> {
         self.row(0);
         if self.table.len() != (self.objects + 1) * ROW {
@@ -315,14 +316,14 @@ impl IndexWriter {
                 RecordIndex::open(path, entries)
             }
         };
-        opened.ok_or_else(|| Error::bug("an index that was just written does not read"))
+        opened.ok_or_else(|| Error::bug("an index that was just written cannot be read"))
     }
 }
 
 impl Drop for IndexWriter {
     fn drop(&mut self) {
         if let Sheet::File { temporary, .. } = &self.sheet {
-            // Gone already where it was finished.
+            // `finish` has already moved the file, so this does nothing then.
             temporary.remove();
         }
     }
@@ -362,7 +363,7 @@ mod tests {
                 let read: Vec<Span> = (0..).map_while(|record| index.span(object as u64, record)).collect();
                 prop_assert_eq!(&read, spans);
             }
-            // Damage is found, or harmless to walk over.
+            // Damage is detected, or the index stays safe to read.
             let mut bytes = std::fs::read(&path).unwrap();
             let cut = cut.min(bytes.len());
             if cut < bytes.len() {

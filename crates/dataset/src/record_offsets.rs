@@ -2,9 +2,10 @@
 //! Log of record offsets in the files that a stage writes, so that a later open of the copy needs
 //! no scan.
 //!
-//! Owns the log (`.penstock/records-NODE-of-NODES.bin`): appended to, one entry a file, in one write; an entry is believed
-//! together with the file alone (same size, same mtime), of several the last. It is a hint: one that does not read, or that
-//! is gone, costs a scan. Only files that hold TFRecords or a tar as they are have entries.
+//! Owns the log (`.penstock/records-NODE-of-NODES.bin`): append-only, one entry per file, written in one call. An entry
+//! is used only if the file still has the same size and mtime; of several entries the last counts. The log is a hint:
+//! if it is missing or unreadable, the copy is scanned. Only files that hold TFRecords or a tar as they are have
+//! entries.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -31,17 +32,17 @@ pub struct FileState {
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PENSTRL1");
 
-/// Magic, checksum of what follows, bytes of the name, records, size, mtime.
+/// Header size: magic, checksum of what follows, length of the name, number of records, size, mtime.
 const HEADER: usize = 48;
 
-/// A copy's own folder is looked for so far above the folder that is opened.
+/// Maximum number of folders, from the opened one upwards, that are searched for the copy's root.
 const ANCESTORS: usize = 8;
 
-/// Two times that agree to this are one: a listing has seconds as a float.
+/// Tolerance when two times are compared: a listing has seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends where the records of a finished file lie to the log that `log` opens by its name, which is asked for only if
-/// the file holds any that are known this way. What cannot be written is not: nothing but a scan hangs on it.
+/// Appends the record locations of a finished file to the log that `log` opens by name. Calls `log` only if the file
+/// has records to note. Write errors are ignored: a missing entry only costs a scan.
 pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
         && let Some(mut log) = log(&format!("records-{node}.bin"))
@@ -50,7 +51,7 @@ pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, fi
     }
 }
 
-/// Where the records of a file lie that is named as a TFRecord or a tar, and is one.
+/// Record locations of a file whose name claims TFRecord or tar; `None` if it is not one.
 fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
     let name = target.as_bytes();
     let format = RecordFormat::of_name(name);
@@ -59,7 +60,7 @@ fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
     }
     let map = Map::of(file, "a staged file").ok()?;
     let content = map.bytes().get(..usize::try_from(file.metadata().ok()?.len()).ok()?)?;
-    // Headers alone are touched; records say what they are compared with, or nothing does.
+    // Only headers are read. TFRecords contain their own checksums; tar samples have none.
     let spans: Result<Vec<Span>> = if format == RecordFormat::TfRecord {
         let span = |record: RecordSpan| Span { offset: record.offset, len: frame_len(record.len), crc: 0 };
         tfrecord::scan(content, "a staged file").map(|records| records.into_iter().map(span).collect())
@@ -86,11 +87,11 @@ fn entry(target: &Key, state: FileState, spans: &[Span]) -> Vec<u8> {
 struct Noted<'a> {
     size: u64,
     mtime_ns: i64,
-    /// 16 bytes a record.
+    /// 16 bytes per record.
     spans: &'a [u8],
 }
 
-/// The entries of a log by their files' names. What a killed stage left half-written is passed over.
+/// Parses the entries of a log, by file name. Skips entries that a killed stage left half-written.
 fn parse(mut log: &[u8]) -> HashMap<&[u8], Noted<'_>> {
     let mut found = HashMap::new();
     while !log.is_empty() {
@@ -118,21 +119,21 @@ fn next(log: &[u8]) -> Option<(&[u8], Noted<'_>, &[u8])> {
     Some((&log[HEADER..key_end], noted, &log[end..]))
 }
 
-/// Number of records in the entries, for a fuzzer of [`parse`].
+/// Number of records in the entries, for fuzzing [`parse`].
 #[doc(hidden)]
 pub fn records_noted(log: &[u8]) -> usize {
     parse(log).values().map(|noted| noted.spans.len() / 16).sum()
 }
 
-/// The logs of the copy that a folder is, or is part of.
+/// Logs of the staged copy that a folder is, or belongs to.
 pub struct StagedOffsets {
     logs: Vec<Map>,
-    /// The opened folder's name below the copy's.
+    /// Path of the opened folder below the copy's root.
     below: Vec<u8>,
 }
 
 impl StagedOffsets {
-    /// `None` where the dataset is not a folder here, or no stage noted anything.
+    /// Opens the logs; `None` if the dataset is not a local folder, or no stage wrote a log.
     pub fn of(manifest: &Manifest) -> Option<Self> {
         let folder = manifest.url.parse::<Url>().ok()?.to_path()?;
         let own = |root: &Path| root.join(std::str::from_utf8(OWN_PREFIX).unwrap_or_default());
@@ -153,7 +154,7 @@ impl StagedOffsets {
         (!logs.is_empty()).then_some(Self { logs, below })
     }
 
-    /// Writes a row for each object to `writer`: what the logs have of it as it is now, or what `before` knows.
+    /// Writes a row for each object to `writer`: from the logs if the object is unchanged, else from `before`.
     pub fn import(
         &self,
         manifest: &Manifest,
@@ -179,7 +180,7 @@ impl StagedOffsets {
 }
 
 impl Noted<'_> {
-    /// True where the entry was written of this file, as it is now.
+    /// True if the file has not changed since this log entry was written.
     fn is_of(&self, entry: &Entry) -> bool {
         let then = self.mtime_ns as f64 / 1e9;
         self.size == entry.size && entry.modified_s.is_some_and(|now| (now - then).abs() < SAME_S)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The course of an epoch over one or several datasets: selections, takes, shards, repeats and mixtures, as arithmetic.
+//! The sampler: computes the order of an epoch over one or several datasets (selections, takes, shards, repeats and
+//! mixtures) arithmetically.
 //!
-//! Owns the way from a position of the whole to (dataset, its epoch, its position); `order` says which record is there.
-//! Draws nothing and remembers nothing: a cursor of each source is a closed form of the global one, so a state stays one
-//! number. This order is a promise to saved states, as `order` is.
+//! Owns the mapping from a global position to (dataset, its epoch, its position); `order` maps that to a record. It
+//! draws no random numbers and keeps no state: each source's cursor is a closed form of the global one, so a saved
+//! state stays one number. Saved states depend on this order, as on `order`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,20 +13,20 @@ use penstock_types::{Error, Result, with_separators};
 
 use crate::order::{Counts, EpochOrder, Order, Permutation, Place, Shuffle};
 
-/// Weights of a mixture are whole numbers; their sum stays below this.
+/// Maximum sum of the weights of a mixture, which are whole numbers.
 pub const MAX_WEIGHT: u64 = 1 << 48;
 
-/// One dataset of a course: its counts, the samples that were selected of it, and their order.
+/// One dataset of a sampler: its counts, its selected samples and their order.
 #[derive(Debug, Clone)]
 pub struct DatasetView {
     counts: Counts,
     order: Order,
-    /// Where the selection begins.
+    /// Place of the first selected sample.
     first: Place,
 }
 
 impl DatasetView {
-    /// All samples of a dataset, or those of `select` (numbered as they are stored), in the order of `shuffle`.
+    /// All samples of a dataset, or those in `select` (indices in stored order), in the order of `shuffle`.
     pub fn new(counts: Counts, select: Option<Range<u64>>, shuffle: Option<Shuffle>) -> Result<Self> {
         let samples = counts.samples();
         let whole = select.as_ref().is_none_or(|range| *range == (0..samples));
@@ -34,14 +35,15 @@ impl DatasetView {
             return Ok(Self { counts, order, first: Place { object: 0, record: 0 } });
         };
         if range.start > range.end || range.end > samples {
-            let text = format!("{} to {} of {} samples", range.start, range.end, with_separators(samples));
+            let text =
+                format!("{} to {} is not a range of {} samples", range.start, range.end, with_separators(samples));
             return Err(Error::config("select", text));
         }
         let (selected, first) = selected(&counts, &range);
         Ok(Self { counts, order: Order::new(selected, shuffle), first })
     }
 
-    /// All samples of a dataset in an order that is made already.
+    /// All samples of a dataset in an existing order.
     pub fn from_order(order: Order) -> Self {
         Self { counts: order.counts().clone(), order, first: Place { object: 0, record: 0 } }
     }
@@ -51,18 +53,18 @@ impl DatasetView {
         &self.counts
     }
 
-    /// The order of what is selected.
+    /// Order of the selected samples.
     pub fn order(&self) -> &Order {
         &self.order
     }
 
-    /// Samples that a shuffle window holds at most.
+    /// Maximum number of samples in a shuffle window.
     pub fn window_samples(&self) -> u64 {
         let order = &self.order;
         order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1))
     }
 
-    /// The number of a stored object among those that the selection touches; `None` outside of it.
+    /// Index of a stored object among the objects that the selection touches; `None` for other objects.
     pub fn selected(&self, object: u64) -> Option<u64> {
         object.checked_sub(self.first.object).filter(|&number| number < self.order.counts().objects())
     }
@@ -73,7 +75,7 @@ impl DatasetView {
     }
 }
 
-/// The counts of the objects that a range of samples touches, cut to it, and where it begins.
+/// Counts of the objects that a range of samples touches, clipped to the range, and the place where it begins.
 fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
     if let Counts::Equal { each, .. } = *counts
         && each > 0
@@ -116,36 +118,39 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// One dataset, as its order says.
+    /// The positions of one dataset, in its own order.
     pub fn leaf(leaf: &DatasetView) -> Self {
         Self { step: Step::DatasetView(0), samples: leaf.order.samples(), leaves: 1 }
     }
 
-    /// Positions `range` of each epoch (cut where the epoch ends).
+    /// Restricts each epoch to the positions `range` (clipped to the epoch's end).
     pub fn range(self, range: Range<u64>) -> Self {
         let start = range.start.min(self.samples);
         let samples = range.end.clamp(start, self.samples) - start;
         Self { samples, leaves: self.leaves, step: Step::Range { of: Box::new(self), start } }
     }
 
-    /// `times` epochs as one.
+    /// Joins `times` epochs into one.
     pub fn repeat(self, times: u64) -> Result<Self> {
         let samples = self.samples.checked_mul(times).filter(|_| times > 0).ok_or_else(|| {
-            Error::config("repeat", format!("{times} times {} samples are no epoch", with_separators(self.samples)))
+            Error::config(
+                "repeat",
+                format!("{times} times {} samples is not a valid epoch", with_separators(self.samples)),
+            )
         })?;
         Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })
     }
 
-    /// Samples of several courses in the proportion of `weights`, `samples` to an epoch. Each course goes on where it
-    /// stood when the epoch ended, and begins its next epoch when its own is through. The leaves are numbered course
-    /// after course.
+    /// Mixes samples of several samplers in the proportion of `weights`, with `samples` per epoch. The next epoch
+    /// resumes each sampler where it stopped; a sampler that finishes its own epoch begins the next one. Leaves are
+    /// numbered sampler by sampler.
     pub fn mix(courses: Vec<Sampler>, weights: &[u64], samples: u64) -> Result<Self> {
         if courses.is_empty() || courses.len() != weights.len() {
-            return Err(Error::config("mix", format!("{} datasets have {} weights", courses.len(), weights.len())));
+            return Err(Error::config("mix", format!("{} datasets, but {} weights", courses.len(), weights.len())));
         }
         let sum = weights.iter().try_fold(0u64, |sum, &weight| sum.checked_add(weight));
         if weights.contains(&0) || sum.is_none_or(|sum| sum > MAX_WEIGHT) {
-            return Err(Error::config("mix", "each weight is a whole number from 1 on, their sum is at most 2^48"));
+            return Err(Error::config("mix", "weights must be whole numbers of at least 1 with a sum of at most 2^48"));
         }
         if courses.iter().any(|course| course.samples == 0) {
             return Err(Error::config("mix", "a dataset without samples cannot be mixed"));
@@ -154,22 +159,22 @@ impl Sampler {
         Ok(Self { samples, leaves, step: Step::Mix { schedule: MixSchedule::new(weights), of: courses } })
     }
 
-    /// Samples in an epoch.
+    /// Number of samples in an epoch.
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// How many leaves it has.
+    /// Number of leaves.
     pub fn leaves(&self) -> usize {
         self.leaves
     }
 
-    /// True when the positions are those of one dataset's order.
+    /// True if the positions are those of one dataset's order.
     pub fn is_plain(&self) -> bool {
         matches!(self.step, Step::DatasetView(_))
     }
 
-    /// True when samples of several datasets alternate.
+    /// True if samples of several datasets alternate.
     pub fn is_mixed(&self) -> bool {
         match &self.step {
             Step::DatasetView(_) => false,
@@ -178,7 +183,7 @@ impl Sampler {
         }
     }
 
-    /// Positions that one shuffle window is spread over, at most.
+    /// Maximum number of positions that one shuffle window is spread over.
     pub fn span(&self, leaves: &[DatasetView]) -> u64 {
         match &self.step {
             Step::DatasetView(number) => leaves.get(*number).map_or(1, DatasetView::window_samples),
@@ -189,7 +194,7 @@ impl Sampler {
                 let spans = of.iter().zip(&schedule.weights).map(|(course, &weight)| {
                     let span = course.span(leaves.get(first..).unwrap_or_default());
                     first += course.leaves;
-                    // Two more for where the schedule stands at either end.
+                    // Two more, for the position of the schedule at both ends.
                     let spread = (u128::from(span) + 2) * u128::from(schedule.sum) / u128::from(weight) + 1;
                     u64::try_from(spread).unwrap_or(u64::MAX)
                 });
@@ -198,7 +203,7 @@ impl Sampler {
         }
     }
 
-    /// The leaf, its epoch and its position that stand at `position` of `epoch`; `position` is below [`Self::samples`].
+    /// Maps `position` of `epoch` to a leaf, its epoch and its position; `position` must be below [`Self::samples`].
     pub fn locate(&self, epoch: u64, position: u64) -> (usize, u64, u64) {
         match &self.step {
             Step::DatasetView(number) => (*number, epoch, position),
@@ -219,7 +224,7 @@ impl Sampler {
     }
 }
 
-/// Which source each position of a mixture draws from: a binary tree of sources, at each node of which the left side
+/// Schedule of a mixture: which source each position draws from. A binary tree of sources; at each node the left side
 /// takes ⌊(g·a + t/2) / t⌋ of the first g positions. Every cursor is a closed form, and stays within 2 of its share.
 #[derive(Debug, Clone)]
 struct MixSchedule {
@@ -232,13 +237,14 @@ impl MixSchedule {
         Self { weights: weights.to_vec(), sum: weights.iter().sum() }
     }
 
-    /// How many of the first `g` go to a side of weight `a` of `t`; the period `t` is taken out, so nothing overflows.
+    /// Number of the first `g` positions that go to a side with weight `a` of `t`. Whole periods of `t` are computed
+    /// separately, so nothing overflows.
     fn left(g: u128, a: u64, t: u64) -> u128 {
         let (a, t) = (u128::from(a), u128::from(t));
         g / t * a + (g % t * a + t / 2) / t
     }
 
-    /// The source of position `g`, and how many positions before `g` it had.
+    /// Source of position `g`, and the number of earlier positions of that source.
     fn at(&self, mut g: u128) -> (usize, u128) {
         let (mut sources, mut sum) = (0..self.weights.len(), self.sum);
         while sources.len() > 1 {
@@ -255,20 +261,20 @@ impl MixSchedule {
     }
 }
 
-/// Where a position's sample is stored, and the run of its leaf's positions that lie in the same few objects.
+/// Location of a position's sample, and its leaf's shuffle window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
-    /// Which leaf.
+    /// Index of the leaf.
     pub leaf: usize,
     /// The leaf's epoch.
     pub epoch: u64,
     /// First position of the leaf's shuffle window.
     pub window: u64,
-    /// Which record.
+    /// Location of the record.
     pub place: Place,
 }
 
-/// Looks positions up, and keeps what neighbours share: a leaf's order of an epoch, and its window.
+/// Looks up positions and caches what neighbours share: a leaf's order of an epoch, and its window.
 #[derive(Debug)]
 pub struct SamplerCursor {
     course: Arc<Sampler>,
@@ -285,15 +291,15 @@ struct EpochState {
 }
 
 impl SamplerCursor {
-    /// A walk over a course of these leaves.
+    /// A cursor over a sampler with these leaves.
     pub fn new(course: Arc<Sampler>, leaves: Arc<[DatasetView]>) -> Result<Self> {
         if course.leaves != leaves.len() {
-            return Err(Error::bug(format!("a course of {} leaves was given {}", course.leaves, leaves.len())));
+            return Err(Error::bug(format!("a sampler of {} datasets was given {}", course.leaves, leaves.len())));
         }
         Ok(Self { states: leaves.iter().map(|_| None).collect(), course, leaves })
     }
 
-    /// How many leaves it walks over.
+    /// Number of leaves.
     pub fn leaves(&self) -> usize {
         self.leaves.len()
     }
@@ -406,7 +412,7 @@ mod tests {
         }
     }
 
-    /// Saved states lean on the schedule as they lean on the order.
+    /// Saved states depend on the schedule as they depend on the order.
     #[test]
     fn schedule_stays_what_it_was() {
         let schedule = MixSchedule::new(&[7, 2, 1]);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which node moves which object. Every node computes the same plan from the same manifest, without communication.
+//! Share plan: assigns each object to a node. Every node computes the same plan from the same manifest, without
+//! communication.
 //!
-//! Stored bytes are balanced to the capacity of each node, and within that what is written too. A rule over names can
-//! take the place of the balance.
+//! Stored bytes are balanced by the capacity of each node; within that, written bytes are balanced too. A rule over
+//! names can replace the balance.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,24 +16,24 @@ use crate::glob::Glob;
 use crate::key_filter::last_component;
 use crate::manifest::{Entry, Manifest};
 
-/// The most nodes of one job: a plan has a number for each.
+/// Maximum nodes of one job: a plan has a number for each.
 const MAX_NODES: u32 = 1 << 20;
 
-/// Stored bytes of the fullest node over their mean that balancing what is written must not exceed.
+/// Maximum stored bytes of the fullest node, relative to its even share, when written bytes are balanced as well.
 const EVEN: f64 = 1.02;
 
-/// How objects are divided.
+/// Rule by which objects are divided among nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ShareBy {
-    /// Longest first, by stored bytes and by what they cost to move.
+    /// Longest first, by stored bytes and by the cost to move them.
     #[default]
     Bytes,
     /// By a number in the name.
     Name(NameRule),
 }
 
-/// `name:PATTERN`, where `{}` in the pattern matches a run of digits: objects of one number form a group, and groups,
-/// in the order of their numbers, go to nodes in runs: of 64 groups node 0 of 16 takes the first four.
+/// `name:PATTERN`, where `{}` in the pattern matches a run of digits. Objects with the same number form a group. Groups
+/// are sorted by number and go to nodes in runs: of 64 groups, node 0 of 16 gets the first four.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameRule {
     head: Glob,
@@ -41,7 +42,7 @@ pub struct NameRule {
 }
 
 impl NameRule {
-    /// The group of a key; the last run of digits that fits where there are several.
+    /// Group of a key. If several runs of digits match, the last one counts.
     pub fn group(&self, key: &[u8]) -> Option<u64> {
         let name = if self.whole { key } else { last_component(key) };
         let mut end = name.len();
@@ -67,10 +68,10 @@ impl FromStr for ShareBy {
             return Ok(Self::Bytes);
         }
         let Some(pattern) = text.strip_prefix("name:") else {
-            return no("is neither `bytes` nor `name:PATTERN`, as name:'*_{}.tfrecord*'");
+            return no("is neither `bytes` nor `name:PATTERN`, such as name:'*_{}.tfrecord*'");
         };
         let Some((head, tail)) = pattern.split_once("{}") else {
-            return no("has no `{}` in place of the group's number");
+            return no("has no `{}` for the group's number");
         };
         if tail.contains("{}") {
             return no("has two `{}`");
@@ -85,12 +86,12 @@ impl FromStr for ShareBy {
 pub struct Weights(Vec<u64>);
 
 impl Weights {
-    /// The weight of a node, in thousandths.
+    /// Weight of a node, in thousandths.
     fn of(&self, node: usize) -> u64 {
         self.0.get(node).copied().unwrap_or(1000)
     }
 
-    /// The part of one node in the whole.
+    /// Fraction of the whole that one node gets.
     pub fn part(&self, node: u32, nodes: u32) -> f64 {
         let all: u64 = (0..nodes as usize).map(|node| self.of(node)).sum();
         self.of(node as usize) as f64 / all.max(1) as f64
@@ -105,7 +106,7 @@ impl Weights {
     }
 }
 
-/// Numbers between commas or white space.
+/// Numbers separated by commas or white space.
 impl FromStr for Weights {
     type Err = Error;
 
@@ -119,25 +120,25 @@ impl FromStr for Weights {
             })
             .collect::<Result<Vec<u64>>>()?;
         match weights.is_empty() {
-            true => Err(Error::config("--weights", "holds no number")),
+            true => Err(Error::config("--weights", "it contains no number")),
             false => Ok(Self(weights)),
         }
     }
 }
 
-/// How to divide, parsed once at the edge.
+/// Settings of a division, parsed once from user input.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Division {
     /// The rule.
     pub by: ShareBy,
     /// Weight of each node; empty if all are equal.
     pub weights: Weights,
-    /// Compressed objects are inflated on the way.
+    /// True if compressed objects are decompressed on the way.
     pub decompress: bool,
 }
 
-/// Bytes that come in and go out for one object. If it is unknown what it inflates to, its codec's usual ratio on
-/// training data: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
+/// Bytes read and written for one object. If the decompressed size is unknown, the codec's usual ratio on training data
+/// is used: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
 pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     let out = match (decompress, entry.codec, entry.decompressed_size()) {
         (false, ..) | (true, Codec::None, _) => entry.size,
@@ -148,7 +149,7 @@ pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     entry.size.saturating_add(out)
 }
 
-/// A division of a manifest's objects among nodes: disjoint, complete, and the same whatever order the listing had.
+/// A division of a manifest's objects among nodes: disjoint, complete, and independent of the order of the listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharePlan {
     owner: Vec<u32>,
@@ -157,24 +158,24 @@ pub struct SharePlan {
 }
 
 impl SharePlan {
-    /// Even shares of stored bytes.
+    /// Divides stored bytes evenly.
     pub fn new(manifest: &Manifest, nodes: u32) -> Result<Self> {
         Self::divide(manifest, nodes, &Division::default())
     }
 
-    /// Longest first by stored bytes, each to the node that would then be least full (ties: fewest objects, then lowest
-    /// number). At most 4/3 of the best plan (Graham 1969); within 1 % of even where objects are many. Where objects
-    /// differ in what they inflate to, each kind is dealt out by itself, so that what is written is even too, unless
-    /// that would leave stored bytes further than 2 % from even.
+    /// Assigns objects longest first by stored bytes, each to the node that would then be least full (ties: fewest
+    /// objects, then lowest number). The fullest node has at most 4/3 of the optimum (Graham 1969); with many objects,
+    /// loads are within 1 % of even. If decompression ratios differ, each kind of object is assigned separately, so
+    /// that written bytes are even too. This is not done if stored bytes would then be more than 2 % from even.
     pub fn divide(manifest: &Manifest, nodes: u32, division: &Division) -> Result<Self> {
         if nodes == 0 || nodes > MAX_NODES {
-            return Err(Error::config("--nodes", format!("{nodes} nodes are not 1 to {MAX_NODES}")));
+            return Err(Error::config("--nodes", format!("{nodes} is not between 1 and {MAX_NODES}")));
         }
         let objects = &manifest.objects;
         if u32::try_from(objects.len()).is_err() {
             return Err(Error::Unsupported {
                 what: format!("dividing {} objects", objects.len()),
-                by: "this version, which divides up to 4,294,967,295".to_owned(),
+                by: "this version, which divides at most 4,294,967,295".to_owned(),
             });
         }
         division.weights.check(nodes)?;
@@ -191,7 +192,7 @@ impl SharePlan {
             let mut dealt = deal.clone();
             let mut apart = vec![Vec::new(); MAX_KINDS];
             order.iter().for_each(|&at| apart[kind_of(&objects[at as usize], division.decompress)].push(at));
-            // The kind with the smallest objects comes last: they fill what the large ones left uneven.
+            // Kinds with the smallest objects come last: they fill the gaps that large objects leave.
             apart.sort_by_key(|kind| Reverse(kind.first().map(|&at| objects[at as usize].size)));
             apart.iter().for_each(|kind| dealt.out(kind));
             let mut together = deal;
@@ -205,23 +206,23 @@ impl SharePlan {
         Ok(plan)
     }
 
-    /// Places in the manifest's list of the objects of one node, ascending; empty where there are fewer objects than
+    /// Indices in the manifest of one node's objects, ascending; empty for some nodes if there are fewer objects than
     /// nodes.
     pub fn share(&self, node: u32) -> Vec<usize> {
         self.owner.iter().enumerate().filter(|(_, owner)| **owner == node).map(|(at, _)| at).collect()
     }
 
-    /// Stored bytes of every node's share.
+    /// Stored bytes of each node's share.
     pub fn loads(&self) -> &[u64] {
         &self.loads
     }
 
-    /// Bytes in and out of every node's share, estimated where they are not known.
+    /// Bytes read and written for each node's share, estimated if unknown.
     pub fn costs(&self) -> &[u64] {
         &self.costs
     }
 
-    /// A number of each object, added up by node.
+    /// Sums a number over the objects of each node.
     pub fn sums(&self, of: impl Fn(usize) -> u64) -> Vec<u64> {
         let mut sums = vec![0u64; self.loads.len()];
         for (at, &node) in self.owner.iter().enumerate() {
@@ -231,10 +232,10 @@ impl SharePlan {
     }
 }
 
-/// Kinds of objects by what they cost a stored byte.
+/// Number of kinds of objects, by cost per stored byte.
 const MAX_KINDS: usize = 257;
 
-/// Objects that cost about the same a stored byte are of one kind: the ratio in quarters, up to 64.
+/// Kind of an object: its cost per stored byte in quarters, up to 64.
 fn kind_of(entry: &Entry, decompress: bool) -> usize {
     match entry.size {
         0 => 0,
@@ -248,7 +249,7 @@ fn has_kinds(objects: &[Entry], decompress: bool) -> bool {
     decompress && kinds.any(|kind| Some(kind) != first)
 }
 
-/// A plan as it is being made.
+/// A plan under construction.
 #[derive(Clone)]
 struct Balancer<'a> {
     objects: &'a [Entry],
@@ -258,7 +259,7 @@ struct Balancer<'a> {
     counts: Vec<usize>,
 }
 
-/// Stored bytes a thousandth of weight, in the order of fullness; bytes of one job are far below 2^53.
+/// Stored bytes per thousandth of weight, ordered by fullness. Bytes of one job are far below 2^53.
 #[derive(PartialEq)]
 struct Fullness(f64);
 
@@ -288,9 +289,9 @@ impl<'a> Balancer<'a> {
         self.counts[node] += 1;
     }
 
-    /// Longest first, as `order` has them, over what the nodes have already.
+    /// Assigns objects, longest first as in `order`, in addition to what the nodes already have.
     fn out(&mut self, order: &[u32]) {
-        // Nodes of one weight fill by what they have; between weights, by what they would have.
+        // Nodes of equal weight are compared by their current load; different weights by the load after this object.
         let mut classes: Vec<u64> = (0..self.loads.len()).map(|node| self.weights.of(node)).collect();
         classes.sort_unstable();
         classes.dedup();
@@ -315,7 +316,7 @@ impl<'a> Balancer<'a> {
         }
     }
 
-    /// Deals out what the rule takes, and returns the rest.
+    /// Assigns the objects that match the rule, and returns the rest.
     fn by_name(&mut self, order: &[u32], rule: &NameRule) -> Result<Vec<u32>> {
         let mut taken: Vec<(u64, u32)> = Vec::new();
         let mut rest = Vec::new();
@@ -327,13 +328,16 @@ impl<'a> Balancer<'a> {
         }
         if taken.is_empty() && !rest.is_empty() {
             let first = &self.objects[rest[0] as usize].key;
-            return Err(Error::config("--share-by", format!("fits none of {} keys, as `{first}`", rest.len())));
+            return Err(Error::config(
+                "--share-by",
+                format!("the pattern matches none of {} keys, such as `{first}`", rest.len()),
+            ));
         }
         let mut groups: Vec<u64> = taken.iter().map(|(group, _)| *group).collect();
         groups.sort_unstable();
         groups.dedup();
         let all: u64 = (0..self.loads.len()).map(|node| self.weights.of(node)).sum();
-        // Node i takes the groups whose place, as a part of all, lies in its part of the weights.
+        // Node i gets the groups whose relative position among all groups falls in its part of the weights.
         let (mut node, mut until) = (0, self.weights.of(0));
         let mut node_of = Vec::with_capacity(groups.len());
         for place in 0..groups.len() as u128 {
@@ -350,7 +354,7 @@ impl<'a> Balancer<'a> {
         Ok(rest)
     }
 
-    /// The fullest node's stored bytes over what would be its even part.
+    /// Maximum over nodes of stored bytes divided by the node's even share.
     fn fullest(&self) -> f64 {
         let bytes: f64 = self.loads.iter().map(|load| *load as f64).sum();
         if bytes == 0.0 {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A text file of URLs as a dataset: what a publisher gives whose server lists nothing.
+//! A text file of URLs as a dataset, for publishers whose server cannot list objects.
 //!
-//! One URL a line, all of one web server; after it, in any order, the object's size and its digests (`md5:HEX`,
-//! `sha256:HEX`). `#` begins a comment. Google's `TsvHttpData-1.0` lists are read too. Owns the text and the questions
-//! for sizes that it does not say; the objects' keys are what follows the longest folder that all URLs share.
+//! One URL per line, all on one web server. After the URL, in any order: the size of the object and its digests
+//! (`md5:HEX`, `sha256:HEX`). `#` begins a comment. Google's `TsvHttpData-1.0` lists are read too. Owns the text and
+//! the requests for sizes that the text does not contain. The keys are the parts after the longest folder that all URLs
+//! share.
 
 use std::io::Read;
 
@@ -16,43 +17,43 @@ use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Result, Scheme, Ur
 use crate::key_filter::KeyFilter;
 use crate::manifest::{Entry, Manifest};
 
-/// A longer file is refused before it is read: it would name some 10^7 objects.
+/// Maximum file size. A longer file is rejected before it is read: it would contain about 10^7 objects.
 const MAX_BYTES: u64 = 1 << 30;
-/// Enough to see what a file begins with.
+/// Bytes read to recognise a list.
 const HEAD: u64 = 64 << 10;
-/// Questions for sizes at once.
+/// Number of concurrent requests for sizes.
 const AT_ONCE: usize = 64;
-/// The first line of Google's lists: URL, size and MD5 in base64, between tabs.
+/// First line of Google's lists: URL, size and MD5 in base64, separated by tabs.
 const TSV: &str = "TsvHttpData-1.0";
 
-/// Object of one line.
+/// The object of one line.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed {
-    /// Below the list's folder.
+    /// Key below the list's folder.
     pub key: Key,
-    /// Stored bytes, where they are said.
+    /// Stored bytes, if the line contains them.
     pub size: Option<u64>,
-    /// Digests that were said.
+    /// Digests from the line.
     pub digests: Vec<Digest>,
 }
 
-/// A list, as it was read.
+/// A parsed list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UrlList {
     /// The longest folder that all URLs share.
     pub folder: Url,
-    /// In the file's order.
+    /// Objects in the order of the file.
     pub objects: Vec<Listed>,
 }
 
-/// True for text that begins as a list does.
+/// True if the text begins like a list.
 fn begins(head: &[u8]) -> bool {
     let text = String::from_utf8_lossy(head);
     let first = lines(&text).next();
     first.is_some_and(|(_, line)| line == TSV || line.starts_with("http://") || line.starts_with("https://"))
 }
 
-/// Lines that say something, by their number.
+/// Lines that are not empty or comments, with their numbers.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let trimmed = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
@@ -60,7 +61,7 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 impl UrlList {
-    /// Reads the list that a URL of a local file names; `None` for whatever is none.
+    /// Reads the list at the URL of a local file; `None` if the file is not a list.
     pub fn load(url: &Url) -> Result<Option<Self>> {
         let Some(path) = url.to_path().filter(|path| path.is_file()) else { return Ok(None) };
         let place = path.display().to_string();
@@ -78,7 +79,8 @@ impl UrlList {
         Self::parse(&bytes, &place).map(Some)
     }
 
-    /// Reads the text of a list; `place` appears in errors. What a refused line holds is not shown: it may be a secret.
+    /// Parses the text of a list; `place` appears in errors. Errors do not show the contents of a rejected line: it may
+    /// be a secret.
     pub fn parse(bytes: &[u8], place: &str) -> Result<Self> {
         let bad = |line: usize, problem: &str| Error::config(format!("{place} line {line}"), problem);
         let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -94,23 +96,28 @@ impl UrlList {
             let mut words = line.split_whitespace();
             let url: Url =
                 words.next().unwrap_or_default().parse().map_err(|_| {
-                    bad(number, "it begins with no URL of a web server, or with one that holds a query")
+                    bad(number, "it does not begin with the URL of a web server, or the URL has a query")
                 })?;
             if !matches!(url.scheme, Scheme::Http | Scheme::Https) {
-                return Err(bad(number, "it names no http:// or https:// URL"));
+                return Err(bad(number, "its URL is not http:// or https://"));
             }
             if url.key.is_empty() || url.key.as_bytes().ends_with(b"/") {
-                return Err(bad(number, "it names a folder, and no object"));
+                return Err(bad(number, "it names a folder, not an object"));
             }
             if urls.first().is_some_and(|first| first.scheme != url.scheme || first.authority != url.authority) {
-                return Err(bad(number, "it is of another server than the lines before it; one list names one server"));
+                return Err(bad(
+                    number,
+                    "its server differs from that of the lines before it; a list can have only one",
+                ));
             }
             let mut listed = Listed { key: Key::default(), size: None, digests: Vec::new() };
             for word in words {
                 match fact(word, is_tsv) {
                     Some(Fact::Size(size)) if listed.size.is_none() => listed.size = Some(size),
                     Some(Fact::Digest(digest)) => listed.digests.push(digest),
-                    _ => return Err(bad(number, "after the URL there is neither a size nor a digest such as md5:HEX")),
+                    _ => {
+                        return Err(bad(number, "what follows the URL is neither a size nor a digest such as md5:HEX"));
+                    }
                 }
             }
             urls.push(url);
@@ -129,13 +136,14 @@ impl UrlList {
         let mut sorted: Vec<&Key> = objects.iter().map(|listed| &listed.key).collect();
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(Error::config(place, format!("it names `{}` twice", pair[0]))),
+            Some(pair) => Err(Error::config(place, format!("it lists `{}` twice", pair[0]))),
             None => Ok(Self { folder, objects }),
         }
     }
 
-    /// The manifest of what is meant: `store` is opened at the folder, whose keys begin with `prefix`, and is asked for
-    /// every size that the list does not say, and once where it says all, so that what the server can is known.
+    /// Returns the manifest of the selected objects. `store` is opened at the folder, and its keys begin with `prefix`.
+    /// Requests the size of each object whose line has none. The first object is always requested, to learn what the
+    /// server supports.
     pub async fn manifest(
         self,
         store: &dyn Store,
@@ -165,7 +173,7 @@ impl UrlList {
     }
 }
 
-/// An object by what its line said and what its server says.
+/// Entry of an object, from its line and from the server's metadata.
 fn entry(key: Key, size: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &Url) -> Result<Entry> {
     match size {
         Some(want) if want != meta.size => Err(Error::resized(penstock_store::place(root, &meta.key), want, meta.size)),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open connections and their limit. At the limit the connection that has asked for nothing the longest gives up its
-//! descriptor to the next client; a request that is being answered is never cut.
+//! Open connections and their limit. At the limit, the connection that has been idle longest is closed for the next
+//! client; a connection with a running request is never closed.
 
 use penstock_types::lock;
 use std::collections::HashMap;
@@ -11,12 +11,13 @@ use std::time::Instant;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-/// Descriptors that connections leave to files, to the rest of the process and to new clients: half of what is allowed.
+/// Divisor of the limit of open files: connections may use half. The other half is for files, the rest of the process
+/// and new clients.
 const SHARE: u64 = 2;
 
-/// One connection, as its limit sees it.
+/// State of one connection that the limit needs.
 pub(crate) struct Peer {
-    /// When its last request began, or when it was accepted, in microseconds since the table was made.
+    /// When its last request began, or else when it was accepted, in microseconds since the table was created.
     last_us: AtomicU64,
     has_asked: AtomicBool,
     is_evicted: AtomicBool,
@@ -24,14 +25,15 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Resolves once the connection has to go. True: cut it, nothing was ever asked. False: end it after its request.
+    /// Resolves when the connection must close. True: no request was ever received, close at once. False: close after
+    /// the current request.
     pub(crate) async fn evicted(&self) -> bool {
         self.evict.notified().await;
         !self.has_asked.load(Ordering::Acquire)
     }
 }
 
-/// See the module.
+/// Table of open connections, with a limit.
 pub(crate) struct Connections {
     began: Instant,
     max: usize,
@@ -40,7 +42,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// With the limit that the process's own of open files allows.
+    /// Creates the table with a limit derived from the process's limit of open files.
     pub(crate) fn new() -> Self {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Self::with_max(usize::try_from(files / SHARE).unwrap_or(usize::MAX).max(8))
@@ -54,7 +56,7 @@ impl Connections {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Registers a new connection; at the limit, another one is asked to close.
+    /// Registers a new connection; at the limit, asks another one to close.
     pub(crate) fn add(self: &Arc<Self>) -> Registered {
         let peer = Arc::new(Peer {
             last_us: AtomicU64::new(self.now_us()),
@@ -72,7 +74,7 @@ impl Connections {
         Registered { connections: self.clone(), id, peer }
     }
 
-    /// Tells the connection to go that has asked for nothing the longest; one that never asked goes first.
+    /// Asks the connection that has been idle longest to close; one without any request goes first.
     pub(crate) fn evict(&self) {
         evict_one(&lock(&self.open));
     }
@@ -88,7 +90,7 @@ fn evict_one(open: &HashMap<u64, Arc<Peer>>) {
     }
 }
 
-/// A connection's place in the table, until it is dropped.
+/// Entry of a connection in the table; removed when dropped.
 pub(crate) struct Registered {
     connections: Arc<Connections>,
     id: u64,
@@ -96,7 +98,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// A request has begun.
+    /// Records that a request has begun.
     pub(crate) fn asks(&self) {
         self.peer.last_us.store(self.connections.now_us(), Ordering::Relaxed);
         self.peer.has_asked.store(true, Ordering::Release);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cache of folders' names: a folder is read again only when its stamp has changed, so that a flat folder of 100,000 files is
-//! read once, not once a page.
+//! Cache of directory listings: a folder is read again only when its stamp has changed, so a flat folder of 100,000
+//! files is read once, not once per page.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,13 +14,14 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 use crate::key_path::STATE;
 use crate::object_metadata::Stamp;
 
-/// Names kept in memory at most; beyond, the cache starts afresh.
+/// Maximum number of names in memory; if there are more, the cache is cleared.
 const MAX_NAMES: usize = 2_000_000;
 
-/// A folder changed so lately may change again within the same tick of its clock: not kept.
+/// A folder that changed this recently is not cached: it may change again within the same tick of the file system's
+/// clock.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// Sorted names by folder; a folder's own name ends in `/`, which is how its keys sort.
+/// Cache of sorted names by folder. The name of a folder ends in `/`, so that it sorts as its keys do.
 #[derive(Default)]
 pub(crate) struct Directories {
     kept: Mutex<HashMap<String, (Stamp, Names)>>,
@@ -29,7 +30,7 @@ pub(crate) struct Directories {
 type Names = Arc<Vec<Box<str>>>;
 
 impl Directories {
-    /// Names in the folder `base`; `open` opens it.
+    /// Returns the names in the folder `base`, which `open` opens.
     pub(crate) fn names(
         &self,
         base: &str,
@@ -39,7 +40,7 @@ impl Directories {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let fd = match open(path, flags) {
             Ok(fd) => fd,
-            // Removed, replaced or closed to us since its parent was read.
+            // The folder was removed or replaced, or its permissions changed, since its parent was read.
             Err(_) if !base.is_empty() => return Ok(Arc::default()),
             Err(error) => return Err(error.into()),
         };
@@ -69,7 +70,7 @@ fn read_names(fd: &OwnedFd, is_root: bool) -> io::Result<Vec<Box<str>>> {
     let mut names = Vec::new();
     for entry in rustix::fs::Dir::read_from(fd)? {
         let entry = entry?;
-        // S3 keys are UTF-8: a name that is not cannot be asked for.
+        // S3 keys are UTF-8: no request can name this file.
         let Ok(name) = entry.file_name().to_str() else { continue };
         if name == "." || name == ".." || (is_root && name == STATE) {
             continue;

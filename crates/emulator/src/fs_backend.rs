@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Objects as files below one folder, and in its side store: find, write whole or not at all, remove.
+//! Objects as files below one folder and in its side store: find, write atomically, remove.
 //!
-//! Blocking calls: the callers run them on the blocking pool. Paths are resolved by the kernel beneath the folder
-//! (`openat2`), so that no key and no link leads out of it.
+//! Blocking calls; callers run them on the blocking pool. Paths are resolved beneath the folder
+//! (`penstock_store::rooted`), so no key and no link leads out of it.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use penstock_store::owned::{self, OwnedFile, Proof, Replace};
+use penstock_store::rooted::{self, FOLDER, Links, Missing, split};
 use penstock_types::{Error, lock};
-use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::fs::{Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::directories::Directories;
@@ -22,21 +23,20 @@ use crate::object_metadata::{Fact, Facts, Stamp};
 use crate::response_body::CHUNK;
 
 const TEMPORARY: &str = "incoming-";
-/// A client's request names the object that is replaced or removed, and the user the folder that is served.
+/// Proof for replacing a file: a client's request names the object, and the user named the folder that is served.
 const NAMED: Replace = Replace::Existing(Proof::Named);
-const FOLDER_MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// See the module.
+/// The folder that an endpoint serves.
 pub(crate) struct Folder {
     pub(crate) root: OwnedFd,
     state: PathBuf,
     pub(crate) facts: Facts,
     pub(crate) directories: Directories,
-    /// Held while names change, so that a condition and the write that it guards are one step.
+    /// Held while names change, so that a condition and the write that it guards are atomic.
     names: Mutex<()>,
 }
 
-/// An object that is there.
+/// An existing object.
 pub(crate) struct Found {
     pub file: File,
     pub stamp: Stamp,
@@ -44,7 +44,7 @@ pub(crate) struct Found {
     pub fact: Option<Arc<Fact>>,
 }
 
-/// Bytes on their way to becoming an object; removed unless committed.
+/// A file that becomes an object when committed; otherwise removed when dropped.
 pub(crate) struct Temp {
     pub file: File,
     owned: OwnedFile,
@@ -52,17 +52,17 @@ pub(crate) struct Temp {
 
 impl Drop for Temp {
     fn drop(&mut self) {
-        // Gone already when it was committed.
+        // A committed file has already been moved, so this does nothing then.
         self.owned.remove();
     }
 }
 
-/// Shows all bytes of a file, wherever it is positioned; returns their number.
+/// Passes all bytes of a file to `see`, whatever the file's position; returns their number.
 pub(crate) fn read_all(file: &File, see: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
     read_range(file, 0..u64::MAX, see)
 }
 
-/// As [`read_all`], of one range; fewer bytes than the range has where the file ends before it.
+/// Like [`read_all`] for one range; passes fewer bytes if the file ends first.
 pub(crate) fn read_range(
     file: &File,
     range: std::ops::Range<u64>,
@@ -83,19 +83,18 @@ pub(crate) fn read_range(
     }
 }
 
-/// Errors that say "no such object" rather than "something is wrong".
+/// True for errors that mean "no such object" rather than a failure.
 fn is_absent(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG | Errno::NXIO)
 }
 
 impl Folder {
-    /// The folder at `path`, which must be there.
+    /// Opens the folder at `path`, which must exist.
     pub(crate) fn open(path: &Path) -> penstock_types::Result<Self> {
         let place = || path.display().to_string();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root =
-            rustix::fs::open(path, flags, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
-        // Absolute, so that a later change of the working directory does not move the state.
+            rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
+        // Absolute, so that a later change of the working directory does not move the state folder.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
         if let Ok(tmp) = File::open(state.join("tmp")) {
@@ -110,16 +109,14 @@ impl Folder {
         })
     }
 
-    /// Opens what lies at `path` beneath the folder.
+    /// Opens the entry at `path` beneath the folder.
     pub(crate) fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        // NONBLOCK: a FIFO in the folder must not hang the server. PATH opens nothing, and allows no such flag.
-        let patient = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
-        let flags = flags | OFlags::CLOEXEC | patient;
-        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)
+        // NONBLOCK: a FIFO in the folder must not hang the server. PATH does not open the file, and rejects this flag.
+        let nonblock = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
+        rooted::open_beneath(&self.root, path.as_bytes(), flags | nonblock, Mode::empty())
     }
 
-    /// The object of that key, open for reading.
+    /// Finds the object with this key and opens it for reading.
     pub(crate) fn find(&self, key: &str) -> io::Result<Option<Found>> {
         if let Some(path) = plain_path(key) {
             match self.open_beneath(path, OFlags::RDONLY) {
@@ -151,17 +148,18 @@ impl Folder {
         Found { file: fd.into(), stamp, etag, fact }
     }
 
-    /// A file to write into, on the same file system as the folder.
+    /// Creates a temporary file on the same file system as the folder.
     pub(crate) fn temp(&self) -> io::Result<Temp> {
         let folder = self.state.join("tmp");
         std::fs::create_dir_all(&folder)?;
         let folder = Arc::new(File::open(folder)?.into());
-        // Several endpoints may serve one folder, from one process or from several.
+        // Several endpoints may serve one folder, from one or several processes.
         let owned = OwnedFile::create(&folder, TEMPORARY)?;
         Ok(Temp { file: owned.file().try_clone()?, owned })
     }
 
-    /// Gives `temp` its name. `allow` looks at what is there now and may refuse; no write comes between the two.
+    /// Moves `temp` to its final name. `allow` sees the existing object and may refuse; no write happens between the
+    /// check and the move.
     pub(crate) fn commit<E: From<io::Error>>(
         &self,
         key: &str,
@@ -190,7 +188,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Renames a temp file to a plain path; false when a file or a folder of another key is in the way.
+    /// Renames a temp file to a plain path. Returns false if a file or folder of another key blocks the path.
     fn rename_plain(&self, temp: &Temp, path: &str) -> io::Result<bool> {
         let blocked = |error: Errno| {
             matches!(
@@ -198,33 +196,21 @@ impl Folder {
                 Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY | Errno::LOOP | Errno::NAMETOOLONG
             )
         };
-        let (parents, name) = path.rsplit_once('/').map_or((None, path), |(parents, name)| (Some(parents), name));
-        let mut at: Option<OwnedFd> = None;
-        for part in parents.into_iter().flat_map(|parents| parents.split('/')) {
-            let here = at.as_ref().map_or(self.root.as_fd(), |fd| fd.as_fd());
-            let next = match enter(here, part) {
-                Err(Errno::NOENT) => match rustix::fs::mkdirat(here, part, FOLDER_MODE) {
-                    Ok(()) | Err(Errno::EXIST) => enter(here, part),
-                    Err(error) => Err(error),
-                },
-                other => other,
-            };
-            match next {
-                Ok(fd) => at = Some(fd),
-                Err(error) if blocked(error) => return Ok(false),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let here = at.as_ref().map_or(self.root.as_fd(), |fd| fd.as_fd());
-        match temp.owned.rename(here, name.as_bytes(), NAMED) {
+        let (folder, name) = split(path.as_bytes());
+        let folder = match rooted::open_folder(&self.root, folder, Links::Refused, Missing::Make) {
+            Ok(folder) => folder,
+            Err(error) if blocked(error.errno) => return Ok(false),
+            Err(error) => return Err(error.errno.into()),
+        };
+        match temp.owned.rename(&folder, name, NAMED) {
             Ok(()) => Ok(true),
             Err(error) if blocked(error) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Removes the object of that key, and the folders that this leaves empty. An absent object is not an error.
-    /// `allow` sees an object that exists and may refuse; other writers wait between the check and the removal.
+    /// Removes the object with this key, and the folders that become empty. A missing object is not an error. `allow`
+    /// sees an existing object and may refuse; other writers wait between the check and the removal.
     pub(crate) fn remove<E: From<io::Error>>(
         &self,
         key: &str,
@@ -246,7 +232,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Changes what is kept with an object besides its bytes; returns false if the object does not exist.
+    /// Changes the stored metadata of an object, not its bytes; returns false if the object does not exist.
     pub(crate) fn amend(&self, key: &str, change: impl FnOnce(&mut Fact)) -> io::Result<bool> {
         let _names = self.names();
         let Some(found) = self.find(key)? else { return Ok(false) };
@@ -259,31 +245,27 @@ impl Folder {
     }
 
     fn unlink_plain(&self, path: &str) -> io::Result<()> {
-        let parts: Vec<&str> = path.split('/').collect();
-        let (name, parents) = parts.split_last().expect("split gives one part at least");
-        let mut chain: Vec<OwnedFd> = Vec::with_capacity(parents.len());
-        for part in parents {
-            let here = chain.last().map_or(self.root.as_fd(), |fd| fd.as_fd());
-            match enter(here, part) {
-                Ok(fd) => chain.push(fd),
-                Err(error) if is_absent(error) => return Ok(()),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        let here = chain.last().map_or(self.root.as_fd(), |fd| fd.as_fd());
-        match owned::remove_file(here, *name, Proof::Named) {
+        let open = |folder| rooted::open_folder(&self.root, folder, Links::Refused, Missing::Fail);
+        let (mut folder, name) = split(path.as_bytes());
+        let at = match open(folder) {
+            Ok(at) => at,
+            Err(error) if is_absent(error.errno) => return Ok(()),
+            Err(error) => return Err(error.errno.into()),
+        };
+        match owned::remove_file(at, name, Proof::Named) {
             Ok(()) => {}
             // A folder of that name is not an object.
             Err(Errno::ISDIR | Errno::PERM) => return Ok(()),
             Err(error) if is_absent(error) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        for (depth, part) in parents.iter().enumerate().rev() {
-            let here = if depth == 0 { self.root.as_fd() } else { chain[depth - 1].as_fd() };
-            // The first that is not empty ends it.
-            if owned::remove_folder(here, *part, Proof::Named).is_err() {
+        // Removes empty folders upwards; the first that is not empty ends it.
+        while !folder.is_empty() {
+            let (above, name) = split(folder);
+            if open(above).map_or(true, |at| owned::remove_folder(at, name, Proof::Named).is_err()) {
                 break;
             }
+            folder = above;
         }
         Ok(())
     }
@@ -305,7 +287,7 @@ impl Folder {
     }
 }
 
-/// Removes what endpoints that were killed left half written: a living one holds the lock of its file.
+/// Removes half-written files of endpoints that were killed; a running endpoint holds a lock on its file.
 fn sweep(folder: &Arc<OwnedFd>) {
     let Ok(entries) = Dir::read_from(&**folder) else { return };
     for entry in entries.flatten() {
@@ -315,10 +297,4 @@ fn sweep(folder: &Arc<OwnedFd>) {
             left.remove();
         }
     }
-}
-
-/// Opens a folder by one name; a link is not followed.
-fn enter(at: impl AsFd, name: &str) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    rustix::fs::openat(at, name, flags, Mode::empty())
 }

@@ -1,28 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a key lives: as a plain file below the folder where that can be, else in the side store under a hashed name.
+//! Path of a key: a plain file below the folder where possible, otherwise a file with a hashed name in the side store.
 //!
-//! A key is data: nothing in it can name a file outside the folder.
+//! A key is data: it can never name a file outside the folder.
 
 use md5::{Digest as _, Md5};
+use penstock_store::rooted::refusal;
 use percent_encoding::percent_decode_str;
 
-/// The folder's own state: the facts log, uploads in flight and the objects that cannot be plain files. Never listed.
+/// Name of the folder's own state: the metadata log, uploads in flight and objects that cannot be plain files. Never
+/// listed.
 pub(crate) const STATE: &str = ".penstock-emulator";
 
-/// Linux refuses longer names of one path component.
-const LONGEST_NAME: usize = 255;
-
-/// The path below the folder of a key that can be a plain file; `None` for one that cannot (`..`, empty parts, long
-/// names, a trailing slash, our own state).
+/// Path of a key below the folder. `None` if the key cannot be a plain file (`..`, empty parts, long names, a trailing
+/// slash, our own state).
 pub(crate) fn plain_path(key: &str) -> Option<&str> {
-    let fits = !key.is_empty()
-        && !key.contains('\0')
-        && key.split('/').all(|part| !part.is_empty() && part != "." && part != ".." && part.len() <= LONGEST_NAME)
-        && key.split('/').next() != Some(STATE);
+    let fits = refusal(key.as_bytes()).is_none() && key.split('/').next() != Some(STATE);
     fits.then_some(key)
 }
 
-/// The file name of a key in the side store.
+/// File name of a key in the side store.
 pub(crate) fn side_name(key: &str) -> String {
     hex(&Md5::digest(key.as_bytes()))
 }

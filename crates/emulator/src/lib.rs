@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An S3 endpoint over a folder, with the limits of a tier: the embedded default for the demo, tests and rehearsals.
+//! An S3 endpoint over a folder, with the limits of a tier. The embedded default for the demo, tests and rehearsals.
 //!
-//! Owns the wire (through `s3s`: routing and signatures), the folder as a bucket, and the tier's limits. It refuses to be
-//! a store for keeps: no replication, no fsync, no versions, one bucket, one pair of keys. See docs/decisions/0201.
+//! Owns the protocol (through `s3s`: routing and signatures), the folder as a bucket, and the tier's limits. It is not
+//! a durable store: no replication, no fsync, no versions, one bucket, one pair of keys. See docs/decisions/0201.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

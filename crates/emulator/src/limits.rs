@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Enforces a tier. Requests above their burst are refused at once; bytes above their rate queue up to a bound, then the
-//! next request is refused; latency is drawn from the tier's distribution and never scaled.
+//! Enforces a tier. Requests above their burst are refused at once. Bytes above their rate queue up to a bound, then
+//! the next request is refused. Latency is drawn from the tier's distribution and never scaled.
 //!
-//! Every method takes the time, so that tests hold on a simulated clock.
+//! Every method takes the time as an argument, so that tests can use a simulated clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,18 +13,19 @@ use tokio::time::Instant;
 
 use crate::tier::{Kind, Latency, Scope, Tier, What};
 
-/// A sender that was late by this much may catch up: timers wake a little late, and a rate must hold over time.
+/// A sender that is at most this late may catch up: timers fire a little late, and a rate must hold over time.
 const SLACK: Duration = Duration::from_millis(20);
-/// Time that one reservation may take; a slice of a body is sized by it, so that streams share a rate evenly.
+/// Maximum time that one reservation may take. It sets the size of a body's slices, so that streams share a rate
+/// evenly.
 const SLICE: Duration = Duration::from_millis(5);
-const SMALLEST_SLICE: u64 = 16 << 10;
-const LARGEST_SLICE: u64 = 512 << 10;
-/// Prefixes whose rates are remembered; beyond, all start afresh.
+const MIN_SLICE: u64 = 16 << 10;
+const MAX_SLICE: u64 = 512 << 10;
+/// Maximum number of prefixes with stored rates; above it, all rates are reset.
 const MAX_PREFIXES: usize = 10_000;
 /// z of the 99th percentile of a normal distribution.
 const Z99: f64 = 2.326_347_874_040_841;
 
-/// A rate of bytes: reservations wait in a queue.
+/// A byte rate with a queue of reservations.
 #[derive(Debug)]
 struct Pipe {
     rate: f64,
@@ -36,24 +37,24 @@ impl Pipe {
         Arc::new(Self { rate, free_at: Mutex::new(None) })
     }
 
-    /// Takes a place for `bytes`; the moment at which the last of them has passed.
+    /// Reserves `bytes`; returns the time at which the last byte has passed.
     fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         let mut free_at = lock(&self.free_at);
-        // No credit before the first byte; none but the slack afterwards.
+        // No credit before the first byte; afterwards at most the slack.
         let begin = free_at.map_or(now, |at| at.max(now.checked_sub(SLACK).unwrap_or(now)));
         let end = begin + Duration::from_secs_f64(bytes as f64 / self.rate);
         *free_at = Some(end);
         end
     }
 
-    /// How long a byte that arrives now would wait.
+    /// Time that a byte arriving now would wait.
     fn backlog(&self, now: Instant) -> Duration {
         let free_at = *lock(&self.free_at);
         free_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 }
 
-/// A rate of requests: a bucket of tokens.
+/// A request rate: a token bucket.
 #[derive(Debug, Clone)]
 struct Tokens {
     rate: f64,
@@ -76,7 +77,7 @@ impl Tokens {
     }
 }
 
-/// Token buckets of one limit: one, or one per prefix.
+/// Token buckets of one limit: a single one, or one per prefix.
 #[derive(Debug)]
 struct Gate {
     what: What,
@@ -85,16 +86,16 @@ struct Gate {
     buckets: HashMap<String, Tokens>,
 }
 
-/// Kind of a request, for the limits.
+/// Properties of a request that the limits need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Reads or writes.
+    /// Read or write.
     pub kind: Kind,
     /// Its key (or the prefix it lists) up to the last `/`.
     pub prefix: &'a str,
 }
 
-/// Why a request was refused.
+/// Reason for a refused request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// Too many requests.
@@ -103,16 +104,16 @@ pub enum Refusal {
     Bytes,
 }
 
-/// See the module.
+/// Enforces the limits of a tier.
 #[derive(Debug)]
 pub struct Limits {
     tier: Tier,
     scale: f64,
     queue: Duration,
     gates: Mutex<Vec<Gate>>,
-    /// Of the account and the bucket, by direction.
+    /// Pipes of the account and the bucket, by direction.
     shared: Vec<(Kind, Arc<Pipe>)>,
-    /// Of each prefix: rates, and pipes as they are met.
+    /// Pipes of each prefix, created at its first request.
     prefixes: Mutex<HashMap<(usize, String), Arc<Pipe>>>,
 }
 
@@ -122,7 +123,7 @@ pub struct Route {
     pipes: Vec<Arc<Pipe>>,
 }
 
-/// Limits of one connection.
+/// Pipes of one connection.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
     pipes: Vec<(Kind, Arc<Pipe>)>,
@@ -137,7 +138,7 @@ fn bytes_kind(what: What) -> Option<Kind> {
 }
 
 impl Limits {
-    /// The limits of a tier, its rates multiplied by `scale`.
+    /// Creates the limits of a tier, with its rates multiplied by `scale`.
     pub fn new(tier: Tier, scale: f64) -> Result<Self> {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(Error::config("scale", format!("{scale} is not a positive number")));
@@ -169,7 +170,7 @@ impl Limits {
         &self.tier
     }
 
-    /// F: what rates are multiplied by.
+    /// The factor F that multiplies rates.
     pub fn scale(&self) -> f64 {
         self.scale
     }
@@ -184,7 +185,7 @@ impl Limits {
         }
     }
 
-    /// Lets a request in, or refuses it. One that is refused takes no token.
+    /// Admits or refuses a request. A refused request takes no token.
     pub fn admit(&self, request: Request<'_>, now: Instant) -> std::result::Result<(), Refusal> {
         let mut gates = lock(&self.gates);
         let concerns = |gate: &Gate| match gate.what {
@@ -236,7 +237,7 @@ impl Limits {
         Route { pipes }
     }
 
-    /// A time to first byte; zero when the tier has no latency for this kind.
+    /// Draws a time to first byte; zero if the tier has no latency for this kind.
     pub fn latency(&self, kind: Kind) -> Duration {
         let Some(latency) = self.tier.latency.iter().find(|latency| latency.what == kind) else {
             return Duration::ZERO;
@@ -251,14 +252,14 @@ impl Limits {
     }
 }
 
-/// The latency at a standard normal deviate.
+/// Latency for a standard normal deviate.
 fn latency_at(latency: &Latency, normal: f64) -> Duration {
     let sigma = (latency.p99_ms / latency.p50_ms).ln() / Z99;
     Duration::from_secs_f64(latency.p50_ms / 1000.0 * (sigma * normal).exp())
 }
 
 impl Route {
-    /// True when nothing limits it.
+    /// True if no pipe limits the body.
     pub fn is_open(&self) -> bool {
         self.pipes.is_empty()
     }
@@ -266,10 +267,10 @@ impl Route {
     /// Bytes of one reservation.
     pub fn slice(&self) -> u64 {
         let slowest = self.pipes.iter().map(|pipe| pipe.rate).fold(f64::INFINITY, f64::min);
-        ((slowest * SLICE.as_secs_f64()).min(LARGEST_SLICE as f64) as u64).max(SMALLEST_SLICE)
+        ((slowest * SLICE.as_secs_f64()).min(MAX_SLICE as f64) as u64).max(MIN_SLICE)
     }
 
-    /// Takes a place for `bytes` in every pipe; the moment at which they may go.
+    /// Reserves `bytes` in every pipe; returns the time at which they may pass.
     pub fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         self.pipes.iter().map(|pipe| pipe.reserve(now, bytes)).max().unwrap_or(now)
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One page of a listing, in the byte order of keys, walked from the folder without reading a file.
+//! One page of a listing, in the byte order of keys. It walks the folder and reads no file.
 //!
-//! A folder's names are kept sorted until its mtime changes, so that a flat folder of 100,000 files is read once, not
-//! once a page.
+//! The names of a folder stay sorted in memory until its mtime changes, so a flat folder of 100,000 files is read once,
+//! not once per page.
 
 use std::io;
 
@@ -11,22 +11,22 @@ use rustix::fs::{AtFlags, FileType, OFlags};
 use crate::fs_backend::Folder;
 use crate::object_metadata::Stamp;
 
-/// S3 addresses no longer key, so a deeper file is not listed.
-const LONGEST_KEY: usize = 1024;
+/// Maximum length of an S3 key; a file with a longer path is not listed.
+const MAX_KEY: usize = 1024;
 
-/// Request of a listing.
+/// A request for a listing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Query {
     pub prefix: String,
     pub delimiter: Option<String>,
-    /// Only what sorts after it.
+    /// List only names that sort after this.
     pub after: String,
-    /// A common prefix that was given already: nothing below it.
+    /// A common prefix that was already returned: list nothing below it.
     pub done: Option<String>,
     pub most: usize,
 }
 
-/// One line of a listing.
+/// One item of a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
     Object { key: String, stamp: Stamp, etag: String },
@@ -44,7 +44,7 @@ impl Item {
 
 enum Next {
     Go,
-    /// Nothing more below this prefix.
+    /// Skip the rest of this prefix.
     Past(String),
     Stop,
 }
@@ -55,7 +55,7 @@ struct Walk<'a> {
     items: Vec<(String, Option<Stamp>)>,
 }
 
-/// The page, and whether more follows.
+/// Returns the page, and whether more items follow.
 pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, bool)> {
     if query.most == 0 {
         return Ok((Vec::new(), false));
@@ -81,7 +81,7 @@ pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, boo
     Ok((items, more))
 }
 
-/// Two sorted lists as one; of equals the plain file wins.
+/// Merges two sorted lists; if both contain a key, the plain file wins.
 fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>) -> Vec<(String, Option<Stamp>)> {
     if side.is_empty() {
         return plain;
@@ -95,7 +95,7 @@ fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>
 fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<Stamp>)>> {
     let mut items: Vec<(String, Option<Stamp>)> = Vec::new();
     let mut from = query.prefix.clone().max(query.after.clone());
-    // In batches, since one common prefix may swallow any number of keys.
+    // Reads in batches, since one common prefix may cover any number of keys.
     loop {
         let batch = folder.facts.side_keys(&from, 1000)?;
         let Some((last, _)) = batch.last() else { return Ok(items) };
@@ -121,14 +121,14 @@ fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<
     }
 }
 
-/// The common prefix of `key`, if the delimiter makes one.
+/// Common prefix of `key`, if the delimiter creates one.
 fn roll_up(query: &Query, key: &str) -> Option<String> {
     let delimiter = query.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty())?;
     let at = key.get(query.prefix.len()..)?.find(delimiter)?;
     Some(key[..query.prefix.len() + at + delimiter.len()].to_owned())
 }
 
-/// The first place in sorted `names` of the folder `base` at which a key after (or with the prefix) `bound` can stand.
+/// First index in the sorted `names` of the folder `base` where a key can sort at or after `bound`, or begin with it.
 fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
     let Some(rest) = bound.strip_prefix(base) else { return 0 };
     let head = rest.find('/').map_or(rest, |at| &rest[..=at]);
@@ -145,7 +145,7 @@ impl Walk<'_> {
             let next = if key.ends_with('/') { self.visit_folder(&key)? } else { self.visit_file(key)? };
             match next {
                 Next::Go => {}
-                // The prefix covers this folder as well: its parent skips it.
+                // The prefix covers this folder as well, so its parent skips it.
                 Next::Past(prefix) if base.starts_with(&prefix) => return Ok(Next::Past(prefix)),
                 Next::Past(_) => {}
                 Next::Stop => return Ok(Next::Stop),
@@ -164,7 +164,7 @@ impl Walk<'_> {
         let given = |prefix: &String| {
             query.done.as_ref() == Some(prefix) || self.items.last().is_some_and(|last| last.0 == *prefix)
         };
-        if passed || base.len() > LONGEST_KEY || roll_up(query, base).is_some_and(|prefix| given(&prefix)) {
+        if passed || base.len() > MAX_KEY || roll_up(query, base).is_some_and(|prefix| given(&prefix)) {
             return Ok(Next::Go);
         }
         self.descend(base)
@@ -175,7 +175,7 @@ impl Walk<'_> {
         if !key.starts_with(&query.prefix) {
             return Ok(if key > query.prefix { Next::Stop } else { Next::Go });
         }
-        if key <= query.after || key.len() > LONGEST_KEY {
+        if key <= query.after || key.len() > MAX_KEY {
             return Ok(Next::Go);
         }
         let Some(stamp) = self.folder.stat(&key) else { return Ok(Next::Go) };
@@ -192,12 +192,12 @@ impl Walk<'_> {
 }
 
 impl Folder {
-    /// The stamp of a plain file; `None` when it is gone, or is something else.
+    /// Stamp of a plain file; `None` if it is gone or not a file.
     fn stat(&self, key: &str) -> Option<Stamp> {
         let stat = rustix::fs::statat(&self.root, key, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let stat = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => stat,
-            // A link is an object only where it leads to a file beneath the folder, as on GET.
+            // As for GET, a link is an object only if it leads to a file below the folder.
             FileType::Symlink => rustix::fs::fstat(self.open_beneath(key, OFlags::PATH).ok()?).ok()?,
             _ => return None,
         };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object metadata that a file cannot hold: ETag, checksums, headers. Kept in one append-only log of JSON lines and in
-//! memory. An entry is valid only while the file's stamp (inode, mtime, size) is the one it was recorded with.
+//! Object metadata that a file cannot hold: ETag, checksums, headers. Stored in one append-only log of JSON lines and
+//! in memory. An entry is valid only while the file's stamp (inode, mtime, size) is unchanged.
 //!
 //! Endpoints that serve the same folder at the same time read each other's lines.
 
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key_path::hex;
 
-/// Which file, at which state, a fact is of.
+/// Identity and state of a file when its metadata was recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub inode: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Of what has no file.
+    /// Stamp for something without a file.
     pub(crate) fn now() -> Self {
         Self { modified_ns: unix_now().as_nanos() as i64, ..Self::default() }
     }
@@ -37,41 +37,41 @@ impl Stamp {
         Self { inode: stat.st_ino, modified_ns, size: stat.st_size as u64 }
     }
 
-    /// ETag of a file that was found in the folder: a validator made of its stamp. The `-1` says, as on S3, that it is not
-    /// an MD5 of the bytes. LIST gives it without reading a byte, and GET and HEAD give the same.
+    /// ETag of a file found in the folder: a hash of its stamp. The `-1` means, as on S3, that it is not an MD5 of the
+    /// bytes. LIST returns it without reading a byte; GET and HEAD return the same.
     pub(crate) fn etag(self) -> String {
         let text = format!("{} {} {}", self.inode, self.modified_ns, self.size);
         format!("{}-1", hex(&Md5::digest(text.as_bytes())))
     }
 }
 
-/// A checksum as S3 names and prints it.
+/// A checksum with its name and value as in S3.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Checksum {
     /// `CRC32C`, `CRC32`, `CRC64NVME`, `SHA1`, `SHA256`.
     pub algorithm: String,
-    /// Base64; with `-N` behind it when composite.
+    /// Base64; a composite checksum ends in `-N`.
     pub value: String,
-    /// Of the parts' checksums rather than of the bytes.
+    /// True if computed from the parts' checksums rather than from the bytes.
     pub composite: bool,
 }
 
-/// See the module.
+/// Metadata of one object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fact {
     pub stamp: Stamp,
-    /// Absent for a file that was found in the folder: its ETag follows from the stamp.
+    /// Missing for a file found in the folder: its ETag follows from the stamp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checksum: Option<Checksum>,
-    /// Bytes of each part of a multipart upload; empty for an object that came at once.
+    /// Size of each part of a multipart upload; empty for an object uploaded in one request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
-    /// The checksum of each part, in base64, by the object's algorithm; empty unless every part has one.
+    /// Base64 checksum of each part, by the object's algorithm; empty unless every part has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_checksums: Vec<String>,
-    /// `content-type`, `content-encoding` and their like, as they were sent.
+    /// Headers such as `content-type` and `content-encoding`, as the client sent them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
     /// `x-amz-meta-*`, without the prefix.
@@ -80,7 +80,7 @@ pub(crate) struct Fact {
     /// Object tags by key.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tags: BTreeMap<String, String>,
-    /// The object lies in the side store.
+    /// True if the object is in the side store.
     #[serde(default)]
     pub side: bool,
 }
@@ -93,14 +93,14 @@ struct Line {
 }
 
 #[derive(Default)]
-struct Known {
+struct LogState {
     facts: BTreeMap<String, Arc<Fact>>,
     side: BTreeSet<String>,
-    /// Bytes of the log that are in memory.
+    /// Bytes of the log that were read into memory.
     read: u64,
 }
 
-impl Known {
+impl LogState {
     fn apply(&mut self, key: String, fact: Option<Fact>) {
         match fact {
             Some(fact) => {
@@ -119,10 +119,10 @@ impl Known {
     }
 }
 
-/// See the module.
+/// Metadata of all objects in a folder: the log and its contents in memory.
 pub(crate) struct Facts {
     log: PathBuf,
-    known: Mutex<Known>,
+    known: Mutex<LogState>,
 }
 
 impl Facts {
@@ -134,19 +134,19 @@ impl Facts {
         Ok(self.current()?.facts.get(key).cloned())
     }
 
-    /// Up to `most` keys of the side store after `after`, and what is known of them.
+    /// Up to `most` keys of the side store, starting at `from`, with their metadata.
     pub(crate) fn side_keys(&self, from: &str, most: usize) -> io::Result<Vec<(String, Arc<Fact>)>> {
         let known = self.current()?;
         let range = known.side.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
         Ok(range.filter_map(|key| Some((key.clone(), known.facts.get(key)?.clone()))).take(most).collect())
     }
 
-    /// Runs `look` on what is known, under one lock: a listing asks for a thousand keys at once.
+    /// Runs `look` on the metadata under one lock: a listing looks up a thousand keys at once.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&BTreeMap<String, Arc<Fact>>) -> T) -> io::Result<T> {
         Ok(look(&self.current()?.facts))
     }
 
-    /// Remembers a fact; on disk too, where the folder has state already or `keep` says that it must.
+    /// Records a fact in memory. Also writes it to disk if the folder already has state or `keep` is true.
     pub(crate) fn put(&self, key: &str, fact: Option<Fact>, keep: bool) -> io::Result<()> {
         let mut known = self.current()?;
         if keep || self.log.exists() {
@@ -155,13 +155,13 @@ impl Facts {
             let mut log = OpenOptions::new().create(true).append(true).open(&self.log)?;
             log.write_all(&line)?;
         }
-        // Applied here as well as by the next look at the log: the same line twice changes nothing.
+        // Also applied here, not only at the next read of the log: applying a line twice changes nothing.
         known.apply(key.to_owned(), fact);
         Ok(())
     }
 
     /// Known metadata, with the lines that were added since the last read.
-    fn current(&self) -> io::Result<MutexGuard<'_, Known>> {
+    fn current(&self) -> io::Result<MutexGuard<'_, LogState>> {
         let mut known = lock(&self.known);
         let size = match std::fs::metadata(&self.log) {
             Ok(meta) => meta.len(),
@@ -169,18 +169,18 @@ impl Facts {
             Err(error) => return Err(error),
         };
         if size < known.read {
-            // Someone removed or replaced the state; what it said is void.
-            *known = Known::default();
+            // The state was removed or replaced, so earlier lines are void.
+            *known = LogState::default();
         }
         if size > known.read {
             let mut file = File::open(&self.log)?;
             file.seek(SeekFrom::Start(known.read))?;
             let mut tail = Vec::new();
             file.take(size - known.read).read_to_end(&mut tail)?;
-            // A line that another process is still writing stays for the next look.
+            // A line that another process is still writing is read next time.
             let whole = tail.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
             for line in tail[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-                // A line torn by a crash is skipped: its object then reads as one found in the folder.
+                // A line torn by a crash is skipped: its object then counts as a file found in the folder.
                 if let Ok(Line { key, fact }) = serde_json::from_slice(line) {
                     known.apply(key, fact);
                 }

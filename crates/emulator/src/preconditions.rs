@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The conditions of reads and writes, in the order of RFC 9110 §13.2.2.
+//! Preconditions of reads and writes, in the order of RFC 9110 §13.2.2.
 
 use http::{HeaderMap, HeaderValue, StatusCode};
 use s3s::dto::{ETag, ETagCondition, Timestamp, TimestampFormat};
@@ -8,7 +8,7 @@ use s3s::{S3Error, S3ErrorCode, S3Result, s3_error};
 use crate::fs_backend::Found;
 use crate::object_metadata::Stamp;
 
-/// Preconditions of a read.
+/// Preconditions of a GET or HEAD.
 #[derive(Default)]
 pub(crate) struct Reading {
     pub if_match: Option<ETagCondition>,
@@ -31,7 +31,7 @@ fn seconds(time: &Timestamp) -> i64 {
 }
 
 fn matches(condition: &ETagCondition, etag: &str) -> bool {
-    // S3 has strong tags only; If-None-Match compares weakly, so a weak spelling of the same tag matches there too.
+    // S3 has strong tags only. If-None-Match compares weakly, so a weak form of the same tag matches there too.
     condition.is_any() || condition.as_etag().is_some_and(|wanted| wanted.value() == etag)
 }
 
@@ -44,10 +44,10 @@ fn precondition_failed() -> S3Error {
 }
 
 impl Reading {
-    /// Errs with 412, or 304 with the headers that a cache needs.
+    /// Returns 412, or 304 with the headers that a cache needs, if a condition fails.
     pub(crate) fn check(&self, found: &Found) -> S3Result<()> {
         let at = seconds(&modified(found.stamp));
-        // If-Match compares strongly, and hides If-Unmodified-Since.
+        // If-Match compares strongly, and overrides If-Unmodified-Since.
         let is_weak = |condition: &ETagCondition| matches!(condition.as_etag(), Some(ETag::Weak(_)));
         let holds = match (&self.if_match, &self.if_unmodified_since) {
             (Some(condition), _) => matches(condition, &found.etag) && !is_weak(condition),
@@ -76,7 +76,7 @@ impl Reading {
     }
 }
 
-/// The conditions of a delete. As on S3, the delete of an absent object succeeds whatever its conditions.
+/// Preconditions of a delete. As on S3, deleting a missing object succeeds whatever the conditions.
 pub(crate) struct Deleting {
     pub if_match: Option<ETagCondition>,
     pub last_modified: Option<Timestamp>,
@@ -94,7 +94,7 @@ impl Deleting {
     }
 }
 
-/// Preconditions of a write on the existing object.
+/// Checks the preconditions of a write against the existing object.
 pub(crate) fn check_write(
     if_match: Option<&ETagCondition>,
     if_none_match: Option<&ETagCondition>,

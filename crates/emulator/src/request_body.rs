@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A request body into a temp file, hashed on the way and compared with every checksum of the request.
+//! Writes a request body to a temporary file, and verifies every checksum of the request on the way.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -19,23 +19,23 @@ use crate::fs_backend::{Folder, Temp};
 use crate::key_path::hex;
 use crate::object_metadata::Checksum;
 
-/// The checksums that S3 knows, as it writes them.
+/// Checksum algorithms of S3, by their S3 names.
 pub(crate) const ALGORITHMS: [&str; 5] = ["CRC32C", "CRC32", "CRC64NVME", "SHA1", "SHA256"];
 
-/// Chunks between the socket and the thread that hashes and writes.
+/// Maximum chunks in flight between the socket and the thread that hashes and writes.
 const CHUNKS_AHEAD: usize = 4;
 
-/// Size and digests of a body, from the headers of a write.
+/// Expected size and digests of a body, from the headers of a write.
 #[derive(Default)]
 pub(crate) struct Promise {
     /// Base64.
     pub content_md5: Option<String>,
-    /// Algorithm, and its value unless that comes in a trailer (or is only asked for).
+    /// Algorithm, and its value. The value is missing if it comes in a trailer or the client only asked for one.
     pub checksum: Option<(String, Option<String>)>,
     pub length: Option<u64>,
 }
 
-/// A body that kept its promise.
+/// A received body that matches its promise.
 pub(crate) struct Received {
     pub temp: Temp,
     pub size: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Received {
 }
 
 impl Promise {
-    /// Reads it from a request's headers.
+    /// Reads the promise from a request's headers.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let header = |algorithm: &str| format!("x-amz-checksum-{}", algorithm.to_lowercase());
@@ -65,7 +65,7 @@ impl Promise {
     }
 }
 
-/// A hasher of one of S3's checksums.
+/// Returns a hasher for one of S3's checksums.
 pub(crate) fn hasher(algorithm: &str) -> ChecksumHasher {
     let mut hasher = ChecksumHasher::default();
     match algorithm {
@@ -79,7 +79,7 @@ pub(crate) fn hasher(algorithm: &str) -> ChecksumHasher {
     hasher
 }
 
-/// The one value of a hasher made by [`hasher`].
+/// Value of a hasher made by [`hasher`].
 pub(crate) fn value_of(hasher: ChecksumHasher) -> Option<String> {
     let sums = hasher.finalize();
     let values = [sums.checksum_crc32c, sums.checksum_crc32, sums.checksum_crc64nvme, sums.checksum_sha1];
@@ -93,7 +93,7 @@ struct Hashed {
     checksum: Option<String>,
 }
 
-/// Takes the body. Nothing is left behind when it errs.
+/// Receives the body. Leaves no file if it fails.
 pub(crate) async fn receive(
     folder: Arc<Folder>,
     body: Option<StreamingBlob>,
@@ -109,7 +109,7 @@ pub(crate) async fn receive(
         while let Some(chunk) = body.next().await {
             match chunk {
                 Ok(bytes) => {
-                    // The writer is gone only when it failed; its error is returned below.
+                    // The writer closes its end only after an error, which is returned below.
                     if sender.send(bytes).await.is_err() {
                         break;
                     }
@@ -201,7 +201,7 @@ pub(crate) fn io_error(error: io::Error) -> S3Error {
     }
 }
 
-/// A task that did not end.
+/// Error for a task that did not finish.
 pub(crate) fn internal(error: tokio::task::JoinError) -> S3Error {
     S3Error::with_message(s3s::S3ErrorCode::InternalError, error.to_string())
 }

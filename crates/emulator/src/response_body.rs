@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file's bytes as a response body: large reads, from the page cache where they are there, one chunk ahead otherwise.
+//! File content as a response body, in large reads: directly if it is in the page cache, otherwise one chunk ahead.
 
 use std::fs::File;
 use std::future::Future as _;
@@ -16,11 +16,11 @@ use s3s::StdError;
 use s3s::stream::{ByteStream, RemainingLength};
 use tokio::task::JoinHandle;
 
-/// Bytes of one read. Small reads through the blocking pool cost 5x in throughput (reference: 4 KiB against 1 MiB).
+/// Bytes per read. Small reads through the blocking pool cost 5x in throughput (reference: 4 KiB against 1 MiB).
 pub(crate) const CHUNK: usize = 512 << 10;
 
-/// The bytes at `offset`, at most `want` and at most a chunk. `None` when `flags` forbid to wait and they are not in
-/// memory.
+/// Reads at most `want` bytes at `offset`, and at most one chunk. `None` if `flags` forbid waiting and the bytes are
+/// not in memory.
 fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Result<Option<Bytes>> {
     let mut buffer = BufferPool::of_process().take(CHUNK)?;
     let want = want.min(CHUNK as u64) as usize;
@@ -33,13 +33,13 @@ fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Resul
     match got {
         Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
         Ok(len) => Ok(Some(buffer.freeze(0..len))),
-        // A file system that knows no NOWAIT says so; then the blocking pool reads.
+        // The file system does not support NOWAIT, or would block: the blocking pool reads instead.
         Err(Errno::AGAIN | Errno::OPNOTSUPP) if !flags.is_empty() => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// A stretch of a file, as a stream.
+/// A byte range of a file, as a stream.
 pub(crate) struct Outgoing {
     file: Arc<File>,
     at: u64,
@@ -68,7 +68,7 @@ impl Stream for Outgoing {
                         this.at += bytes.len() as u64;
                         Ok(bytes)
                     }
-                    Ok(None) => Err("a blocking read gave nothing".into()),
+                    Ok(None) => Err("a blocking read returned nothing".into()),
                     Err(error) => Err(error.into()),
                 }));
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The endpoint: a listener and its connections on threads of their own, from start to stop.
+//! The endpoint: a listener and its connections on their own threads, from start to stop.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,20 +21,20 @@ use crate::connections::Connections;
 use crate::fs_backend::Folder;
 use crate::limits::Limits;
 use crate::object_metadata::Stamp;
-use crate::throttle_layer::{Counters, Front, Stats};
+use crate::throttle_layer::{Counters, Stats, ThrottleLayer};
 use crate::tier::Tier;
 
-/// A client that opened a connection must send a request's head within this.
+/// Maximum time from the opening of a connection to a complete request head.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 /// Time that connections may take to end at shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// A pair of keys. Printed without its secret.
+/// A pair of keys. Its debug output omits the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
-    /// Names the pair.
+    /// Access key id.
     pub access: String,
-    /// Signs.
+    /// Secret that signs requests.
     pub secret: String,
 }
 
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// A pair of this run only.
+    /// Creates a random pair for this run.
     pub fn random() -> Self {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let letters = |bytes: &[u8]| bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte & 31)])).collect();
@@ -60,13 +60,13 @@ impl Keys {
 pub struct Settings {
     /// The bucket's root.
     pub folder: PathBuf,
-    /// Whose limits.
+    /// Tier whose limits apply.
     pub tier: Tier,
-    /// F: multiplies the tier's rates.
+    /// Factor F that multiplies the tier's rates.
     pub scale: f64,
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 picks a free port.
     pub bind: SocketAddr,
-    /// The one pair that is let in.
+    /// The only pair that the endpoint accepts.
     pub keys: Keys,
 }
 
@@ -83,13 +83,13 @@ pub struct Emulator {
 }
 
 struct FrontHandle {
-    front: Front,
+    front: ThrottleLayer,
     uploads: Arc<MultipartStore>,
 }
 
 impl std::fmt::Debug for FrontHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Front").finish_non_exhaustive()
+        f.debug_struct("ThrottleLayer").finish_non_exhaustive()
     }
 }
 
@@ -106,18 +106,18 @@ impl S3Auth for OnePair {
     }
 }
 
-/// A bucket's name made of a folder's: what S3 allows of it, `penstock` where nothing is left.
+/// Derives a bucket name from a folder's name: the characters that S3 allows, or `penstock` if too few remain.
 pub fn bucket_name(folder: &std::path::Path) -> String {
     let name = folder.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let kept: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(63).collect();
     let kept = kept.trim_matches('-');
-    // Reserved beginnings and endings of S3 come out as the fallback too.
+    // Names with S3's reserved prefixes and suffixes also become the fallback.
     let reserved = kept.starts_with("xn--") || kept.ends_with("-s3alias");
     if (3..=63).contains(&kept.len()) && !reserved { kept.to_owned() } else { "penstock".to_owned() }
 }
 
 impl Emulator {
-    /// Binds, and serves from now on.
+    /// Binds the address and starts serving.
     pub fn start(settings: Settings) -> Result<Self> {
         let Settings { folder, tier, scale, bind, keys } = settings;
         let limits = Limits::new(tier, scale)?;
@@ -130,7 +130,8 @@ impl Emulator {
             Bucket { name: name.as_str().into(), folder: opened, uploads: uploads.clone(), began: Stamp::now() };
         let mut builder = S3ServiceBuilder::new(bucket);
         builder.set_auth(OnePair(keys.clone()));
-        let front = Front { service: builder.build(), limits, counters: Counters::default(), timer: Timer::start()? };
+        let front =
+            ThrottleLayer { service: builder.build(), limits, counters: Counters::default(), timer: Timer::start()? };
         let front = Arc::new(FrontHandle { front, uploads });
 
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -141,7 +142,7 @@ impl Emulator {
             .map_err(|error| Error::from_io("the emulator's threads", &error))?;
         let refused = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                Error::config("bind", format!("{bind} is taken by another program; port 0 takes a free one"))
+                Error::config("bind", format!("{bind} is in use by another program; use port 0 for a free one"))
             }
             _ => Error::System { place: format!("bind {bind}"), reason: error.to_string() },
         };
@@ -152,22 +153,22 @@ impl Emulator {
         Ok(Self { address, bucket: name, keys, front, stop, runtime: Some(runtime), process: std::process::id() })
     }
 
-    /// `http://127.0.0.1:PORT`.
+    /// Endpoint URL: `http://127.0.0.1:PORT`.
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// `s3://BUCKET/`.
+    /// URL of the bucket: `s3://BUCKET/`.
     pub fn url(&self) -> String {
         format!("s3://{}/", self.bucket)
     }
 
-    /// The pair that is let in.
+    /// The pair of keys that the endpoint accepts.
     pub fn keys(&self) -> &Keys {
         &self.keys
     }
 
-    /// The region that it says it is in.
+    /// Region that the endpoint reports.
     pub fn region(&self) -> &'static str {
         REGION
     }
@@ -177,21 +178,22 @@ impl Emulator {
         self.front.front.limits.tier().label()
     }
 
-    /// F.
+    /// Factor F that multiplies the tier's rates.
     pub fn scale(&self) -> f64 {
         self.front.front.limits.scale()
     }
 
-    /// Counters.
+    /// Counters since the start.
     pub fn stats(&self) -> Stats {
         self.front.front.counters.read()
     }
 
-    /// Ends it: connections are cut, uploads in flight aborted. Twice is not an error. Call it from outside any runtime.
+    /// Stops the endpoint: closes connections and aborts uploads in flight. A second call is not an error. Call it
+    /// outside any runtime.
     pub fn stop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         if self.process != std::process::id() {
-            // A forked child has none of the threads; to wait for them would be for ever.
+            // A forked child has none of the runtime's threads, so waiting for them would never end.
             std::mem::forget(runtime);
             return;
         }
@@ -215,12 +217,12 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
             _ = stopped.changed() => return,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of descriptors, say: take one back, and wait for it.
+            // Probably out of file descriptors: free one, and wait for it.
             connections.evict();
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };
-        // Without it small answers wait for the client's delayed ACK: 270 requests/s instead of 6,000 (reference).
+        // Without it, small responses wait for the client's delayed ACK: 270 requests/s instead of 6,000 (reference).
         let _ = stream.set_nodelay(true);
         let front = front.clone();
         let mut stopped = stopped.clone();
@@ -241,7 +243,7 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
             let mut is_evicted = false;
             loop {
                 tokio::select! {
-                    // A connection that breaks is its client's business.
+                    // A broken connection is the client's problem; ignore it.
                     _ = &mut served => return,
                     _ = stopped.changed() => return,
                     never_asked = registered.peer.evicted(), if !is_evicted => {

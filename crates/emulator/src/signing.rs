@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signed requests: checks of S3 that `s3s` does not have, and a date that `s3s` does not read.
+//! Signature checks of S3 that `s3s` does not have, and a date format that `s3s` does not parse.
 
 use http::{HeaderValue, Request, header};
 use s3s::dto::{Timestamp, TimestampFormat};
 
 use crate::key_path::decoded;
 
-/// S3 signs no URL for longer than a week.
+/// Maximum lifetime of a presigned URL on S3: one week.
 const MAX_EXPIRES_S: i64 = 7 * 24 * 3600;
 
-/// The first x-amz header of a signed request that its signature does not cover. S3 refuses such a request: whoever
-/// carries it could otherwise add a header (a copy's source, say).
+/// First x-amz header of a signed request that the signature does not cover. S3 refuses such requests: otherwise anyone
+/// who holds the request could add a header (for example, a copy's source).
 pub(crate) fn unsigned_header<B>(request: &Request<B>) -> Option<&str> {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let in_header = header.filter(|text| text.starts_with("AWS4-HMAC-SHA256")).and_then(|text| {
@@ -25,14 +25,14 @@ pub(crate) fn unsigned_header<B>(request: &Request<B>) -> Option<&str> {
     names.filter(|name| name.starts_with("x-amz-")).find(|name| !signed.split(';').any(|signed| signed == *name))
 }
 
-/// Whether a presigned URL has a lifetime that S3 does not allow.
+/// True if a presigned URL has a lifetime that S3 does not allow.
 pub(crate) fn has_bad_expiry<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or("");
     let expires = query.split('&').find_map(|pair| pair.strip_prefix("X-Amz-Expires="));
     expires.and_then(|text| text.parse().ok()).is_some_and(|expires| !(0..=MAX_EXPIRES_S).contains(&expires))
 }
 
-/// Adds the `x-amz-date` that replaces the `Date` of a request signed by version 4, which allows either. Version 2 signs
+/// Adds `x-amz-date` to a request signed by version 4 that has only a `Date`; version 4 allows either. Version 2 signs
 /// `x-amz-date` if it is present, so there it must not be added.
 pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
     let headers = request.headers();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Throttle layer in front of the bucket: counts, refuses and delays requests by the tier's limits; throttles bodies.
+//! Throttle layer in front of the bucket: counts, refuses and delays requests by the tier's limits, and throttles
+//! bodies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
 use crate::throttled_body::Shaped;
 use crate::tier::Kind;
 
-/// A refused upload is read to its end up to this size, so that its client receives the answer instead of a reset.
+/// A refused upload is read to its end up to this size, so that its client receives the response instead of a reset.
 const DRAINED: u64 = 64 << 20;
 
 macro_rules! counters {
@@ -40,7 +41,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// Every counter by name.
+            /// All counters with their names.
             pub fn pairs(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),+]
             }
@@ -49,7 +50,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests of any kind, refused ones too.
+    /// Requests of any kind, including refused ones.
     requests,
     /// GET of objects.
     gets,
@@ -63,13 +64,13 @@ counters! {
     deletes,
     /// Requests answered with 503, whatever the reason.
     throttles,
-    /// Of those, for too many requests.
+    /// Of those, refused for too many requests.
     throttles_requests,
-    /// Of those, for too many bytes queued.
+    /// Of those, refused for too many queued bytes.
     throttles_bytes,
-    /// Answers 401 and 403.
+    /// Responses with 401 or 403.
     denied,
-    /// Other answers of 500 and above.
+    /// Other responses of 500 and above.
     errors,
     /// Body bytes sent.
     bytes_out,
@@ -79,21 +80,22 @@ counters! {
     connections,
     /// Requests that waited for the tier's latency.
     delayed,
-    /// Microseconds that they were to take, in sum.
-    delay_told_us,
-    /// And took until their answer was let go: more is the endpoint's own lateness, not its client's.
-    delay_given_us,
+    /// Sum of the drawn latencies, in microseconds.
+    delay_drawn_us,
+    /// Sum of the time until those responses were sent, in microseconds. Any excess is a delay of the endpoint, not of
+    /// its client.
+    delay_actual_us,
 }
 
-/// See the module.
-pub(crate) struct Front {
+/// The throttle layer in front of the bucket.
+pub(crate) struct ThrottleLayer {
     pub(crate) service: S3Service,
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     pub(crate) timer: Timer,
 }
 
-/// Kind of a request, from its request line.
+/// Properties of a request, from its request line.
 struct Asked {
     kind: Kind,
     prefix: String,
@@ -119,7 +121,7 @@ fn is_attributes<B>(request: &HttpRequest<B>) -> bool {
     request.uri().query().is_some_and(|query| query.split('&').any(|name| matches!(name, "attributes" | "attributes=")))
 }
 
-/// Changes the text of a short answer.
+/// Changes the text of a short response.
 async fn rewrite(response: Response<Body>, change: impl FnOnce(&str) -> String) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -131,13 +133,13 @@ fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
     request.headers().contains_key(header::EXPECT)
 }
 
-/// Ends the connection with this answer. A client that asked for `100 Continue` and was answered without it may take the
-/// next answer on the connection for a part of this one: botocore does, and then waits for ever.
+/// Closes the connection after this response. If a client waits for `100 Continue` and gets a final response instead,
+/// it may take the next response on the connection for a part of this one. botocore does, and then waits for ever.
 fn close<B>(response: &mut Response<B>) {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
 
-impl Front {
+impl ThrottleLayer {
     fn add(counter: &Arc<AtomicU64>) {
         counter.fetch_add(1, Ordering::Relaxed);
     }
@@ -147,8 +149,8 @@ impl Front {
         self.timer.until((from + latency).into_std()).await;
         let counters = &self.counters;
         Self::add(&counters.delayed);
-        counters.delay_told_us.fetch_add(latency.as_micros() as u64, Ordering::Relaxed);
-        counters.delay_given_us.fetch_add(from.elapsed().as_micros() as u64, Ordering::Relaxed);
+        counters.delay_drawn_us.fetch_add(latency.as_micros() as u64, Ordering::Relaxed);
+        counters.delay_actual_us.fetch_add(from.elapsed().as_micros() as u64, Ordering::Relaxed);
     }
 
     fn count(&self, method: &Method, is_list: bool) {
@@ -163,7 +165,7 @@ impl Front {
         }
     }
 
-    /// Answers one request.
+    /// Handles one request.
     pub(crate) async fn answer(
         &self,
         mut request: HttpRequest<Incoming>,
@@ -221,7 +223,8 @@ impl Front {
         if awaits && (is_empty || !response.status().is_success()) {
             close(&mut response);
         }
-        // Our own work counts against a read's latency; a write's begins when its body is in.
+        // For reads, our own processing time is part of the latency; for writes, the latency starts after the body has
+        // arrived.
         let latency = self.limits.latency(asked.kind);
         if !latency.is_zero() {
             self.delay(if asked.kind == Kind::Read { began } else { Instant::now() }, latency).await;
@@ -250,11 +253,12 @@ impl Front {
         response
     }
 
-    /// An answer that the bucket is not asked for: `text` are the elements of its `<Error>`.
+    /// Sends an error response without calling the bucket; `text` holds the elements of its `<Error>`.
     async fn error(&self, request: HttpRequest<Incoming>, status: StatusCode, text: &str) -> Response<Shaped<Body>> {
         let is_head = *request.method() == Method::HEAD;
         let awaits = awaits_continue(&request);
-        // A client that waits for `100 Continue` has sent nothing and must not receive it.
+        // A client that waits for `100 Continue` has not sent its body; reading it would send that response, which it
+        // must not receive.
         if !awaits {
             let mut body = request.into_body();
             let mut seen = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A body that passes at its route's rate and counts its bytes.
+//! A body that passes at the rate of its route and counts its bytes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::limits::Route;
 
-/// See the module.
+/// A body throttled by the limits on its route.
 pub(crate) struct Shaped<B> {
     inner: B,
     route: Route,
     slice: u64,
-    /// Read from the inner body, not yet passed on.
+    /// Bytes read from the inner body but not yet passed on.
     rest: Bytes,
-    /// Passes when the timer fires.
+    /// Bytes to pass on when the timer fires.
     waiting: Option<(Pin<Box<Sleep>>, Bytes)>,
     passed: Arc<AtomicU64>,
 }

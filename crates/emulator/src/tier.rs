@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A tier: what a store of a name and a year allows. Data only; `limits` enforces it.
+//! A tier: the limits of a store, by name and year. Data only; `limits` enforces it.
 //!
-//! Python's tier book (`penstock.tiers`) holds the tiers with the source of each number, checks them, and passes one
-//! as JSON. What is not enforced (title, sources, dates, observations) is ignored here.
+//! Python's tier book (`penstock.tiers`) holds the tiers with the source of each number, validates them, and passes one
+//! as JSON. Fields that are not enforced (title, sources, dates, observations) are ignored here.
 
 use penstock_types::{Result, parse_settings};
 use serde::Deserialize;
@@ -10,9 +10,9 @@ use serde::Deserialize;
 /// Limits and latency of a store.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 pub struct Tier {
-    /// `azure-hot`, without the year.
+    /// Name without the year, for example `azure-hot`.
     pub name: String,
-    /// Year of its numbers.
+    /// Year of the tier's numbers.
     pub year: u16,
     /// Rates, each with its scope.
     #[serde(default, rename = "limit")]
@@ -20,27 +20,27 @@ pub struct Tier {
     /// Time to first byte.
     #[serde(default)]
     pub latency: Vec<Latency>,
-    /// Maximum delay of bytes above a limit before the answer is 503.
+    /// Maximum queueing delay of bytes above a limit; beyond it the response is 503.
     #[serde(default)]
     pub queue: Option<Seconds>,
-    /// Requests above a limit that pass at once, in seconds of that limit.
+    /// Number of requests above a limit that pass at once, as seconds of that limit.
     #[serde(default)]
     pub burst: Option<Seconds>,
-    /// Content of a throttled answer.
+    /// Content of a throttled response.
     pub throttle: Throttle,
 }
 
 impl Tier {
-    /// Reads a tier.
+    /// Parses a tier from JSON.
     ///
     /// # Errors
     ///
-    /// A field is missing or of another type.
+    /// Fails if a field is missing or has the wrong type.
     pub fn from_json(json: &str) -> Result<Self> {
         parse_settings("tier", json)
     }
 
-    /// `azure-hot@2021`.
+    /// Name with the year: `azure-hot@2021`.
     pub fn label(&self) -> String {
         format!("{}@{}", self.name, self.year)
     }
@@ -52,7 +52,7 @@ impl Tier {
 pub enum What {
     /// Bytes read from the store.
     ReadBytes,
-    /// Bytes written to it.
+    /// Bytes written to the store.
     WriteBytes,
     /// GET, HEAD and LIST requests.
     ReadRequests,
@@ -70,18 +70,18 @@ pub enum Scope {
     Account,
     /// One bucket (the endpoint has one).
     Bucket,
-    /// Keys up to the last `/`.
+    /// Keys with the same text up to the last `/`.
     Prefix,
     /// One connection.
     Connection,
 }
 
-/// A rate.
+/// A rate limit.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Limit {
-    /// Quantity that it applies to.
+    /// Quantity that the limit applies to.
     pub what: What,
-    /// Requests that share it.
+    /// Requests that share the limit.
     pub scope: Scope,
     /// Bytes or requests per second.
     pub value: f64,
@@ -101,13 +101,13 @@ pub enum Kind {
 /// share `tail_share` of requests takes `tail_ms`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Latency {
-    /// Requests that have it.
+    /// Kind of request that has this latency.
     pub what: Kind,
     /// Median.
     pub p50_ms: f64,
     /// 99th percentile.
     pub p99_ms: f64,
-    /// Share of requests in the tail, 0 to 1.
+    /// Fraction of requests in the tail, 0 to 1.
     #[serde(default)]
     pub tail_share: f64,
     /// Latency of the requests in the tail.
@@ -115,14 +115,14 @@ pub struct Latency {
     pub tail_ms: f64,
 }
 
-/// A time.
+/// A duration.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
 pub struct Seconds {
     /// Seconds.
     pub value: f64,
 }
 
-/// Content of a throttled answer. The status is 503, as from S3; the text is the provider's.
+/// Content of a throttled response. The status is 503, as from S3; the text is the provider's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Throttle {
     /// Message of the error.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory that batches live in: one allocation a batch, every field at a multiple of 256 bytes (JAX copies what is
-//! aligned to less), used again once the consumer has let go of it.
+//! Batch memory: one allocation per batch, every field at a multiple of 256 bytes (JAX copies arrays with smaller
+//! alignment). It is reused once the consumer has released it.
 //!
-//! Owns who may touch which bytes of it. A slot belongs to the pipeline until its batch is delivered, then to whoever
-//! holds its tensors, for as long as they please; only then does it come back to the pool. A device that has registered
-//! a slot's memory keeps it registered from batch to batch, until the memory goes back to the system.
+//! Owns the access rights to these bytes. A slot belongs to the pipeline until its batch is delivered, then to the
+//! holder of its tensors, for any length of time; only then does it return to the pool. Memory that is registered with
+//! a device stays registered from batch to batch, until it is returned to the system.
 
 use std::any::Any;
 use std::fmt;
@@ -19,7 +19,7 @@ use super::field::Field;
 /// Alignment of every field in a slot.
 const ALIGN: usize = 256;
 
-/// Where the fields of a batch of up to `rows` samples lie in a slot.
+/// Positions of the fields in the slot of a batch of up to `rows` samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes of one sample of each field.
@@ -27,12 +27,12 @@ pub struct Layout {
     offsets: Vec<usize>,
     /// Bytes of the whole slot.
     pub bytes: usize,
-    /// Rows there is room for.
+    /// Maximum number of rows.
     pub rows: usize,
 }
 
 impl Layout {
-    /// The layout of `rows` samples of these fields; those whose samples differ in length take no room in it.
+    /// Layout of `rows` samples of these fields; fields of variable length take no space in it.
     pub fn new(fields: &[Field], rows: usize) -> Result<Self> {
         let stride = |field: &Field| field.fixed().map_or(Ok(0), |spec| spec.size_bytes());
         let strides = fields.iter().map(|field| Ok((stride(field)?, rows))).collect::<Result<Vec<_>>>()?;
@@ -42,7 +42,7 @@ impl Layout {
     /// The layout of columns of (bytes a row, rows).
     pub fn of(columns: &[(usize, usize)]) -> Result<Self> {
         let rows = columns.iter().map(|&(_, rows)| rows).max().unwrap_or(0);
-        let too_large = || Error::config("batch", format!("{rows} samples have more bytes than memory has addresses"));
+        let too_large = || Error::config("batch", format!("{rows} samples have more bytes than the address space"));
         let (mut offsets, mut bytes) = (Vec::new(), 0usize);
         for &(stride, rows) in columns {
             offsets.push(bytes);
@@ -57,24 +57,25 @@ impl Layout {
     }
 }
 
-/// A device's hold on a slot's memory, which dropping it ends.
+/// A device's registration of a slot's memory; dropping it ends the registration.
 pub type Hold = Box<dyn Any + Send>;
 
-/// Memory of a slot. Its holders are dropped before it, in the order of fields.
+/// Memory of a slot. Fields drop in order, so its registrations end before it.
 struct Memory {
     hold: Mutex<Option<Hold>>,
     mapping: Mapping,
 }
 
-/// Slots that wait to be used again.
+/// Spare slots.
 #[derive(Default)]
 struct Free {
     slots: Vec<Memory>,
-    /// How many may wait.
+    /// Maximum number of spare slots.
     most: usize,
 }
 
-/// Gives slots and takes them back. Belongs to one process: a forked child frees what it inherits and pools nothing.
+/// Hands out slots and takes them back. Belongs to one process: a forked child frees what it inherits and pools
+/// nothing.
 pub struct Pool {
     pid: u32,
     may_be_held: bool,
@@ -88,8 +89,8 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool that keeps at most `most` slots for later use. A device may hold them where they are all of one size, so that
-    /// each is another batch's later: those that it holds are all kept, no more than were in use at once.
+    /// Creates a pool that keeps at most `most` spare slots. If all slots have one size, a device may hold (register)
+    /// them, because each will serve a later batch; held slots are all kept, as many as were in use at once.
     pub fn new(most: usize, may_be_held: bool) -> Arc<Self> {
         Arc::new(Self { pid: std::process::id(), may_be_held, free: Mutex::new(Free { slots: Vec::new(), most }) })
     }
@@ -102,9 +103,9 @@ impl Pool {
     pub fn take(self: &Arc<Self>, layout: &Arc<Layout>) -> Result<Slot> {
         let used = {
             let mut free = self.free();
-            // The one used last: what no batch needs any more is never touched again.
-            let seat = free.slots.iter().rposition(|memory| memory.mapping.bytes() >= layout.bytes);
-            seat.map(|seat| free.slots.remove(seat))
+            // Takes the slot used last, so that slots beyond the need are never touched again.
+            let position = free.slots.iter().rposition(|memory| memory.mapping.bytes() >= layout.bytes);
+            position.map(|position| free.slots.remove(position))
         };
         let memory = match used {
             Some(memory) => memory,
@@ -112,7 +113,7 @@ impl Pool {
                 let mapping = Mapping::new(layout.bytes).map_err(|why| Error::System {
                     place: "memory".to_owned(),
                     reason: format!(
-                        "the system has no {} bytes for a batch: {why}",
+                        "cannot allocate {} bytes for a batch: {why}",
                         with_separators(layout.bytes as u64)
                     ),
                 })?;
@@ -127,7 +128,7 @@ impl Pool {
 pub struct Slot {
     memory: Option<Memory>,
     layout: Arc<Layout>,
-    /// A batch that is kept must not keep the memory of a pool that is no longer used.
+    /// Weak: a batch that the consumer keeps must not keep the memory of an unused pool.
     pool: Weak<Pool>,
 }
 
@@ -138,7 +139,7 @@ impl fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// Where its fields lie.
+    /// Positions of its fields.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -160,7 +161,7 @@ impl Slot {
     /// consumer has the slot before the last task is done.
     #[expect(clippy::mut_from_ref, reason = "rows are disjoint; see Safety")]
     pub unsafe fn row(&self, field: usize, row: usize) -> &mut [u8] {
-        assert!(row < self.layout.rows, "row {row} of {}", self.layout.rows);
+        assert!(row < self.layout.rows, "row {row} is not below {}", self.layout.rows);
         let stride = self.layout.strides[field];
         // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(row * stride), stride) }
@@ -174,7 +175,7 @@ impl Slot {
     pub unsafe fn bytes(&self, field: usize, at: usize, len: usize) -> &mut [u8] {
         let room =
             self.layout.offsets.get(field + 1).copied().unwrap_or(self.layout.bytes) - self.layout.offsets[field];
-        assert!(at <= room && len <= room - at, "{len} bytes at {at} of {room}");
+        assert!(at <= room && len <= room - at, "{len} bytes at {at} do not fit in {room}");
         // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(at), len) }
     }
@@ -184,7 +185,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
         let Some(pool) = self.pool.upgrade() else { return };
-        // A forked child must not wait for a lock that a thread of its parent may hold for ever.
+        // A forked child must not wait for a lock that a thread of its parent may never release.
         if pool.pid == std::process::id() {
             let is_held = memory.hold.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
             let mut free = pool.free();
@@ -195,7 +196,7 @@ impl Drop for Slot {
     }
 }
 
-/// One field of a delivered batch. It keeps the batch's slot for as long as it lives; writing to it is the holder's right.
+/// One field of a delivered batch. It keeps the batch's slot alive; its holder may write to it.
 #[derive(Debug, Clone)]
 pub struct Tensor {
     slot: Arc<Slot>,
@@ -207,9 +208,9 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// `rows` rows of a field of a slot that is complete.
+    /// A tensor over `rows` rows of a field of a complete slot.
     pub fn new(slot: Arc<Slot>, field: usize, spec: &TensorSpec, rows: usize) -> Self {
-        assert!(rows <= slot.layout.rows, "{rows} rows of {}", slot.layout.rows);
+        assert!(rows <= slot.layout.rows, "{rows} rows do not fit in {}", slot.layout.rows);
         let shape = std::iter::once(rows).chain(spec.shape.iter().copied()).collect();
         Self { slot, field, dtype: spec.dtype, shape }
     }
@@ -224,18 +225,18 @@ impl Tensor {
         self.shape[0] * self.slot.layout.strides[self.field]
     }
 
-    /// Has `register` take hold of the slot's memory (its first byte, how many), unless an earlier batch's has: a hold
-    /// lasts until the memory goes back to the system. False where the pool's slots may not be held. A forked
-    /// child does not have what is held.
+    /// Calls `register` for the slot's memory (first byte, length), unless an earlier batch has done so. The
+    /// registration lasts until the memory returns to the system. False if the slots of this pool cannot be held. A
+    /// forked child does not inherit registrations.
     pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<bool> {
         let may_be = self.slot.pool.upgrade().is_some_and(|pool| pool.may_be_held);
         let Some(memory) = self.slot.memory.as_ref().filter(|_| may_be) else { return Ok(false) };
         let mut hold = lock(&memory.hold);
         if hold.is_none() {
-            // What a device reads by itself must stay where it is: a fork would move it at our next write.
+            // Memory that a device reads directly must not move: after a fork, our next write would move it.
             memory.mapping.keep_from_children().map_err(|why| Error::System {
                 place: "memory".to_owned(),
-                reason: format!("a batch's memory cannot be kept from forked children: {why}"),
+                reason: format!("the memory of a batch cannot be excluded from forked children: {why}"),
             })?;
             *hold = Some(register(memory.mapping.start(), memory.mapping.bytes())?);
         }
@@ -305,7 +306,7 @@ mod tests {
             assert!(one.hold(register).unwrap() && one.clone().hold(register).unwrap());
         }
         assert_eq!(*counted.lock().unwrap(), (1, 0));
-        // The pool keeps one, and all that are held.
+        // The pool keeps one spare slot, and all registered ones.
         for _ in 0..3 {
             let six: Vec<Tensor> = (0..6).map(|_| tensor(pool.take(&layout).unwrap())).collect();
             assert!(six.iter().all(|one| one.hold(register).unwrap()));

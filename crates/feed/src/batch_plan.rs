@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which rank reads which record into which row of which batch: arithmetic over the order, computed as it is needed.
+//! Batch plan: maps each row of each batch to its record and its rank. It is arithmetic over the order, computed on
+//! demand.
 //!
 //! Owns batches, slices, tails and the grouping of a window's samples by object. Moves no bytes.
 
@@ -14,11 +15,11 @@ use penstock_dataset::sampler::SamplerCursor;
 /// Handling of the samples that do not fill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tail {
-    /// They make a smaller last batch: every sample exactly once. Slices differ by at most one, and may be empty.
+    /// They form a smaller last batch: every sample exactly once. Slices differ by at most one, and may be empty.
     Ragged,
-    /// They are left out: full batches only.
+    /// They are dropped: full batches only.
     Drop,
-    /// The last batch is filled up with samples from the epoch's start, whose weight is 0.
+    /// The last batch is padded with samples from the epoch's start, with weight 0.
     Pad,
 }
 
@@ -35,7 +36,7 @@ impl FromStr for Tail {
     }
 }
 
-/// The batches of one epoch, or of what is left of it behind a cursor. Batch k is positions [cursor + kB, cursor + (k+1)B).
+/// The batches of one epoch, or of the rest of it after a cursor. Batch k is positions [cursor + kB, cursor + (k+1)B).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
     /// Samples in the epoch.
@@ -44,19 +45,19 @@ pub struct Steps {
     pub cursor: u64,
     /// Samples in a batch, over all ranks.
     pub global_batch: u64,
-    /// Which rank this is.
+    /// Rank of this process.
     pub rank: u64,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world: u64,
     /// Handling of the last samples.
     pub tail: Tail,
 }
 
 impl Steps {
-    /// Errs where the numbers cannot be.
+    /// Errs if the numbers are inconsistent.
     pub fn check(&self) -> Result<()> {
         if self.global_batch == 0 {
-            return Err(Error::config("global_batch", "0 samples make no batch"));
+            return Err(Error::config("global_batch", "0 is not a valid batch size"));
         }
         if self.world == 0 || self.rank >= self.world {
             return Err(Error::config(
@@ -70,7 +71,7 @@ impl Steps {
         Ok(())
     }
 
-    /// How many batches there are; the same on every rank.
+    /// Number of batches; the same on every rank.
     pub fn count(&self) -> u64 {
         let left = self.samples - self.cursor;
         match self.tail {
@@ -84,32 +85,32 @@ impl Steps {
         self.cursor.saturating_add((k + 1).saturating_mul(self.global_batch)).min(self.samples)
     }
 
-    /// The positions of batch `k` on all ranks; beyond `samples` where the tail is padded.
+    /// Positions of batch `k` on all ranks; beyond `samples` if the tail is padded.
     pub fn batch(&self, k: u64) -> Range<u64> {
         let start = self.cursor + k * self.global_batch;
         let end = start.saturating_add(self.global_batch);
         start..if self.tail == Tail::Pad { end } else { end.min(self.samples) }
     }
 
-    /// The positions of batch `k` that are this rank's: contiguous, sizes differ by at most one between ranks.
+    /// Positions of batch `k` on this rank: contiguous; sizes differ by at most one between ranks.
     pub fn slice(&self, k: u64) -> Range<u64> {
         let Range { start, end } = self.batch(k);
         let cut = |rank: u64| start + (u128::from(end - start) * u128::from(rank) / u128::from(self.world)) as u64;
         cut(self.rank)..cut(self.rank + 1)
     }
 
-    /// The most rows that a batch of this rank can have.
-    pub fn most_rows(&self) -> u64 {
-        // A padded batch is as large as was asked; no other has more rows than there are samples.
+    /// Maximum number of rows of a batch on this rank.
+    pub fn max_rows(&self) -> u64 {
+        // A padded batch has the requested size; no other has more rows than there are samples.
         let most = if self.tail == Tail::Pad { self.global_batch } else { self.global_batch.min(self.samples) };
         most.div_ceil(self.world)
     }
 }
 
-/// One record, wanted in one row of one batch.
+/// Request for one record, for one row of one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowRequest {
-    /// Which record of the object.
+    /// Number of the record in the object.
     pub record: u64,
     /// The batch, counted from the cursor.
     pub batch: u64,
@@ -117,12 +118,13 @@ pub struct RowRequest {
     pub row: u32,
 }
 
-/// One object and all that this rank wants of it within a window: it is fetched and inflated once for them.
+/// One object and all records that this rank needs of it within a window. The object is fetched and decompressed once
+/// for them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// Of which dataset of the course.
+    /// Dataset of the sampler that the object belongs to.
     pub leaf: usize,
-    /// Which object.
+    /// Number of the object.
     pub object: u64,
     /// Requested rows; never empty, batches ascend.
     pub wants: Vec<RowRequest>,
@@ -138,19 +140,19 @@ impl Task {
 /// A window of a leaf: (leaf, its epoch, lap of a padded tail, first position).
 type WindowKey = (usize, u64, u64, u64);
 
-/// A task that may want more.
+/// A task that may still grow.
 #[derive(Debug)]
 struct Growing {
     task: Task,
     window: WindowKey,
-    /// The position that opened it.
+    /// The position that created it.
     since: u64,
 }
 
-/// The tasks of a rank in the order in which they are needed first. Holds the windows that the first of them spans.
+/// Tasks of a rank in the order of first use. Holds the windows that the first task spans.
 ///
-/// A window of a mixture's source is spread over many batches, all open at once; `horizon` bounds that: what an object
-/// is wanted for later than so many positions becomes a task of its own, and a second read.
+/// A window of a mixture's source is spread over many batches, all open at once. `horizon` bounds that: records that
+/// are needed more than so many positions later become another task, and a second read.
 #[derive(Debug)]
 pub struct Tasks {
     walk: SamplerCursor,
@@ -163,9 +165,9 @@ pub struct Tasks {
     /// Number of the first of `growing`.
     first: u64,
     seats: HashMap<(WindowKey, u64), u64>,
-    /// The one found last: most positions of small records come one after another of the same object.
-    last_seat: Option<((WindowKey, u64), u64)>,
-    /// The window that each leaf was last seen in.
+    /// Slot of the last lookup: most positions of small records follow one another in the same object.
+    last_slot: Option<((WindowKey, u64), u64)>,
+    /// Last window of each leaf.
     at: Vec<Option<WindowKey>>,
 }
 
@@ -174,7 +176,7 @@ impl Tasks {
     pub fn new(walk: SamplerCursor, epoch: u64, steps: Steps, horizon: u64) -> Self {
         let at = vec![None; walk.leaves()];
         let (growing, seats) = (VecDeque::new(), HashMap::new());
-        Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, last_seat: None, at }
+        Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, last_slot: None, at }
     }
 
     /// The next position of this rank with its batch and row, not taken yet.
@@ -189,32 +191,32 @@ impl Tasks {
         None
     }
 
-    /// Adds one position to the task that reads its object; false when there is none left.
+    /// Adds one position to the task that reads its object; false if no positions remain.
     fn grow(&mut self) -> bool {
         let Some((position, batch, row)) = self.peek() else { return false };
         self.row += 1;
-        // Padded positions begin again at the epoch's first.
+        // Padded positions continue at the epoch's first.
         let found = self.walk.at(self.epoch, position % self.steps.samples);
         let window = (found.leaf, found.epoch, position / self.steps.samples, found.window);
         self.at[found.leaf] = Some(window);
         let want = RowRequest { record: found.place.record, batch, row };
         let next = self.first + self.growing.len() as u64;
         let key = (window, found.place.object);
-        let seat = match self.last_seat {
-            Some((last, seat)) if last == key => seat,
+        let slot = match self.last_slot {
+            Some((last, slot)) if last == key => slot,
             _ => *self.seats.entry(key).or_insert(next),
         };
-        self.last_seat = Some((key, seat));
-        if seat == next {
+        self.last_slot = Some((key, slot));
+        if slot == next {
             let task = Task { leaf: found.leaf, object: found.place.object, wants: vec![want] };
             self.growing.push_back(Growing { task, window, since: position });
         } else {
-            self.growing[(seat - self.first) as usize].task.wants.push(want);
+            self.growing[(slot - self.first) as usize].task.wants.push(want);
         }
         true
     }
 
-    /// True when the first task can want nothing more, or not within the horizon.
+    /// True if the first task cannot grow any more, or not within the horizon.
     fn is_ripe(&mut self) -> bool {
         let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
         let (window, since) = (*window, *since);
@@ -231,7 +233,7 @@ impl Iterator for Tasks {
         self.first += 1;
         let key = (window, task.object);
         self.seats.remove(&key);
-        self.last_seat.take_if(|(last, _)| *last == key);
+        self.last_slot.take_if(|(last, _)| *last == key);
         Some(task)
     }
 }
@@ -254,7 +256,7 @@ mod tests {
         prop::sample::select(vec![Tail::Ragged, Tail::Drop, Tail::Pad])
     }
 
-    /// What every rank together is given, batch by batch, in rows of rank 0, then rank 1, ...
+    /// Samples of all ranks together, batch by batch: the rows of rank 0, then rank 1, ...
     fn seen(order: &Order, epoch: u64, base: Steps) -> Vec<Vec<Place>> {
         let mut batches = vec![Vec::new(); base.count() as usize];
         for rank in 0..base.world {
@@ -358,7 +360,7 @@ mod tests {
                     .map(|rank| { let s = Steps { rank, ..base }.slice(k); s.end - s.start })
                     .collect();
                 prop_assert!(sizes.iter().max().unwrap() - sizes.iter().min().unwrap() <= 1);
-                prop_assert!(*sizes.iter().max().unwrap() <= base.most_rows());
+                prop_assert!(*sizes.iter().max().unwrap() <= base.max_rows());
                 prop_assert_eq!(sizes.iter().sum::<u64>(), base.batch(k).end - base.batch(k).start);
             }
         }
@@ -374,7 +376,7 @@ mod tests {
     #[test]
     fn a_batch_beyond_the_samples_has_their_rows_and_ends_the_epoch() {
         let steps = Steps { samples: 5, cursor: 2, global_batch: u64::MAX, rank: 0, world: 2, tail: Tail::Ragged };
-        assert_eq!((steps.count(), steps.batch(0), steps.cursor_after(0), steps.most_rows()), (1, 2..5, 5, 3));
+        assert_eq!((steps.count(), steps.batch(0), steps.cursor_after(0), steps.max_rows()), (1, 2..5, 5, 3));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rows of a batch while they are filled, and its columns once they are: fixed tensors lie in the slot from the
-//! start, fields whose samples differ in length are gathered into values and offsets when the last row is in.
+//! Rows of a batch while they are filled, and its columns afterwards. Fixed-shape tensors are written directly into the
+//! slot; fields of variable length are gathered into values and offsets when the last row has arrived.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,16 +10,16 @@ use penstock_types::{DType, Error, Result, TensorSpec, lock};
 use super::batch_buffer::{Layout, Pool, Slot, Tensor};
 use super::field::{Field, Kind};
 use super::memory::Values;
-use super::value::Part;
+use super::value::Value;
 
-/// Values whose samples differ in length, row by row.
+/// Values of variable length, by row.
 type Loose = Mutex<Vec<RowValue>>;
 
 /// The value of one row.
 #[derive(Debug, Clone, Default)]
 struct RowValue {
     bytes: Vec<u8>,
-    /// Of a list of byte strings: where each ends.
+    /// End of each string, for lists of byte strings.
     ends: Vec<usize>,
 }
 
@@ -32,13 +32,13 @@ impl RowValue {
 /// A batch's memory.
 pub(crate) struct Rows {
     slot: Arc<Slot>,
-    /// One for each field whose samples differ in length.
+    /// One entry per field of variable length.
     loose: Vec<Option<Loose>>,
-    /// The memory of those.
+    /// Memory of these values.
     values: Values,
 }
 
-/// The row that a record goes to.
+/// Target row of a record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
     /// Its number in the batch.
@@ -60,15 +60,16 @@ pub enum Column {
         values: Tensor,
         /// int64, one more than there are rows.
         offsets: Tensor,
-        /// Of lists of byte strings, int64: string j is `values[strings[j]..strings[j + 1]]`, and `offsets` count strings.
+        /// For lists of byte strings, int64: string j is `values[strings[j]..strings[j + 1]]`, and `offsets` count
+        /// strings.
         strings: Option<Tensor>,
-        /// True where the rows are byte strings rather than numbers.
+        /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
     },
 }
 
 impl Column {
-    /// The tensor of a field that is one.
+    /// The tensor of a fixed-shape field.
     pub fn tensor(&self) -> Option<&Tensor> {
         match self {
             Self::Tensor(tensor) => Some(tensor),
@@ -88,30 +89,30 @@ impl Column {
 }
 
 impl Rows {
-    /// Memory for `rows` rows of these fields: in `slot`, and as much as `values` allow where samples differ in length.
+    /// Memory for `rows` rows of these fields: fixed shapes in `slot`, variable lengths within `values`.
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
         let loose =
             fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![RowValue::default(); rows]))).collect();
         Self { slot: Arc::new(slot), loose, values }
     }
 
-    /// The memory of values whose samples differ in length.
+    /// Memory of values of variable length.
     pub fn values(&self) -> &Values {
         &self.values
     }
 
-    /// Writes what `part` holds into row `to` of a field.
+    /// Writes the value `part` into row `to` of a field.
     ///
     /// # Safety
     /// As [`Slot::row`]: nothing else touches that row meanwhile.
-    pub unsafe fn write(&self, seat: usize, to: Row<'_>, field: &Field, part: &Part<'_>) -> Result<()> {
+    pub unsafe fn write(&self, column: usize, to: Row<'_>, field: &Field, part: &Value<'_>) -> Result<()> {
         let row = to.number as usize;
         let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
         let loose = || {
-            let loose = self.loose[seat].as_ref().ok_or_else(|| Error::bug(format!("{} has no rows", field.name)))?;
+            let loose = self.loose[column].as_ref().ok_or_else(|| Error::bug(format!("{} has no rows", field.name)))?;
             Ok::<_, Error>(lock(loose))
         };
-        // Asked for before it is made.
+        // The memory is requested before it is allocated.
         let admit = |bytes: usize| self.values.admit(loose()?[row].size_bytes(), bytes, &field.name);
         let put = |bytes: Vec<u8>, ends: Vec<usize>| {
             loose()?[row] = RowValue { bytes, ends };
@@ -119,7 +120,7 @@ impl Rows {
         };
         match &field.kind {
             // SAFETY: the caller's promise.
-            Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(seat, row) }).map_err(mismatch),
+            Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(column, row) }).map_err(mismatch),
             Kind::Ragged(item) => {
                 admit(part.gathered_len(item))?;
                 put(part.gather(item).map_err(mismatch)?, Vec::new())
@@ -145,31 +146,31 @@ impl Rows {
             Kind::Image(spec) => {
                 let bytes = part.bytes().map_err(mismatch)?;
                 // SAFETY: as above.
-                decode_into(&bytes, spec, to.key, unsafe { self.slot.row(seat, row) }, to.place)
+                decode_into(&bytes, spec, to.key, unsafe { self.slot.row(column, row) }, to.place)
             }
         }
     }
 
-    /// Writes what a record without a value of `field` has into row `row`: its default, or no items.
+    /// Fills row `row` for a record that has no value of `field`: its default, or no items.
     ///
     /// # Safety
     /// As [`Slot::row`]: nothing else touches that row meanwhile.
-    pub unsafe fn write_absent(&self, seat: usize, row: u32, field: &Field) {
+    pub unsafe fn write_absent(&self, column: usize, row: u32, field: &Field) {
         let default = field.default.as_deref().unwrap_or_default();
-        match &self.loose[seat] {
+        match &self.loose[column] {
             Some(loose) => {
                 let value = RowValue { bytes: default.to_vec(), ends: Vec::new() };
                 lock(loose)[row as usize] = value;
             }
             None => {
                 // SAFETY: the caller's promise.
-                let slot = unsafe { self.slot.row(seat, row as usize) };
+                let slot = unsafe { self.slot.row(column, row as usize) };
                 slot.chunks_exact_mut(default.len().max(1)).for_each(|element| element.copy_from_slice(default));
             }
         }
     }
 
-    /// Takes the rows `dead` (ascending) out of `rows`, closing the gaps; the number that is left.
+    /// Removes the rows `dead` (ascending) from `rows`, closing the gaps; returns the number of rows left.
     ///
     /// # Safety
     /// Nothing else touches the batch any more.
@@ -181,11 +182,11 @@ impl Rows {
                 continue;
             }
             if kept != row {
-                for seat in 0..self.loose.len() {
-                    match &self.loose[seat] {
+                for column in 0..self.loose.len() {
+                    match &self.loose[column] {
                         Some(loose) => lock(loose).swap(kept, row),
                         // SAFETY: the caller's promise; the two rows differ.
-                        None => unsafe { self.slot.row(seat, kept).copy_from_slice(self.slot.row(seat, row)) },
+                        None => unsafe { self.slot.row(column, kept).copy_from_slice(self.slot.row(column, row)) },
                     }
                 }
             }
@@ -194,17 +195,17 @@ impl Rows {
         kept
     }
 
-    /// Makes the rows `dead` zero, their weights included.
+    /// Sets the rows `dead` to zero, including their weights.
     ///
     /// # Safety
     /// Nothing else touches the batch any more.
     pub unsafe fn clear(&self, dead: &[u32]) {
-        for (seat, loose) in self.loose.iter().enumerate() {
+        for (column, loose) in self.loose.iter().enumerate() {
             for &row in dead {
                 match loose {
                     Some(loose) => lock(loose)[row as usize] = RowValue::default(),
                     // SAFETY: the caller's promise.
-                    None => unsafe { self.slot.row(seat, row as usize) }.fill(0),
+                    None => unsafe { self.slot.row(column, row as usize) }.fill(0),
                 }
             }
         }
@@ -213,18 +214,27 @@ impl Rows {
     /// The columns of the first `rows` rows.
     pub fn columns(&self, fields: &[Field], rows: usize, spare: &Arc<Pool>) -> Result<Vec<Column>> {
         let mut columns = Vec::with_capacity(fields.len());
-        for (seat, field) in fields.iter().enumerate() {
+        for (column, field) in fields.iter().enumerate() {
             columns.push(match (field.fixed(), field.item()) {
-                (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), seat, &spec, rows)),
-                (None, Some(item)) => self.gathered(seat, &item, &field.kind, rows, spare)?,
-                (None, None) => return Err(Error::bug(format!("field {} is neither fixed nor loose", field.name))),
+                (Some(spec), _) => Column::Tensor(Tensor::new(self.slot.clone(), column, &spec, rows)),
+                (None, Some(item)) => self.gathered(column, &item, &field.kind, rows, spare)?,
+                (None, None) => {
+                    return Err(Error::bug(format!("field {} has neither a fixed nor a varying length", field.name)));
+                }
             });
         }
         Ok(columns)
     }
 
-    fn gathered(&self, seat: usize, item: &TensorSpec, kind: &Kind, rows: usize, spare: &Arc<Pool>) -> Result<Column> {
-        let Some(loose) = &self.loose[seat] else { return Err(Error::bug("a loose field has no rows")) };
+    fn gathered(
+        &self,
+        column: usize,
+        item: &TensorSpec,
+        kind: &Kind,
+        rows: usize,
+        spare: &Arc<Pool>,
+    ) -> Result<Column> {
+        let Some(loose) = &self.loose[column] else { return Err(Error::bug("a loose field has no rows")) };
         let mut loose = std::mem::take(&mut *lock(loose));
         let size = item.size_bytes()?.max(1);
         loose.truncate(rows);
@@ -234,9 +244,9 @@ impl Rows {
         let string_offsets = strings.map_or(0, |strings| strings + 1);
         let layout = Arc::new(Layout::of(&[(size, total / size), (8, rows + 1), (8, string_offsets)])?);
         let slot = spare.take(&layout)?;
-        let put = |seat: usize, row: usize, offset: usize| {
+        let put = |column: usize, row: usize, offset: usize| {
             // SAFETY: the slot is not shared yet, and the layout has room for all offsets.
-            unsafe { slot.row(seat, row) }.copy_from_slice(&(offset as i64).to_le_bytes());
+            unsafe { slot.row(column, row) }.copy_from_slice(&(offset as i64).to_le_bytes());
         };
         let (mut at, mut string) = (0, 0);
         put(1, 0, 0);

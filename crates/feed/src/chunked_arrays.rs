@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several side by side.
+//! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several parallel arrays.
 //!
-//! Owns the *block*: the rows of one row of chunks (of the array whose rows are widest), with the chunks of every array that
-//! hold some of them, each a stretch of an object. To the order a block is what an object is to other formats. A block is
-//! fetched whole and its chunks are decoded into its rows; what was never written is the fill value. Fetches nothing.
+//! Owns the *block*: the rows of one row of chunks (of the array with the tallest chunks), with the chunks of every
+//! array that hold some of these rows; each chunk is a range of an object. In the order, a block takes the place of an
+//! object. A block is fetched whole and its chunks are decoded into its rows; missing chunks get the fill value.
+//! Fetches nothing itself.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,7 +14,7 @@ use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, with_sepa
 
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Chunks of a dataset: each takes some 100 bytes for as long as the dataset is open.
+/// Maximum chunks of a dataset: each takes about 100 bytes while the dataset is open.
 pub(super) const MAX_CHUNKS: usize = 1 << 22;
 
 /// One array.
@@ -23,23 +24,24 @@ pub(super) struct Column {
     pub name: String,
     /// Its elements and shape.
     pub spec: TensorSpec,
-    /// Shape of a chunk; at the array's end, chunks stay of this shape unless they are `flat`.
+    /// Shape of a chunk; at the end of the array, chunks keep this shape unless they are `flat`.
     pub chunk_shape: Vec<usize>,
-    /// Where rows lie one after another: the object, and the first's offset. Its chunks are as many rows as the block has.
+    /// For contiguous rows: the object, and the offset of the first row. Each of its chunks has as many rows as the
+    /// block.
     pub flat: Option<(usize, u64)>,
     /// Decoders of a chunk's filters.
     pub steps: Vec<Step>,
-    /// One element where nothing was written.
+    /// Fill value, one element.
     pub fill: Vec<u8>,
 }
 
-/// Where a chunk lies.
+/// Position of a chunk.
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
-    /// Which object of the listing.
+    /// Number of the object in the listing.
     pub object: usize,
     pub range: ByteRange,
-    /// Where the chunk was not put through all filters: what undoes those it was.
+    /// Filters to reverse, if the chunk skipped some of the array's filters.
     pub steps: Option<Vec<Step>>,
 }
 
@@ -49,9 +51,9 @@ pub(super) struct Piece {
     column: usize,
     /// Position in the grid of chunks.
     at: Box<[usize]>,
-    /// `None` where it was never written.
+    /// `None` if it was never written.
     pub stored: Option<Stored>,
-    /// No other block holds rows of it.
+    /// No other block has rows in this chunk.
     is_own: bool,
 }
 
@@ -60,7 +62,7 @@ pub(super) struct Block {
     layout: usize,
     pub rows: Range<usize>,
     pub pieces: Vec<Piece>,
-    /// In messages, whose rows they are.
+    /// Name of the dataset, for messages.
     place: String,
 }
 
@@ -81,8 +83,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Adds arrays whose rows belong together. `find` says where a chunk lies, by column and place in the grid; `place`
-    /// names them in messages.
+    /// Adds arrays whose rows belong together. `find` returns the position of a chunk, by column and position in the
+    /// grid; `place` names them in messages.
     pub fn add(
         &mut self,
         place: &str,
@@ -95,25 +97,27 @@ impl Blocks {
             if axes == 0 || column.chunk_shape.len() != axes || column.chunk_shape.contains(&0) {
                 let problem =
                     format!("`{}` of shape {:?} in chunks of {:?}", column.name, spec.shape, column.chunk_shape);
-                return Err(Error::config("format", format!("{place}: {problem} has no rows to be samples")));
+                return Err(Error::config("format", format!("{place}: {problem} has no rows to use as samples")));
             }
             let row = TensorSpec { dtype: spec.dtype, shape: spec.shape[1..].to_vec() }.size_bytes()?;
             if row == 0 || column.fill.len() != spec.dtype.size() {
-                return Err(Error::config("format", format!("{place}: a row of `{}` is of no bytes", column.name)));
+                return Err(Error::config("format", format!("{place}: a row of `{}` has 0 bytes", column.name)));
             }
             TensorSpec { dtype: spec.dtype, shape: column.chunk_shape.clone() }.size_bytes()?;
             row_bytes.push(row);
         }
-        let Some(first) = columns.first() else { return Err(Error::config("format", format!("{place}: no array"))) };
+        let Some(first) = columns.first() else {
+            return Err(Error::config("format", format!("{place}: no array is given")));
+        };
         let samples = first.spec.shape[0];
         if let Some(other) = columns.iter().find(|column| column.spec.shape[0] != samples) {
             let (name, want) = (&first.name, with_separators(samples as u64));
             let problem = format!(
-                "`{}` has {} rows, and `{name}` {want}",
+                "`{}` has {} rows, but `{name}` has {want}",
                 other.name,
                 with_separators(other.spec.shape[0] as u64)
             );
-            return Err(Error::config("format", format!("{place}: {problem}; name arrays of equally many")));
+            return Err(Error::config("format", format!("{place}: {problem}; use arrays with equal row counts")));
         }
         if let Some(before) = self.layouts.first() {
             let facts = |columns: &[Column]| -> Vec<(String, DType, Vec<usize>)> {
@@ -123,7 +127,7 @@ impl Blocks {
             if facts(&before.columns) != facts(&columns) {
                 return Err(Error::config(
                     "format",
-                    format!("{place}: its arrays differ in kind from the first object's"),
+                    format!("{place}: its arrays differ from those of the first object"),
                 ));
             }
         }
@@ -156,7 +160,7 @@ impl Blocks {
                 let mut at: Vec<usize> = grid.iter().map(|side| side.start).collect();
                 loop {
                     let stored = match of.flat {
-                        // Such chunks are the blocks' own rows.
+                        // Such chunks contain only the block's own rows.
                         Some((object, offset)) => {
                             let row = row_bytes[column] as u64;
                             let range = ByteRange::new(offset + rows.start as u64 * row, rows.len() as u64 * row);
@@ -181,7 +185,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// The blocks as the order sees objects: a name of its own for each, and its stored bytes.
+    /// The blocks in the form of objects, as the order sees them: each with a unique name and its stored bytes.
     pub fn manifest(&self, listing: &Manifest) -> Manifest {
         let entry = |block: &Block| {
             let size = block.stored().map(|stored| stored.range.len).sum();
@@ -191,7 +195,7 @@ impl Blocks {
         Manifest { objects, source: None, url: listing.url.clone(), ..*listing }
     }
 
-    /// The name of a block in messages.
+    /// Name of a block in messages.
     pub fn place(&self, block: u64) -> String {
         let block = &self.blocks[block as usize];
         format!("{} rows {} to {}", block.place, block.rows.start, block.rows.end - 1)
@@ -204,19 +208,19 @@ impl Blocks {
         columns.iter().map(|column| (column.name.as_str(), part(column))).collect()
     }
 
-    /// Bytes of a record, all arrays' rows end to end.
+    /// Bytes of a record: the concatenated rows of all arrays.
     pub fn row_bytes(&self) -> usize {
         self.layouts.first().map_or(0, |layout| layout.row_bytes.iter().sum())
     }
 
-    /// The most bytes that decoding a block holds besides what is stored of it.
-    pub fn most_work(&self) -> u64 {
+    /// Maximum memory for decoding a block, in addition to its stored bytes.
+    pub fn max_work(&self) -> u64 {
         let work = |block: &Block| self.layouts[block.layout].work(block.rows.len());
         self.blocks.iter().map(work).max().unwrap_or(0)
     }
 
-    /// Decodes a block into `out`: its rows, of each all arrays' end to end. `stored` are its chunks as they are stored, end
-    /// to end; `name` gives an object's name for messages.
+    /// Decodes a block into `out`: for each row, the values of all arrays, concatenated. `stored` are its stored
+    /// chunks, concatenated; `name` returns an object's name for messages.
     pub fn unpack(
         &self,
         number: u64,
@@ -255,7 +259,7 @@ impl Blocks {
                 let len = lies.range.len as usize;
                 let place = || format!("{} chunk {:?} of `{}`", name(lies.object), piece.at, of.name);
                 let Some(bytes) = stored.get(at..at + len) else {
-                    return Err(Error::bug(format!("{}: its bytes are not all there", place())));
+                    return Err(Error::bug(format!("{}: some of its bytes are missing", place())));
                 };
                 at += len;
                 of.decode(piece, lies, bytes, &block.rows, into, &mut chunk, &place())?;
@@ -275,7 +279,7 @@ impl Layout {
     fn work(&self, rows: usize) -> u64 {
         let whole: u64 =
             self.row_bytes.iter().map(|&row| (row as u64).saturating_mul(rows as u64)).fold(0, u64::saturating_add);
-        // Two rooms between filters and the decoded chunk itself.
+        // Two buffers between filters, and the decoded chunk itself.
         let chunk = self.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0);
         let twice = if self.columns.len() > 1 { 2 } else { 1 };
         whole.saturating_mul(twice).saturating_add(chunk.saturating_mul(3))
@@ -312,13 +316,13 @@ impl Column {
 }
 
 impl Block {
-    /// The chunks that lie somewhere, in the order in which `unpack` takes them.
+    /// The chunks that exist, in the order in which `unpack` expects them.
     pub fn stored(&self) -> impl Iterator<Item = &Stored> {
         self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
     }
 
-    /// Reads for it, as object and range, in the order of `unpack`: its chunks, neighbours together, cut to `most`
-    /// bytes. A chunk that another block reads too is read by itself, so that both read the same.
+    /// Reads for the block, as object and range, in the order of `unpack`: its chunks, with neighbours merged, cut to
+    /// `most` bytes. A chunk that another block reads too is read alone, so that both issue the same read.
     pub fn stretches(&self, most: u64) -> Vec<(usize, ByteRange)> {
         let mut joined: Vec<(usize, ByteRange, bool)> = Vec::new();
         for piece in &self.pieces {
@@ -340,7 +344,7 @@ impl Block {
     }
 }
 
-/// Where objects of a listing are, by key.
+/// Numbers of a listing's objects, by key.
 pub(super) fn numbers(listing: &Manifest) -> BTreeMap<&[u8], usize> {
     listing.objects.iter().enumerate().map(|(number, entry)| (entry.key.as_bytes(), number)).collect()
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batch memory registered with a CUDA driver, so that a GPU reads it by itself.
+//! Batch memory registered with the CUDA driver, so that a GPU reads it directly.
 //!
-//! The driver is opened by name when a device is first asked for: nothing here is linked to it, and a machine without one
-//! runs all else. Owns what is registered and in which context; who copies, and when a copy is done, is the caller's.
+//! The driver library is loaded at run time when a device is first used; nothing links to it, and a machine without one
+//! runs everything else. Owns the registrations and their contexts. Copies, and their completion, belong to the caller.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,7 +16,7 @@ use super::batch_buffer::{Hold, Tensor};
 
 const DRIVER: &str = "libcuda.so.1";
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts, whichever the framework copies in.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts, whichever one the framework uses.
 const PORTABLE: c_uint = 1;
 
 type Context = *mut c_void;
@@ -30,7 +30,7 @@ macro_rules! calls {
 
         impl Calls {
             fn find(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                // SAFETY: the types are those of cuda.h, whose versioned names never change theirs.
+                // SAFETY: the types are those of cuda.h, whose versioned names never change their types.
                 Ok(Self { $($field: *unsafe { library.get($symbol) }?,)* })
             }
         }
@@ -49,7 +49,7 @@ calls! {
     describe: c"cuGetErrorString" (c_int, *mut *const c_char);
 }
 
-/// A CUDA device of this process by its primary context, which is the one that frameworks use.
+/// A CUDA device of this process, through its primary context, which frameworks use too.
 pub struct CudaDevice {
     calls: Calls,
     context: Context,
@@ -59,39 +59,39 @@ pub struct CudaDevice {
 
 // SAFETY: a context may be used from any thread that has made it current; every use here does so.
 unsafe impl Send for CudaDevice {}
-// SAFETY: as above; the driver locks for itself.
+// SAFETY: as above; the driver does its own locking.
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
-    /// Device `number` of those that the process may see, or why it cannot be had.
+    /// Opens device `number` among those visible to the process, or returns why it cannot.
     pub fn open(number: u32) -> Result<Arc<Self>> {
         let unsupported = |why: String| Error::Unsupported {
             what: format!("registering memory with CUDA device {number}"),
             by: format!("this machine: {why}"),
         };
         let not_found = |why: libloading::Error| unsupported(why.source().unwrap_or(&why).to_string());
-        // SAFETY: the driver's own initialisers run; a process that uses CUDA runs them anyhow.
+        // SAFETY: runs the driver's own initialisers, which any CUDA process runs.
         let library = unsafe { Library::new(DRIVER) }.map_err(not_found)?;
         let calls = Calls::find(&library).map_err(not_found)?;
         let (mut device, mut context) = (0, std::ptr::null_mut());
         let failed = |code: c_int| unsupported(error_text(&calls, code));
-        // SAFETY: arguments as cuda.h declares them; both places outlive the calls.
+        // SAFETY: arguments as cuda.h declares them; both pointers outlive the calls.
         unsafe {
             succeeded((calls.init)(0)).map_err(failed)?;
             succeeded((calls.device)(&raw mut device, c_int::try_from(number).unwrap_or(c_int::MAX)))
                 .map_err(failed)?;
             succeeded((calls.retain)(&raw mut context, device)).map_err(failed)?;
         }
-        // The driver has threads of its own: it is never unloaded.
+        // The driver has its own threads, so it is never unloaded.
         std::mem::forget(library);
         Ok(Arc::new(Self { calls, context, device, pid: std::process::id() }))
     }
 
-    /// Registers the memory of the batch that `tensor` is of, unless an earlier batch has: once in the memory's life.
-    /// False where it is of a size of its own, and would be registered for one batch alone.
+    /// Registers the memory of the batch that `tensor` belongs to, once in the lifetime of the memory. False if that
+    /// memory has an unusual size and would serve one batch only.
     pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<bool> {
         if self.pid != std::process::id() {
-            return Err(Error::bug("a forked child has no CUDA device of its parent's"));
+            return Err(Error::bug("a forked child cannot use its parent's CUDA device"));
         }
         tensor.hold(|start, bytes| {
             // SAFETY: whole pages of one mapping, which outlives the registration: see `Hold`.
@@ -100,17 +100,17 @@ impl CudaDevice {
         })
     }
 
-    /// A call with the device's context current, which leaves the thread's own as it was.
+    /// Makes a call with the device's context current, and restores the thread's own context.
     fn within(&self, call: impl FnOnce() -> c_int) -> Result<()> {
         let failed = |code: c_int| Error::System {
             place: format!("CUDA device {}", self.device),
-            reason: format!("a batch's memory is not registered: {}", error_text(&self.calls, code)),
+            reason: format!("the memory of a batch cannot be registered: {}", error_text(&self.calls, code)),
         };
         // SAFETY: the context is retained for as long as `self` lives.
         succeeded(unsafe { (self.calls.push)(self.context) }).map_err(failed)?;
         let done = call();
         let mut popped = std::ptr::null_mut();
-        // SAFETY: pops what was pushed above.
+        // SAFETY: pops the context pushed above.
         unsafe { (self.calls.pop)(&raw mut popped) };
         succeeded(done).map_err(failed)
     }
@@ -125,7 +125,7 @@ impl Drop for CudaDevice {
     }
 }
 
-/// Memory that the driver holds, until this is dropped.
+/// Memory registered with the driver until this is dropped.
 struct Registered {
     device: Arc<CudaDevice>,
     start: NonNull<u8>,
@@ -136,7 +136,7 @@ unsafe impl Send for Registered {}
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // A forked child has registered nothing. At a process's end the driver may have gone before us, and says so.
+        // A forked child has registered nothing. At process exit the driver may already be gone, and returns an error.
         if self.device.pid == std::process::id() {
             // SAFETY: registered once, at this address, and still mapped.
             let _ = self.device.within(|| unsafe { (self.device.calls.unregister)(self.start.as_ptr().cast()) });

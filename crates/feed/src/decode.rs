@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the stored bytes of a block to rows of batches: inflate, frame, check, copy once.
+//! Decodes the stored bytes of a block into rows of batches: decompress, frame, check, copy once.
 
 use std::time::Instant;
 
@@ -19,14 +19,14 @@ use penstock_dataset::record_index::Span;
 /// An object to decode.
 pub(crate) struct Object<'a> {
     pub source: &'a Source,
-    /// How `stored` is compressed; none where it was inflated before.
+    /// Codec of `stored`; none if it was decompressed before.
     pub codec: Codec,
     pub number: u64,
     pub place: &'a str,
     pub stored: &'a Content,
-    /// Records that it must hold, by the counts the order was made from.
+    /// Number of records that it must hold, by the counts behind the order.
     pub records: u64,
-    /// Bytes that it may inflate to.
+    /// Maximum decompressed size.
     pub limit: u64,
     /// Memory that is reserved before a part of a record is decompressed.
     pub memory: &'a PartHold<'a>,
@@ -37,15 +37,15 @@ pub(crate) struct Object<'a> {
 /// Result of a block.
 pub(crate) struct Decoded {
     pub inflated: Instant,
-    /// Wants (by their place in the task) that could not be met, and why.
+    /// Requests (by index in the task) that failed, with the reasons.
     pub bad: Vec<(usize, Error)>,
 }
 
-/// Where the rows of a batch are.
+/// Returns the rows of a batch, by its number.
 pub(crate) type RowsOf<'a, 'r> = &'a dyn Fn(u64) -> Option<&'r Rows>;
 
-/// Decodes what is wanted of an object into its rows. `rows` gives the rows of a batch; no other call may write to the
-/// same ones at the same time. Errs where nothing of the object can be read.
+/// Decodes the requested records of an object into their rows. `rows` returns the rows of a batch; no other call may
+/// write to the same rows at the same time. Errs if nothing of the object can be read.
 pub(crate) fn decode(
     object: &Object<'_>,
     wants: &[RowRequest],
@@ -66,7 +66,7 @@ pub(crate) fn decode(
         let name = |number: usize| object.source.listed_place(number);
         blocks.unpack(object.number, stored, scratch, object.limit, &name)?;
     } else if stored.is_empty() {
-        return Err(Error::corrupt(place, "is empty (0 bytes) where records were expected"));
+        return Err(Error::corrupt(place, "is empty (0 bytes), but should contain records"));
     }
     if framing.is_table() {
         return decode_table(object, stored, wants, fields, rows);
@@ -101,7 +101,7 @@ pub(crate) fn decode(
     Ok(Decoded { inflated, bad: cut.each(object, wants, fields, rows) })
 }
 
-/// Decodes what is wanted of a table.
+/// Decodes the requested rows of a table.
 fn decode_table(
     object: &Object<'_>,
     stored: &Bytes,
@@ -143,25 +143,26 @@ fn decode_table(
 fn miscounted(place: &str, found: u64, counted: u64) -> Error {
     let (found, counted) = (with_separators(found), with_separators(counted));
     let problem = format!(
-        "holds {found} records where its count says {counted}: the dataset's objects differ, or changed since they were counted"
+        "contains {found} records, but was counted with {counted}: the objects differ, or changed \
+         since the count"
     );
     Error::corrupt(place, problem)
 }
 
-/// Bytes that spans are cut from.
+/// Bytes that contain the spans.
 enum View<'a> {
-    /// The whole inflated content.
+    /// The whole decompressed content.
     Whole(&'a [u8]),
     /// Ranges that were read of an uncompressed object.
     Ranges(&'a Content),
 }
 
-/// An object's content, and where its records lie.
+/// Content of an object, and the positions of its records.
 struct Cut<'a> {
     view: View<'a>,
-    /// As they were found in the content itself; empty where they were known before.
+    /// Spans found in the content itself; empty if they were known before.
     spans: Vec<Span>,
-    /// Error that ended the search for them.
+    /// Error that ended the search for spans.
     walked: Result<()>,
 }
 
@@ -182,7 +183,7 @@ impl Cut<'_> {
         span.ok_or_else(|| Error::bug(format!("{} has no record {record}", object.place)))
     }
 
-    /// Reads every want into its row; those that could not be.
+    /// Reads every requested record into its row; returns those that failed.
     fn each(
         &self,
         object: &Object<'_>,
@@ -195,7 +196,7 @@ impl Cut<'_> {
             (None, Ok(first)) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
             (None, Err(_)) => &[],
         };
-        // In the order of the bytes, which the cache likes.
+        // In the order of the bytes, for the processor's cache.
         let mut sorted: Vec<usize> = (0..wants.len()).collect();
         sorted.sort_unstable_by_key(|&at| wants[at].record);
         let read = |at: usize| {
@@ -213,7 +214,7 @@ impl Cut<'_> {
         let Some(bytes) = self.slice(&span) else {
             return Err(Error::corrupt(place, format!("ends inside record {}", want.record)));
         };
-        // What an index says of the record is as good as a checksum of its own.
+        // The CRC of an index entry replaces a checksum of the record.
         if self.spans.is_empty() && span.crc != 0 && !framing.checks_itself() && framing.crc(bytes) != span.crc {
             let (at, is, want_crc) = (with_separators(span.offset), framing.crc(bytes), span.crc);
             let problem = format!(
@@ -239,7 +240,7 @@ pub(crate) fn fill(
     rows: &Rows,
 ) -> Result<()> {
     let place = || format!("{} record {}", id.place, id.record);
-    for (seat, field) in fields.iter().enumerate() {
+    for (column, field) in fields.iter().enumerate() {
         let (mut found, mut absent) = (None, None);
         for name in field.parts() {
             match record.part(name).map_err(|error| in_record(error, id))? {
@@ -251,7 +252,7 @@ pub(crate) fn fill(
             }
         }
         let takes_nothing = match (&field.default, &absent) {
-            // Of a column that no record has, a default would hide the mistake.
+            // If no record has the column, a default would hide the mistake.
             (Some(_), absent) => absent.is_some() || record.may_lack_parts(),
             // An empty list of another kind is still a mismatch.
             (None, None) => matches!(field.kind, Kind::Ragged(_) | Kind::BytesList) && record.may_lack_parts(),
@@ -259,7 +260,7 @@ pub(crate) fn fill(
         };
         if found.is_none() && takes_nothing {
             // SAFETY: as below.
-            unsafe { rows.write_absent(seat, number, field) };
+            unsafe { rows.write_absent(column, number, field) };
             continue;
         }
         let Some(part) = found.or(absent) else {
@@ -268,14 +269,14 @@ pub(crate) fn fill(
         let written = {
             let row = Row { number, key, place: id.place };
             // SAFETY: the plan names each row of each batch once, and batches are delivered after their last row.
-            unsafe { rows.write(seat, row, field, &part) }
+            unsafe { rows.write(column, row, field, &part) }
         };
         written.map_err(|error| in_record(error, id))?;
     }
     Ok(())
 }
 
-/// Names that a message lists when the one asked for is not there.
+/// Maximum number of names in a message about a missing name.
 const NAMES_SHOWN: usize = 12;
 
 fn missing(field: &Field, record: &dyn Record) -> String {
@@ -285,7 +286,7 @@ fn missing(field: &Field, record: &dyn Record) -> String {
         .take(NAMES_SHOWN)
         .map(|name| {
             let part = record.part(name).ok().flatten();
-            let what = part.map_or_else(|| "which does not read".to_owned(), |part| part.describe());
+            let what = part.map_or_else(|| "which cannot be read".to_owned(), |part| part.describe());
             format!("`{}` ({what})", name.chars().take(64).collect::<String>().escape_debug())
         })
         .collect();
@@ -296,10 +297,10 @@ fn missing(field: &Field, record: &dyn Record) -> String {
         (false, more) => format!("{} and {more} more", shown.join(", ")),
     };
     let asked = field.parts().join("`, `");
-    format!("field `{}` is read from `{asked}`, and the record holds {holds}", field.name)
+    format!("field `{}` is read from `{asked}`, but the record contains {holds}", field.name)
 }
 
-/// Says which record an error is in.
+/// Adds the record to an error.
 fn in_record(error: Error, id: &RecordId<'_>) -> Error {
     match error {
         Error::Corrupt { place: _, problem } => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass as its consumer holds it: batches come out in order, and its threads and requests end when it is dropped.
+//! Handle of a running epoch: returns batches in order; its threads and requests end when it is dropped.
 //!
-//! Knows nothing of what is read or how: that is the business of what is [`EpochSource`].
+//! Independent of what is read: that is defined by [`EpochSource`].
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::batch_rows::Column;
 use super::on_error::{ErrorCounts, ErrorLog};
 use super::timing::{Busy, Trace, Waits};
 
-/// A batch, delivered. Its memory is the holder's.
+/// A delivered batch. Its memory belongs to the holder.
 #[derive(Debug)]
 pub struct Delivered {
     /// Its number, counted from the cursor.
@@ -24,8 +24,8 @@ pub struct Delivered {
     pub rows: usize,
     /// The fields, in order; with a padded tail, last, the weights.
     pub columns: Vec<Column>,
-    /// Position in the epoch once it is delivered: the same on every rank. A cursor, or of an unindexed epoch a
-    /// [`super::Position`], packed.
+    /// Position in the epoch after this batch; the same on every rank. A cursor, or for an unindexed epoch a packed
+    /// [`super::Position`].
     pub cursor: u64,
 }
 
@@ -34,33 +34,33 @@ pub struct Delivered {
 pub enum Next {
     /// The next batch.
     Batch(Delivered),
-    /// Not there yet when the time was up.
+    /// Not ready within the timeout.
     Waiting,
-    /// There is none left.
+    /// No batches remain.
     Done,
 }
 
-/// State that the consumer, the runtime's tasks and the decoding threads of a pass share.
+/// State that the consumer, the runtime's tasks and the decoding threads of an epoch share.
 pub trait EpochSource: Send + Sync + 'static {
-    /// True when [`EpochSource::take`] of this batch would answer at once.
+    /// True if [`EpochSource::take`] of this batch would return at once.
     fn is_ready(&self, number: u64) -> bool;
-    /// This batch, waited for at most `patience`, and when its last rows came about.
-    fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)>;
-    /// Tells the threads to end, and drops the batches that were not taken.
+    /// Waits for this batch, at most `timeout`; returns it with the trace of its last rows.
+    fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)>;
+    /// Stops the threads, and drops the batches that were not taken.
     fn end(&self);
     /// Time that the threads spent.
     fn busy(&self) -> &Busy;
-    /// Counts of samples that could not be read, by how they were handled.
+    /// Counts of unreadable samples, by how they were handled.
     fn mending(&self) -> &ErrorLog;
 }
 
-/// One pass. Dropping it ends its threads and requests.
+/// A running epoch. Dropping it ends its threads and requests.
 pub struct EpochIter<S: EpochSource> {
-    crew: Option<Threads<S>>,
+    running: Option<Threads<S>>,
     pid: u32,
-    /// The times of a pass that has been closed.
+    /// Times of a closed epoch.
     timing: (Waits, Busy),
-    mended: ErrorCounts,
+    error_counts: ErrorCounts,
 }
 
 impl<S: EpochSource> std::fmt::Debug for EpochIter<S> {
@@ -69,7 +69,7 @@ impl<S: EpochSource> std::fmt::Debug for EpochIter<S> {
     }
 }
 
-/// Who works on a pass, and how far its consumer is.
+/// Threads of an epoch, and the position of its consumer.
 struct Threads<S> {
     shared: Arc<S>,
     consumed: watch::Sender<u64>,
@@ -82,7 +82,7 @@ struct Threads<S> {
 }
 
 impl<S: EpochSource> EpochIter<S> {
-    /// Starts `feeder` on the runtime and as many threads that `work`. `consumed` gives the feeder the next batch.
+    /// Starts `feeder` on the runtime and the threads that run `work`. `consumed` tells the feeder the next batch.
     pub(super) fn start(
         shared: Arc<S>,
         consumed: watch::Sender<u64>,
@@ -100,73 +100,73 @@ impl<S: EpochSource> EpochIter<S> {
             })
             .collect::<Result<Vec<_>>>()?;
         let feeder = runtime.spawn(feeder).abort_handle();
-        let crew = Threads { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
+        let running = Threads { shared, consumed, feeder, threads, next: 0, waits: Waits::default(), waiting: None };
         Ok(Self {
-            crew: Some(crew),
+            running: Some(running),
             pid: std::process::id(),
             timing: Default::default(),
-            mended: ErrorCounts::default(),
+            error_counts: ErrorCounts::default(),
         })
     }
 
-    fn crew(&mut self) -> Result<Option<&mut Threads<S>>> {
+    fn running(&mut self) -> Result<Option<&mut Threads<S>>> {
         if self.pid != std::process::id() {
             return Err(Error::config(
                 "iterator",
                 format!("it belongs to process {}; make a new one in this process with iter(loader)", self.pid),
             ));
         }
-        Ok(self.crew.as_mut())
+        Ok(self.running.as_mut())
     }
 
-    /// The next batch, waited for at most `patience`. After an error, and after the last batch, the pass is closed.
-    pub fn next(&mut self, patience: Duration) -> Result<Next> {
-        let Some(crew) = self.crew()? else { return Ok(Next::Done) };
-        let next = crew.next(patience);
+    /// Waits for the next batch, at most `timeout`. After an error, and after the last batch, the epoch is closed.
+    pub fn next(&mut self, timeout: Duration) -> Result<Next> {
+        let Some(running) = self.running()? else { return Ok(Next::Done) };
+        let next = running.next(timeout);
         if !matches!(next, Ok(Next::Batch(_) | Next::Waiting)) {
             self.close();
         }
         next
     }
 
-    /// True when [`EpochIter::next`] would answer at once.
+    /// True if [`EpochIter::next`] would return at once.
     pub fn is_ready(&mut self) -> Result<bool> {
-        Ok(self.crew()?.is_none_or(|crew| crew.shared.is_ready(crew.next)))
+        Ok(self.running()?.is_none_or(|running| running.shared.is_ready(running.next)))
     }
 
-    /// Seconds that the consumer waited, by what it waited for, and seconds that the threads were busy.
+    /// Seconds that the consumer waited, by cause, and seconds that the threads were busy.
     pub fn timing(&mut self) -> Result<(Waits, Busy)> {
-        if let Some(crew) = self.crew()? {
-            self.timing = (crew.waits, crew.shared.busy().snapshot());
+        if let Some(running) = self.running()? {
+            self.timing = (running.waits, running.shared.busy().snapshot());
         }
         Ok((self.timing.0, self.timing.1.snapshot()))
     }
 
-    /// Counts of samples that could not be read, by how they were handled.
-    pub fn mended(&mut self) -> Result<ErrorCounts> {
-        if let Some(crew) = self.crew()? {
-            self.mended = crew.shared.mending().snapshot();
+    /// Counts of unreadable samples, by how they were handled.
+    pub fn error_counts(&mut self) -> Result<ErrorCounts> {
+        if let Some(running) = self.running()? {
+            self.error_counts = running.shared.mending().snapshot();
         }
-        Ok(self.mended.clone())
+        Ok(self.error_counts.clone())
     }
 
-    /// Ends threads and requests; waits for the threads, each at most one object's decode from its end.
+    /// Ends threads and requests. Waits for the threads, which take at most one object's decoding time.
     pub fn close(&mut self) {
-        let Some(crew) = self.crew.take() else { return };
+        let Some(running) = self.running.take() else { return };
         if self.pid != std::process::id() {
-            // The threads live in the parent; their locks may be held for ever here.
-            std::mem::forget(crew);
+            // The threads exist in the parent only; their locks may never be released here.
+            std::mem::forget(running);
             return;
         }
-        crew.feeder.abort();
-        crew.shared.end();
-        drop(crew.consumed);
-        for thread in crew.threads {
-            // A panic there has been turned into an error already.
+        running.feeder.abort();
+        running.shared.end();
+        drop(running.consumed);
+        for thread in running.threads {
+            // A panic there has already become an error.
             let _ = thread.join();
         }
-        self.timing = (crew.waits, crew.shared.busy().snapshot());
-        self.mended = crew.shared.mending().snapshot();
+        self.timing = (running.waits, running.shared.busy().snapshot());
+        self.error_counts = running.shared.mending().snapshot();
     }
 }
 
@@ -177,9 +177,9 @@ impl<S: EpochSource> Drop for EpochIter<S> {
 }
 
 impl<S: EpochSource> Threads<S> {
-    fn next(&mut self, patience: Duration) -> Result<Next> {
+    fn next(&mut self, timeout: Duration) -> Result<Next> {
         let began = *self.waiting.get_or_insert_with(now);
-        let (next, trace) = self.shared.take(self.next, patience)?;
+        let (next, trace) = self.shared.take(self.next, timeout)?;
         if matches!(next, Next::Batch(_)) {
             self.waits.attribute(began, now(), trace.as_ref());
             self.waiting = None;

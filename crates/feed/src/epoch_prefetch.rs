@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The next epoch's first objects, fetched while this one ends: an epoch does not begin with a wait for the store.
+//! Epoch prefetch: fetches the first objects of the next epoch while this one ends, so that an epoch does not begin
+//! with a wait for the store.
 //!
-//! Owns what has been fetched between two passes. Taken by the pass that it was fetched for, dropped by any other: no
-//! position, state or order depends on it. Bounded by a share of what this pass has read, so that a job that stops here
-//! has paid for little that it did not use, and by the room that the next pass can do without.
+//! Owns the data fetched between two epochs. Only the epoch that they were fetched for uses them; any other drops them,
+//! so no position, state or order depends on them. Two limits apply: a share of what this epoch has read, so that a job
+//! that stops here has paid little for unused data, and the memory that the next epoch can spare.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,23 +20,23 @@ use super::read_split::ReadSplitter;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 
-/// Of the bytes that a pass has read, at most one in so many is read ahead for the next.
+/// Maximum share of the bytes read in an epoch that is read ahead for the next: one in 16.
 const SHARE: u64 = 16;
 
-/// A pass of fewer reads than this is over so soon that nothing is to be hidden behind it.
+/// An epoch of fewer reads is too short to hide a prefetch behind it.
 const MIN_READS: u64 = 32;
 
 /// Result of a fetch.
 pub(super) type Fetched = (Result<Content>, Trace);
 
-/// A fetch that no pass waits for yet. Dropping it ends it.
+/// A fetch that no epoch waits for yet. Dropping it cancels it.
 struct Prefetched {
     task: Task,
     reserved: Reservation,
     fetch: Fetch,
 }
 
-/// A fetch under way.
+/// A fetch in progress.
 pub(super) struct Fetch(JoinHandle<Fetched>);
 
 impl Fetch {
@@ -68,7 +69,7 @@ impl std::fmt::Debug for EpochPrefetch {
 }
 
 impl EpochPrefetch {
-    /// The fetch of `task`, if it is the next that was begun; else what was begun is of no use.
+    /// The fetch of `task`, if it is the next one that was started; otherwise the started fetches are dropped.
     pub fn take(&mut self, task: &Task) -> Option<(Fetch, Reservation)> {
         let early = self.early.pop_front()?;
         if early.task != *task {
@@ -80,13 +81,14 @@ impl EpochPrefetch {
 }
 
 impl Feed {
-    /// Fetches for a pass that starts with these parameters; all others are dropped.
+    /// Fetches for an epoch that starts with these parameters; all others are dropped.
     pub(super) fn take_prefetched(&self, epoch: u64, steps: Steps) -> Option<EpochPrefetch> {
         let ahead = lock(&self.ahead).take();
         ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)
     }
 
-    /// Begins to fetch for the epoch behind `epoch`, whose pass has read `read` bytes in `reads` and sends no further request.
+    /// Starts to fetch for the epoch after `epoch`, whose run has read `read` bytes in `reads` requests and sends no
+    /// more.
     pub(super) async fn prefetch_next_epoch(
         self: &Arc<Self>,
         epoch: u64,

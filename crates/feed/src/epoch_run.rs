@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass over (what is left of) an epoch: fetches run ahead on the runtime, a few threads inflate and decode into the
-//! final rows, and batches come out in order.
+//! Runs one epoch, or the rest of one. Fetches run ahead on the runtime, a few threads decompress and decode into the
+//! final rows, and batches are delivered in order.
 //!
-//! Who reads what is `plan`'s business; threads and requests end with the `pass`.
+//! `batch_plan` decides what is read; threads and requests end with the `EpochIter`.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,14 +31,14 @@ use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::Reservation;
 
-/// A batch under way.
+/// A batch in progress.
 struct Batch {
     rows: Rows,
     /// Rows of this rank.
     count: usize,
-    /// Rows still missing.
+    /// Number of missing rows.
     left: AtomicUsize,
-    /// True once the columns are there, or the error is.
+    /// True once the columns or the error are set.
     is_ready: AtomicBool,
     /// Its bytes of the budget, until it is delivered.
     reserved: Mutex<Option<Reservation>>,
@@ -47,20 +47,20 @@ struct Batch {
 
 #[derive(Default)]
 struct Outcome {
-    /// The error of the lowest row that has one.
+    /// Error of the lowest row that failed.
     error: Option<(u32, Error)>,
-    /// When the last rows came about.
+    /// Trace of the object that filled the last row.
     last: Option<Trace>,
-    /// Rows that no sample took.
+    /// Rows without a sample.
     dead: Vec<u32>,
-    /// Rows that are left, and the columns.
+    /// Number of remaining rows, and the columns.
     done: Option<(usize, Vec<Column>)>,
 }
 
 #[derive(Default)]
 struct State {
     open: HashMap<u64, Arc<Batch>>,
-    /// Why no further batch will come, where the pass itself failed.
+    /// Error of the epoch as a whole: no further batch will come.
     failed: Option<Error>,
 }
 
@@ -84,8 +84,8 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Notes that these wants have ended, in every batch that waits for them; `bad` are those (by their place) that no
-    /// sample will take.
+    /// Records that these requests have ended, in every batch that waits for them. `bad` are those (by index) that no
+    /// sample will fill.
     fn settle(&self, batches: &Batches, wants: &[RowRequest], trace: Trace, bad: &[(usize, Error)]) {
         for (at, error) in bad {
             let (want, skips) = (wants[*at], self.feed.on_error == OnError::Skip && is_about_data(error));
@@ -108,13 +108,13 @@ impl Shared {
             }
         }
         if complete {
-            // Taken and let go, so that a consumer between its look and its wait does not miss the call.
+            // Locked and released, so that a consumer between its check and its wait does not miss the notification.
             drop(lock(&self.state));
             self.wake.notify_all();
         }
     }
 
-    /// Makes the columns of a batch whose last row has come.
+    /// Makes the columns of a batch after its last row has arrived.
     fn finish(&self, batch: &Batch) {
         let mut outcome = lock(&batch.outcome);
         self.feed.value_bytes.fetch_max(batch.rows.values().per_row(batch.count), Ordering::Relaxed);
@@ -123,8 +123,8 @@ impl Shared {
             outcome.dead.sort_unstable();
             if !outcome.dead.is_empty() {
                 if self.steps.tail == Tail::Pad {
-                    // Frameworks that want full batches get one; the content of the row is undefined.
-                    // SAFETY: the last row is in, and the batch is not delivered yet.
+                    // Frameworks that require full batches get one; the content of the row is undefined. SAFETY: the
+                    // last row has arrived, and the batch is not delivered yet.
                     unsafe { batch.rows.clear(&outcome.dead) };
                 } else {
                     // SAFETY: as above.
@@ -151,15 +151,15 @@ struct Job {
     content: Result<Content>,
     trace: Trace,
     reserved: Arc<Reservation>,
-    /// Samples tried before these in the same rows.
+    /// Number of samples tried before for the same rows.
     tries: u32,
-    /// The queue that it came by, for those that are tried next.
+    /// Queue that it came from, for further attempts.
     queue: Sender<Job>,
 }
 
 impl Job {
-    /// The same work for several threads, where it is of pictures and each can be read by itself: a picture takes a
-    /// millisecond, and those of one object would wait for one another.
+    /// Splits the work among several threads, if it decodes images that can each be read alone: an image takes a
+    /// millisecond, and the images of one object would wait for one another.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
         let is_shared = feed.decodes_images && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
         let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
@@ -177,7 +177,7 @@ impl Job {
     }
 }
 
-/// One pass over an epoch whose records are counted.
+/// Run of an epoch with known record counts.
 pub type Run = EpochIter<Shared>;
 
 impl Run {
@@ -224,17 +224,17 @@ impl EpochSource for Shared {
         complete || state.failed.is_some()
     }
 
-    fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)> {
+    fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)> {
         let (steps, feed) = (self.steps, &self.feed);
         if number >= steps.count() {
             return Ok((Next::Done, None));
         }
         let (rows, columns, trace) = if steps.slice(number).is_empty() {
-            // Other ranks have the samples; all ranks make the same steps.
+            // Other ranks have samples; all ranks make the same steps.
             let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0, Values::limited(0));
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
-            let Some(batch) = self.wait(number, patience)? else { return Ok((Next::Waiting, None)) };
+            let Some(batch) = self.wait(number, timeout)? else { return Ok((Next::Waiting, None)) };
             let mut outcome = lock(&batch.outcome);
             if let Some((_, error)) = outcome.error.take() {
                 return Err(error);
@@ -262,9 +262,9 @@ impl EpochSource for Shared {
 }
 
 impl Shared {
-    /// A batch once it is complete, taken from the open ones; `None` when the time is up.
-    fn wait(&self, number: u64, patience: Duration) -> Result<Option<Arc<Batch>>> {
-        let until = now() + patience;
+    /// Waits for a complete batch, and removes it from the open ones; `None` after the timeout.
+    fn wait(&self, number: u64, timeout: Duration) -> Result<Option<Arc<Batch>>> {
+        let until = now() + timeout;
         let mut state = lock(&self.state);
         loop {
             if state.open.get(&number).is_some_and(|batch| batch.is_ready.load(Ordering::Acquire)) {
@@ -292,7 +292,7 @@ async fn run_ahead(
 ) -> Result<()> {
     let feed = &shared.feed;
     let requests = Arc::new(Semaphore::new(feed.max_in_flight));
-    // Reads, and their bytes.
+    // Number of reads, and their bytes.
     let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
@@ -344,7 +344,7 @@ async fn run_ahead(
             let job =
                 Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
             for job in job.shared_among(&feed) {
-                // Refused only when the threads have ended, and then no caller waits.
+                // Fails only when the threads have ended, and then no caller waits.
                 let _ = queue.send(job);
             }
         });
@@ -369,11 +369,11 @@ async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
     let rows = (slice.end - slice.start) as usize;
     let reserved = feed.budget.reserve("a batch", feed.batch_bytes(rows)).await?;
     let slot = feed.pool.take(&feed.layout)?;
-    if let Some(seat) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
+    if let Some(column) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
         for row in 0..rows {
             let weight = if slice.start + (row as u64) < steps.samples { 1.0f32 } else { 0.0 };
             // SAFETY: the batch is not shared yet, and no record is decoded into its weights.
-            unsafe { slot.row(seat, row) }.copy_from_slice(&weight.to_le_bytes());
+            unsafe { slot.row(column, row) }.copy_from_slice(&weight.to_le_bytes());
         }
     }
     Ok(Arc::new(Batch {
@@ -418,7 +418,7 @@ fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
             drop(job.reserved);
             shared.settle(&job.batches, &job.task.wants, job.trace, &bad);
         } else {
-            mend(shared, job, retried, &bad, whole);
+            recover(shared, job, retried, &bad, whole);
         }
     }
     feed.give_scratch(scratch);
@@ -429,7 +429,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
     let place = source.place(number);
     let position = |want: &RowRequest| shared.steps.slice(want.batch).start + u64::from(want.row);
-    // Of the position, so that it is the same on any world size and the repeats of a padded tail differ.
+    // The key depends on the position, so that it is the same on any world size and the repeats of a padded tail
+    // differ.
     let key = |want: &RowRequest| leaf.order().key_of(shared.epoch, position(want));
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
     let codec = source.codec(number);
@@ -447,8 +448,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
         };
         decode(&object, &job.task.wants, feed.record_fields(), &rows, scratch)
     };
-    // An object that inflates to more than a thread's share is decoded alone, so that threads together hold no more
-    // than twice the budget.
+    // An object whose decompressed size exceeds a thread's share is decoded alone, so that all threads together hold at
+    // most twice the budget.
     let share = (feed.scratch_bytes as u64).max(feed.limit / feed.threads as u64).min(feed.limit);
     let share = if codec == Codec::None { feed.limit } else { share };
     match decode_within(share, scratch) {
@@ -462,8 +463,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     }
 }
 
-/// Fetches the samples that take the place of those of `retried`, and settles the rest of the task.
-fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(usize, Error)], whole: bool) {
+/// Fetches the substitutes for `retried`, and completes the rest of the task.
+fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(usize, Error)], whole: bool) {
     let Job { task, batches, trace, reserved, tries, queue, .. } = job;
     let mut tasks: Vec<Task> = Vec::new();
     for (at, error) in &retried {
@@ -478,8 +479,8 @@ fn mend(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(us
         }
     }
     for mut task in tasks {
-        // Substitutes are fetched beyond the requests' limit and on the budget of what they replace: bad samples are few,
-        // and waiting for either here could lock up.
+        // Substitutes are fetched outside the request limit and within the budget of the object that they replace: bad
+        // samples are few, and waiting for either here could deadlock.
         task.wants.sort_unstable_by_key(|want| (want.batch, want.row));
         let (feed, batches, reserved, queue) = (shared.feed.clone(), batches.clone(), reserved.clone(), queue.clone());
         shared.tries.spawn(&shared.runtime, async move {

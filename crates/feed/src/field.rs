@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields of a batch: a name, the part of a record that it is read from, and its kind.
+//! Fields of a batch: a name, the source value in a record, and its kind.
 //!
-//! Owns the document in which Python says them. Reads nothing itself.
+//! Owns the JSON document that Python writes. Reads nothing itself.
 
 use penstock_record::image::{Crop, ImageSpec, Layout};
 use penstock_types::{DType, Error, Result, TensorSpec};
@@ -12,12 +12,13 @@ use serde::{Deserialize, Serialize};
 pub struct Field {
     /// Its name in batches.
     pub name: String,
-    /// The record's parts that it is read from: the first that is there. Empty: the part of its own name.
+    /// Values of a record that the field may be read from; the first that exists is used. Empty: the value with the
+    /// field's name.
     pub of: Vec<String>,
     /// Conversion of the part.
     pub kind: Kind,
-    /// Value of a record that lacks it: one element of a tensor, little-endian, for all of them; the content of
-    /// bytes. Other kinds have none.
+    /// Default for a record that lacks the value: for tensors one element, little-endian, repeated; for bytes the
+    /// content. Other kinds have no default.
     pub default: Option<Box<[u8]>>,
 }
 
@@ -26,17 +27,17 @@ pub struct Field {
 pub enum Kind {
     /// Elements of a type and shape that are the same in every sample.
     Tensor(TensorSpec),
-    /// Any number of items a sample, each of this type and shape: values and offsets.
+    /// Any number of items per sample, each of this type and shape: values and offsets.
     Ragged(TensorSpec),
-    /// The bytes as they are stored.
+    /// The stored bytes.
     Bytes,
     /// Any number of byte strings, one by one.
     BytesList,
-    /// A picture, decoded, cropped and resized.
+    /// An image, decoded, cropped and resized.
     Image(ImageSpec),
 }
 
-/// A field as Python says it.
+/// A field, as Python writes it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FieldDocument {
@@ -50,12 +51,12 @@ struct FieldDocument {
     shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<ImageDocument>,
-    /// In hex.
+    /// Hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
 }
 
-/// A picture's specification as Python says it.
+/// Specification of an image field, as Python writes it.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ImageDocument {
@@ -70,7 +71,7 @@ struct ImageDocument {
     mean: [f32; 3],
     std: [f32; 3],
     orient: bool,
-    most_pixels: u64,
+    max_pixels: u64,
     #[serde(default)]
     exact: bool,
 }
@@ -98,7 +99,7 @@ impl ImageDocument {
             mean: self.mean,
             std: self.std,
             orient: self.orient,
-            most_pixels: self.most_pixels,
+            max_pixels: self.max_pixels,
             exact: self.exact,
         };
         spec.check()?;
@@ -123,24 +124,24 @@ impl ImageDocument {
             mean: spec.mean,
             std: spec.std,
             orient: spec.orient,
-            most_pixels: spec.most_pixels,
+            max_pixels: spec.max_pixels,
             exact: spec.exact,
         }
     }
 }
 
 impl Field {
-    /// A field of fixed tensors, read from the part of its own name.
+    /// A field of fixed tensors, read from the value with its name.
     pub fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Self {
         Self::of_kind(name, Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() }))
     }
 
-    /// A field of this kind without a default, read from the part of its own name.
+    /// A field of this kind without a default, read from the value with its name.
     pub fn of_kind(name: &str, kind: Kind) -> Self {
         Self { name: name.to_owned(), of: Vec::new(), kind, default: None }
     }
 
-    /// Type and shape, where they are the same in every sample.
+    /// Type and shape, if they are the same in every sample.
     pub fn fixed(&self) -> Option<TensorSpec> {
         match &self.kind {
             Kind::Tensor(spec) => Some(spec.clone()),
@@ -149,7 +150,7 @@ impl Field {
         }
     }
 
-    /// The item of a field whose samples differ in length.
+    /// The item of a field of variable length.
     pub fn item(&self) -> Option<TensorSpec> {
         match &self.kind {
             Kind::Tensor(_) | Kind::Image(_) => None,
@@ -163,10 +164,10 @@ impl Field {
         if self.of.is_empty() { std::slice::from_ref(&self.name) } else { &self.of }
     }
 
-    /// Reads the fields that Python says, as JSON.
+    /// Parses the fields that Python writes, as JSON.
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
-        let document: Vec<FieldDocument> =
-            serde_json::from_str(json).map_err(|error| Error::config("fields", format!("do not read: {error}")))?;
+        let document: Vec<FieldDocument> = serde_json::from_str(json)
+            .map_err(|error| Error::config("fields", format!("they cannot be parsed: {error}")))?;
         document.into_iter().map(Self::from_document).collect()
     }
 
@@ -188,7 +189,7 @@ impl Field {
                 let image = image.ok_or_else(|| Error::config("fields", format!("{} has no image", document.name)))?;
                 Kind::Image(image.spec(dtype.unwrap_or(DType::U8))?)
             }
-            other => return Err(Error::config("fields", format!("{} is of no kind `{other}`", document.name))),
+            other => return Err(Error::config("fields", format!("{} has the unknown kind `{other}`", document.name))),
         };
         let default = document.default.as_deref().map(|text| default_of(&document.name, &kind, text)).transpose()?;
         Ok(Self { name: document.name, of: document.of, kind, default })
@@ -197,7 +198,7 @@ impl Field {
     /// Fields as the JSON that [`Field::from_json`] reads.
     pub fn to_json(fields: &[Self]) -> Result<String> {
         let document: Vec<FieldDocument> = fields.iter().map(Self::document).collect();
-        serde_json::to_string(&document).map_err(|error| Error::bug(format!("fields do not serialise: {error}")))
+        serde_json::to_string(&document).map_err(|error| Error::bug(format!("fields cannot be serialised: {error}")))
     }
 
     fn document(&self) -> FieldDocument {
@@ -220,7 +221,7 @@ impl Field {
     }
 }
 
-/// The default that `text` says in hex: an element of a tensor, or any bytes.
+/// Parses the default in `text`, in hexadecimal: an element of a tensor, or any bytes.
 fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
     let digits = text.as_bytes().as_chunks::<2>();
     let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
@@ -231,7 +232,7 @@ fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
         Kind::Ragged(_) | Kind::Image(_) | Kind::BytesList => false,
     };
     let bytes = bytes.filter(|bytes| digits.1.is_empty() && fits(bytes));
-    bytes.ok_or_else(|| Error::config("fields", format!("{name} has a default that is not one of its values")))
+    bytes.ok_or_else(|| Error::config("fields", format!("{name} has a default that is not a value of its kind")))
 }
 
 #[cfg(test)]

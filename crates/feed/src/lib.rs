@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Feed: reads the records of a dataset in the order of an epoch, and gives them in batches whose memory the consumer keeps.
+//! Feed: reads the records of a dataset in the order of an epoch, and delivers them in batches whose memory the
+//! consumer may keep.
 //!
-//! Owns the path from the store to the batch: record counts, batch plan, fetches, decoding threads, batch memory, the node's
-//! cache and the reads of a pool. The caller chooses the epoch, the position and the rank. Does not know Python.
+//! Owns the path from the store to the batch: record counts, batch plan, fetches, decoding threads, batch memory, the
+//! node cache and the reads of a pool. The caller chooses the epoch, the position and the rank. Independent of Python.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
@@ -61,8 +62,8 @@ pub use memory_budget::{MemoryBudget, Reservation};
 pub use on_error::{ErrorCounts, OnError};
 pub use pool_read::{Placement, Placements, PoolStore, Reader};
 pub use random_access::RecordRef;
-pub use read_sizes::{LARGEST_AT_ONCE, requests_of};
-pub use record_counts::{CountSource, Counted, Known, count, kept, scan};
+pub use read_sizes::{MAX_AT_ONCE, requests_of};
+pub use record_counts::{CountSource, Counted, ExistingIndexes, count, kept, scan};
 pub use schema::{Schema, Seen, schema};
 pub use settings::FeedSettings;
 pub use sidecar_indexes::{SidecarIndexes, indexes_in, without_indexes};
@@ -78,47 +79,46 @@ use read_split::{AccessPattern, read_ahead_for};
 /// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
 pub const WEIGHT: &str = "weight";
 
-/// The budget when none is given, unless the batches need more.
+/// Default budget, unless the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
-/// Positions that are planned ahead, at most, where single records are read: some 100 bytes of memory and 1 us each.
+/// Maximum number of positions planned ahead for reads of single records: about 100 bytes of memory and 1 us each.
 const MAX_PLANNED: u64 = 1 << 21;
 
-/// The same of an order that is the stored one: fewer cost no second read.
+/// The same for an unshuffled order: a smaller number causes no second read.
 const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
 
-/// Spare slots kept where no read-ahead says how many are used; with more, memory that no batch uses would be held for
-/// nothing.
+/// Spare slots kept if no read-ahead sets their number; more would hold unused memory.
 const SPARE_SLOTS: usize = 4;
 
 /// Assumed compression ratio if the fields do not give a size; text and integers are not much better.
 const LIKELY_RATIO: u64 = 4;
 
-/// A dataset, its order, its fields and its bounds, ready to run. Threads and requests exist only while a [`Run`] does.
+/// A dataset with its order, fields and limits, ready to run. Threads and requests exist only while a [`Run`] does.
 #[derive(Debug)]
 pub struct Feed {
     sources: Vec<Arc<Source>>,
     leaves: Arc<[DatasetView]>,
     course: Arc<Sampler>,
-    /// Positions that the batches under way for one object may span.
+    /// Maximum number of positions between the batches in progress for one object.
     horizon: u64,
     fields: Vec<Field>,
-    /// Decoding a record takes as long as reading megabytes.
+    /// True if decoding a record takes as long as reading megabytes.
     decodes_images: bool,
     weighted: bool,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
-    /// Memory for fields whose samples differ in length.
+    /// Memory for fields of variable length.
     loose: Arc<Pool>,
-    /// Bytes of the budget that a batch takes at most: as many as one of a shuffle window may have.
+    /// Maximum bytes of the budget per batch, limited by the batches of a shuffle window.
     max_batch_bytes: u64,
-    /// Bytes a row of such fields: what the batches so far held, at first what a sample has stored.
+    /// Bytes per row of such fields: the mean of the batches so far, initially the stored size of a sample.
     value_bytes: AtomicU64,
-    /// True where such fields may hold many times the bytes that are stored of them.
+    /// True if such fields may hold many times their stored size.
     inflates_values: bool,
-    /// Of an object whose single records can be read, at most so much is read at a time: a quarter of the budget.
+    /// For objects whose single records can be read: the maximum size of a read, a quarter of the budget.
     part: u64,
-    /// Of each source, what its requests are like.
+    /// Access pattern of each source.
     patterns: Vec<AccessPattern>,
     on_error: OnError,
     budget: MemoryBudget,
@@ -137,17 +137,17 @@ pub struct Feed {
     gathered: random_access::Cache,
     /// Memory for parts that are decompressed one by one.
     part_memory: PartMemory,
-    /// Held by the one thread that decompresses an object into more than its share.
+    /// Held by the one thread that decompresses an object beyond its share of memory.
     large_object: Mutex<()>,
 }
 
 impl Feed {
-    /// A feed for batches of the shape of `steps` (whose cursor does not matter here).
+    /// Creates a feed for batches with the shape of `steps` (whose cursor is ignored).
     ///
-    /// `sources` and `leaves` belong together, one of each for every leaf of the course.
+    /// `sources` and `leaves` correspond: one of each for every leaf of the sampler.
     ///
-    /// Errs with `BudgetExceeded` when the budget cannot hold what must be held at once: the batches that a shuffle
-    /// window spans, one stored object, and what one thread inflates into.
+    /// Errs with `BudgetExceeded` if the budget cannot hold the minimum: the batches that a shuffle window spans, one
+    /// stored object, and the decompressed content of one thread.
     pub fn new(
         sources: Vec<Arc<Source>>,
         leaves: Vec<DatasetView>,
@@ -158,18 +158,18 @@ impl Feed {
     ) -> Result<Arc<Self>> {
         steps.check()?;
         if fields.is_empty() {
-            return Err(Error::config("fields", "none is given"));
+            return Err(Error::config("fields", "no field is given"));
         }
         if sources.len() != leaves.len() || course.leaves() != leaves.len() || steps.samples != course.samples() {
-            return Err(Error::bug("a feed's sources, leaves and course do not belong together"));
+            return Err(Error::bug("the sources, leaves and sampler of a feed do not match"));
         }
-        let rows = usize::try_from(steps.most_rows()).ok().filter(|&rows| u32::try_from(rows).is_ok());
-        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows are too many", steps.most_rows())))?;
+        let rows = usize::try_from(steps.max_rows()).ok().filter(|&rows| u32::try_from(rows).is_ok());
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows are too many", steps.max_rows())))?;
         let sample_bytes = Layout::new(&fields, 1)?.strides.iter().sum::<usize>() as u64;
         let weighted = steps.tail == Tail::Pad;
         if weighted {
             if fields.iter().any(|field| field.name == WEIGHT) {
-                return Err(Error::config("fields", "`weight` is the name of the field that tail=\"pad\" adds"));
+                return Err(Error::config("fields", "`weight` is reserved for the field that tail=\"pad\" adds"));
             }
             fields.push(Field::tensor(WEIGHT, DType::F32, &[]));
         }
@@ -178,7 +178,7 @@ impl Feed {
         if settings.on_error == OnError::Skip && steps.tail == Tail::Drop {
             return Err(Error::config(
                 "on_error",
-                "skip makes a batch smaller, and tail=\"drop\" promises equal ones; say substitute, or tail=\"pad\"",
+                "skip makes batches smaller, but tail=\"drop\" promises equal ones; use substitute, or tail=\"pad\"",
             ));
         }
         let has_loose = fields.iter().any(|field| field.fixed().is_none());
@@ -192,26 +192,26 @@ impl Feed {
             let objects = &source.manifest().objects;
             let largest = objects.iter().map(|entry| entry.size).max().unwrap_or(0);
             if let Some(blocks) = source.blocks() {
-                (stored, scratch) = (stored.max(largest), scratch.max(blocks.most_work()));
+                (stored, scratch) = (stored.max(largest), scratch.max(blocks.max_work()));
                 continue;
             }
             let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
             inflates |= compressed || source.framing().is_table() || source.framing().inflates_parts();
-            // What an object inflates to is known exactly only once it is; its fields are nearly all of it.
+            // The exact decompressed size of an object is known only afterwards; its fields are nearly all of it.
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
             let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
-            // Of objects whose single records can be read, no more than so much is read at a time.
+            // Objects whose single records can be read are read in parts of at most this size.
             stored = stored.max(if grain.is_partial { largest.min(part) } else { largest });
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
-        // A window that begins at a batch's last sample keeps that batch and all that follow in it open.
+        // A window that begins at a batch's last sample keeps that batch and all later batches of the window open.
         let batches = |span: u64| (1 + (span.max(1) - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
         let span = course.span(&leaves).min(course.samples().max(1));
-        // The windows of a mixture spread as widely as its weights are uneven: where half of the budget holds fewer
+        // The windows of a mixture spread as widely as its weights are uneven. If half of the budget holds fewer
         // batches than that, objects are read again instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
-        // What is read in ranges is not planned further ahead than makes the first batch wait, either.
+        // For ranged reads, planning further ahead would only delay the first batch.
         let planned = match patterns.iter().all(|grain| grain.is_partial) {
             true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
             true => MAX_PLANNED_IN_ORDER,
@@ -239,7 +239,7 @@ impl Feed {
         let most = settings.max_in_flight.max(1);
         let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, rows as u64, slot, rest / 4);
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
-        // As many as are under way, so that a delivered batch's memory is the next one's.
+        // As many spare slots as batches in progress, so that each delivered batch's memory is reused by the next.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
         let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts);
         let budget = MemoryBudget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
@@ -279,7 +279,7 @@ impl Feed {
         }))
     }
 
-    /// A walk over the order of its samples.
+    /// A cursor over the order of its samples.
     pub fn walk(&self) -> Result<SamplerCursor> {
         SamplerCursor::new(self.course.clone(), self.leaves.clone())
     }
@@ -309,28 +309,29 @@ impl Feed {
         self.threads
     }
 
-    /// Bytes of the budget that a batch of `rows` takes. The batches that a window spans, one object and what it inflates
-    /// into fit the budget at the same time, whatever this returns.
+    /// Bytes of the budget that a batch of `rows` takes. The batches that a window spans, one object and its
+    /// decompressed content fit the budget at the same time, whatever this returns.
     fn batch_bytes(&self, rows: usize) -> u64 {
         let values = self.value_bytes.load(Ordering::Relaxed).saturating_mul(rows as u64);
         (self.layout.bytes as u64).saturating_add(values).min(self.max_batch_bytes)
     }
 
-    /// Batches that may be under way besides `next`. They begin few where the size of a batch shows only once it is decoded.
+    /// Number of batches in progress besides `next`. It starts small if the size of a batch is known only after
+    /// decoding.
     fn ahead_of(&self, next: u64) -> u64 {
         if self.inflates_values { self.read_ahead.min(1 << next.min(32)) } else { self.read_ahead }
     }
 
-    /// Begins a pass over an epoch from `steps.cursor` on.
+    /// Starts an epoch at `steps.cursor`.
     pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Run> {
         steps.check()?;
-        if steps.samples != self.course.samples() || steps.most_rows() as usize > self.layout.rows {
-            return Err(Error::bug("a feed was started with steps that it was not made for"));
+        if steps.samples != self.course.samples() || steps.max_rows() as usize > self.layout.rows {
+            return Err(Error::bug("a feed was started with steps of another shape"));
         }
         Run::over(self.clone(), runtime, epoch, steps)
     }
 
-    /// A buffer to inflate into, empty or as the last use left it.
+    /// A buffer for decompression: empty, or with old content.
     fn scratch(&self) -> Vec<u8> {
         let kept = lock(&self.scratches).pop();
         kept.unwrap_or_else(|| {

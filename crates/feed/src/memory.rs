@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory whose size shows only while a record is decoded: values whose samples differ in length, and parts that are
-//! decompressed one by one. Each is asked for here before it is allocated.
+//! Memory whose size is known only while a record is decoded: values of variable length, and parts that are
+//! decompressed one by one. Each is requested here before it is allocated.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use penstock_types::{Error, Result, lock};
 
-/// Bytes of those values of one batch whose samples differ in length.
+/// Bytes of variable-length values in one batch.
 #[derive(Debug)]
 pub(crate) struct Values {
     limit: u64,
@@ -25,7 +25,7 @@ impl Values {
         let mut used = lock(&self.used);
         let need = used.saturating_sub(old as u64).saturating_add(new as u64);
         if need > self.limit {
-            let what = format!("field `{field}` (with all values of its batch whose lengths differ)");
+            let what = format!("field `{field}` (all values of varying length in its batch)");
             return Err(Error::BudgetExceeded { what, need, budget: self.limit });
         }
         *used = need;
@@ -48,12 +48,12 @@ pub(crate) struct PartMemory {
 }
 
 impl PartMemory {
-    /// `total` bytes at a time; one part may have up to `limit`, and then has all of them.
+    /// Limits the bytes in use to `total`; one part may take up to `limit`, and then holds all of it.
     pub fn new(total: u64, limit: u64) -> Self {
         Self { total, limit, free: Mutex::new(total), freed: Condvar::new() }
     }
 
-    /// A thread's hold on some of it, nothing at first.
+    /// A thread's reservation, initially empty.
     pub fn hold(&self) -> PartHold<'_> {
         PartHold { memory: self, bytes: Cell::new(0) }
     }
@@ -67,8 +67,8 @@ pub(crate) struct PartHold<'a> {
 }
 
 impl PartHold<'_> {
-    /// Room for a part of `bytes`, in place of the part before. Waits for other threads, which hold nothing while they
-    /// wait themselves.
+    /// Reserves memory for a part of `bytes`, replacing the previous part. Waits for other threads, which hold nothing
+    /// while they wait.
     pub fn take(&self, what: &str, bytes: u64) -> Result<()> {
         self.give_back();
         if bytes > self.memory.limit {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory budget: what is in flight reserves its bytes here first and gives them back when it lets go.
+//! Memory budget: data in flight reserve their bytes here first and return them when they are released.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Reservations are counted in pages, so that a terabyte fits the semaphore's 32-bit permits.
 const PAGE: u64 = 4096;
 
-/// A number of bytes that many may share. Waiters are served in the order in which they came.
+/// A shared number of bytes. Waiters are served in order of arrival.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
     bytes: u64,
@@ -27,7 +27,7 @@ impl MemoryBudget {
         Self { bytes, pages: Arc::new(Semaphore::new(pages)) }
     }
 
-    /// All of it.
+    /// Total size of the budget.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -37,7 +37,7 @@ impl MemoryBudget {
         self.pages.available_permits() as u64 * PAGE
     }
 
-    /// Waits until `bytes` are free and holds them. Errs at once when they never can be.
+    /// Waits until `bytes` are free and reserves them. Errs at once if they can never be free.
     pub async fn reserve(&self, what: &str, bytes: u64) -> Result<Reservation> {
         if bytes == 0 {
             return Ok(Reservation(None));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When this node reads each object next: the order, read backwards, for the node's cache.
+//! Next-use oracle for the node cache: when this node reads each object next, computed from the order.
 //!
-//! Owns no choice: the cache decides what to evict.
+//! Decides nothing: the cache chooses what to evict.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,14 +28,14 @@ const FEW_RECORDS: u64 = 16;
 /// The times of one node's reads of one dataset, as positions counted over all epochs.
 #[derive(Debug)]
 pub(super) struct NextUse {
-    /// The objects that lie in the store.
+    /// The objects in the store.
     listing: Arc<Manifest>,
     /// Prefix of the listing's keys.
     base: Key,
-    /// Of arrays, who reads what.
+    /// For arrays: which block reads what.
     readers: Option<Readers>,
     leaf: DatasetView,
-    /// Which rank reads what; `None` where a mixture or a selection of positions is between.
+    /// Assignment of reads to ranks; `None` if a mixture or a selection of positions intervenes.
     steps: Option<Steps>,
     /// The ranks of this node.
     node: Range<u64>,
@@ -45,7 +45,7 @@ pub(super) struct NextUse {
     orders: Mutex<Vec<(u64, Arc<EpochOrder>)>>,
 }
 
-/// One block's read of a stretch of an object.
+/// One block's read of a range of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct BlockRead {
     object: u32,
@@ -60,7 +60,7 @@ impl BlockRead {
     }
 }
 
-/// Which blocks of arrays read which stretches; ascending, as there may be millions.
+/// Ranges that the blocks of arrays read; sorted, as there may be millions.
 #[derive(Debug)]
 struct Readers {
     stretches: Vec<BlockRead>,
@@ -82,7 +82,7 @@ impl Readers {
         Self { stretches }
     }
 
-    /// The blocks that read from where `range` begins.
+    /// Blocks that read from the start of `range`.
     fn of(&self, object: u64, range: ByteRange) -> impl Iterator<Item = u64> {
         let place = |read: &BlockRead| (u64::from(read.object), read.start);
         let first = self.stretches.partition_point(|read| place(read) < (object, range.start));
@@ -92,14 +92,14 @@ impl Readers {
 }
 
 impl NextUse {
-    /// For the ranks `node` of the job that `steps` describes (whose cursor and rank do not matter here).
+    /// Oracle for the ranks `node` of the job that `steps` describes (whose cursor and rank are ignored).
     pub fn new(listing: Arc<Manifest>, base: Key, leaf: DatasetView, steps: Option<Steps>, node: Range<u64>) -> Self {
         let steps = steps.map(|steps| Steps { cursor: 0, ..steps });
         let (epoch, front, orders) = Default::default();
         Self { listing, base, readers: None, leaf, steps, node, epoch, front, orders }
     }
 
-    /// For arrays, of which stretches of at most `part` bytes are read.
+    /// Oracle for arrays, which are read in ranges of at most `part` bytes.
     pub fn of_blocks(self, blocks: &Blocks, part: u64) -> Self {
         Self { readers: Some(Readers::new(blocks, part)), ..self }
     }
@@ -112,9 +112,9 @@ impl NextUse {
         Some((found as u64, &self.listing.objects[found]))
     }
 
-    /// A pass over `epoch` begins, or has come to read what stands at `front`.
+    /// Records that a run of `epoch` starts, or has reached the position `front`.
     pub fn reached(&self, epoch: u64, front: u64) {
-        // Two passes at once, which a loader does not make, would cost a poor choice and nothing else.
+        // Two concurrent runs, which a loader does not make, would cost a poor choice only.
         self.epoch.store(epoch, Ordering::Relaxed);
         self.front.store(front, Ordering::Relaxed);
     }
@@ -131,7 +131,7 @@ impl NextUse {
         order
     }
 
-    /// The first position of an object behind `front` that is read by this node.
+    /// First position of an object after `front` that this node reads.
     fn position(&self, epoch: u64, object: u64, front: Option<u64>) -> Option<u64> {
         let records = self.leaf.order().counts().records(object);
         if records == 0 {
@@ -158,7 +158,7 @@ impl NextUse {
         (first..last).contains(&position)
     }
 
-    /// When an object of the order is read next.
+    /// Time of the next read of an object of the order.
     fn next_read(&self, object: u64) -> u64 {
         let Some(object) = self.leaf.selected(object) else { return u64::MAX };
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
@@ -195,7 +195,7 @@ impl AccessPlan for NextUse {
         let size = self.entry(key)?.1.size;
         match (&self.readers, ranges) {
             (None, _) => Some(CachedRange { range: ByteRange::WHOLE, size }),
-            // Each read of an array is one of its stretches.
+            // Each read of an array is one of its ranges.
             (Some(_), [range]) => Some(CachedRange { range: *range, size }),
             (Some(_), _) => None,
         }

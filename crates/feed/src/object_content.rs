@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content of an object as it was read: all of it, or ranges.
+//! Content of an object that was read: all of it, or ranges.
 
 use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transposed};
@@ -13,7 +13,7 @@ use penstock_dataset::record_index::Span;
 pub(crate) struct Reads {
     /// Ascending ranges that do not touch; `None` for the whole object.
     pub ranges: Option<Vec<ByteRange>>,
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes: u64,
 }
 
@@ -22,19 +22,20 @@ pub(crate) struct Reads {
 pub(crate) enum Content {
     /// The whole object, as stored.
     Whole(Bytes),
-    /// The whole object in planes, from the node's cache.
+    /// The whole object as a transposed copy, from the node cache.
     Planes(Bytes),
-    /// Ranges by where they begin, ascending.
+    /// Ranges with their offsets, ascending.
     Ranges(Vec<(u64, Bytes)>),
 }
 
-/// How gzip's own CRC-32 is looked at: where every record's checksum is, it would be one pass too many over the same bytes.
+/// How gzip's own CRC-32 is verified: if every record has a checksum, it would be a needless second pass over the
+/// bytes.
 pub(super) fn gzip_check(framing: &dyn Framing) -> GzipCheck {
     if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full }
 }
 
 impl Content {
-    /// The bytes of a span of the content as it is stored.
+    /// Bytes of a span of the content as stored.
     pub fn slice(&self, span: &Span) -> Option<&[u8]> {
         let (start, bytes) = match self {
             Self::Whole(bytes) => (0, bytes),
@@ -48,7 +49,7 @@ impl Content {
         bytes.get(from..from.checked_add(usize::try_from(span.len).ok()?)?)
     }
 
-    /// Inflates an object that came whole into `out`: at most `limit` bytes.
+    /// Decompresses a whole object into `out`, at most `limit` bytes.
     pub fn decompress_into(
         &self,
         codec: Codec,
@@ -60,7 +61,9 @@ impl Content {
         match self {
             Self::Whole(stored) => decompress_into_checked(codec, stored, out, limit, gzip_check(framing), place),
             Self::Planes(planes) => restore_transposed(planes, out, limit, place),
-            Self::Ranges(_) => Err(Error::bug(format!("ranges of {place}, which is compressed, were read"))),
+            Self::Ranges(_) => {
+                Err(Error::bug(format!("ranges of {place}, which is compressed, cannot be decompressed")))
+            }
         }
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where records lie in large objects that have no index.
+//! Offset cache: positions of records in large objects without an index.
 //!
-//! Records behind one another are noted when an object is read for them anyway: from the next epoch on it is read in
-//! portions. Rows behind a head are noted from the head before the first epoch, where there are very many. Owns no file:
-//! what is learned lasts as long as its source, whose objects are pinned.
+//! Offsets of consecutive records are noted when an object is read in full; from the next epoch on it is read in parts.
+//! Offsets of rows after a header are noted from the header before the first epoch, if there are very many. Owns no
+//! file: offsets are kept as long as their source, whose objects are pinned.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,36 +16,36 @@ use penstock_dataset::record_index::Span;
 /// Smaller objects are read whole in any case.
 const MIN_BYTES: u64 = 8 << 20;
 
-/// More objects than this are not learned of.
+/// Maximum number of objects whose offsets are kept.
 const MAX_OBJECTS: usize = 1 << 16;
 
-/// Bytes of memory for all that is learned.
+/// Maximum memory for all offsets.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Where the records of one object lie.
+/// Positions of the records of one object.
 #[derive(Debug)]
 enum Layout {
     Spans(Box<[Span]>),
-    /// With the bytes before the first.
+    /// With the bytes before the first row.
     Rows(HeadRows, Bytes),
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct OffsetCache {
-    /// By object; empty where there are too many.
+    /// By object; empty if there are too many.
     layouts: Box<[OnceLock<Layout>]>,
     bytes: AtomicU64,
 }
 
 impl OffsetCache {
-    /// Of so many objects.
+    /// Creates a cache for `objects` objects.
     pub fn new(objects: usize) -> Self {
         let objects = if objects <= MAX_OBJECTS { objects } else { 0 };
         Self { layouts: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
     }
 
-    /// Notes where all records of an object of `size` bytes lie. Beyond the memory limit, nothing is noted.
+    /// Notes the positions of all records of an object of `size` bytes. Beyond the memory limit, nothing is noted.
     pub fn note(&self, object: u64, size: u64, spans: &[Span]) {
         if size >= MIN_BYTES && spans.len() >= 2 {
             self.keep(object, size_of_val(spans) as u64, || Layout::Spans(spans.into()));
@@ -60,8 +60,8 @@ impl OffsetCache {
     }
 
     fn keep(&self, object: u64, bytes: u64, layout: impl FnOnce() -> Layout) {
-        let Some(seat) = self.layouts.get(object as usize).filter(|seat| seat.get().is_none()) else { return };
-        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES || seat.set(layout()).is_err() {
+        let Some(cell) = self.layouts.get(object as usize).filter(|cell| cell.get().is_none()) else { return };
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MAX_BYTES || cell.set(layout()).is_err() {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
@@ -70,7 +70,7 @@ impl OffsetCache {
         self.layouts.get(object as usize)?.get()
     }
 
-    /// Where a record of an object lies, if that was noted.
+    /// Position of a record, if it was noted.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         match self.layout(object)? {
             Layout::Spans(spans) => spans.get(record as usize).copied(),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Error policy for samples that cannot be read: the pass ends, the sample is skipped, or another one replaces it.
+//! Error policy for samples that cannot be read: the epoch ends, the sample is skipped, or another one replaces it.
 //!
-//! Which sample takes its place is a function of the data alone, so that every rank, world size and path puts the same
-//! one there; and leaving one out shortens the batch of the rank that has it, never the number of batches.
+//! The replacement is a function of the data alone, so every rank, world size and path uses the same one. Skipping a
+//! sample shortens the batch of its rank, and never changes the number of batches.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -18,7 +18,7 @@ use penstock_dataset::order::Counts;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
-    /// The pass ends with the error, at the batch that the sample belongs to.
+    /// The epoch ends with the error, at the batch of the sample.
     #[default]
     Raise,
     /// Its row is left out of the batch; with a padded tail, it stays as zeros of weight 0.
@@ -32,14 +32,14 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Mismatch { .. })
 }
 
-/// Samples tried in the place of one before the error is raised after all: with that many bad ones in a row, the fields
-/// or the dataset are wrong.
+/// Maximum number of substitutes tried before the error is raised: with that many bad samples in a row, the fields or
+/// the dataset are wrong.
 pub(crate) const MAX_TRIES: u32 = 16;
 
-/// Of these, how many stay in the same object.
+/// Number of these tries that stay in the same object.
 const TRIES_INSIDE: u32 = 8;
 
-/// The (object, want) that takes the place of one that cannot be read, after `tries` others.
+/// The (object, record) that replaces one that cannot be read, after `tries` others.
 pub(crate) fn substitute(
     object: u64,
     want: &RowRequest,
@@ -57,8 +57,8 @@ pub(crate) fn substitute(
     (next, RowRequest { record: want.record % counts.records(next).max(1), ..*want })
 }
 
-/// Fetches of substitutes, which no caller waits for. They hold the decoding threads' queue open, so that
-/// they end with the pass: a store may hang for as long as their deadline.
+/// Fetches of substitutes, which no caller waits for. They keep the decoding threads' queue open, and end with the
+/// epoch: a store may hang until their deadline.
 #[derive(Debug)]
 pub(crate) struct Retries(Mutex<Option<JoinSet<()>>>);
 
@@ -81,13 +81,13 @@ impl Retries {
         }
     }
 
-    /// Ends those under way; none begins any more.
+    /// Ends the reads in progress; no more are started.
     pub fn end(&self) {
         drop(self.tasks().take());
     }
 }
 
-/// Messages that a pass keeps for its report.
+/// Maximum number of messages kept for the report.
 const KEPT: usize = 8;
 
 /// Counts of bad samples in a pass.
@@ -95,7 +95,7 @@ const KEPT: usize = 8;
 pub struct ErrorCounts {
     /// Rows left out.
     pub skipped: u64,
-    /// Rows that another sample took.
+    /// Rows filled with another sample.
     pub substituted: u64,
     /// The first few errors.
     pub errors: Vec<String>,
@@ -107,18 +107,18 @@ pub struct ErrorLog(Mutex<ErrorCounts>);
 
 impl ErrorLog {
     pub fn skipped(&self, error: &Error) {
-        self.note(error, |mended| mended.skipped += 1);
+        self.note(error, |error_counts| error_counts.skipped += 1);
     }
 
     pub fn substituted(&self, error: &Error) {
-        self.note(error, |mended| mended.substituted += 1);
+        self.note(error, |error_counts| error_counts.substituted += 1);
     }
 
     fn note(&self, error: &Error, count: impl FnOnce(&mut ErrorCounts)) {
-        let mut mended = lock(&self.0);
-        count(&mut mended);
-        if mended.errors.len() < KEPT {
-            mended.errors.push(error.to_string());
+        let mut error_counts = lock(&self.0);
+        count(&mut error_counts);
+        if error_counts.errors.len() < KEPT {
+            error_counts.errors.push(error.to_string());
         }
     }
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records by their places, in any order: what a map-style dataset asks for, without a plan and without threads of its own.
+//! Random access: reads records by position, in any order, for map-style datasets. It needs no plan and no threads of
+//! its own.
 //!
-//! Owns one call's reads and a small cache of inflated objects. An object is the unit of reading; who asks for neighbours
-//! together reads it once.
+//! Owns one call's reads and a small cache of decompressed objects. The unit of reading is an object: a call that asks
+//! for several records of an object reads it once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -23,14 +24,14 @@ use super::object_content::{Content, Reads};
 /// Share of the memory budget that inflated objects may keep between calls.
 const CACHED: u64 = 4;
 
-/// Objects as they are once inflated, the ones used last.
+/// Decompressed objects, the most recently used ones.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
-    objects: Mutex<Kept>,
+    objects: Mutex<Entries>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Entries {
     /// Least recently used first: few enough that a walk costs less than a hash of their keys.
     queue: VecDeque<((usize, u64), Bytes)>,
     bytes: u64,
@@ -39,8 +40,8 @@ struct Kept {
 impl Cache {
     fn get(&self, key: (usize, u64)) -> Option<Bytes> {
         let mut kept = lock(&self.objects);
-        let seat = kept.queue.iter().position(|(held, _)| *held == key)?;
-        let entry = kept.queue.remove(seat)?;
+        let position = kept.queue.iter().position(|(held, _)| *held == key)?;
+        let entry = kept.queue.remove(position)?;
         kept.queue.push_back(entry.clone());
         Some(entry.1)
     }
@@ -59,7 +60,7 @@ impl Cache {
     }
 }
 
-/// A record to gather: of which dataset of the course, which object, which of its records.
+/// A record to read: dataset of the sampler, object, record.
 pub type RecordRef = (usize, u64, u64);
 
 impl Feed {
@@ -82,7 +83,10 @@ impl Feed {
             let known = self.leaves.get(leaf).filter(|leaf| object < leaf.counts().objects());
             let records = known.map(|leaf| leaf.counts().records(object));
             if records.is_none_or(|records| record >= records) {
-                return Err(Error::config("index", format!("no record {record} of object {object} of dataset {leaf}")));
+                return Err(Error::config(
+                    "index",
+                    format!("dataset {leaf} has no record {record} in object {object}"),
+                ));
             }
             tasks.entry((leaf, object)).or_default().push(RowRequest { record, batch: 0, row: row as u32 });
         }

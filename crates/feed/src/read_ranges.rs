@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ranges of an object that the records of a batch need, or all of it.
+//! Byte ranges of an object that the records of a batch need, or the whole object.
 //!
-//! Ranges need to know where records lie (an index, or arithmetic) and an object that is stored as it is. Neighbours are
-//! read together where the gap between them costs less than another request would.
+//! Ranges need the positions of records (an index, or arithmetic) and an object that is stored uncompressed. Nearby
+//! ranges are merged if the gap between them costs less than another request.
 
 use super::batch_plan::RowRequest;
 use super::source::Source;
@@ -12,11 +12,11 @@ use penstock_types::ByteRange;
 
 use super::object_content::Reads;
 
-/// A gap that is read and thrown away: at 90 MB/s a connection, 20 ms of a request's latency are 1.8 MB; half of that
-/// keeps what is read for nothing below what is wanted on the usual mix.
+/// Maximum gap that is read and discarded: at 90 MB/s per connection, 20 ms of request latency equal 1.8 MB. With half
+/// a MiB, the discarded bytes stay below the requested ones on the usual mix.
 const GAP: u64 = 512 << 10;
 
-/// From this share of an object on, in percent, all of it is read: one request, or parts side by side.
+/// From this percentage of an object on, all of it is read: one request, or concurrent parts.
 const WHOLE_FROM: u64 = 75;
 
 impl Reads {

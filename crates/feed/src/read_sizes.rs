@@ -8,15 +8,15 @@ use penstock_types::ByteRange;
 /// the public clouds (reference: AWS and Azure performance guides), which is too little for one large object.
 pub(super) const PART: u64 = 8 << 20;
 
-/// An object of up to so many bytes is asked for in one request.
-pub const LARGEST_AT_ONCE: u64 = 2 * PART;
+/// An object of up to this size is read in one request.
+pub const MAX_AT_ONCE: u64 = 2 * PART;
 
-/// Requests that reading the whole of an object of so many bytes takes.
+/// Number of requests that a read of a whole object of `size` bytes takes.
 pub fn requests_of(size: u64) -> u64 {
-    if size <= LARGEST_AT_ONCE { 1 } else { size.div_ceil(PART) }
+    if size <= MAX_AT_ONCE { 1 } else { size.div_ceil(PART) }
 }
 
-/// A stretch as it is asked for: an object of which all is wanted is asked for as a whole, and checked as one.
+/// A range as it is requested: if it covers the whole object, the object is requested and verified as a whole.
 pub(super) fn asked(entry: &Entry, range: ByteRange) -> ByteRange {
     if range.start == 0 && range.len == entry.size { ByteRange::WHOLE } else { range }
 }

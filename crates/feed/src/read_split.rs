@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The tasks of a pass cut to what is read at a time, and how many of such reads are to be under way.
+//! Splits the tasks of an epoch into reads, and sets the number of concurrent reads.
 //!
-//! What is wanted in the order in which it lies is read in small portions: no more of an object is held than is about to
-//! be used, and several threads decode it. What is wanted in another order is cut only where the budget asks for it, since
-//! each portion of a shuffled object lies all over it.
+//! Records in storage order are read in small parts: only the bytes that are used next are held, and several threads
+//! decode them. Shuffled records are split only if the budget requires it, since each part of a shuffled object is
+//! scattered over all of it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -17,11 +17,11 @@ use penstock_dataset::sampler::DatasetView;
 /// A portion of a local file: the copy is still in the processor's last cache when it is decoded.
 const LOCAL_PORTION: u64 = 4 << 20;
 
-/// Bytes that a local folder is asked for at a time: neither page cache nor disk gains by more, and memory that was
-/// never used costs a page fault for every 4 KiB.
+/// Bytes requested from a local folder at a time: more does not help the page cache or the disk, and fresh memory costs
+/// a page fault for every 4 KiB.
 const LOCAL_IN_FLIGHT: u64 = 32 << 20;
 
-/// Bytes of a portion of what is wanted in order.
+/// Size of a part for reads in storage order, in bytes.
 fn portion(source: &Source) -> u64 {
     if source.is_local() { LOCAL_PORTION } else { PART }
 }
@@ -31,7 +31,7 @@ fn portion(source: &Source) -> u64 {
 pub(super) struct AccessPattern {
     /// Single records of every object can be read.
     pub is_partial: bool,
-    /// Bytes of a portion of what is wanted in order.
+    /// Size of a part for reads in storage order, in bytes.
     portion: u64,
     /// Bytes that a request brings, about.
     request_bytes: u64,
@@ -56,7 +56,7 @@ impl AccessPattern {
     }
 }
 
-/// Requests that are under way at a time, at most `most`, and batches besides the next one that keep them busy.
+/// Number of concurrent requests, at most `most`, and of batches besides the next one that keep them busy.
 pub(super) fn read_ahead_for(
     patterns: &[AccessPattern],
     most: usize,
@@ -77,13 +77,13 @@ pub(super) fn read_ahead_for(
     (requests, wanted.min(room / batch_bytes.max(1)).max(batches(requests as u64)))
 }
 
-/// The tasks of a pass, in the order of need, each with what is read for it.
+/// Tasks of an epoch, in the order of need, each with its reads.
 #[derive(Debug)]
 pub(super) struct ReadSplitter<'f> {
     feed: &'f Feed,
     tasks: std::iter::Peekable<Tasks>,
-    /// What is left of tasks that were cut, by the first batch and row that wait for it: one object's second portion may
-    /// be needed behind another's first, which would never be read if it came later.
+    /// Remainders of tasks that were split, by the first batch and row that wait for them: the second part of one
+    /// object may be needed before the first part of another, and would otherwise come too late.
     left: BTreeMap<(u64, u32), VecDeque<Task>>,
 }
 
@@ -299,7 +299,8 @@ mod tests {
     #[test]
     fn portions_of_two_shuffled_objects_come_in_the_order_of_need() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        // A quarter of this holds no object, so each comes in portions, and each portion lies all over it.
+        // An object does not fit into a quarter of this, so each is read in parts, and each part is scattered over all
+        // of it.
         let (feed, steps) = feed("portions-of-need", &runtime, Some(Shuffle { seed: 3, window: 2 }), 72 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
         let needs: Vec<(u64, u32)> = ReadSplitter::new(&feed, tasks).map(|(task, _)| need(&task)).collect();

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ladder by which record counts are found: declared, from the manifest, by an index (our own, or another program's),
-//! by the format or a check of sizes, by a scan.
+//! Sources of record counts, in order: declared, from the manifest, from an index (ours or another program's), from the
+//! format or a size check, from a scan.
 //!
-//! The cheap rungs may be wrong about a strange dataset; the feed counts what it reads and says so then.
+//! The cheap sources may be wrong about an unknown dataset; the feed counts what it reads and then reports a
+//! difference.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,25 +21,25 @@ use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 use penstock_dataset::record_offsets::StagedOffsets;
 
-/// Requests under way at a time while trailers are read.
+/// Concurrent requests while trailers are read.
 const TRAILERS_IN_FLIGHT: usize = 64;
 
-/// Of a table this much is read at first to see how many rows it has: footers of a few hundred column chunks fit.
+/// Bytes of a table that are first read for its number of rows: the footers of a few hundred column chunks fit.
 const END: u64 = 64 << 10;
 
-/// Objects under way at a time in a scan.
+/// Concurrent objects in a scan.
 const SCANS_IN_FLIGHT: usize = 4;
 
-/// How the counts were found.
+/// Source of the counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountSource {
-    /// The user said so.
+    /// Declared by the user.
     Declared,
     /// The manifest knows.
     Manifest,
-    /// An index of the records was there: a scan's, or what a stage noted on its way.
+    /// An index of the records: from a scan, or noted by a stage.
     Index,
-    /// Another program's indexes were there, beside the objects or where the user said.
+    /// Another program's indexes, beside the objects or at the user's path.
     Existing,
     /// The format makes it arithmetic over stored sizes, or one record an object.
     Format,
@@ -72,22 +73,22 @@ impl CountSource {
 pub struct Counted {
     /// Records in each object.
     pub counts: Counts,
-    /// How they were found.
+    /// Source of the counts.
     pub rung: CountSource,
     /// The dataset's identity, whatever path it is read by.
     pub fingerprint: u128,
-    /// Where the records lie, where that is known.
+    /// Positions of the records, if they are known.
     pub index: Option<Arc<RecordIndex>>,
 }
 
-/// Where records may already be indexed, and what was set aside there.
+/// Existing indexes of the records, and those that were ignored.
 #[derive(Debug, Default)]
-pub struct Known<'a> {
+pub struct ExistingIndexes<'a> {
     /// The folder of our own indexes.
     pub cache: Option<&'a Path>,
     /// Other programs'.
     pub beside: Option<&'a SidecarIndexes>,
-    /// Problems of the indexes that were set aside.
+    /// Problems of the indexes that were ignored.
     pub notes: Vec<String>,
 }
 
@@ -102,27 +103,26 @@ impl Counted {
     }
 }
 
-/// The error of a dataset whose objects are all empty.
+/// Error of a dataset whose objects are all empty.
 pub(super) fn no_record(source: &Source) -> Error {
     let rule = match source.format() {
         FormatSpec::Tar {} => " (a tar's samples are its members named KEY.EXTENSION)",
         _ => "",
     };
     let (url, objects) = (&source.manifest().url, with_separators(source.manifest().objects.len() as u64));
-    Error::config("dataset", format!("{url} holds no record in {objects} objects{rule}"))
+    Error::config("dataset", format!("{url} contains no record in {objects} objects{rule}"))
 }
 
-/// The counts by the rungs that cost little: at most one object and four bytes of each other. `None` when only a scan
-/// can tell.
+/// Counts from the cheap sources: at most one object and four bytes of each other. `None` if only a scan can count.
 pub async fn count(
     source: &Arc<Source>,
     declared: Option<u64>,
-    known: &mut Known<'_>,
+    known: &mut ExistingIndexes<'_>,
     deadline: Deadline,
 ) -> Result<Option<Counted>> {
     let objects = &source.manifest().objects;
     let mut index = cached(source, known.cache)?;
-    // What a stage noted on its way is in our own form.
+    // The offsets that a stage noted have the form of our own index.
     if !index.as_ref().is_some_and(RecordIndex::is_complete)
         && let Some(staged) = StagedOffsets::of(source.manifest())
     {
@@ -139,7 +139,7 @@ pub async fn count(
     let counted = |records: &[u64], rung| Counted::new(source, records, rung, index.clone()).map(Some);
     if source.blocks().is_some() {
         if declared.is_some() {
-            return Err(Error::config("records_per_object", "an array's shape says how many rows it has"));
+            return Err(Error::config("records_per_object", "arrays declare their row counts in their shapes"));
         }
         let framing = source.framing();
         let records: Vec<u64> = (0..objects.len() as u64).filter_map(|block| framing.count_of_object(block)).collect();
@@ -190,7 +190,7 @@ pub async fn count(
     if framing.is_table() && codecs_none(source) {
         return counted(&tables(source, deadline).await?, CountSource::Format);
     }
-    // Where records do not say where they end, equal sizes of objects would not mean equal counts either.
+    // If records do not contain their length, equal sizes of objects do not imply equal counts.
     if !framing.checks_itself() {
         return Ok(None);
     }
@@ -228,7 +228,7 @@ fn codecs_none(source: &Source) -> bool {
     (0..source.manifest().objects.len() as u64).all(|object| source.codec(object) == Codec::None)
 }
 
-/// The counts that tables state, each in one request of its end, or two; those of compressed ones in all of it.
+/// Counts that tables state at their end, in one or two requests each; a compressed table is read in full.
 async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     let count = |object: u64| async move {
         let (place, size) = (source.place(object), source.entry(object).size);
@@ -236,7 +236,7 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
             return rows_of_compressed(source, object, deadline).await;
         }
         let mut most = END;
-        // Once more, with as much as the first says.
+        // A second time, with the length that the first try returned.
         for _ in 0..2 {
             let end = source.end(object, most, deadline).await?;
             match source.framing().count_of_end(&end, size, &place)? {
@@ -244,13 +244,13 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
                 TrailerCount::Wants(more) => most = more,
             }
         }
-        Err(Error::corrupt(place, "changes while its footer is read"))
+        Err(Error::corrupt(place, "changed while its footer was read"))
     };
     let in_flight = if codecs_none(source) { TRAILERS_IN_FLIGHT } else { SCANS_IN_FLIGHT };
     stream::iter(0..source.manifest().objects.len() as u64).map(count).buffered(in_flight).try_collect().await
 }
 
-/// The count that a compressed table states at its end: all of it passes by, and so much of its end is held.
+/// Count that a compressed table states at its end: all of it is read, and only its end is held.
 async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<u64> {
     let (bytes, place) = (source.fetch(object, deadline).await?.bytes, source.place(object));
     let source = source.clone();
@@ -262,7 +262,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
             inflater.push(&bytes, &mut |inflated| {
                 size += inflated.len() as u64;
                 end.extend_from_slice(inflated);
-                // Not at each piece: what is dropped moves the rest.
+                // Not at each piece, because dropping bytes moves the rest.
                 if end.len() > 2 * most {
                     end.drain(..end.len() - most);
                 }
@@ -272,7 +272,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
             match source.framing().count_of_end(&end, size, &place)? {
                 TrailerCount::Count(count) => return Ok(count),
                 TrailerCount::Wants(more) if more > most as u64 => most = usize::try_from(more).unwrap_or(usize::MAX),
-                TrailerCount::Wants(_) => return Err(Error::bug("the end of a table is not enough of it")),
+                TrailerCount::Wants(_) => return Err(Error::bug("the end of a table does not contain its footer")),
             }
         }
     });
@@ -285,12 +285,12 @@ fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> 
     Ok(path.and_then(|path| RecordIndex::open(&path, &source.manifest().objects)))
 }
 
-/// Where a cache keeps the index of a dataset.
+/// Path of a dataset's index in a cache.
 fn path_in(source: &Source, cache: Option<&Path>) -> Result<Option<PathBuf>> {
     cache.map(|cache| Ok(cache.join(format!("{}.idx", source.cache_name()?)))).transpose()
 }
 
-/// The counts by the index that a cache has, if it has every object as it is now. Asks the store for nothing.
+/// Counts from the index in a cache, if it has every object in its present version. Sends no request to the store.
 pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     let Some(index) = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new) else { return Ok(None) };
     let objects = source.manifest().objects.len() as u64;
@@ -300,12 +300,13 @@ pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     Counted::new(source, &records, CountSource::Index, Some(index)).map(Some)
 }
 
-/// Another program's indexes as one of ours, kept in the cache where there is one; and the counts of its list of shards.
+/// Imports another program's indexes into our own form, kept in the cache if there is one, and the counts of its list
+/// of shards.
 async fn import(
     source: &Arc<Source>,
     beside: &SidecarIndexes,
     before: Option<&RecordIndex>,
-    known: &mut Known<'_>,
+    known: &mut ExistingIndexes<'_>,
     deadline: Deadline,
 ) -> Result<(Option<RecordIndex>, Option<Vec<u64>>)> {
     let mut writer = writer(source, known.cache)?;
@@ -320,16 +321,16 @@ fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
     kept.map_or_else(|| IndexWriter::in_memory(objects), Ok)
 }
 
-/// The counts by reading everything once; where there is a cache, where the records lie is kept in it. Objects that an
-/// older index has as they are now are not read again. After an error the index has the objects before it.
+/// Counts by reading everything once; with a cache, the positions of the records are kept in it. Objects that an older
+/// index has in their present version are not read again. After an error the index has the objects before it.
 pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
-    // A table is held whole for any row of it: there is nothing to index.
+    // A table is held whole for any row of it, so there is nothing to index.
     if source.framing().is_table() {
         return Counted::new(source, &tables(source, deadline).await?, CountSource::Scan, None);
     }
-    // Where rows of arrays lie is arithmetic: no index says it better.
+    // Positions of array rows are computed; an index would add nothing.
     if source.blocks().is_some()
-        && let Some(counted) = Box::pin(count(source, None, &mut Known::default(), deadline)).await?
+        && let Some(counted) = Box::pin(count(source, None, &mut ExistingIndexes::default(), deadline)).await?
     {
         return Ok(counted);
     }
@@ -372,7 +373,7 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     Counted::new(source, &records, CountSource::Scan, index)
 }
 
-/// Keeps an index of the first `done` objects, and of those behind them what an older one has: another process goes on
+/// Keeps an index of the first `done` objects, and the later ones that an older index has: another process continues
 /// from there.
 fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Option<&RecordIndex>) {
     for (object, entry) in objects.iter().enumerate().skip(done) {

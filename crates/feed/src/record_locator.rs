@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Record locator: the byte range of a record inside its object, and whether single records of an object can be read.
 //!
-//! A range comes from the dataset's index, else from arithmetic (records of one size), else from the offsets that were
-//! noted when the object was read before. Only objects that are stored uncompressed can be read in ranges.
+//! A range comes from the dataset's index, otherwise from arithmetic (records of fixed size), otherwise from the
+//! offsets noted when the object was read before. Only objects that are stored uncompressed can be read in ranges.
 
 use penstock_codec::Codec;
 use penstock_dataset::record_index::Span;
 
 use super::source::Source;
 
-/// A view of a source that answers where its records lie.
+/// View of a source that returns the positions of its records.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordLocator<'a> {
     source: &'a Source,
 }
 
 impl Source {
-    /// Where records lie.
+    /// The locator of this source's records.
     pub(crate) fn locator(&self) -> RecordLocator<'_> {
         RecordLocator::new(self)
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the records of one object lie, found while its bytes pass by once.
+//! Scan: finds the positions of the records of one object in a single pass over its bytes.
 //!
-//! What is held of an object is bounded: up to [`WHOLE`] bytes as stored and as inflated; a larger one passes in parts, of
-//! which TFRecords hold nothing, formats of records of one size hold nothing, and others a window of whole records.
+//! Memory is bounded: up to [`WHOLE`] bytes, both stored and decompressed. A larger object is streamed: TFRecords and
+//! formats with records of fixed size buffer nothing, other formats buffer a window of whole records.
 
 use std::sync::Arc;
 
@@ -19,19 +19,19 @@ use super::read_sizes::PART;
 use super::source::Source;
 use penstock_dataset::record_index::Span;
 
-/// Bytes of an object that are held at once, as stored and as inflated: four objects are scanned at a time.
+/// Bytes of an object that are held at once, stored and decompressed: four objects are scanned at a time.
 const WHOLE: u64 = if cfg!(test) { 4 << 10 } else { 128 << 20 };
 
 /// Maximum decompressed size of an object: it limits the number of records in a small file.
 const MAX_INFLATED: u64 = 8 << 30;
 
-/// Parts of one object under way at a time.
+/// Concurrent parts of one object.
 const PARTS_IN_FLIGHT: usize = 4;
 
 /// Bytes in which two records begin, at first; where they do not, twice as many are looked at.
 const WINDOW: usize = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 
-/// A record (a tar's sample, with the next one's beginning) lies within so many bytes, of a plain and a compressed object.
+/// Maximum size of a record (for tars, a sample with the start of the next), in a plain and a compressed object.
 const MAX_PLAIN_WINDOW: usize = 4 << 30;
 const MAX_COMPRESSED_WINDOW: usize = 1 << 30;
 
@@ -42,12 +42,12 @@ pub(super) struct Scanned {
     pub size: u64,
     /// Records in it.
     pub records: u64,
-    /// Where they lie; empty where that is arithmetic.
+    /// Positions of the records; empty if they are computed.
     pub spans: Vec<Span>,
 }
 
 impl Scanned {
-    /// Where each record lies.
+    /// Position of each record.
     pub fn each(self, framing: &dyn Framing) -> impl Iterator<Item = Span> {
         let arithmetic = if self.spans.is_empty() { self.records } else { 0 };
         self.spans.into_iter().chain((0..arithmetic).filter_map(|record| framing.span_of(record)))
@@ -94,7 +94,8 @@ fn joined(error: tokio::task::JoinError) -> Error {
 fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     let (codec, mut inflated) = (source.codec(object), Vec::new());
     let place = source.place(object);
-    // At once costs half of what piece by piece does. What is too large for that, or damaged, passes in pieces.
+    // At once costs half as much as in pieces. Objects that are too large for that, or damaged, are processed in
+    // pieces.
     let is_likely = match (codec, stored.last_chunk()) {
         (Codec::Gzip, Some(last)) => gzip_size_hint(*last) <= WHOLE,
         _ => true,
@@ -115,7 +116,7 @@ fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     Ok(Scanned { size: content.len() as u64, records: spans.len() as u64, spans })
 }
 
-/// An object on its way past.
+/// Scan of one object.
 struct ObjectScan<'a> {
     inflater: StreamDecoder,
     records: Records<'a>,
@@ -140,7 +141,7 @@ enum Holding {
     Frames(Box<FrameStream>),
     /// Nothing: records have one size.
     Sized,
-    /// Records that may go on.
+    /// Records that may continue in the next piece.
     Window(Window),
 }
 
@@ -192,7 +193,7 @@ impl Records<'_> {
         }
     }
 
-    /// Decides by the first bytes what is held of those behind them.
+    /// Decides by the first bytes how much of the following bytes is held.
     fn begin(&mut self) -> Result<()> {
         let Holding::First(first) = &mut self.holding else { return Ok(()) };
         let first = std::mem::take(first);
@@ -211,7 +212,8 @@ impl Records<'_> {
             Holding::First(_) => {}
             Holding::Sized => {
                 let records = framing.count_of_size(size, &place).transpose()?;
-                let records = records.ok_or_else(|| Error::bug(format!("the size of {place} gives no count")))?;
+                let records =
+                    records.ok_or_else(|| Error::bug(format!("the size of {place} does not determine its count")))?;
                 return Ok(Scanned { size, records, spans });
             }
             Holding::Frames(frames) => frames.finish()?,
@@ -224,19 +226,19 @@ impl Records<'_> {
     }
 }
 
-/// Inflated bytes of which it is not known yet where their last record ends.
+/// Decompressed bytes whose last record may be incomplete.
 struct Window {
     pending: Vec<u8>,
-    /// Where they begin in the object.
+    /// Offset of these bytes in the object.
     base: u64,
-    /// How many are looked at next.
+    /// Number of bytes to examine next.
     target: usize,
 }
 
 impl Window {
     fn hold(&mut self, bytes: &[u8], place: &str) -> Result<()> {
         let (need, room) = (self.pending.len() + bytes.len(), self.pending.capacity());
-        // Not by doubling: a window is as large as its target says.
+        // Not by doubling: the target sets the size of a window.
         if need > room && self.pending.try_reserve_exact(need.max(self.target) - self.pending.len()).is_err() {
             let what = format!("scanning {place}");
             return Err(Error::BudgetExceeded { what, need: need as u64, budget: room as u64 });
@@ -245,7 +247,7 @@ impl Window {
         Ok(())
     }
 
-    /// Appends where the records of the first `len` bytes lie.
+    /// Appends the positions of the records in the first `len` bytes.
     fn spans(&self, framing: &dyn Framing, place: &str, len: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
         let walked = framing.spans(&self.pending[..len], place, spans);
@@ -253,7 +255,8 @@ impl Window {
         walked
     }
 
-    /// Finds the records of the first `target` bytes but the last, which may go on behind them, and lets go of them.
+    /// Finds the records in the first `target` bytes, except the last, which may continue after them, and drops their
+    /// bytes.
     fn cut(&mut self, framing: &dyn Framing, place: &str, max: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
         let walked = self.spans(framing, place, self.target, spans);
@@ -261,7 +264,7 @@ impl Window {
         if end == 0 {
             if self.target >= max {
                 let (max, base) = (with_separators(max as u64), with_separators(self.base));
-                let problem = format!("holds no whole record in {max} bytes from byte {base}");
+                let problem = format!("contains no whole record in {max} bytes from byte {base}");
                 let error = walked.err().map(|error| behind(error, self.base));
                 return Err(error.unwrap_or_else(|| Error::corrupt(place, problem)));
             }
@@ -274,7 +277,7 @@ impl Window {
     }
 }
 
-/// Says that the offsets of a message count from byte `at`.
+/// Adds to an error that its offsets count from byte `at`.
 pub(super) fn behind(error: Error, at: u64) -> Error {
     match error {
         Error::Corrupt { place, problem } if at > 0 => {

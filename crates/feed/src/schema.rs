@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Schema of a dataset's first records (those of its first object that is not empty), and the default fields derived from it.
+//! Schema of a dataset: inspects the first records of its first non-empty object, and derives the default fields from
+//! them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,23 +16,23 @@ use super::format::{Framing, Record, RecordId};
 use super::memory::PartMemory;
 use super::record_counts::no_record;
 use super::source::Source;
-use super::value::Part;
+use super::value::Value;
 use penstock_dataset::record_index::Span;
 
 /// Stored bytes that are read at a time to see an object's first record.
 const STEP: u64 = 16 << 20;
 
-/// Decompressed bytes that are searched for it at first; four times as many where they do not hold it. Of the records
-/// behind it, those are looked at that lie in these bytes.
+/// Decompressed bytes that are first searched for a record; four times as many if they contain none. Later records are
+/// examined only within these bytes.
 const HEAD: usize = 1 << 20;
 
-/// Decompressed bytes that are held of an object while it is looked at: the memory budget of a loader that has none of its own.
+/// Maximum decompressed bytes held of an object during inspection: the memory budget of a loader that sets none.
 const MAX_HEAD: usize = 1 << 30;
 
 /// Records that are looked at, of the first bytes of an object alone.
 const MAX_RECORDS: usize = 100;
 
-/// Bytes that a column of a table may take in the first row, and all of them together in the others.
+/// Maximum bytes of a column of a table in the first row, and of all columns in the other rows.
 const MAX_CELL: u64 = 256 << 20;
 
 /// A part of the first records.
@@ -39,7 +40,7 @@ const MAX_CELL: u64 = 256 << 20;
 pub struct Seen {
     /// Description of its content, with numbers.
     pub holds: String,
-    /// The field that it becomes when none are said.
+    /// The default field for it.
     pub field: Field,
 }
 
@@ -93,12 +94,12 @@ struct Start {
     content: Vec<u8>,
     /// They are all that it has.
     is_whole: bool,
-    /// Where its first record lies in them.
+    /// Position of the first record in them.
     first: Span,
 }
 
-/// An object's first bytes with its first record; `None` if it holds no record. Reads no more of it than it must, and ends
-/// at the first bytes of what is no record.
+/// First bytes of an object with its first record; `None` if it holds no record. Reads no more than necessary, and
+/// stops at the first bytes that are not a record.
 async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<Start>> {
     let size = source.entry(object).size;
     let place = source.place(object);
@@ -119,7 +120,7 @@ async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resu
 struct Head {
     inflater: StreamDecoder,
     content: Vec<u8>,
-    /// How many are searched next.
+    /// Number of bytes to search next.
     target: usize,
     first: Option<Span>,
     /// `content` is all that the object has.
@@ -164,11 +165,11 @@ impl Head {
     }
 }
 
-/// Where the first record lies that is whole in an object's first bytes, or in all of it.
+/// Position of the first whole record in an object's first bytes, or in all of it.
 fn found(content: &[u8], is_all: bool, framing: &dyn Framing, place: &str) -> Result<Option<Span>> {
     if let Some(frames) = framing.frames(content, place) {
         let (mut frames, mut first) = (frames?, None);
-        // What is wrong behind the first record is not looked for.
+        // Problems after the first record are not looked for.
         let pushed = frames.push(content, &mut |span, crc| {
             first.get_or_insert(Span { offset: span.offset, len: frame_len(span.len), crc });
         });
@@ -184,7 +185,7 @@ fn found(content: &[u8], is_all: bool, framing: &dyn Framing, place: &str) -> Re
     let mut spans = Vec::new();
     let walked = framing.spans(content, place, &mut spans);
     match spans.first() {
-        // One that ends where the bytes end may go on behind them.
+        // A record that ends where the bytes end may continue after them.
         Some(first) if is_all || spans.len() > 1 => Ok(Some(*first)),
         None if is_all => walked.map(|()| None),
         _ => Ok(None),
@@ -212,7 +213,7 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
         looked = record.and_then(|record| survey.add(framing, record));
     });
     looked?;
-    // Of the others, the columns that the first row shows to be readable.
+    // In the other rows, only the columns that the first row shows to be readable.
     let columns: Vec<String> = survey.found.iter().map(|found| found.name.clone()).collect();
     let parts: Vec<&[String]> = columns.iter().map(std::slice::from_ref).collect();
     let rows: Vec<u64> = (1..table.records().min(MAX_RECORDS as u64)).collect();
@@ -225,7 +226,7 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
     survey.schema(&place).map(Some)
 }
 
-/// The parts of an object's first records, of which the first lies at `first` of its first bytes.
+/// Values of an object's first records; the first record is at `first` in its first bytes.
 fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let (place, framing) = (source.place(object), source.framing());
     let first = start.first;
@@ -236,10 +237,10 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let mut spans = Vec::new();
     // Records of one size have one layout.
     if framing.span_of(0).is_none() {
-        // Damage behind the first record is reported when that record is read.
+        // Damage after the first record is reported when that record is read.
         let _ = framing.spans(content, &place, &mut spans);
         if !start.is_whole || end < start.content.len() {
-            // The last one may go on behind these bytes.
+            // The last record may continue after these bytes.
             spans.pop();
         }
     }
@@ -263,12 +264,12 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
 /// Values of some records under a name.
 struct Found {
     name: String,
-    /// The first value, in words with numbers.
+    /// Description of the first value.
     holds: String,
     kind: Option<Kind>,
     /// Records with a value.
     count: usize,
-    /// Why no kind of field reads all of them.
+    /// Reason why no kind of field can read all of them.
     refused: Option<Error>,
 }
 
@@ -306,7 +307,7 @@ impl Survey {
                 Some(self.found.len() - 1)
             });
             let Some(found) = at.map(|at| &mut self.found[at]) else { continue };
-            if part == Part::Null || matches!(&part, Part::Steps(steps) if steps.is_empty()) {
+            if part == Value::Null || matches!(&part, Value::Steps(steps) if steps.is_empty()) {
                 continue;
             }
             if found.kind.is_none() {
@@ -349,16 +350,14 @@ impl Survey {
             _ if !schema.seen.is_empty() => Ok(schema),
             Some(error) => Err(error),
             None => Err(Error::Unsupported {
-                what: format!(
-                    "{place}, whose records have no part with a name and a value (TFRecords: no tf.Example),"
-                ),
+                what: format!("{place} (its records have no named values; TFRecords need tf.Example)"),
                 by: "the feed".to_owned(),
             }),
         }
     }
 }
 
-/// The kind of parts that are of both kinds: numbers whose lengths differ are ragged. Errs with the reason if none is.
+/// Kind that covers both kinds: numbers of different lengths are ragged. Errs with the reason if there is none.
 fn joined(known: Kind, other: &Kind) -> Result<Kind, &'static str> {
     Ok(match (&known, other) {
         (Kind::Bytes | Kind::BytesList, Kind::BytesList) | (Kind::BytesList, Kind::Bytes) => Kind::BytesList,
@@ -384,25 +383,25 @@ fn optional(field: Field) -> Field {
     }
 }
 
-/// Why a feature list is left out.
+/// Reason for leaving out a feature list.
 const UNEQUAL: &str = "whose steps differ in length";
 
 /// Default field of a part: its length is taken for all records'. Errs with the reason if no kind of field
 /// keeps all that it holds.
-fn proposed(part: &Part<'_>) -> Result<Kind, &'static str> {
+fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };
     Ok(match part {
-        Part::Bytes(_) | Part::Text(_) | Part::Null => Kind::Bytes,
-        Part::Strings(_) => Kind::BytesList,
-        Part::Digits(_) | Part::Int(_) => spec(DType::I64, &[]),
-        Part::Array(array) => spec(array.dtype, &array.shape),
-        Part::List(array) => Kind::Ragged(TensorSpec { dtype: array.dtype, shape: Vec::new() }),
-        Part::Feature(Feature::Bytes(values)) if values.len() <= 1 => Kind::Bytes,
-        Part::Feature(Feature::Bytes(_)) => Kind::BytesList,
-        Part::Feature(Feature::Floats(values)) => row(DType::F32, values.len()),
-        Part::Feature(Feature::Ints(values)) => row(DType::I64, values.len()),
-        Part::Steps(steps) => {
+        Value::Bytes(_) | Value::Text(_) | Value::Null => Kind::Bytes,
+        Value::Strings(_) => Kind::BytesList,
+        Value::Digits(_) | Value::Int(_) => spec(DType::I64, &[]),
+        Value::Array(array) => spec(array.dtype, &array.shape),
+        Value::List(array) => Kind::Ragged(TensorSpec { dtype: array.dtype, shape: Vec::new() }),
+        Value::Feature(Feature::Bytes(values)) if values.len() <= 1 => Kind::Bytes,
+        Value::Feature(Feature::Bytes(_)) => Kind::BytesList,
+        Value::Feature(Feature::Floats(values)) => row(DType::F32, values.len()),
+        Value::Feature(Feature::Ints(values)) => row(DType::I64, values.len()),
+        Value::Steps(steps) => {
             let lens: Vec<usize> = steps.steps().iter().map(|step| step.as_ref().map_or(0, Feature::len)).collect();
             let len = lens.first().copied().unwrap_or(0);
             if lens.iter().any(|&other| other != len) {

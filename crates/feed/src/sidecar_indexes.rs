@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Indexes that other programs left for a dataset: DALI's `.idx` of TFRecords and tars, wids' list of shards.
+//! Indexes that other programs wrote for a dataset: DALI's `.idx` of TFRecords and tars, wids' list of shards.
 //!
-//! Owns which index belongs to which object and what becomes of it: rows of our own index. One that does not agree with
-//! its object (or does not read) is set aside with a note, and the object counts as unindexed. Those of
-//! compressed objects are passed over: their offsets are of bytes that no range gives.
+//! Owns the assignment of indexes to objects and their conversion to rows of our own index. An index that does not
+//! match its object, or cannot be read, is ignored with a note, and the object counts as unindexed. Indexes of
+//! compressed objects are ignored: their offsets refer to decompressed bytes, which no ranged read returns.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 /// Maximum size of one object's index: 2 GB for 10^8 records.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Indexes under way at a time.
+/// Concurrent reads of indexes.
 const IN_FLIGHT: usize = 64;
 
-/// Bytes of a tar that its index may say nothing of: folders, long names and, at the end, blocks of zeros (GNU tar and
-/// Python fill up to 10,240 bytes).
+/// Maximum bytes of a tar that its index may omit: folders, long names and, at the end, blocks of zeros (GNU tar and
+/// Python pad to 10,240 bytes).
 const MAX_GAP: u64 = 64 << 10;
 
 /// Suffix of DALI's indexes.
@@ -40,7 +40,7 @@ const SHARD_LIST: &[u8] = b"index.json";
 /// Number of notes that are kept; a few suffice for 10^6 indexes with the same defect.
 const MAX_NOTES: usize = 8;
 
-/// Indexes that lie somewhere: beside the objects, or in a folder of their own.
+/// Indexes beside the objects, or in a separate folder.
 #[derive(Debug)]
 pub struct SidecarIndexes {
     store: Arc<dyn Store>,
@@ -48,17 +48,17 @@ pub struct SidecarIndexes {
     manifest: Manifest,
 }
 
-/// Their results.
+/// Result of an import.
 #[derive(Debug, Default)]
 pub(crate) struct Imported {
-    /// Objects whose records are known now.
+    /// Number of objects whose records are now known.
     pub indexed: usize,
-    /// Counts of all objects, where a list of shards has them.
+    /// Counts of all objects, if a list of shards has them.
     pub counts: Option<Vec<u64>>,
 }
 
-/// Indexes among the objects of a listing: `.idx` files named after another object, and lists of shards.
-/// `None` if there are none.
+/// Indexes among the objects of a listing: `.idx` files named after another object, and lists of shards. `None` if
+/// there are none.
 pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
     let mut objects: Vec<Entry> = listing.objects.iter().filter(|entry| has_index_name(entry)).cloned().collect();
     if objects.iter().any(|entry| entry.key.as_bytes().ends_with(SUFFIX)) {
@@ -84,7 +84,7 @@ fn base_name(key: &[u8]) -> &[u8] {
     key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-/// The names that an object's index goes by: `a.tfrecord.idx` and `a.idx`.
+/// Possible names of an object's index: `a.tfrecord.idx` and `a.idx`.
 fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
     let logical = strip_suffix(key);
     let base = logical.len() - base_name(logical).len();
@@ -99,8 +99,8 @@ impl SidecarIndexes {
         Self { store, base, manifest }
     }
 
-    /// Writes what the indexes say to `writer`, a row for each object of `source`, and to `notes` what is wrong with
-    /// those that were set aside. What `before` knows is not asked for again. Errs where the store refuses.
+    /// Writes the contents of the indexes to `writer`, a row for each object of `source`, and to `notes` the problems
+    /// of those that were ignored. Objects that `before` has are not read again. Errs if the store refuses.
     pub(crate) async fn import(
         &self,
         source: &Source,
@@ -113,7 +113,7 @@ impl SidecarIndexes {
         let mut imported = Imported::default();
         let named: HashMap<&[u8], &Entry> =
             self.manifest.objects.iter().map(|entry| (entry.key.as_bytes(), entry)).collect();
-        // In a folder of their own they may lie flat.
+        // In a separate folder they may be flat.
         let mut flat: HashMap<&[u8], Option<&Entry>> = HashMap::new();
         if self.manifest.url != source.manifest().url {
             for entry in &self.manifest.objects {
@@ -162,7 +162,7 @@ impl SidecarIndexes {
         Ok(imported)
     }
 
-    /// Where an object's records lie, by its index.
+    /// Positions of an object's records, by its index.
     async fn spans(&self, source: &Source, object: u64, index: &Entry, deadline: Deadline) -> Result<Vec<Span>> {
         let text = self.read(index, deadline).await?;
         let (size, place) = (source.entry(object).size, self.place(index));
@@ -172,11 +172,11 @@ impl SidecarIndexes {
                 Ok(spans.iter().map(|span| Span { offset: span.offset, len: frame_len(span.len), crc: 0 }).collect())
             }
             FormatSpec::Tar {} => tar_spans(&text, size, &place),
-            other => Err(Error::Unsupported { what: place, by: format!("records of {}", other.name()) }),
+            other => Err(Error::Unsupported { what: place, by: format!("the format {}", other.name()) }),
         }
     }
 
-    /// The counts that a list of shards has, where it has those of every object.
+    /// Counts of a list of shards, if it has those of every object.
     async fn shard_counts(
         &self,
         source: &Source,
@@ -201,7 +201,7 @@ impl SidecarIndexes {
             };
             if let Some(size) = shard.size.filter(|&size| size != entry.size) {
                 let (want, have) = (with_separators(size), with_separators(entry.size));
-                note(notes, format!("{place} says that `{}` has {want} bytes, and it has {have}", entry.key));
+                note(notes, format!("{place} lists `{}` with {want} bytes, but it has {have}", entry.key));
                 return Ok(None);
             }
             let Some(samples) = shard.samples else { return Ok(None) };
@@ -212,7 +212,7 @@ impl SidecarIndexes {
 
     async fn read(&self, index: &Entry, deadline: Deadline) -> Result<Vec<u8>> {
         if index.size > MAX_BYTES {
-            let problem = format!("has {} bytes, more than any index of one object", with_separators(index.size));
+            let problem = format!("has {} bytes, too many for the index of one object", with_separators(index.size));
             return Err(Error::corrupt(self.place(index), problem));
         }
         let object = ObjectRef { key: self.base.join(index.key.as_bytes()), version: index.version.clone() };
@@ -230,15 +230,15 @@ fn note(notes: &mut Vec<String>, text: String) {
     }
 }
 
-/// The samples of a tar by DALI's index, each from where the one before it ends: folders and long names, which the index
-/// does not have, is there. Errs where more lies between two than such things take.
+/// Samples of a tar by DALI's index. Each begins where the one before it ends, because the index omits folders and long
+/// names. Errs if the gap between two is larger than these can be.
 fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let samples = parse_tar_index(text, size, place)?;
     let mut spans = Vec::with_capacity(samples.len());
     let mut end = 0;
     let silent = |from: u64, to: u64| {
         let problem = format!(
-            "says nothing of bytes {} to {} of an object of {}: it is another's, or old",
+            "does not cover bytes {} to {} of an object of {} bytes: the index is stale or belongs to another object",
             with_separators(from),
             with_separators(to),
             with_separators(size)
@@ -289,11 +289,10 @@ mod tests {
         let problem = |size: u64, text: &str| tar_spans(text.as_bytes(), size, "a.idx").unwrap_err().to_string();
         assert_eq!(
             problem(1 << 20, "v1.2 1\njpg 512 9 a.jpg\n"),
-            "a.idx says nothing of bytes 1,024 to 1,048,576 of an object of 1,048,576: it is another's, or old"
+            "a.idx does not cover bytes 1,024 to 1,048,576 of an object of 1,048,576 bytes: \
+             the index is stale or belongs to another object"
         );
         assert!(problem(1 << 20, "v1.2 1\njpg 512000 9 a.jpg\n").contains("bytes 0 to 511,488"));
-        assert!(
-            problem(9216, "v1.2 2\njpg 512 900 a.jpg\njpg 1024 9 b.jpg\n").contains("says nothing of bytes 512 to")
-        );
+        assert!(problem(9216, "v1.2 2\njpg 512 900 a.jpg\njpg 1024 9 b.jpg\n").contains("bytes 512 to"));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A dataset as the feed sees it: the objects of a manifest that hold records, and the store that has them.
+//! The source of a feed: the objects of a manifest that hold records, and their store.
 
 use std::ops::Range;
 use std::path::Path;
@@ -21,7 +21,7 @@ use super::format::{FormatSpec, Framing, framing};
 use super::next_use::NextUse;
 use super::object_content::{Content, Reads, gzip_check};
 use super::offset_cache::OffsetCache;
-use super::read_sizes::{LARGEST_AT_ONCE, PART, asked};
+use super::read_sizes::{MAX_AT_ONCE, PART, asked};
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
 use crate::pool_read::Placements;
@@ -30,10 +30,10 @@ use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::RecordIndex;
 use penstock_dataset::sampler::DatasetView;
 
-/// Parts of one object under way at a time.
+/// Concurrent parts of one object.
 const PARTS_IN_FLIGHT: usize = 8;
 
-/// Requests under way at a time while heads are read.
+/// Concurrent requests while heads are read.
 const HEADS_IN_FLIGHT: usize = 64;
 
 /// The objects and their store. Cheap to share.
@@ -43,7 +43,7 @@ pub struct Source {
     base: Key,
     /// Units of the order: objects of the listing, or blocks of arrays.
     manifest: Arc<Manifest>,
-    /// The objects that lie there.
+    /// The objects of the listing.
     listing: Arc<Manifest>,
     blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
@@ -56,11 +56,11 @@ pub struct Source {
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<NextUse>>,
     is_local: bool,
-    /// The node's cache, where there is one; `store` is it then.
+    /// The node cache, if there is one; `store` then refers to it.
     cache: Option<Arc<NodeCache>>,
 }
 
-/// Bytes of an object, and when they came.
+/// Bytes of an object, with their times.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub bytes: Bytes,
@@ -80,14 +80,14 @@ pub(crate) struct FetchedReads {
 
 impl Source {
     /// The record-holding objects of `manifest`, whose keys are below `base` in `store`, in the format that their names
-    /// say. Where some names say that they hold records (`.tfrecord`), the others are left aside; where none does, all
-    /// are taken for TFRecords.
+    /// state. If some names state that they hold records (`.tfrecord`), the others are ignored; if none does, all are
+    /// treated as TFRecords.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest, metrics: Arc<Metrics>) -> Result<Self> {
         let format = FormatSpec::of_names(&manifest)?.unwrap_or(FormatSpec::TFRECORD);
         Self::of_format(store, base, manifest, metrics, format)
     }
 
-    /// The record-holding objects of `manifest` in a format that is known.
+    /// The record-holding objects of `manifest` in a known format.
     pub fn of_format(
         store: Arc<dyn Store>,
         base: Key,
@@ -101,12 +101,12 @@ impl Source {
         if manifest.objects.is_empty() {
             return Err(Error::NotFound { place: format!("any object under {}", manifest.url) });
         }
-        // Of an object and its inflated copy each sample would be read twice, and nothing would say so.
+        // With an object and its decompressed copy, each sample would be read twice without notice.
         if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].logical_name() == pair[1].logical_name()) {
             return Err(Error::config(
                 "dataset",
                 format!(
-                    "{} holds `{}` and `{}`, the same samples twice; name one kind by a pattern (as {}*.gz)",
+                    "{} contains `{}` and `{}`, the same samples twice; select one kind by a pattern (such as {}*.gz)",
                     manifest.url, pair[0].key, pair[1].key, manifest.url
                 ),
             ));
@@ -141,12 +141,12 @@ impl Source {
         })
     }
 
-    /// True where the objects are read from this machine's own files.
+    /// True if the objects are read from this machine's own files.
     pub(super) fn is_local(&self) -> bool {
         self.is_local
     }
 
-    /// The same source, in local files too where `routes` have all that is read in files of this node.
+    /// The same source; it reads local files if `routes` has all of its objects as files of this node.
     pub fn routed(self, routes: &Placements) -> Self {
         let is_local = self.is_local || self.listing.objects.iter().all(|entry| routes.has_own(&entry.key));
         Self { is_local, ..self }
@@ -162,9 +162,9 @@ impl Source {
         Self { index, ..self }
     }
 
-    /// The same source behind the node's cache: at most `limit_bytes` below `folder`, shared by the ranks `node` of a job
-    /// that reads `leaf`. `steps` says which rank reads what, where positions of the epoch are the leaf's own; `transcode`
-    /// when compressed objects are kept in planes.
+    /// The same source behind the node cache: at most `limit_bytes` below `folder`, shared by the ranks `node` of a job
+    /// that reads `leaf`. `steps` assigns reads to ranks, if positions of the epoch are the leaf's own; `transcode`
+    /// sets when transposed copies are made.
     pub fn cached(
         self,
         folder: &Path,
@@ -190,14 +190,14 @@ impl Source {
         self.cache.as_ref()?.transcoding()
     }
 
-    /// Tells the cache how far a pass has come: `position` of `epoch`, as the leaf counts them.
+    /// Reports to the cache how far an epoch has come: `position` of `epoch`, in the leaf's count.
     pub(crate) fn reached(&self, epoch: u64, position: u64) {
         if let Some(schedule) = &self.schedule {
             schedule.reached(epoch, position);
         }
     }
 
-    /// True where [`Source::learn_rows`] is worth its requests: an object has more rows than are planned at once.
+    /// True if [`Source::learn_rows`] is worth its requests: an object has more rows than are planned at once.
     pub fn has_long_columns(&self, counts: &Counts) -> bool {
         let is_plain = |object| self.codec(object) == Codec::None;
         self.framing.head_for_count().is_some()
@@ -205,8 +205,8 @@ impl Source {
             && (0..self.manifest.objects.len() as u64).all(is_plain)
     }
 
-    /// Notes where the rows of all objects lie, by their heads, so that they are read in stretches. A request for each
-    /// object that has no index.
+    /// Notes the positions of the rows of all objects, from their headers, so that they are read in ranges. One request
+    /// for each object without an index.
     pub async fn learn_rows(&self, deadline: Deadline) -> Result<()> {
         let objects = 0..self.manifest.objects.len() as u64;
         let most = self.framing.head_for_count().unwrap_or(0);
@@ -232,8 +232,7 @@ impl Source {
         self.index.as_deref()
     }
 
-    /// A name that is unique to this dataset among the files of a cache: of where it lies and what format it
-    /// is read in.
+    /// Unique name of this dataset among the files of a cache, from its location and its format.
     pub fn cache_name(&self) -> Result<String> {
         let place = self.store.root().with_key(self.base.clone()).to_string();
         let text = format!("{place}\n{}\n{}", self.manifest.url, self.format.to_json()?);
@@ -244,12 +243,12 @@ impl Source {
         &*self.framing
     }
 
-    /// The objects, by logical name; of arrays, their blocks.
+    /// The objects, by logical name; for arrays, their blocks.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The objects that lie there.
+    /// The objects of the listing.
     pub fn listing(&self) -> &Manifest {
         &self.listing
     }
@@ -258,7 +257,7 @@ impl Source {
         self.blocks.as_deref()
     }
 
-    /// How many objects of the listing hold no records by their names.
+    /// Number of objects in the listing that hold no records by their names.
     pub fn ignored(&self) -> usize {
         self.ignored
     }
@@ -289,14 +288,14 @@ impl Source {
         self.store.root().with_key(self.below_root(entry)).to_string()
     }
 
-    /// For `file` the root's own key is part of the path.
+    /// For `file`, the root's own key is part of the path.
     fn below_root(&self, entry: &Entry) -> Key {
         let key = self.base.join(entry.key.as_bytes());
         let root = &self.store.root().as_folder().key;
         if root.as_bytes() == b"/" || root.is_empty() { key } else { root.join(key.as_bytes()) }
     }
 
-    /// How an object is compressed.
+    /// Codec of an object.
     pub(crate) fn codec(&self, object: u64) -> Codec {
         let entry = self.entry(object);
         match entry.codec_as_read() {
@@ -310,8 +309,7 @@ impl Source {
         }
     }
 
-    /// Bytes that a sample's fields of no fixed size are likely to take: what it takes stored, four times over where it is
-    /// compressed.
+    /// Likely size of a sample's variable-length fields: its stored size, times four if it is compressed.
     pub(crate) fn stored_a_sample(&self, counts: &Counts) -> u64 {
         let ratio =
             if (0..self.manifest.objects.len() as u64).any(|object| self.codec(object) != Codec::None) { 4 } else { 1 };
@@ -322,14 +320,14 @@ impl Source {
         ObjectRef { key: self.base.join(entry.key.as_bytes()), version: entry.version.clone() }
     }
 
-    /// The whole of an object, of the version that the manifest pinned.
+    /// The whole object, at the pinned version.
     pub(crate) async fn fetch(&self, object: u64, deadline: Deadline) -> Result<Fetched> {
         let entry = self.entry(object);
         let (size, sent) = (entry.size, now());
         if let Some(blocks) = &self.blocks {
             return self.fetch_block(blocks, object, deadline).await;
         }
-        if size <= LARGEST_AT_ONCE {
+        if size <= MAX_AT_ONCE {
             let (bytes, first_byte) = self.range(object, ByteRange::WHOLE, size, deadline).await?;
             return Ok(Fetched { bytes, sent, first_byte, done: now() });
         }
@@ -338,14 +336,14 @@ impl Source {
         self.fetch_parts(parts, size, sent, deadline).await
     }
 
-    /// The chunks of a block, end to end, each of the object's version that the listing pinned.
+    /// The concatenated chunks of a block, each at the version of the listing.
     async fn fetch_block(&self, blocks: &Blocks, block: u64, deadline: Deadline) -> Result<Fetched> {
         let stretches = blocks.blocks[block as usize].stretches(PART);
         let parts = stretches.into_iter().map(|(object, range)| (&self.listing.objects[object], range));
         self.fetch_parts(parts, self.entry(block).size, now(), deadline).await
     }
 
-    /// Parts of `size` bytes in all, each read into its place in one buffer.
+    /// Parts of `size` bytes in total, each read into its position in one buffer.
     async fn fetch_parts<'a>(
         &'a self,
         parts: impl Iterator<Item = (&'a Entry, ByteRange)>,
@@ -370,7 +368,7 @@ impl Source {
         Ok(Fetched { bytes, sent, first_byte: first_byte_of(&mut came, sent), done: now() })
     }
 
-    /// A stretch of an object of the listing.
+    /// A range of an object of the listing.
     pub(crate) async fn listed(&self, object: usize, range: ByteRange, deadline: Deadline) -> Result<(Bytes, Instant)> {
         let entry = &self.listing.objects[object];
         self.range_of(entry, asked(entry, range), range.len, deadline).await
@@ -393,7 +391,7 @@ impl Source {
         Ok(FetchedReads { content, sent, first_byte, done: now() })
     }
 
-    /// All of an object: as stored, or in planes where the node's cache keeps it so.
+    /// The whole object: as stored, or as the node cache's transposed copy.
     async fn fetch_whole(&self, object: u64, deadline: Deadline) -> Result<FetchedReads> {
         let codec = self.codec(object);
         let may_be_in_planes = codec != Codec::None && self.blocks.is_none() && !self.framing.is_table();
@@ -414,7 +412,7 @@ impl Source {
         Ok(FetchedReads { content, sent, first_byte, done })
     }
 
-    /// The same within a time, with the moments of its way.
+    /// The same with a timeout, and with its times.
     pub(super) async fn fetched(&self, object: u64, reads: &Reads, within: Duration) -> (Result<Content>, Trace) {
         let sent = now();
         match self.fetch_reads(object, reads, Deadline::within(within)).await {
@@ -423,7 +421,7 @@ impl Source {
         }
     }
 
-    /// A stretch of an object.
+    /// A range of an object.
     pub(crate) async fn stretch(&self, object: u64, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
         Ok(self.range(object, ByteRange::new(start, len), len, deadline).await?.0)
     }
@@ -447,7 +445,7 @@ impl Source {
         Ok(self.range(object, ByteRange::new(size - len, len), len, deadline).await?.0)
     }
 
-    /// The last four bytes: where gzip says how much it holds.
+    /// The last four bytes, which hold the content size of a gzip object.
     pub(crate) async fn last_four(&self, object: u64, deadline: Deadline) -> Result<[u8; 4]> {
         let size = self.entry(object).size;
         let cut = || {
@@ -458,7 +456,7 @@ impl Source {
         bytes.as_ref().try_into().map_err(|_| cut())
     }
 
-    /// One range, of which `want` bytes must come.
+    /// Reads one range, which must return `want` bytes.
     async fn range(&self, object: u64, range: ByteRange, want: u64, deadline: Deadline) -> Result<(Bytes, Instant)> {
         self.range_of(self.entry(object), range, want, deadline).await
     }
@@ -476,7 +474,7 @@ impl Source {
         let Some(first) = first else { return self.complete(entry, 0, want).map(|()| (Bytes::new(), first_byte)) };
         let came = first.bytes.len() as u64;
         if came >= want {
-            // Its checksum, if it has one, is looked at behind the last chunk.
+            // The checksum, if there is one, is verified after the last chunk.
             let more = drained(chunks, &mut [], 0).await?;
             return self.complete(entry, came + more, want).map(|()| (first.bytes, first_byte));
         }
@@ -488,7 +486,7 @@ impl Source {
         Ok((joined.freeze(0..want as usize), first_byte))
     }
 
-    /// A range that fills `into`; when its first byte came.
+    /// Reads a range that fills `into`; returns when its first byte arrived.
     async fn read_into(&self, entry: &Entry, range: ByteRange, into: &mut [u8], deadline: Deadline) -> Result<Instant> {
         let mut chunks = self.chunks(entry, range, deadline).await?;
         let first = chunks.next().await.transpose()?;
@@ -499,7 +497,7 @@ impl Source {
         self.complete(entry, came, want).map(|()| first_byte)
     }
 
-    /// The chunks of a range, of an object that still has its size.
+    /// Chunks of a range, if the object still has its size.
     async fn chunks(
         &self,
         entry: &Entry,
@@ -507,7 +505,7 @@ impl Source {
         deadline: Deadline,
     ) -> Result<BoxStream<'static, Result<Chunk>>> {
         let answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
-        // A store without versions still gives sizes.
+        // A store without versions still returns sizes.
         if answer.meta.size != entry.size {
             return Err(Error::resized(self.place_of(entry), entry.size, answer.meta.size));
         }
@@ -518,14 +516,14 @@ impl Source {
         if came == want {
             return Ok(());
         }
-        let problem = format!("gave {} bytes where {} were asked for", with_separators(came), with_separators(want));
+        let problem = format!("returned {} bytes (requested {})", with_separators(came), with_separators(want));
         Err(Error::corrupt(self.place_of(entry), problem))
     }
 
     fn buffer(&self, bytes: u64) -> Result<Buffer> {
         let none = |why: std::io::Error| Error::System {
             place: "memory".to_owned(),
-            reason: format!("the system has no {} bytes for an object: {why}", with_separators(bytes)),
+            reason: format!("cannot allocate {} bytes for an object: {why}", with_separators(bytes)),
         };
         usize::try_from(bytes)
             .map_err(|_| std::io::ErrorKind::OutOfMemory.into())
@@ -534,8 +532,7 @@ impl Source {
     }
 }
 
-/// Copies chunks into `into` from `at` on, to their end; how many bytes came before and with them, which may be more
-/// than there was room for.
+/// Copies chunks into `into` from `at` to its end; returns the number of bytes received, which may exceed the space.
 async fn drained(mut chunks: BoxStream<'static, Result<Chunk>>, into: &mut [u8], at: u64) -> Result<u64> {
     let mut at = at as usize;
     while let Some(chunk) = chunks.next().await {

@@ -65,7 +65,7 @@ impl World {
     }
 
     fn count(&self, source: &Arc<Source>) -> Result<Counted> {
-        match self.runtime.block_on(count(source, None, &mut Known::default(), Deadline::NEVER))? {
+        match self.runtime.block_on(count(source, None, &mut ExistingIndexes::default(), Deadline::NEVER))? {
             Some(counted) => Ok(counted),
             None => self.runtime.block_on(scan(source, None, Deadline::NEVER)),
         }
@@ -197,12 +197,15 @@ fn a_count_that_is_not_true_is_found_out() {
     let case = World::new("feed-lie");
     case.fill(&[2, 2], true);
     let source = case.source(case.list().unwrap());
-    let counted =
-        case.runtime.block_on(count(&source, Some(1), &mut Known::default(), Deadline::NEVER)).unwrap().unwrap();
+    let counted = case
+        .runtime
+        .block_on(count(&source, Some(1), &mut ExistingIndexes::default(), Deadline::NEVER))
+        .unwrap()
+        .unwrap();
     let steps = steps(2, 1, 0, 1, Tail::Ragged);
     let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
     let error = next(&mut feed.start(case.runtime.handle(), 0, steps).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("o000.tfrecord.gz holds 2 records where its count says 1"), "{error}");
+    assert!(error.to_string().contains("o000.tfrecord.gz contains 2 records, but was counted with 1"), "{error}");
 }
 
 #[test]
@@ -260,8 +263,11 @@ fn a_bad_object_errs_at_its_batch_and_ends_the_pass() {
         damage(&mut bytes);
         case.put("o005.tfrecord", bytes);
         let source = case.source(case.list().unwrap());
-        let counted =
-            case.runtime.block_on(count(&source, Some(1), &mut Known::default(), Deadline::NEVER)).unwrap().unwrap();
+        let counted = case
+            .runtime
+            .block_on(count(&source, Some(1), &mut ExistingIndexes::default(), Deadline::NEVER))
+            .unwrap()
+            .unwrap();
         let steps = steps(8, 2, 0, 1, Tail::Ragged);
         let feed = feed(source, Order::new(counted.counts, None), fields(), steps, &settings()).unwrap();
         let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
@@ -342,7 +348,7 @@ fn objects_without_records_count_zero_and_a_dataset_of_them_errs() {
     case.put("o000.tfrecord", Vec::new());
     let error = case.count(&case.source(case.list().unwrap())).unwrap_err();
     assert_eq!(error.code(), "config");
-    assert!(error.to_string().ends_with("holds no record in 1 objects"), "{error}");
+    assert!(error.to_string().ends_with("contains no record in 1 objects"), "{error}");
     case.fill(&[1; 2], false);
     case.put("o000.tfrecord", Vec::new());
     let counted = case.count(&case.source(case.list().unwrap())).unwrap();

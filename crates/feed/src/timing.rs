@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the time went: what a waiting consumer waited for, and how long the threads were busy.
+//! Timing: what a waiting consumer waited for, and how long the threads were busy.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// The moments of one object's way to its rows.
+/// Times of one object on its way to its rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Trace {
     sent: Instant,
@@ -21,8 +21,9 @@ impl Trace {
     }
 }
 
-/// When the first byte of several parts would have come, had their bytes come without a pause: from then to the end of
-/// the last is the time that any of them was flowing. What they waited for one another, or for an answer, is latency.
+/// Start of the transfer of several parts, as if their bytes had arrived without a pause: from then to the end of the
+/// last is the time in which any of them was transferring. Waiting for one another, or for a response, counts as
+/// latency.
 pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> Instant {
     parts.sort_unstable();
     let (mut flowing, mut until) = (Duration::ZERO, sent);
@@ -33,28 +34,28 @@ pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> 
     until.checked_sub(flowing).unwrap_or(sent)
 }
 
-/// Time that the consumer spent waiting for batches, each moment in exactly one class: what the object that came last
-/// was going through just then.
+/// Time that the consumer waited for batches, each moment in exactly one class: the state, at that moment, of the
+/// object that arrived last.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Waits {
     /// Its request was sent and nothing had come yet; back-off after throttling is included.
     pub first_byte: Duration,
-    /// Its bytes were coming.
+    /// Its bytes were arriving.
     pub transfer: Duration,
     /// It waited for a free decoding thread.
     pub queue: Duration,
-    /// It was being inflated.
+    /// It was being decompressed.
     pub inflate: Duration,
     /// Its records were being checked and copied.
     pub decode: Duration,
     /// Its request was not sent yet, or the batch was being handed over.
     pub other: Duration,
-    /// All of it.
+    /// Sum of the classes.
     pub total: Duration,
 }
 
 impl Waits {
-    /// Adds a wait from `from` to `to` for a batch whose last object went through `trace`.
+    /// Adds a wait from `from` to `to` for a batch whose last object has the history `trace`.
     pub(crate) fn attribute(&mut self, from: Instant, to: Instant, trace: Option<&Trace>) {
         let total = to.saturating_duration_since(from);
         self.total += total;
@@ -98,7 +99,7 @@ impl Busy {
         Self { inflate: copy(&self.inflate), decode: copy(&self.decode) }
     }
 
-    /// Time spent inflating.
+    /// Time spent on decompression.
     pub fn inflate(&self) -> Duration {
         Duration::from_nanos(self.inflate.load(Ordering::Relaxed))
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A named part of a record, as its format gives it, and how it becomes what a field asks for.
+//! A named value of a record, as its format returns it, and its conversion to the type of a field.
 //!
-//! Owns the conversions and the words of what does not fit: what is wanted, and what the record really holds. Nothing is
-//! rounded or cut silently: integers become any integer that holds them, floats another float, and that is all.
+//! Owns the conversions and the error texts of mismatches, which name the requested and the actual type. Nothing is
+//! rounded or cut silently: integers convert to any integer type that holds them, floats to another float type, and
+//! nothing else converts.
 
 use std::borrow::Cow;
 
@@ -12,7 +13,7 @@ use penstock_types::{DType, TensorSpec, with_separators};
 
 /// Value of a record under a name.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Part<'a> {
+pub enum Value<'a> {
     /// Bytes of no known meaning: a file of an archive, say.
     Bytes(Cow<'a, [u8]>),
     /// Text: bytes that are not numbers.
@@ -27,11 +28,11 @@ pub enum Part<'a> {
     Steps(FeatureList<'a>),
     /// Elements of a known type and shape, C order, little-endian.
     Array(Array<'a>),
-    /// Elements of a known type in no shape but their number.
+    /// Elements of a known type without a shape.
     List(Array<'a>),
-    /// An integer that the format or the name gives: a label.
+    /// An integer from the format or the name: a label.
     Int(i64),
-    /// A null: the record has a place for a value, and none in it.
+    /// A null: the record has the value, and it is empty.
     Null,
 }
 
@@ -56,7 +57,7 @@ fn shown(shape: &[usize]) -> String {
     format!("{shape:?}")
 }
 
-impl<'a> Part<'a> {
+impl<'a> Value<'a> {
     /// Description with numbers, for messages.
     pub fn describe(&self) -> String {
         match self {
@@ -71,7 +72,7 @@ impl<'a> Part<'a> {
                 Some(first) => {
                     format!("a feature_list of {} steps, the first a {}", steps.len(), describe_feature(first))
                 }
-                None => "a feature_list of no step".to_owned(),
+                None => "an empty feature_list".to_owned(),
             },
             Self::Array(array) => format!("{} {}", array.dtype, shown(&array.shape)),
             Self::List(array) => format!("a list of {} {}", with_separators(array.elements() as u64), array.dtype),
@@ -116,7 +117,7 @@ impl<'a> Part<'a> {
                 self.scalar(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
             Self::Steps(steps) => {
-                // Steps of unequal lengths could fill the tensor as well, and their values would be out of place.
+                // Steps of unequal lengths could fill the tensor too, with their values in wrong positions.
                 let each = (out.len() / spec.dtype.size()).checked_div(steps.len()).unwrap_or(0);
                 if each * steps.len() * spec.dtype.size() != out.len() {
                     return Err(self.unlike(&wanted(spec)));
@@ -149,8 +150,8 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// All its elements as whole items of `item` (element type and shape of one), however many there are. A step is one item;
-    /// byte strings are not joined.
+    /// All its elements as whole items of `item` (element type and shape), in any number. A step is one item; byte
+    /// strings are not joined.
     pub fn gather(&self, item: &TensorSpec) -> Result<Vec<u8>, String> {
         let size = item.dtype.size();
         let want = || format!("any number of {} {}", item.dtype, shown(&item.shape));
@@ -160,7 +161,7 @@ impl<'a> Part<'a> {
             Self::Text(_) => return Err(self.unlike(&want())),
             Self::Feature(Feature::Bytes(values)) if values.len() <= 1 => values.concat(),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
-                return Err(self.unlike_why(&want(), "raw_list() gives its byte strings one by one"));
+                return Err(self.unlike_why(&want(), "use raw_list() to get its byte strings one by one"));
             }
             Self::Feature(feature) => {
                 let spec = TensorSpec { dtype: item.dtype, shape: vec![feature.len()] };
@@ -173,11 +174,11 @@ impl<'a> Part<'a> {
                 for (at, step) in steps.steps().iter().enumerate() {
                     let have = out.len();
                     if let Some(step) = step {
-                        out.extend(Part::Feature(step.clone()).gather(item)?);
+                        out.extend(Value::Feature(step.clone()).gather(item)?);
                     }
                     if out.len() - have != item.shape.iter().product::<usize>() * size {
                         let values = with_separators(step.as_ref().map_or(0, Feature::len) as u64);
-                        let why = format!("step {at} has {values} values, and a step is one item");
+                        let why = format!("step {at} has {values} values, but a step must be one item");
                         return Err(self.unlike_why(&want(), &why));
                     }
                 }
@@ -208,7 +209,7 @@ impl<'a> Part<'a> {
             Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),
             Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
-                Err(self.unlike_why("bytes", "raw_list() gives its byte strings one by one"))
+                Err(self.unlike_why("bytes", "use raw_list() to get its byte strings one by one"))
             }
             _ => Err(self.unlike("bytes")),
         }
@@ -231,7 +232,7 @@ impl<'a> Part<'a> {
     }
 
     fn unlike(&self, want: &str) -> String {
-        format!("wants {want}, and the record holds {}", self.describe())
+        format!("expects {want}, but the record contains {}", self.describe())
     }
 
     fn unlike_why(&self, want: &str, why: &str) -> String {
@@ -246,7 +247,7 @@ impl<'a> Part<'a> {
         let (int, float) = match self {
             Self::Int(value) => (Some(i128::from(*value)), Some(*value as f64)),
             Self::Digits(text) => {
-                let text = std::str::from_utf8(text).map_err(|_| "it is no UTF-8".to_owned())?.trim();
+                let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?.trim();
                 (text.parse::<i128>().ok(), text.parse::<f64>().ok())
             }
             _ => (None, None),
@@ -263,7 +264,7 @@ impl<'a> Part<'a> {
             (_, Some(value), _) => put_int(dtype, value, out),
             _ => false,
         };
-        if done { Ok(()) } else { Err(format!("it is no {dtype}")) }
+        if done { Ok(()) } else { Err(format!("it is not a valid {dtype}")) }
     }
 }
 
@@ -303,7 +304,7 @@ fn get_int(dtype: DType, bytes: &[u8]) -> i128 {
     }
 }
 
-/// Writes an integer as `dtype`; false where it does not hold it.
+/// Writes an integer as `dtype`; false if it does not fit.
 fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     let (least, most) = match dtype {
         DType::Bool => (0, 1),
@@ -324,7 +325,8 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     true
 }
 
-/// Elements of one type as another: the same, an integer that holds each, float32 and float64 as each other.
+/// Converts elements of one type to another: the same type, an integer type that holds each value, or between float32
+/// and float64.
 pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), String> {
     if from == to {
         if bytes.len() != out.len() {
@@ -362,12 +364,12 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
             for (value, slot) in pairs {
                 let value = get_int(from, value);
                 if !put_int(to, value, slot) {
-                    return Err(format!("{value} is no {to}"));
+                    return Err(format!("{value} is not a valid {to}"));
                 }
             }
             Ok(())
         }
-        (from, to) => Err(format!("{from} is not made {to} here")),
+        (from, to) => Err(format!("{from} cannot be converted to {to}")),
     }
 }
 
@@ -381,20 +383,20 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_says_both_sides() {
-        let array = Part::Array(Array { dtype: DType::I16, shape: vec![3, 2], bytes: Cow::Owned(vec![0; 12]) });
+        let array = Value::Array(Array { dtype: DType::I16, shape: vec![3, 2], bytes: Cow::Owned(vec![0; 12]) });
         let mut out = vec![0; 18];
         assert_eq!(
             array.write(&spec(DType::I16, &[3, 3]), &mut out).unwrap_err(),
-            "wants int16 [3, 3] (18 bytes), and the record holds int16 [3, 2]"
+            "expects int16 [3, 3] (18 bytes), but the record contains int16 [3, 2]"
         );
-        let digits = Part::Digits(b"12x");
+        let digits = Value::Digits(b"12x");
         assert_eq!(
             digits.write(&spec(DType::I64, &[]), &mut out[..8]).unwrap_err(),
-            "wants int64 [] (8 bytes), and the record holds the text `12x`: it is no int64"
+            "expects int64 [] (8 bytes), but the record contains the text `12x`: it is not a valid int64"
         );
         assert_eq!(
-            Part::Bytes(Cow::Borrowed(b"abc")).gather(&spec(DType::I16, &[])).unwrap_err(),
-            "wants any number of int16 [], and the record holds 3 bytes"
+            Value::Bytes(Cow::Borrowed(b"abc")).gather(&spec(DType::I16, &[])).unwrap_err(),
+            "expects any number of int16 [], but the record contains 3 bytes"
         );
     }
 
@@ -404,14 +406,14 @@ mod tests {
         let mut out = vec![0; 16];
         convert(DType::U16, &bytes, DType::I64, &mut out).unwrap();
         assert_eq!(out[..8], 65535i64.to_le_bytes());
-        assert_eq!(convert(DType::U16, &bytes, DType::I16, &mut out[..4]).unwrap_err(), "65535 is no int16");
+        assert_eq!(convert(DType::U16, &bytes, DType::I16, &mut out[..4]).unwrap_err(), "65535 is not a valid int16");
         convert(DType::I16, &bytes, DType::I32, &mut out[..8]).unwrap();
         assert_eq!(out[..8], [255, 255, 255, 255, 3, 0, 0, 0]);
         assert!(convert(DType::I16, &bytes, DType::F32, &mut out[..8]).is_err());
         let mut scalar = [0; 4];
-        Part::Digits(b" 7\n").write(&spec(DType::I32, &[]), &mut scalar).unwrap();
+        Value::Digits(b" 7\n").write(&spec(DType::I32, &[]), &mut scalar).unwrap();
         assert_eq!(scalar, 7i32.to_le_bytes());
-        Part::Int(2).write(&spec(DType::F32, &[1]), &mut scalar).unwrap();
+        Value::Int(2).write(&spec(DType::F32, &[1]), &mut scalar).unwrap();
         assert_eq!(scalar, 2f32.to_le_bytes());
     }
 }

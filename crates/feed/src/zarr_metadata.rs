@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zarr metadata: a dataset of arrays reads it, and the indexes of its shards, before it has records.
+//! Loads Zarr metadata: the arrays of a dataset and the indexes of their shards, before any record is read.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Result, with_separators};
@@ -10,14 +10,14 @@ use super::source::Source;
 /// Requests under way at a time.
 const IN_FLIGHT: usize = 64;
 
-/// No metadata of an array are larger: attributes are text that people wrote.
+/// Maximum size of an array's metadata: attributes are text that people wrote.
 const MAX_METADATA: u64 = 64 << 20;
 
-/// Indexes of shards, all together.
+/// Maximum size of all shard indexes together.
 const MAX_INDEXES: u64 = 256 << 20;
 
 impl Source {
-    /// The format with all that it must know; `None` where it knows that already.
+    /// The format with all required metadata; `None` if it already has them.
     pub async fn resolved_format(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
         let FormatSpec::Zarr { arrays, metadata: None } = self.format() else { return Ok(None) };
         let listing = self.listing();
@@ -33,7 +33,7 @@ impl Source {
                     ));
                 }
                 let bytes = self.listed(object, ByteRange::new(0, size), deadline).await?.0;
-                let text = String::from_utf8(bytes.into()).map_err(|_| Error::corrupt(place(), "is no UTF-8"))?;
+                let text = String::from_utf8(bytes.into()).map_err(|_| Error::corrupt(place(), "is not UTF-8"))?;
                 Ok((path, text))
             })
             .buffered(IN_FLIGHT)

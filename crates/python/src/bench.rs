@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The load generator for Python: one phase at a time, its settings and its report as JSON.
+//! Bindings of the load generator: one phase at a time, with its settings and its report as JSON.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -38,13 +38,13 @@ impl PyStoragePhase {
         .map(Self)
     }
 
-    /// Entries, reads or writes, and bytes that are done.
+    /// Finished entries, reads or writes, and bytes.
     fn progress(&self) -> (u64, u64, u64) {
         let total = self.0.progress();
         (total.entries, total.ios, total.bytes)
     }
 
-    /// Waits at most `timeout_s`; the report as JSON, once, or `None` while the phase runs.
+    /// Waits at most `timeout_s`. Returns the report as JSON, once; `None` while the phase runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
     }
@@ -68,12 +68,12 @@ impl PyObjectPhase {
         .map(Self)
     }
 
-    /// Requests answered, bytes, and refusals for rate.
+    /// Finished requests, bytes, and refusals because of a rate limit.
     fn progress(&self) -> (u64, u64, u64) {
         self.0.progress()
     }
 
-    /// Waits at most `timeout_s`; the report as JSON, once, or `None` while requests are sent.
+    /// Waits at most `timeout_s`. Returns the report as JSON, once; `None` while requests are sent.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
     }
@@ -83,19 +83,19 @@ impl PyObjectPhase {
     }
 }
 
-/// At most `most` keys that `url` means, as they follow it; where a store does not list, the URL's own object.
+/// At most `most` keys below `url`, relative to it; if the store cannot list, the URL's own object.
 #[pyfunction]
 pub fn object_keys(py: Python<'_>, url: String, env: HashMap<String, String>, most: usize) -> PyResult<Vec<String>> {
     enter_async(py, async move { keys_of(&url, &StoreSettings::from_env(&env)?, most).await })
 }
 
-/// Deletes all below `url`, a folder that a bench made; how many objects that were.
+/// Deletes everything below `url`, a folder that a benchmark made; returns the number of objects.
 #[pyfunction]
 pub fn clear_objects(py: Python<'_>, url: String, env: HashMap<String, String>) -> PyResult<u64> {
     enter_async(py, async move { clear(&url, &StoreSettings::from_env(&env)?).await })
 }
 
-/// One latency of several, each as JSON: their buckets are added, and percentiles taken again.
+/// Merges several latencies, each as JSON: adds their buckets and recomputes the percentiles.
 #[pyfunction]
 pub fn merge_latencies(py: Python<'_>, latencies: Vec<String>) -> PyResult<String> {
     let merge = || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `penstock diff` for Python: two places, each a manifest, a staged folder or anything that can be listed.
+//! Bindings of `penstock diff`: two sides, each a manifest, a staged folder or anything that can be listed.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -54,7 +54,7 @@ pub fn diff(
     })
 }
 
-/// The manifest of a place, and what the place turned out to be.
+/// Manifest of one side, and the kind of that side.
 async fn manifest_of(
     place: &str,
     select: &KeyFilter,
@@ -99,7 +99,7 @@ fn is_manifest(path: &Path) -> bool {
     const PARQUET: &[u8] = b"PAR1";
     let mut head = Vec::with_capacity(64);
     let read = std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut head));
-    // A tool that writes JSON may put spaces anywhere.
+    // JSON writers may put spaces anywhere.
     head.retain(|byte| !byte.is_ascii_whitespace());
     path.is_file() && read.is_ok() && (head.starts_with(BEGIN) || head.starts_with(PARQUET))
 }

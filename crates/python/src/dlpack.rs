@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! DLPack, both generations: the structures as its header (v1.1) lays them out, and a capsule that owns a tensor.
+//! DLPack, both generations: the structures of its header (v1.1), and a capsule that owns a tensor.
 
 use std::ffi::{CStr, c_void};
 
@@ -99,7 +99,8 @@ macro_rules! capsule {
                 drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<$kind>>()) });
             }
             unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
-                // SAFETY: Python hands the capsule it destroys; a consumer has renamed it, and then nothing is ours.
+                // SAFETY: Python passes the capsule that it destroys; a consumer has renamed it, and then we own
+                // nothing.
                 unsafe {
                     if ffi::PyCapsule_IsValid(capsule, $name.as_ptr()) == 1 {
                         let managed = ffi::PyCapsule_GetPointer(capsule, $name.as_ptr()).cast::<$kind>();
@@ -109,7 +110,7 @@ macro_rules! capsule {
             }
             let (mut shape, mut strides) = sides(tensor);
             let described = described(tensor, &mut shape, &mut strides);
-            // Moving the vectors into the box moves no element: the pointers in `described` stay good.
+            // Moving the vectors into the box moves no element, so the pointers in `described` stay valid.
             let build: fn(DlTensor, unsafe extern "C" fn(*mut $kind)) -> $kind = $build;
             let owner = Box::new(Owner { managed: build(described, delete), shape, strides, _tensor: tensor.clone() });
             debug_assert_eq!(owner.shape.len(), owner.strides.len());
@@ -146,7 +147,7 @@ capsule!(versioned, ManagedVersioned, VERSIONED, |tensor, delete| ManagedVersion
     tensor,
 });
 
-/// A capsule that shares the tensor's memory; of the versioned kind for consumers that know it.
+/// A capsule that shares the tensor's memory; versioned for consumers that support it.
 pub fn export(py: Python<'_>, tensor: &Tensor, max_version: Option<(u32, u32)>) -> PyResult<Py<PyAny>> {
     match max_version {
         Some((major, _)) if major >= 1 => versioned(py, tensor),

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::runtime::enter;
 
-/// See `_native.pyi`. Serves on threads of its own, so the GIL plays no part while it does.
+/// See `_native.pyi`. Serves on its own threads, so it does not hold the GIL.
 #[pyclass(module = "penstock._native", frozen)]
 pub struct Emulator {
     core: Mutex<Core>,
@@ -39,11 +39,11 @@ impl Emulator {
         let core = enter(py, || {
             let bind: SocketAddr = bind
                 .parse()
-                .map_err(|_| Error::config("bind", format!("`{bind}` is not ADDRESS:PORT (127.0.0.1:0, say)")))?;
+                .map_err(|_| Error::config("bind", format!("`{bind}` is not ADDRESS:PORT (such as 127.0.0.1:0)")))?;
             let keys = match (access_key, secret_key) {
                 (Some(access), Some(secret)) if !access.is_empty() && !secret.is_empty() => Keys { access, secret },
                 (None, None) => Keys::random(),
-                _ => return Err(Error::config("keys", "an access key and a secret key go together")),
+                _ => return Err(Error::config("keys", "set both an access key and a secret key, or neither")),
             };
             Core::start(Settings { folder, tier: Tier::from_json(tier)?, scale, bind, keys })
         })?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A core error as the matching Python class, with its facts as attributes and its hint as a note.
+//! Converts a core error to the matching Python class, with its facts as attributes and its hint as a note.
 
 use penstock_types::Error;
 use pyo3::exceptions::PyRuntimeError;
@@ -32,7 +32,7 @@ pub fn raise(py: Python<'_>, error: Error) -> PyErr {
     let text = error.to_string();
     let hint = error.hint();
     build(py, error, text, hint).unwrap_or_else(|failure| {
-        // Only an interpreter that is going down cannot set an attribute.
+        // Only an interpreter that is shutting down cannot set an attribute.
         PyRuntimeError::new_err(failure.to_string())
     })
 }

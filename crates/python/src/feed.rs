@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of a feed, and of a pass over an epoch.
+//! Bindings of a feed and of its epochs.
 //!
-//! Values that own threads, locks or sockets are tied to their process: a forked child leaks what it inherits and makes its own.
+//! Values that own threads, locks or sockets belong to their process: a forked child leaks the inherited ones and makes
+//! its own.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -92,7 +93,7 @@ impl PyFeed {
         })
     }
 
-    /// Begins a pass over an epoch from a cursor on.
+    /// Starts an epoch at a cursor.
     fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
         let handle = runtime();
         enter(py, || {
@@ -103,7 +104,8 @@ impl PyFeed {
         })
     }
 
-    /// The fields of these records (dataset, object, record), a row each; random crops are those of `positions` in `epoch`.
+    /// Fields of these records (dataset, object, record), one row each; random crops are those of `positions` in
+    /// `epoch`.
     fn gather<'py>(
         &self,
         py: Python<'py>,
@@ -120,7 +122,7 @@ impl PyFeed {
         Ok(dict)
     }
 
-    /// Decision of each dataset's node cache on objects in planes, in a sentence; None before there is one.
+    /// Decision of each dataset's node cache about transposed copies, in a sentence; None before there is one.
     fn transcoding(&self, py: Python<'_>) -> PyResult<Vec<Option<String>>> {
         enter(py, || Ok(self.feed.get("loader")?.transcoding()))
     }

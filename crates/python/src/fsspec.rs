@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store's keys as files: listed, described and read by ranges. Used by the fsspec adapter.
+//! Keys of a store as files: listed, described and read by ranges, for the fsspec adapter.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -65,14 +65,14 @@ impl PyFiles {
         Ok(found.into_iter().map(|meta| self.entry_of(meta)).collect())
     }
 
-    /// One object; `NotFound` when there is none.
+    /// One object; `NotFound` if it does not exist.
     fn head(&self, py: Python<'_>, name: &[u8]) -> PyResult<Described> {
         let (opened, key, deadline) = (self.opened.clone(), self.key(name), Deadline::within(self.deadline));
         let meta = enter_async(py, async move { opened.store.head(&key, deadline).await })?;
         Ok(self.entry_of(meta))
     }
 
-    /// Ranges (offset, length) of one object, cut at its end; of `version` where one is given.
+    /// Ranges (offset, length) of one object, cut at its end; of `version`, if given.
     #[pyo3(signature = (name, ranges, *, version=None))]
     fn read<'py>(
         &self,
@@ -88,7 +88,7 @@ impl PyFiles {
             let mut got = opened.store.get_ranges(&object, &asked, deadline).await?;
             let mut parts = vec![BytesMut::new(); asked.len()];
             while let Some(chunk) = got.chunks.try_next().await? {
-                let part = parts.get_mut(chunk.range).ok_or_else(|| Error::bug("a chunk of no range"))?;
+                let part = parts.get_mut(chunk.range).ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
                 part.extend_from_slice(&chunk.bytes);
             }
             Result::Ok(parts)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `penstock index` for Python: lists a dataset once, writes the manifest, returns its facts.
+//! Bindings of `penstock index`: lists a dataset once, writes the manifest, returns its summary.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The only crate that knows Python: conversions, the `enter` door, `raise`. No logic lives here.
+//! Python bindings, the only crate that uses PyO3: conversions, the GIL release (`runtime`) and errors. Contains no
+//! logic.
 //!
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
@@ -36,7 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stage::verify, module)?)?;
     module.add_class::<stage::PyStageRequest>()?;
     module.add_class::<stage::PyStageJob>()?;
-    // Stands in every result: rates of a debug build are not to be believed.
+    // Part of every result: rates of a debug build are not valid.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
     module.add_class::<fsspec::PyFiles>()?;

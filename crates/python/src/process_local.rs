@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Values that belong to one process: a forked child leaks what it inherits, and makes its own.
+//! Values that belong to one process: a forked child leaks the inherited ones and makes its own.
 
 use std::mem::ManuallyDrop;
 
 use penstock_types::{Error, Result};
 
-/// A value that only the process that made it may use or drop.
+/// A value that only its own process may use or drop.
 pub(crate) struct Own<T> {
     pid: u32,
     value: ManuallyDrop<T>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecords for the dataset generators and for looking into a file by hand.
+//! TFRecord bindings for the dataset generators and for inspecting a file.
 
 use penstock_codec::{Codec, checksum, compress, decompress_into};
 use penstock_record::tf_example::{Example, Feature, FeatureValue, encode_example};
@@ -12,10 +12,10 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping};
 use crate::errors::raise;
 use crate::runtime::enter;
 
-/// `decode_tfrecord` is for looking into files; it inflates no more than this (1 GiB).
+/// Maximum decompressed size in `decode_tfrecord`, which is for inspecting files (1 GiB).
 const DECODE_LIMIT: u64 = 1 << 30;
 
-/// A feature's value, held while the GIL is away.
+/// A feature's value, held while the GIL is released.
 enum Held<'py> {
     Bytes(Vec<Bound<'py, PyBytes>>),
     Floats(Vec<f32>),
@@ -37,7 +37,7 @@ impl<'py> Held<'py> {
         };
         let mut items = list.iter().peekable();
         match items.peek() {
-            None => Err(refused("is an empty list, which has no kind; an empty buffer of float32 has one")),
+            None => Err(refused("is an empty list of unknown kind; use an empty buffer of float32")),
             Some(first) if first.is_instance_of::<PyBytes>() => {
                 let bytes: Result<_, _> = items.map(|item| item.cast_into::<PyBytes>()).collect();
                 bytes.map(Self::Bytes).map_err(|_| refused("mixes bytes with other values"))
@@ -46,7 +46,7 @@ impl<'py> Held<'py> {
                 let floats: Option<_> = items.map(|item| as_f32(&item)).collect();
                 floats
                     .map(Self::Floats)
-                    .ok_or_else(|| refused("mixes floats with other values, or with some beyond 32 bits"))
+                    .ok_or_else(|| refused("mixes floats with other values, or has floats beyond 32 bits"))
             }
             Some(first) if first.is_instance_of::<PyInt>() => {
                 let ints: Result<_, _> = items
@@ -57,14 +57,14 @@ impl<'py> Held<'py> {
                     )
                     .collect();
                 ints.map(Self::Ints)
-                    .map_err(|()| refused("mixes integers with other values, or with some beyond 64 bits"))
+                    .map_err(|()| refused("mixes integers with other values, or has integers beyond 64 bits"))
             }
-            Some(_) => Err(refused("is a list of neither bytes, floats nor integers")),
+            Some(_) => Err(refused("is a list of something other than bytes, floats or integers")),
         }
     }
 }
 
-/// A Python float as float32; `None` where it is no float, or too large for one.
+/// A Python float as float32; `None` if it is not a float, or too large.
 fn as_f32(item: &Bound<'_, PyAny>) -> Option<f32> {
     let wide = item.cast::<PyFloat>().ok()?.value();
     let float = wide as f32;

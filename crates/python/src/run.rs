@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pass over an epoch, and the counters of its requests.
+//! Bindings of an epoch in progress, and of the counters of its requests.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,11 +25,11 @@ pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyRe
     Ok(dict)
 }
 
-/// A pass of either kind of feed.
+/// An epoch of either kind of feed.
 pub(crate) enum Pass {
-    /// Over counted records.
+    /// With known record counts.
     Counted(Run),
-    /// Over records that are not counted.
+    /// Without record counts.
     Unindexed(UnindexedRun),
 }
 
@@ -55,10 +55,10 @@ impl Pass {
         }
     }
 
-    pub fn mended(&mut self) -> Result<ErrorCounts> {
+    pub fn error_counts(&mut self) -> Result<ErrorCounts> {
         match self {
-            Self::Counted(run) => run.mended(),
-            Self::Unindexed(run) => run.mended(),
+            Self::Counted(run) => run.error_counts(),
+            Self::Unindexed(run) => run.error_counts(),
         }
     }
 
@@ -70,7 +70,7 @@ impl Pass {
     }
 }
 
-/// One pass over an epoch.
+/// An epoch in progress.
 #[pyclass(name = "Run", module = "penstock._native", frozen)]
 pub struct PyRun {
     run: Mutex<Pass>,
@@ -83,16 +83,14 @@ impl PyRun {
         Self { run: Mutex::new(pass), names, pid: std::process::id() }
     }
 
-    /// The pass; refused while another thread waits in it (waiting for it would need the GIL that the other one wants).
+    /// The epoch; refused while another thread waits in it (waiting for that thread would need the GIL, which it needs
+    /// too).
     fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
         let mut run = match self.run.try_lock() {
             Ok(run) => run,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(std::sync::TryLockError::WouldBlock) => {
-                return Err(Error::config(
-                    "iterator",
-                    "another thread is waiting in it; one iterator serves one thread",
-                ));
+                return Err(Error::config("iterator", "another thread is using it; use one iterator per thread"));
             }
         };
         work(&mut run)
@@ -118,12 +116,12 @@ impl PyRun {
         }
     }
 
-    /// True when `next` would answer at once.
+    /// True if `next` would return at once.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         enter(py, || self.run(Pass::is_ready))
     }
 
-    /// Seconds waited, by what for (`wait_*`), and seconds that threads were busy (`busy_*`).
+    /// Seconds waited, by cause (`wait_*`), and seconds that threads were busy (`busy_*`).
     fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (waits, busy) = enter(py, || self.run(Pass::timing))?;
         let dict = PyDict::new(py);
@@ -143,15 +141,15 @@ impl PyRun {
         Ok(dict)
     }
 
-    /// Samples left out, samples that others took the place of, and the first few errors.
-    fn mended(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
-        let mended = enter(py, || self.run(Pass::mended))?;
-        Ok((mended.skipped, mended.substituted, mended.errors))
+    /// Skipped samples, substituted samples, and the first few errors.
+    fn error_counts(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
+        let error_counts = enter(py, || self.run(Pass::error_counts))?;
+        Ok((error_counts.skipped, error_counts.substituted, error_counts.errors))
     }
 
     /// Ends its threads and requests.
     fn close(&self, py: Python<'_>) {
-        // In a forked child the lock may be held for ever, and there is nothing to end.
+        // In a forked child the lock may never be released, and there is nothing to end.
         if self.pid == std::process::id() {
             py.detach(|| lock(&self.run).close());
         }

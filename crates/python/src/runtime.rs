@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one door into the core: every call that may wait goes through it, without the GIL, and yields to Ctrl-C.
+//! Runs every call into the core that may wait: releases the GIL, and checks for Ctrl-C.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,11 +11,11 @@ use tokio::runtime::{Handle, Runtime};
 
 use crate::errors::raise;
 
-/// How often a wait looks for a pending Ctrl-C; short enough to feel instant, long enough to cost nothing.
+/// Interval at which a wait checks for Ctrl-C: short enough to feel instant, long enough to cost nothing.
 pub const SIGNAL_POLL: Duration = Duration::from_millis(50);
 
-/// The runtime of this process. After a fork the child must not touch its parent's, whose threads are gone: it leaks
-/// that one and builds its own.
+/// Runtime of this process. After a fork the child must not touch its parent's runtime, whose threads are gone: it
+/// leaks that one and builds its own.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 /// The process-wide runtime for sockets and timers, built at first use.
@@ -41,7 +41,7 @@ pub fn runtime() -> Handle {
     handle
 }
 
-/// Runs blocking `work` without the GIL and turns its error into ours. For work that does not wait on a signal.
+/// Runs blocking `work` without the GIL and converts its error. For work that does not wait on a signal.
 pub fn enter<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: FnOnce() -> Result<T> + Send,
@@ -50,8 +50,8 @@ where
     py.detach(work).map_err(|error| raise(py, error))
 }
 
-/// Runs a future to its end without the GIL, looking for Ctrl-C as it waits. Interrupted work is dropped, so its
-/// requests end with it.
+/// Runs a future to its end without the GIL, checking for Ctrl-C. Interrupted work is dropped, so its requests end with
+/// it.
 pub fn enter_async<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: Future<Output = Result<T>> + Send + 'static,

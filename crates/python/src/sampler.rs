@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The course of an epoch, as Python sees it: built step by step from listed datasets, then given to a feed or asked.
+//! Bindings of the sampler: built step by step from listed datasets, then passed to a feed or queried.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,15 +11,15 @@ use pyo3::prelude::*;
 use crate::runtime::enter;
 use crate::source::{Indexed, PyCounted, PySource};
 
-/// Positions of an epoch over one or several datasets. Immutable; each step gives a new one.
+/// Positions of an epoch over one or several datasets. Immutable; each step returns a new one.
 #[pyclass(name = "Sampler", module = "penstock._native", frozen)]
 pub struct PySampler {
     pub(crate) course: Sampler,
     pub(crate) leaves: Vec<DatasetView>,
     pub(crate) sources: Vec<Py<PySource>>,
-    /// Of each source, where its records lie.
+    /// Positions of the records of each source.
     pub(crate) indexes: Vec<Option<Indexed>>,
-    /// State that neighbouring look-ups share.
+    /// State shared by consecutive look-ups.
     walk: Mutex<Option<SamplerCursor>>,
 }
 
@@ -41,7 +41,7 @@ impl PySampler {
 
 #[pymethods]
 impl PySampler {
-    /// One dataset; `select` (first, after the last) is of samples as they are stored.
+    /// One dataset; `select` (first, after the last) refers to samples in stored order.
     #[staticmethod]
     #[pyo3(signature = (source, counted, *, seed, window, select=None))]
     fn leaf(
@@ -69,7 +69,7 @@ impl PySampler {
         Ok(self.with(py, course))
     }
 
-    /// Several in the proportion of whole weights, `samples` to an epoch.
+    /// A mixture with integer weights and `samples` per epoch.
     #[staticmethod]
     fn mix(py: Python<'_>, courses: Vec<Py<PySampler>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
         let steps = courses.iter().map(|course| course.get().course.clone()).collect();
@@ -87,7 +87,7 @@ impl PySampler {
         self.course.samples()
     }
 
-    /// The datasets that it draws from, in the order of their numbers.
+    /// Its datasets, in the order of their numbers.
     #[getter]
     fn sources(&self, py: Python<'_>) -> Vec<Py<PySource>> {
         self.sources.iter().map(|source| source.clone_ref(py)).collect()
@@ -97,7 +97,7 @@ impl PySampler {
     fn places(&self, py: Python<'_>, epoch: u64, positions: Vec<u64>) -> PyResult<Vec<(usize, u64, u64)>> {
         enter(py, || {
             if let Some(position) = positions.iter().find(|&&position| position >= self.course.samples()) {
-                let text = format!("{position} is not below the {} samples", self.course.samples());
+                let text = format!("{position} is not below {}, the number of samples", self.course.samples());
                 return Err(Error::config("position", text));
             }
             let mut kept = lock(&self.walk);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A dataset as Python sees it: its listing and format, and its counts. What moves its bytes is in `pass`.
+//! Bindings of a dataset: its listing, format and counts. `run` moves its bytes.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use penstock_dataset::glob::{glob_matches, split_glob};
 use penstock_dataset::order::{Counts, default_window};
 use penstock_dataset::{Manifest, index};
 use penstock_feed::{
-    CountSource, Counted, Field, FormatSpec, Known, LARGEST_AT_ONCE, SidecarIndexes, Source, count, indexes_in,
+    CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, SidecarIndexes, Source, count, indexes_in,
     keep_likely, kept, requests_of, scan, schema, without_indexes,
 };
 use penstock_feed::{Placements, PoolStore};
@@ -26,26 +26,26 @@ use pyo3::types::PyBytes;
 use crate::errors::raise;
 use crate::runtime::{enter, enter_async};
 
-/// By when a listing, or the counting of records, must have ended.
+/// Time limit of a listing, or of counting records.
 const LISTING: Duration = Duration::from_secs(3600);
 
-/// An index that a dataset carries is read whole; 10^6 shards of MDS take half of this.
+/// Maximum size of a dataset's own index, which is read whole; 10^6 shards of MDS take half of this.
 const MAX_METADATA: u64 = 1 << 30;
 
 /// Result of `__reduce__`: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
-/// A listing, how many of its objects were left aside, its format, other programs' indexes, and its routes.
+/// A listing, its number of ignored objects, its format, other programs' indexes, and its routes.
 type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>);
 
-/// Fields as JSON, what each holds, and parts that are left out with the reason.
+/// Fields as JSON, a description of each, and values without a field, with the reason.
 type PySchema = (String, Vec<String>, Vec<(String, String)>);
 
-/// Runs of equal counts (records, times), the rung, the fingerprint, and where the index lies.
+/// Runs of equal counts (records, times), their source, the fingerprint, and the path of the index.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
-/// The store of a listing, and the listing in its format: the one that is said, or the one that its names say. Of a store
-/// behind a network at most `in_flight` requests are asked at a time, as many as it bears. With `routes`, it is a pool's.
+/// Opens the store of a listing, with the listing in its format: the given one, or the one that its names state. A
+/// remote store gets at most `in_flight` requests at a time, adaptively. With `routes`, it is a pool's store.
 fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
@@ -60,8 +60,8 @@ fn opened(
     settings.hedges.get_or_insert(true);
     let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
     settings.local_reads = Some(reads);
-    // What is asked for in one request comes in one chunk, which is not copied again.
-    settings.local_piece_bytes = Some(LARGEST_AT_ONCE);
+    // An object read in one request arrives in one chunk, which is not copied again.
+    settings.local_piece_bytes = Some(MAX_AT_ONCE);
     let governor = |url: &Url| {
         let rates = Rates { in_flight, ..Rates::default() };
         let is_far = !matches!(url.scheme, Scheme::File | Scheme::Memory);
@@ -100,14 +100,14 @@ fn opened(
     Ok((source, metrics))
 }
 
-/// One listing of what `url` names.
+/// Lists `url`.
 fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResult<Manifest> {
     let opened = enter(py, || open(&url, &StoreSettings::from_env(env)?, Arc::<Metrics>::default()))?;
     enter_async(py, async move { index(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
 }
 
-/// The format of a listing: the one that names say, or else the content of an object. Objects that are not of it are then
-/// removed from the listing; how many.
+/// Finds the format of a listing: from the names, otherwise from the content of an object. Objects of other formats are
+/// then removed from the listing; returns their number.
 fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>) -> PyResult<(FormatSpec, usize)> {
     if let Some(format) = enter(py, || FormatSpec::of_names(manifest))? {
         return Ok((format, 0));
@@ -121,7 +121,7 @@ fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>)
     Ok((format, removed))
 }
 
-/// The format with the metadata that an object of the dataset holds.
+/// The format with the metadata in one of the dataset's objects.
 fn resolved(
     py: Python<'_>,
     manifest: &Manifest,
@@ -137,7 +137,7 @@ fn resolved(
         let object = ObjectRef::current(found.prefix.join(key.as_bytes()));
         let size = found.store.head(&object.key, Deadline::within(LISTING)).await?.size;
         if size > MAX_METADATA {
-            let problem = format!("has {size} bytes, more than any index of a dataset");
+            let problem = format!("has {size} bytes, too many for the index of a dataset");
             return Err(Error::corrupt(found.prefix.to_string(), problem));
         }
         Ok(read_whole(&*found.store, &object, None, Deadline::within(LISTING)).await?.1)
@@ -155,7 +155,7 @@ pub struct PySource {
     indexes: Option<Manifest>,
     ignored: usize,
     format: FormatSpec,
-    /// Where the objects lie, of a pool.
+    /// Positions of the objects, for a pool.
     routes: Option<Arc<Placements>>,
 }
 
@@ -166,7 +166,7 @@ impl PySource {
         Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None }
     }
 
-    /// The source with its store, at most `in_flight` requests at a time; and what it counts.
+    /// Opens the source with its store, at most `in_flight` requests at a time; returns it with its counters.
     pub(crate) fn opened(&self, env: &HashMap<String, String>, in_flight: usize) -> Result<(Source, Arc<Metrics>)> {
         opened(&self.manifest, Some(&self.format), env, in_flight, self.routes.as_deref())
     }
@@ -178,8 +178,8 @@ impl PySource {
 
 #[pymethods]
 impl PySource {
-    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON. Other programs'
-    /// indexes are looked for beside the objects, or at `indexes`.
+    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON. Indexes of other
+    /// programs are searched beside the objects, or at `indexes`.
     #[staticmethod]
     #[pyo3(signature = (url, manifest, env, format=None, indexes=None))]
     fn open(
@@ -192,7 +192,7 @@ impl PySource {
     ) -> PyResult<Self> {
         let format = enter(py, || format.map(FormatSpec::from_json).transpose())?;
         let url: Url = enter(py, || url.parse())?;
-        // `exp[1]` may be a folder's name: what is there under the very name is meant.
+        // `exp[1]` may be the name of a folder: an existing path is not a pattern.
         let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
         let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
         let mut listed = match manifest {
@@ -217,7 +217,7 @@ impl PySource {
         if let Some((_, pattern)) = &pattern {
             listed.objects.retain(|entry| glob_matches(pattern, entry.key.as_bytes()));
             if listed.objects.is_empty() {
-                return Err(raise(py, Error::NotFound { place: format!("any object that fits {url}") }));
+                return Err(raise(py, Error::NotFound { place: format!("any object that matches {url}") }));
             }
         }
         let (format, removed) = match format {
@@ -225,7 +225,7 @@ impl PySource {
             None => found(py, &mut listed, &env)?,
         };
         let format = resolved(py, &listed, format, &env)?;
-        // A pattern, or one shard by its name, means these objects alone.
+        // A pattern, or the name of one shard, selects only these objects.
         if pattern.is_none() && url.as_folder().to_string() == listed.url {
             enter(py, || format.check_listing(&listed))?;
         }
@@ -268,7 +268,7 @@ impl PySource {
         Ok((py.get_type::<Self>().getattr("restore")?, state))
     }
 
-    /// The same objects, read by these ways: a pool's, as JSON.
+    /// The same objects with these read paths: a pool's, as JSON.
     fn routed(&self, py: Python<'_>, routes: &str) -> PyResult<Self> {
         enter(py, || {
             let routes = Some(Arc::new(Placements::from_json(routes)?));
@@ -278,7 +278,7 @@ impl PySource {
         })
     }
 
-    /// The ways to them, as JSON.
+    /// Its read paths, as JSON.
     #[getter]
     fn routes(&self, py: Python<'_>) -> PyResult<Option<String>> {
         enter(py, || self.routes.as_deref().map(Placements::to_json).transpose())
@@ -290,8 +290,8 @@ impl PySource {
         enter(py, || self.format.to_json())
     }
 
-    /// The first record's parts: fields as JSON, for each what the record holds; and parts that no field reads, with
-    /// the reason.
+    /// Schema of the first record: fields as JSON with a description of their values, and values that no field reads,
+    /// with the reason.
     fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<PySchema> {
         let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
         let found = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
@@ -319,14 +319,18 @@ impl PySource {
     /// The key of an object below `url`, by its number among the dataset's names.
     fn key(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
-        let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
+        let entry = entry.ok_or_else(|| {
+            PyIndexError::new_err(format!("object {number} is out of range ({} objects)", self.objects()))
+        })?;
         Ok(entry.key.to_string())
     }
 
-    /// Its name without the suffix of its codec: the same in a staged or inflated copy.
+    /// Its name without the codec's suffix: the same in a staged or decompressed copy.
     fn logical_name(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
-        let entry = entry.ok_or_else(|| PyIndexError::new_err(format!("{number} of {} objects", self.objects())))?;
+        let entry = entry.ok_or_else(|| {
+            PyIndexError::new_err(format!("object {number} is out of range ({} objects)", self.objects()))
+        })?;
         Ok(String::from_utf8_lossy(entry.logical_name()).into_owned())
     }
 
@@ -335,7 +339,7 @@ impl PySource {
         self.manifest.bytes()
     }
 
-    /// Requests that reading everything once takes.
+    /// Number of requests for reading everything once.
     #[getter]
     fn requests(&self) -> u64 {
         self.manifest.objects.iter().map(|entry| requests_of(entry.size)).sum()
@@ -346,18 +350,18 @@ impl PySource {
         self.ignored
     }
 
-    /// Of the names alone, whatever the objects hold.
+    /// Computed from the names alone, whatever the objects hold.
     #[getter]
     fn fingerprint(&self) -> String {
         format!("{:032x}", self.manifest.fingerprint(&[]))
     }
 
-    /// Its name among the files of a cache.
+    /// Its file name in a cache.
     fn cache_name(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<String> {
         enter(py, || self.opened(&env, Rates::default().in_flight)?.0.cache_name())
     }
 
-    /// The record counts by the index in the cache; None if it lacks an object as it is now. Sends no request.
+    /// Record counts from the index in the cache; None if it lacks an object in its present version. Sends no request.
     #[pyo3(signature = (env, cache=None))]
     fn kept_count(
         &self,
@@ -369,8 +373,8 @@ impl PySource {
         Ok(counted.map(PyCounted::new))
     }
 
-    /// The record counts: by the cheap rungs, or (`scans`) by reading everything. None when only a scan can tell. With
-    /// them, what is wrong with indexes that were set aside.
+    /// Record counts from the cheap sources, or (`scans`) by reading everything. None if only a scan can count. Also
+    /// returns the problems of ignored indexes.
     #[pyo3(signature = (declared, *, scans, env, cache=None))]
     fn count(
         &self,
@@ -391,7 +395,8 @@ impl PySource {
         let source = Arc::new(source);
         let (counted, notes) = enter_async(py, async move {
             let deadline = Deadline::within(LISTING);
-            let mut known = Known { cache: cache.as_deref(), beside: beside.as_ref(), ..Known::default() };
+            let mut known =
+                ExistingIndexes { cache: cache.as_deref(), beside: beside.as_ref(), ..ExistingIndexes::default() };
             let counted = if scans {
                 Some(scan(&source, known.cache, deadline).await?)
             } else {
@@ -403,15 +408,15 @@ impl PySource {
     }
 }
 
-/// How many records each object holds, how that was found, and the dataset's fingerprint.
+/// Record counts of all objects, their source, and the fingerprint of the dataset.
 #[pyclass(name = "Counted", module = "penstock._native", frozen)]
 pub struct PyCounted {
     counted: Counted,
-    /// Where the index lies, for a process that has not opened it yet.
+    /// Path of the index, for a process that has not opened it yet.
     index: Option<PathBuf>,
 }
 
-/// An index of records: open, or where it lies.
+/// An index of records: open, or its path.
 #[derive(Clone)]
 pub(crate) struct Indexed {
     open: Option<Arc<RecordIndex>>,
@@ -419,7 +424,7 @@ pub(crate) struct Indexed {
 }
 
 impl Indexed {
-    /// The index; one that is on another machine is as if there were none.
+    /// Opens the index; an index on another machine counts as missing.
     pub(crate) fn open(&self, manifest: &Manifest) -> Option<Arc<RecordIndex>> {
         self.open.clone().or_else(|| RecordIndex::open(&self.path, &manifest.objects).map(Arc::new))
     }
@@ -453,7 +458,7 @@ impl PyCounted {
         index: Option<PathBuf>,
     ) -> PyResult<Self> {
         enter(py, || {
-            let bad = || Error::bug("pickled counts do not read");
+            let bad = || Error::bug("pickled counts cannot be read");
             let rung = CountSource::ALL.into_iter().find(|known| known.name() == rung).ok_or_else(bad)?;
             let records: Vec<u64> =
                 runs.iter().flat_map(|&(records, times)| std::iter::repeat_n(records, times)).collect();
@@ -487,7 +492,7 @@ impl PyCounted {
         format!("{:032x}", self.counted.fingerprint)
     }
 
-    /// Objects without a record: how many, and the number of the first.
+    /// Objects without records: their number, and the number of the first.
     #[getter]
     fn empty_objects(&self) -> (u64, u64) {
         match &self.counted.counts {
@@ -499,13 +504,13 @@ impl PyCounted {
         }
     }
 
-    /// True when single records can be read where objects are stored as they are.
+    /// True if single records of uncompressed objects can be read.
     #[getter]
     fn is_indexed(&self) -> bool {
         self.index.is_some()
     }
 
-    /// The shuffle window when none is given.
+    /// Default shuffle window.
     #[getter]
     fn window(&self) -> u64 {
         default_window(&self.counted.counts)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `penstock stage` for Python: a request, and the job that it becomes.
+//! Bindings of `penstock stage`: a request, and its running job.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ impl PyStageRequest {
         let request = self.0.clone();
         enter_async(py, async move {
             let limit = |seconds| duration("--wait-timeout", seconds);
-            let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
+            let limits = WaitLimits { start: limit(start_s)?, heartbeat: limit(silence_s)? };
             json(&wait_for_leader(&request, limits).await?)
         })
     }
@@ -57,7 +57,7 @@ impl PyStageRequest {
         let request = self.0.clone();
         enter_async(py, async move {
             let limit = |seconds| duration("--wait-timeout", seconds);
-            let limits = WaitLimits { start: limit(start_s)?, silence: limit(silence_s)? };
+            let limits = WaitLimits { start: limit(start_s)?, heartbeat: limit(silence_s)? };
             match leader_ends(&request, limits).await? {
                 Ok(summary) => json(&serde_json::json!({ "summary": summary })),
                 Err(error) => json(&serde_json::json!({ "failed": error })),
@@ -66,7 +66,7 @@ impl PyStageRequest {
     }
 }
 
-/// Reads a staged copy again; returns the job at once.
+/// Starts to verify a staged copy; returns the job at once.
 #[pyfunction]
 pub fn verify(
     py: Python<'_>,
@@ -132,7 +132,7 @@ impl PyStageJob {
         Ok(facts)
     }
 
-    /// Waits at most `timeout_s`; the summary as JSON, or `None` while the stage runs.
+    /// Waits at most `timeout_s`. Returns the summary as JSON; `None` while the stage runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::ZERO);
         enter(py, || self.0.ended(limit).transpose())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A delivered batch's columns for Python: memory shared by the buffer protocol and DLPack.
+//! Columns of a delivered batch for Python: memory shared through the buffer protocol and DLPack.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl PyTensor {
             return Err(PyBufferError::new_err("a CPU tensor has no stream"));
         }
         if dl_device.is_some_and(|device| device != (dlpack::CPU, 0)) || copy == Some(true) {
-            return Err(PyBufferError::new_err("only the CPU memory itself is exported, uncopied"));
+            return Err(PyBufferError::new_err("only CPU memory is exported, without a copy"));
         }
         dlpack::export(py, &self.0, max_version)
     }
@@ -99,8 +99,8 @@ impl PyTensor {
             DType::F64 => c"d",
         };
         let asked = |flag: c_int| flags & flag == flag;
-        // SAFETY: Python gave a view to fill; what it points to lives in `arrays` (freed on release) or in the tensor,
-        // which `obj` keeps alive.
+        // SAFETY: Python passed a view to fill. The pointers in it refer to `arrays` (freed on release) or to the
+        // tensor, which `obj` keeps alive.
         unsafe {
             (*view).buf = tensor.start().as_ptr().cast();
             (*view).len = tensor.size_bytes() as isize;
@@ -126,7 +126,7 @@ impl PyTensor {
     }
 }
 
-/// A field of a delivered batch whose samples differ in length.
+/// A field of variable length in a delivered batch.
 #[pyclass(name = "RaggedTensor", module = "penstock._native", frozen)]
 pub struct PyRagged {
     values: Tensor,
@@ -164,7 +164,7 @@ impl PyRagged {
     }
 }
 
-/// A CUDA device that batches' memory is registered with, once in its life.
+/// A CUDA device that the memory of batches is registered with, once in its lifetime.
 #[pyclass(name = "CudaDevice", module = "penstock._native", frozen)]
 pub struct PyCudaDevice(Arc<CudaDevice>);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The unindexed mode for Python: a feed over an unindexed dataset, and the pass that either feed makes.
+//! Bindings of the unindexed mode: a feed over an unindexed dataset, and its epochs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl PyUnindexed {
         })
     }
 
-    /// Begins a pass over an epoch from a cursor on.
+    /// Starts an epoch at a cursor.
     fn start(&self, py: Python<'_>, epoch: u64, cursor: u64) -> PyResult<PyRun> {
         let handle = runtime();
         enter(py, || {

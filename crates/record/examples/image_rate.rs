@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images a second of one thread: `image_rate FOLDER SECONDS`, one line a mode. `benches/image_decode.py` runs it beside
-//! Pillow and torchvision.
+//! Images per second of one thread: `image_rate FOLDER SECONDS`, one line per mode. `benches/image_decode.py` runs it
+//! beside Pillow and torchvision.
 #![allow(clippy::print_stdout)]
 
 use penstock_record::image::{Crop, ImageSpec, Layout, decode_into};

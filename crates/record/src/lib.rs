@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to records: what holds records ([`tfrecord`], [`tar`], [`mds`],
-//! [`parquet`](mod@parquet)), what stands in one ([`example`], [`sequence`],
-//! [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), other programs' indexes
-//! ([`existing`]), and what first bytes show ([`magic`]).
+//! Bytes to records: containers of records ([`tfrecord`], [`tar`], [`mds`], [`parquet`](mod@parquet)), payloads
+//! ([`tf_example`], [`tf_sequence_example`], [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), other
+//! programs' indexes ([`sidecar_index`]), and detection by first bytes ([`magic`]).
 //!
-//! Everything here works on bytes in memory and copies no payload. It knows no store and no thread. Damaged or
-//! hostile bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
+//! Everything here works on bytes in memory and copies no payload; it uses no store and no thread. Damaged or hostile
+//! bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
 
 mod byteswap;
 pub mod chunk;

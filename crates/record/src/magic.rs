@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content sniffing: what an object's first bytes show it to be, by the magic numbers of common formats.
+//! Content sniffing: recognises an object's format by the magic numbers of its first bytes.
 //!
-//! A guess for choosing a format that no name states, and for messages. Nothing that is read depends on it.
+//! It is a guess, used to choose a format that no name states, and for messages. The decoding of data never depends on
+//! it.
 
 use crate::{tar_header, tfrecord_header};
 
-/// First bytes that are enough for every format here.
+/// Number of first bytes that suffice for every format here.
 pub const HEAD_LEN: usize = 512;
 
 /// [`describe`]'s word for TFRecords.
@@ -27,7 +28,7 @@ pub const PNG: &str = "a PNG image";
 /// [`describe`]'s word for zlib streams.
 pub const ZLIB: &str = "zlib-compressed data";
 
-/// Magic numbers, and where each begins.
+/// Magic numbers with their offsets.
 const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"\x93NUMPY", NPY),
     (0, b"PAR1", PARQUET),
@@ -62,8 +63,7 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"SQLite format 3\0", "an SQLite database"),
 ];
 
-/// Kind of an object by its first [`HEAD_LEN`] (decompressed) bytes; `None` if they show
-/// nothing.
+/// Kind of an object from its first [`HEAD_LEN`] (decompressed) bytes; `None` if they are not recognised.
 pub fn describe(head: &[u8]) -> Option<&'static str> {
     let head = &head[..head.len().min(HEAD_LEN)];
     if head.first_chunk().is_some_and(tfrecord_header::header_is_sound) {
@@ -81,7 +81,7 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
     }
     let number = head.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     match head {
-        // The length of the header, then the header's JSON.
+        // The length of the header, then the header as JSON.
         [_, _, _, _, _, _, _, _, b'{', ..] if number.is_some_and(|len| len < 100 << 20) => Some("a safetensors file"),
         // A continuation marker, then the length of a schema message.
         [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some("an Arrow IPC stream"),
@@ -91,7 +91,7 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// A zip archive by the name of its first member.
+/// Kind of a zip archive, from the name of its first member.
 fn zip(head: &[u8]) -> &'static str {
     let len = head.get(26..).and_then(|rest| rest.first_chunk()).map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
     match head.get(30..30 + len) {
@@ -101,7 +101,7 @@ fn zip(head: &[u8]) -> &'static str {
     }
 }
 
-/// UTF-8 without control characters, which the end of `head` may cut.
+/// Detects UTF-8 text without control characters; `head` may end inside a character.
 fn text(head: &[u8]) -> Option<&'static str> {
     let text = match std::str::from_utf8(head) {
         Ok(text) => text,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MosaicML's MDS: the index (`index.json`, version 2), the samples of a shard, and where each column of one lies.
+//! MosaicML's MDS: the index (`index.json`, version 2), the samples of a shard, and the positions of their columns.
 //!
-//! A shard is a count, `count + 1` offsets, the writer's settings, and the samples; a sample is the sizes of its columns
-//! of no fixed size, then all columns. Values are given where they lie; what of them is a tensor is in [`Encoding::tensor`].
-//! Pickled columns, and those of encodings that a user registered, are bytes: nothing here runs their writer's code.
+//! A shard consists of a count, `count + 1` offsets, the writer's settings, and the samples. A sample consists of the
+//! sizes of its variable-length columns, then all columns. Values are returned as slices; [`Encoding::tensor`] returns
+//! the tensor in a value. Pickled columns, and columns with encodings that a user registered, are returned as bytes:
+//! their code is never run.
 
 use std::collections::HashSet;
 
@@ -14,27 +15,28 @@ use serde::Deserialize;
 /// How a column's values are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Encoding {
-    /// `bytes`, and what is bytes in another's format: `jpeg`, `png`, `json`, `pkl`, lists of images, a user's own.
+    /// `bytes`, and byte strings of other formats: `jpeg`, `png`, `json`, `pkl`, lists of images, user-defined
+    /// encodings.
     Bytes,
-    /// UTF-8: `str`, and `str_decimal`, whose numbers no element type holds.
+    /// UTF-8: `str`, and `str_decimal`, whose numbers fit no element type.
     Text,
     /// A number as text: `str_int`, `str_float`.
     Digits(DType),
     /// One number: `int` and the NumPy scalars.
     Scalar(DType),
-    /// `ndarray`, its type and shape in the encoding or before each value.
+    /// `ndarray`, with type and shape in the encoding or before each value.
     Array {
-        /// Where it is the same for all.
+        /// Shape, if all values share it.
         dtype: Option<DType>,
-        /// Where it is the same for all.
+        /// Element type, if all values share it.
         shape: Option<Vec<usize>>,
     },
-    /// `pil`: width, height, mode and pixels; one byte a channel is a tensor.
+    /// `pil`: width, height, mode and pixels; a tensor if each channel has one byte.
     Pixels,
 }
 
 impl Encoding {
-    /// Parses `text` of an index.
+    /// Parses an encoding's `text` in an index.
     fn parse(text: &str) -> Self {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         match name {
@@ -48,7 +50,7 @@ impl Encoding {
         }
     }
 
-    /// The settings of `ndarray`: `DTYPE:SHAPE`, `DTYPE` or nothing.
+    /// Parses the settings of `ndarray`: `DTYPE:SHAPE`, `DTYPE` or nothing.
     fn array(settings: &str) -> Option<Self> {
         let (dtype, shape) = settings.split_once(':').unwrap_or((settings, ""));
         let dtype = Some(dtype).filter(|dtype| !dtype.is_empty()).map(str::parse).transpose().ok()?;
@@ -57,11 +59,11 @@ impl Encoding {
         Some(Self::Array { dtype, shape })
     }
 
-    /// A value's type and shape, and its elements where they lie, little-endian and in C order. `place` names it in
-    /// messages.
+    /// Type and shape of a value, and its elements without a copy, little-endian and in C order. `place` names the
+    /// value in messages.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when its bytes are not what it says, [`Error::Unsupported`] when it is no tensor.
+    /// [`Error::Corrupt`] if its bytes do not match the encoding, [`Error::Unsupported`] if it is not a tensor.
     pub fn tensor<'a>(&self, value: &'a [u8], place: &str) -> Result<(TensorSpec, &'a [u8])> {
         let unsupported = |what: &str| {
             Err(Error::Unsupported { what: format!("{what} as a tensor ({place})"), by: "the MDS reader".to_owned() })
@@ -106,9 +108,10 @@ impl Encoding {
         match spec.size_bytes() {
             Ok(want) if want == data.len() => Ok((spec, data)),
             want => {
-                let want = want.map_or_else(|_| "more than memory".to_owned(), |want| with_separators(want as u64));
+                let want =
+                    want.map_or_else(|_| "more than the address space".to_owned(), |want| with_separators(want as u64));
                 let (dtype, shape, have) = (spec.dtype, &spec.shape, with_separators(data.len() as u64));
-                Err(Error::corrupt(place, format!("is {dtype} {shape:?} in {have} bytes, want {want}")))
+                Err(Error::corrupt(place, format!("is {dtype} {shape:?} in {have} bytes (want {want})")))
             }
         }
     }
@@ -131,7 +134,8 @@ fn array_type(code: u8) -> Option<DType> {
     })
 }
 
-/// A shape before its array: a byte of dimensions and of the size of each number, then the numbers.
+/// Parses the shape before an array: one byte with the number of dimensions and the size of each number, then the
+/// numbers.
 fn array_shape(value: &[u8]) -> Option<(Vec<usize>, &[u8])> {
     let (&byte, rest) = value.split_first()?;
     let size = 1usize << (byte & 3);
@@ -155,24 +159,24 @@ pub struct Column {
     pub name: String,
     /// How its values are stored.
     pub encoding: Encoding,
-    /// Bytes of each value, where they are all alike.
+    /// Bytes of each value, if all have the same size.
     pub size: Option<u32>,
 }
 
-/// A shard, as the index has it.
+/// A shard, as the index describes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardInfo {
-    /// The object's name, beside the index: that of the compressed one where there is one.
+    /// Name of the object, relative to the index; the compressed object if there is one.
     pub name: String,
     /// Bytes of the object.
     pub stored: u64,
-    /// Bytes inflated.
+    /// Bytes after decompression.
     pub size: u64,
-    /// How the object is compressed.
+    /// Codec of the object.
     pub codec: Codec,
-    /// Samples in it.
+    /// Number of samples.
     pub samples: u64,
-    /// Its columns, in the order in which they are stored.
+    /// Columns, in stored order.
     pub columns: Vec<Column>,
 }
 
@@ -188,7 +192,7 @@ struct RawShard {
     format: String,
     samples: u64,
     compression: Option<String>,
-    // Shards of Streaming's other formats have none of these.
+    // Shards of Streaming's other formats lack these fields.
     #[serde(default)]
     column_names: Vec<String>,
     #[serde(default)]
@@ -207,7 +211,7 @@ struct RawFile {
 
 /// Reads an `index.json`; `place` names it in messages.
 pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
-    let corrupt = |problem: String| Error::corrupt(place, format!("is no MDS index: {problem}"));
+    let corrupt = |problem: String| Error::corrupt(place, format!("is not an MDS index: {problem}"));
     let unsupported =
         |what: String| Error::Unsupported { what: format!("{what} ({place})"), by: "the MDS reader".to_owned() };
     let index: RawIndex = serde_json::from_slice(json).map_err(|problem| corrupt(problem.to_string()))?;
@@ -231,13 +235,13 @@ pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
             )));
         }
         if raw.column_names.iter().collect::<HashSet<_>>().len() != count {
-            return Err(corrupt(format!("shard {number} has two columns of one name")));
+            return Err(corrupt(format!("shard {number} has two columns with the same name")));
         }
         let fields = raw.column_names.into_iter().zip(raw.column_encodings).zip(raw.column_sizes);
         let column = |((name, encoding), size): ((String, String), Option<u32>)| Column {
             name,
             encoding: Encoding::parse(&encoding),
-            // A size of 0 means none: the writer stores the size of such a column with each sample.
+            // A size of 0 means no fixed size: the writer stores the size of the value with each sample.
             size: size.filter(|&size| size > 0),
         };
         let columns: Vec<Column> = fields.map(column).collect();
@@ -264,18 +268,18 @@ pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
     Ok(shards)
 }
 
-/// A column's value in a shard or sample.
+/// Location of a column's value in a shard or sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
-    /// Which column.
+pub struct ColumnSpan {
+    /// Index of the column.
     pub column: usize,
     /// Where it begins.
     pub offset: u64,
-    /// Its bytes.
+    /// Length in bytes.
     pub size: u64,
 }
 
-/// The inflated bytes of one shard.
+/// Decompressed bytes of one shard.
 #[derive(Debug, Clone, Copy)]
 pub struct Shard<'a> {
     bytes: &'a [u8],
@@ -297,59 +301,61 @@ impl<'a> Shard<'a> {
                     let (last, len) = (with_separators(last as u64), with_separators(bytes.len() as u64));
                     return Err(Error::corrupt(
                         place,
-                        format!("ends its last sample at byte {last}, and has {len} bytes"),
+                        format!("ends its last sample at byte {last}, but has {len} bytes"),
                     ));
                 }
                 match (0..count).find(|&at| offset(at) > offset(at + 1)) {
-                    Some(at) => Err(Error::corrupt(place, format!("has sample {at} end before it begins"))),
+                    Some(at) => {
+                        Err(Error::corrupt(place, format!("contains sample {at}, which ends before it begins")))
+                    }
                     None => Ok(shard),
                 }
             }
             _ => {
                 let (len, count) = (
                     with_separators(bytes.len() as u64),
-                    count.map_or_else(|| "a number of".to_owned(), |count| with_separators(count as u64)),
+                    count.map_or_else(|| "an unknown number of".to_owned(), |count| with_separators(count as u64)),
                 );
                 Err(Error::corrupt(
                     place,
-                    format!("is no MDS shard: its {len} bytes do not hold the offsets of {count} samples"),
+                    format!("is not an MDS shard: its {len} bytes cannot contain the offsets of {count} samples"),
                 ))
             }
         }
     }
 
-    /// Samples in it.
+    /// Number of samples.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// True when it holds none.
+    /// True if there are no samples.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Where sample `at` lies: offset and bytes. `at` must be below `len()`.
+    /// Offset and length of sample `at`, which must be below `len()`.
     pub fn span(&self, at: usize) -> (u64, u64) {
         let offset = |at: usize| u64::from(le_u32(self.bytes, 4 + 4 * at));
         debug_assert!(at < self.count);
         (offset(at), offset(at + 1).saturating_sub(offset(at)))
     }
 
-    /// Where the columns of sample `at` lie in the shard.
-    pub fn parts(&self, at: usize, columns: &[Column]) -> Result<Vec<Part>> {
+    /// Locations of the columns of sample `at` in the shard.
+    pub fn columns(&self, at: usize, columns: &[Column]) -> Result<Vec<ColumnSpan>> {
         let (offset, len) = self.span(at);
         let sample = &self.bytes[offset as usize..][..len as usize];
-        let mut parts = sample_parts(sample, columns, &format!("sample {at} of {}", self.place))?;
+        let mut parts = sample_columns(sample, columns, &format!("sample {at} of {}", self.place))?;
         parts.iter_mut().for_each(|part| part.offset += offset);
         Ok(parts)
     }
 }
 
-/// Where the columns of a sample lie in its bytes; `place` names it in messages.
-pub fn sample_parts(sample: &[u8], columns: &[Column], place: &str) -> Result<Vec<Part>> {
+/// Locations of the columns in the bytes of a sample; `place` names the sample in messages.
+pub fn sample_columns(sample: &[u8], columns: &[Column], place: &str) -> Result<Vec<ColumnSpan>> {
     let head = 4 * columns.iter().filter(|column| column.size.is_none()).count() as u64;
     let (mut at, mut offset) = (0, head);
-    let parts: Vec<Part> = columns
+    let parts: Vec<ColumnSpan> = columns
         .iter()
         .enumerate()
         .map(|(column, Column { size, .. })| {
@@ -358,12 +364,12 @@ pub fn sample_parts(sample: &[u8], columns: &[Column], place: &str) -> Result<Ve
                 le_u32(sample, at - 4)
             }));
             offset += size;
-            Part { column, offset: offset - size, size }
+            ColumnSpan { column, offset: offset - size, size }
         })
         .collect();
     if offset != sample.len() as u64 {
         let (want, have) = (with_separators(offset), with_separators(sample.len() as u64));
-        return Err(Error::corrupt(place, format!("has columns of {want} bytes in {have}")));
+        return Err(Error::corrupt(place, format!("has columns of {want} bytes, but is {have} bytes long")));
     }
     Ok(parts)
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NumPy's `.npy`: what the header says of the array behind it (versions 1 to 3), and the array into a slot.
+//! NumPy's `.npy`: parses the header (versions 1 to 3), and writes the array into a slot.
 //!
-//! Big-endian elements are swapped on the way. Booleans are uint8, bfloat16 is unknown to NumPy. Refused with a reason:
-//! structured elements, strings, objects (a pickle) and complex numbers, and Fortran order beyond one dimension unless it is read as its transpose.
+//! Big-endian elements are swapped. Booleans become uint8; NumPy has no bfloat16. Refused with a reason: structured
+//! elements, strings, objects (a pickle), complex numbers, and Fortran order in more than one dimension unless the
+//! array is read as its transpose.
 
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
@@ -10,7 +11,8 @@ use crate::byteswap::swap_into;
 
 /// First bytes of every `.npy`.
 pub const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// NumPy's own limit for headers is 10,000 characters; a structured one may be longer and is refused anyway.
+/// Maximum header size. NumPy's own limit is 10,000 characters; headers of structured types may be longer, but those
+/// types are refused anyway.
 const MAX_HEADER: usize = 64 << 10;
 /// NumPy's own limit.
 const MAX_DIMENSIONS: usize = 64;
@@ -18,15 +20,15 @@ const MAX_DIMENSIONS: usize = 64;
 /// Header of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Element type and shape; of a Fortran-ordered array, the shape of the transpose that lies there in C order.
+    /// Element type and shape. For a Fortran-ordered array, the shape of its transpose, which is stored in C order.
     pub spec: TensorSpec,
     /// True when the elements are big-endian.
     pub big_endian: bool,
     /// True when `spec.shape` is reversed.
     pub fortran_order: bool,
-    /// True for booleans, which `spec` has as uint8.
+    /// True for booleans, whose type in `spec` is uint8.
     pub boolean: bool,
-    /// Where the elements begin.
+    /// Offset of the elements.
     pub data_offset: usize,
 }
 
@@ -37,7 +39,7 @@ impl Header {
     }
 }
 
-/// Reads the header that `bytes` (of one file, or its first bytes) begin with; `place` names the file in messages.
+/// Parses the header at the start of `bytes`, which is a file or its first part; `place` names the file in messages.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let corrupt = |problem: String| Error::corrupt(place, problem);
     let Some((magic, rest)) = bytes.split_first_chunk::<6>() else {
@@ -57,7 +59,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
         }
     };
     if len > MAX_HEADER as u64 {
-        return Err(corrupt(format!("has a .npy header of {} bytes, {MAX_HEADER} at most", with_separators(len))));
+        return Err(corrupt(format!("has a .npy header of {} bytes (at most {MAX_HEADER})", with_separators(len))));
     }
     let data_offset = before + len as usize;
     let text = bytes.get(before..data_offset).ok_or_else(cut)?;
@@ -70,8 +72,7 @@ pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
         shape.reverse();
     }
     let spec = TensorSpec { dtype: descr, shape };
-    spec.size_bytes()
-        .map_err(|_| corrupt(format!("has the shape {:?}, more than memory has addresses", spec.shape)))?;
+    spec.size_bytes().map_err(|_| corrupt(format!("has the shape {:?}, larger than the address space", spec.shape)))?;
     Ok(Header { spec, big_endian, fortran_order, boolean: dict.descr.ends_with("b1"), data_offset })
 }
 
@@ -92,7 +93,7 @@ fn element(descr: &str, place: &str) -> Result<(DType, bool)> {
     }
 }
 
-/// The type that NumPy's short name says, and whether it is big-endian; booleans are uint8.
+/// Parses NumPy's short type name; returns the type, and whether it is big-endian. Booleans are uint8.
 pub(crate) fn element_type(descr: &str) -> Option<(DType, bool)> {
     let (order, kind) = match descr.as_bytes().first() {
         Some(b'<' | b'>' | b'=' | b'|') => descr.split_at(1),
@@ -123,8 +124,8 @@ struct Dict<'a> {
 }
 
 impl<'a> Dict<'a> {
-    /// Reads the literal that NumPy writes: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, its keys in
-    /// any order.
+    /// Parses the literal that NumPy writes: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, with keys
+    /// in any order.
     fn parse(text: &'a str) -> Result<Self, String> {
         let mut rest = Literal(text.trim());
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -144,7 +145,7 @@ impl<'a> Dict<'a> {
             }
         }
         if !rest.0.trim_start().is_empty() {
-            return Err("goes on behind its end".to_owned());
+            return Err("continues after its end".to_owned());
         }
         match (descr, fortran_order, shape) {
             (Some(descr), Some(fortran_order), Some(shape)) => Ok(Self { descr, fortran_order, shape }),
@@ -172,13 +173,13 @@ impl<'a> Literal<'a> {
 
     fn string(&mut self) -> Result<&'a str, String> {
         let rest = self.0.trim_start();
-        let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"')).ok_or("lacks a string")?;
+        let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"')).ok_or("has no string")?;
         let end = rest[1..].find(quote).ok_or("ends inside a string")?;
         self.0 = &rest[end + 2..];
         Ok(&rest[1..=end])
     }
 
-    /// A string, or a list (of a structured type), which is taken whole.
+    /// Parses a string or a list (of a structured type), which is returned whole.
     fn descr(&mut self) -> Result<&'a str, String> {
         let rest = self.0.trim_start();
         if !rest.starts_with('[') {
@@ -217,7 +218,7 @@ impl<'a> Literal<'a> {
             let rest = self.0.trim_start();
             let digits = rest.len() - rest.trim_start_matches(|mark: char| mark.is_ascii_digit()).len();
             // Python 2's NumPy wrote long integers: `3L`.
-            let side = rest[..digits].parse().map_err(|_| "has a shape that is no tuple of sizes")?;
+            let side = rest[..digits].parse().map_err(|_| "has a shape that is not a tuple of sizes")?;
             self.0 = rest[digits..].strip_prefix('L').unwrap_or(&rest[digits..]);
             if shape.len() == MAX_DIMENSIONS {
                 return Err(format!("has a shape of more than {MAX_DIMENSIONS} dimensions"));
@@ -232,27 +233,27 @@ impl<'a> Literal<'a> {
     }
 }
 
-/// Writes the array of the `.npy` file `bytes` into `out`, its slot in a batch, little-endian and in C order, when it is
-/// of `spec`'s type and shape. `place` names the file in messages.
+/// Writes the array in the `.npy` file `bytes` to `out`, its slot in a batch, little-endian and in C order. The array
+/// must have `spec`'s type and shape. `place` names the file in messages.
 pub fn read_into(bytes: &[u8], spec: &TensorSpec, out: &mut [u8], place: &str) -> Result<()> {
     let header = parse(bytes, place)?;
     if header.fortran_order {
-        let what = format!("Fortran order of {place} (shape {:?} from behind)", header.spec.shape);
+        let what = format!("Fortran order of {place} (reversed shape {:?})", header.spec.shape);
         return Err(Error::Unsupported { what, by: "the .npy reader".to_owned() });
     }
     if header.spec != *spec {
         let (have, want) = (&header.spec, spec);
-        let text = format!("holds {} {:?}, want {} {:?}", have.dtype, have.shape, want.dtype, want.shape);
+        let text = format!("contains {} {:?} (want {} {:?})", have.dtype, have.shape, want.dtype, want.shape);
         return Err(Error::corrupt(place, text));
     }
     let len = header.data_len()?;
     if out.len() != len {
-        return Err(Error::bug(format!("the slot of {place} has {} bytes", out.len())));
+        return Err(Error::bug(format!("the slot for {place} has the wrong size ({} bytes)", out.len())));
     }
     let data = &bytes[header.data_offset..];
     if data.len() != len {
         let (want, have) = (with_separators(len as u64), with_separators(data.len() as u64));
-        let problem = if data.len() < len { "ends inside its array" } else { "goes on behind its array" };
+        let problem = if data.len() < len { "ends inside its array" } else { "continues after its array" };
         return Err(Error::corrupt(place, format!("{problem} (want {want} bytes, have {have})")));
     }
     match header.big_endian {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! zip archives, as NumPy's `.npz` are: where each member lies, by the central directory, and its bytes.
+//! zip archives such as NumPy's `.npz`: positions of the members from the central directory, and their bytes.
 //!
-//! Stored and deflated members, zip64, and archives behind other bytes. The CRC-32 of every member that is read is
-//! checked. Refused: encryption, other methods, archives in several files.
+//! Supported: stored and deflated members, zip64, and archives with a prefix of other bytes. The CRC-32 of every member
+//! that is read is verified. Refused: encryption, other methods, multi-file archives.
 
 use std::borrow::Cow;
 
@@ -17,21 +17,21 @@ const LOCAL: u32 = 0x0403_4b50;
 const END_LEN: usize = 22;
 const ENTRY_LEN: usize = 46;
 const LOCAL_LEN: usize = 30;
-/// DEFLATE makes 1,032 bytes of one at most: a directory that says more lies.
+/// DEFLATE expands one byte to at most 1,032 bytes: a directory that claims more is wrong.
 const MAX_OF_ONE: u64 = 1032;
 
 /// A member of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its name, `.npy` included.
+    /// Name, including `.npy`.
     pub name: &'a [u8],
-    /// Where its content begins.
+    /// Offset of the content.
     pub offset: u64,
     /// Bytes stored.
     pub stored: u64,
-    /// Bytes inflated.
+    /// Bytes after decompression.
     pub size: u64,
-    /// True when it is deflated.
+    /// True if the member is deflated.
     pub deflated: bool,
     crc32: u32,
 }
@@ -57,17 +57,17 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl<'a> Directory<'a> {
-    /// The directory of the archive `bytes`; `place` names it in messages.
+    /// Parses the directory of the archive `bytes`; `place` names the archive in messages.
     pub fn parse(bytes: &'a [u8], place: &'a str) -> Result<Self> {
         let corrupt = |problem: String| Error::corrupt(place, problem);
-        // The end record is the last, but for a comment of at most 65,535 bytes.
+        // The end record comes last, except for a comment of at most 65,535 bytes.
         let from = bytes.len().saturating_sub(END_LEN + usize::from(u16::MAX));
         let end = (from..=bytes.len().saturating_sub(END_LEN))
             .rev()
             .find(|&at| u32_at(bytes, at) == END && at + END_LEN + usize::from(u16_at(bytes, at + 20)) == bytes.len())
             .ok_or_else(|| {
                 let len = with_separators(bytes.len() as u64);
-                corrupt(format!("is not a zip archive, or is cut: no directory ends its {len} bytes"))
+                corrupt(format!("is not a zip archive, or is truncated: its {len} bytes do not end with a directory"))
             })?;
         let mut count = u64::from(u16_at(bytes, end + 10));
         let mut len = u64::from(u32_at(bytes, end + 12));
@@ -76,8 +76,8 @@ impl<'a> Directory<'a> {
         let mut directory_end = end;
         let wide = count == 0xffff || len == 0xffff_ffff || start == 0xffff_ffff;
         if let Some(at) = end.checked_sub(20).filter(|&at| wide && u32_at(bytes, at) == LOCATOR_64) {
-            // Bytes before the archive shift the record, not what is there: it lies right before its locator (there
-            // are no extensible data in what anyone writes).
+            // Bytes before the archive make the record's stated offset wrong, so look directly before its locator (no
+            // known writer adds extensible data there).
             let record = at.checked_sub(56).filter(|&record| u32_at(bytes, record) == END_64);
             let record = record.ok_or_else(|| corrupt("has no zip64 record where one should be".to_owned()))?;
             count = u64_at(bytes, record + 32);
@@ -88,14 +88,14 @@ impl<'a> Directory<'a> {
         }
         if disks != 0 {
             return Err(Error::Unsupported {
-                what: format!("an archive in several files ({place})"),
+                what: format!("a multi-file archive ({place})"),
                 by: "the zip reader".to_owned(),
             });
         }
-        // What stands before the archive (a program that unpacks itself) moves all offsets by its length.
+        // Data before the archive (such as a self-extractor) moves all offsets by its length.
         let shift = (directory_end as u64).checked_sub(len).and_then(|at| at.checked_sub(start)).ok_or_else(|| {
             corrupt(format!(
-                "has a zip directory of {} bytes at {} that does not fit",
+                "has a zip directory of {} bytes at byte {} that does not fit",
                 with_separators(len),
                 with_separators(start)
             ))
@@ -103,7 +103,7 @@ impl<'a> Directory<'a> {
         let directory = &bytes[(directory_end as u64 - len) as usize..directory_end];
         if count > (directory.len() / ENTRY_LEN) as u64 {
             let (count, len) = (with_separators(count), with_separators(len));
-            return Err(corrupt(format!("has a zip directory of {len} bytes that cannot hold {count} members")));
+            return Err(corrupt(format!("has a zip directory of {len} bytes that cannot contain {count} members")));
         }
         let mut entries = Vec::with_capacity(count as usize);
         let mut at = 0;
@@ -127,7 +127,7 @@ impl<'a> Directory<'a> {
         &self.entries
     }
 
-    /// The member of that name, or of that name and `.npy`: the last, as readers have it.
+    /// Member with this name, with or without `.npy`; the last one, as in other readers.
     pub fn get(&self, name: &str) -> Option<&Entry<'a>> {
         let wanted = |entry: &&Entry<'a>| {
             entry.name == name.as_bytes() || entry.name.strip_suffix(b".npy") == Some(name.as_bytes())
@@ -135,13 +135,14 @@ impl<'a> Directory<'a> {
         self.entries.iter().rev().find(wanted)
     }
 
-    /// The content of a member: where it lies if it is stored, or inflated, which takes `entry.size` bytes. Its checksum is
-    /// checked.
+    /// Content of a member: borrowed if it is stored, else decompressed, which takes `entry.size` bytes. Verifies the
+    /// checksum.
     pub fn read(&self, entry: &Entry<'a>) -> Result<Cow<'a, [u8]>> {
         let stored = usize::try_from(entry.offset).ok().zip(usize::try_from(entry.stored).ok());
         let stored = stored.and_then(|(offset, len)| self.bytes.get(offset..)?.get(..len));
-        let stored =
-            stored.ok_or_else(|| member_error(self.place, entry.name, Problem::Corrupt("lies outside".to_owned())))?;
+        let stored = stored.ok_or_else(|| {
+            member_error(self.place, entry.name, Problem::Corrupt("is outside the archive".to_owned()))
+        })?;
         let content = if entry.deflated {
             let (place, mut inflated) = (self.member(entry), Vec::new());
             if inflated.try_reserve_exact(entry.size as usize).is_err() {
@@ -188,7 +189,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let mut size = u64::from(u32_at(fields, 24));
     let mut local = u64::from(u32_at(fields, 42));
     let mut wide = zip64(extra);
-    // Of the zip64 record only what did not fit into the fields is there, in this order.
+    // The zip64 record contains only the values that did not fit in these fields, in this order.
     for value in [&mut size, &mut stored, &mut local] {
         if *value == 0xffff_ffff
             && let Some((first, rest)) = wide.split_first_chunk::<8>()
@@ -215,7 +216,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
         room.ok_or_else(|| corrupt(format!("begins at byte {}, beyond the archive", with_separators(offset))))?;
     if stored > room {
         return Err(corrupt(format!(
-            "has {} stored bytes where {} are left",
+            "has {} stored bytes, but only {} are left",
             with_separators(stored),
             with_separators(room)
         )));
@@ -223,7 +224,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let most = if deflated { stored.saturating_mul(MAX_OF_ONE) } else { stored };
     if size > most || (!deflated && size != stored) {
         return Err(corrupt(format!(
-            "says that {} stored bytes make {}",
+            "declares that {} stored bytes inflate to {}",
             with_separators(stored),
             with_separators(size)
         )));

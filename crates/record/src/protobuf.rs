@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The protobuf wire format, walked where it lies: tags, varints, lengths, and what to skip. Nothing is copied and
-//! nothing recurses; a message is a slice.
+//! Protobuf wire format, parsed in place: tags, varints, lengths, and skipping. Copies nothing and does not recurse; a
+//! message is a slice.
 
 /// Problem of a message, without its place.
 pub(crate) type Problem = &'static str;
 
-/// Groups (deprecated, skipped as unknown) may nest this deep, as in the reference library.
+/// Maximum nesting of groups (deprecated, skipped as unknown), as in the reference library.
 const MAX_NESTED: usize = 100;
 const START_GROUP: u32 = 3;
 const END_GROUP: u32 = 4;
@@ -15,7 +15,7 @@ const END_GROUP: u32 = 4;
 pub(crate) enum Value<'a> {
     Varint(u64),
     Fixed64([u8; 8]),
-    /// The four bytes where they lie.
+    /// Four bytes, borrowed from the message.
     Fixed32(&'a [u8; 4]),
     Bytes(&'a [u8]),
 }
@@ -37,7 +37,7 @@ impl<'a> Message<'a> {
             let (number, wire) = self.tag()?;
             match wire {
                 START_GROUP => self.skip_group(number)?,
-                END_GROUP => return Err("ends a group it is not in"),
+                END_GROUP => return Err("ends a group that it is not in"),
                 wire => return Ok(Some((number, self.value(wire)?))),
             }
         }
@@ -62,7 +62,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Skips to behind the end of group `number`, whose start was read.
+    /// Skips past the end of group `number`, whose start was already read.
     fn skip_group(&mut self, number: u32) -> Result<(), Problem> {
         let mut open = vec![number];
         while let Some(&inner) = open.last() {
@@ -73,7 +73,7 @@ impl<'a> Message<'a> {
                 (_, START_GROUP) if open.len() == MAX_NESTED => return Err("nests groups deeper than 100"),
                 (number, START_GROUP) => open.push(number),
                 (number, END_GROUP) if number == inner => drop(open.pop()),
-                (_, END_GROUP) => return Err("ends a group it is not in"),
+                (_, END_GROUP) => return Err("ends a group that it is not in"),
                 (_, wire) => drop(self.value(wire)?),
             }
         }
@@ -94,11 +94,11 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Takes a varint off the front of `bytes`.
+/// Reads a varint from the front of `bytes`.
 pub(crate) fn varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate() {
-        // The tenth byte holds one bit; the reference library drops what overflows it, and so does this.
+        // The tenth byte holds one bit; like the reference library, this drops bits that overflow it.
         if at == 10 {
             return Err("has a number longer than 10 bytes");
         }
@@ -120,7 +120,7 @@ pub(crate) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// Bytes that a varint takes.
+/// Number of bytes of a varint.
 pub(crate) fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
@@ -131,7 +131,7 @@ pub(crate) fn put_len(number: u32, len: usize, out: &mut Vec<u8>) {
     put_varint(len as u64, out);
 }
 
-/// Bytes that a field of `len` bytes takes with its tag (of one byte) and length.
+/// Bytes of a field with `len` bytes of content, including its tag (one byte) and length.
 pub(crate) fn field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
@@ -179,8 +179,8 @@ mod tests {
         assert_eq!(message.next(), Ok(None));
         assert_eq!(Message::new(&[0x0b; 101]).next(), Err("nests groups deeper than 100"));
         assert_eq!(Message::new(&[0x0b; 100]).next(), Err("ends inside a group"));
-        assert_eq!(Message::new(&[0x0b, 0x14]).next(), Err("ends a group it is not in"));
-        assert_eq!(Message::new(&[0x0c]).next(), Err("ends a group it is not in"));
+        assert_eq!(Message::new(&[0x0b, 0x14]).next(), Err("ends a group that it is not in"));
+        assert_eq!(Message::new(&[0x0c]).next(), Err("ends a group that it is not in"));
         assert_eq!(Message::new(&[0x00]).next(), Err("has a field numbered 0"));
         assert_eq!(Message::new(&[0x0e]).next(), Err("has a field of an unknown wire type"));
         assert_eq!(Message::new(&[0x0a, 5, 1]).next(), Err("ends inside a field"));

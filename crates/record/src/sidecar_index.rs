@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Indexes that other programs left beside the data: DALI's for TFRecord and for tar, and WebDataset's and wids' lists of
-//! shards.
+//! Indexes that other programs wrote beside the data: DALI's for TFRecord and for tar, and the shard lists of
+//! WebDataset and wids.
 //!
-//! They save a scan, and they may be stale: every span is held to the object's size here, and a reader that finds other
-//! bytes at a span than it should is to say so and scan.
+//! They save a scan, but may be stale. Every span is compared with the size of the object here. A reader that finds
+//! unexpected bytes at a span should report that and scan.
 
 use penstock_types::{Error, Result, with_separators};
 use serde::Deserialize;
 
-use crate::tar::{Part, Sample};
+use crate::tar::{Sample, SampleMember};
 use crate::tfrecord::{FOOTER_LEN, HEADER_LEN, RecordSpan};
 
-/// Reads the index that DALI's `tfrecord2idx` (and `tfrecord`'s) writes: a line `OFFSET LENGTH` for each record, the
-/// length that of the frame. `object_len` is the size of the TFRecord; `place` names the index in messages.
+/// Reads an index written by DALI's `tfrecord2idx` (or `tfrecord`'s): one line `OFFSET LENGTH` per record, with the
+/// length of the frame. `object_len` is the size of the TFRecord; `place` names the index in messages.
 pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<RecordSpan>> {
     let mut spans = Vec::new();
     let mut end = 0u64;
@@ -33,19 +33,21 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
         let (end, object) = (with_separators(end), with_separators(object_len));
         return Err(Error::corrupt(
             place,
-            format!("ends at byte {end} of an object of {object}: it is another's, or old"),
+            format!(
+                "ends at byte {end}, but the object has {object} bytes: the index is stale or belongs to another object"
+            ),
         ));
     }
     Ok(spans)
 }
 
-/// Reads the index that DALI's `wds2idx` writes: `v1.0` to `v1.2` and the number of samples, then a line for each:
-/// `EXT OFFSET SIZE NAME` (version 1.2) or `EXT OFFSET SIZE` (before) for every part of it. Offsets are those of contents.
-/// Where a sample's headers begin is not said: its span begins a block before its first part, which is right but for
-/// members with long names.
+/// Reads an index written by DALI's `wds2idx`. The first line is `v1.0` to `v1.2` and the number of samples. Each
+/// sample has one line with `EXT OFFSET SIZE NAME` (version 1.2) or `EXT OFFSET SIZE` (before) for every part. Offsets
+/// are those of contents; the index lacks the offsets of headers. A sample's span therefore begins one block before its
+/// first part, which is right except for members with long names.
 pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<Sample<'static>>> {
     let mut lines = lines(text);
-    let (_, head) = lines.next().ok_or_else(|| Error::corrupt(place, "is no index of DALI's: it is empty"))?;
+    let (_, head) = lines.next().ok_or_else(|| Error::corrupt(place, "is not a DALI index: it is empty"))?;
     let mut words = Words::new(head);
     let words_a_part = match words.word() {
         Some(b"v1.2") => 4,
@@ -68,19 +70,19 @@ pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<
             if offset < 512 || offset.checked_add(size).is_none_or(|end| end > object_len) {
                 return Err(stale(place, number, offset, size, object_len));
             }
-            parts.push(Part { ext, offset, size });
+            parts.push(SampleMember { ext, offset, size });
         }
         let (first, last) = parts.first().zip(parts.last()).ok_or_else(odd)?;
         let start = first.offset - 512;
         let end = (last.offset + last.size).checked_next_multiple_of(512).unwrap_or(object_len).min(object_len);
         let len = end.checked_sub(start).ok_or_else(odd)?;
-        // Before version 1.2 samples had no names here.
+        // Before version 1.2, the index has no sample names.
         let key = key.unwrap_or_else(|| samples.len().to_string().into_bytes());
         samples.push(Sample { key: key.into(), offset: start, len, parts });
     }
     if samples.len() as u64 != count {
         let (have, want) = (with_separators(samples.len() as u64), with_separators(count));
-        return Err(Error::corrupt(place, format!("lists {have} samples, and says {want}")));
+        return Err(Error::corrupt(place, format!("lists {have} samples, but declares {want}")));
     }
     Ok(samples)
 }
@@ -88,12 +90,12 @@ pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<
 /// A shard in a list of shards.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ListedShard {
-    /// Its URL, absolute or beside the list.
+    /// URL, absolute or relative to the list.
     pub url: String,
-    /// Samples in it.
+    /// Number of samples.
     #[serde(rename = "nsamples")]
     pub samples: Option<u64>,
-    /// Bytes of it.
+    /// Size in bytes.
     #[serde(rename = "filesize")]
     pub size: Option<u64>,
 }
@@ -105,20 +107,20 @@ struct ShardList {
     shardlist: Vec<ListedShard>,
 }
 
-/// Reads a shard list as wids has it (`{"wids_version": 1, "shardlist": [{"url", "nsamples", ...}]}`).
+/// Reads a shard list in the format of wids (`{"wids_version": 1, "shardlist": [{"url", "nsamples", ...}]}`).
 pub fn parse_shard_list(json: &[u8], place: &str) -> Result<Vec<ListedShard>> {
     let list: ShardList = serde_json::from_slice(json)
-        .map_err(|problem| Error::corrupt(place, format!("is no list of shards: {problem}")))?;
+        .map_err(|problem| Error::corrupt(place, format!("is not a list of shards: {problem}")))?;
     match list.wids_version {
         None | Some(1) => Ok(list.shardlist),
         Some(other) => {
             let what = format!("version {other} of wids ({place})");
-            Err(Error::Unsupported { what, by: "the reader of shard lists".to_owned() })
+            Err(Error::Unsupported { what, by: "the shard list reader".to_owned() })
         }
     }
 }
 
-/// The lines that hold anything, by number from 1.
+/// Lines that are not empty, numbered from 1.
 fn lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = text.split(|&byte| byte == b'\n').enumerate();
     lines.map(|(at, line)| (at + 1, line.trim_ascii())).filter(|(_, line)| !line.is_empty())
@@ -150,7 +152,7 @@ impl<'a> Words<'a> {
 
 fn wrong(place: &str, number: usize, line: &[u8], want: &str) -> Error {
     let shown = line[..line.len().min(60)].escape_ascii();
-    Error::corrupt(place, format!("is no index: line {number} is `{shown}`, want {want}"))
+    Error::corrupt(place, format!("is not an index: line {number} is `{shown}` (want {want})"))
 }
 
 fn stale(place: &str, number: usize, offset: u64, len: u64, object_len: u64) -> Error {
@@ -158,7 +160,8 @@ fn stale(place: &str, number: usize, offset: u64, len: u64, object_len: u64) -> 
     Error::corrupt(
         place,
         format!(
-            "has {len} bytes at byte {offset} in line {number}, which do not fit the object of {object} bytes: it is another's, or old"
+            "has {len} bytes at byte {offset} in line {number}, outside the object of {object} bytes: \
+             the index is stale or belongs to another object"
         ),
     )
 }

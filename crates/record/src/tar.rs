@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tar, walked header by header: where each regular file lies, and which files make a sample.
+//! tar parser, header by header: positions of regular files, and their grouping into samples.
 //!
-//! Owns ustar, pax (`path`, `size`, in member and global headers), GNU long names and base-256 numbers. Nothing is
-//! copied but names that two fields hold. Every member costs at least a block of the input, so the input's own limit
-//! bounds what a bomb can make of it.
+//! Supports ustar, pax (`path`, `size`, in member and global headers), GNU long names and base-256 numbers. Copies only
+//! names that are split over two fields. Every member takes at least one block of the input, so the size of the input
+//! bounds the output of a hostile archive.
 //!
-//! Members without a sample are skipped: folders, links (hard and symbolic), devices, FIFOs, volume labels. Members that
-//! would be read wrongly are refused: sparse files, whose bytes do not lie in one piece, and the continued files of multi-volume
-//! archives. Bytes behind the first block of zeros are never looked at; an archive that ends between two members without
-//! one counts as whole, as GNU tar and Python have it.
+//! Skipped: members that cannot hold a sample (folders, hard and symbolic links, devices, FIFOs, volume labels).
+//! Refused: members that would be read wrongly (sparse files, whose bytes are not contiguous, and continued files of
+//! multi-volume archives). Bytes after the first block of zeros are never read. An archive that ends between two
+//! members without such a block counts as complete, as in GNU tar and Python.
 
 use std::borrow::Cow;
 
@@ -21,24 +21,25 @@ use crate::tar_header::{self as header, BLOCK, Kind, Pax};
 /// A regular file of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member<'a> {
-    /// Its path, as stored.
+    /// Path, as stored.
     pub name: Cow<'a, [u8]>,
-    /// Where its first header begins, extensions included.
+    /// Offset of its first header, including extensions.
     pub header_offset: u64,
-    /// Where its content begins.
+    /// Offset of its content.
     pub offset: u64,
     /// Bytes of content.
     pub size: u64,
 }
 
 impl Member<'_> {
-    /// Where its last block ends.
+    /// End of its last block.
     pub fn end(&self) -> u64 {
         self.offset + self.size.div_ceil(BLOCK as u64) * BLOCK as u64
     }
 }
 
-/// The regular files of one archive's inflated bytes, in order; touches headers alone. Ends after the first error.
+/// Iterates over the regular files in one archive's decompressed bytes, in order. Reads only headers. Ends after the
+/// first error.
 #[derive(Debug, Clone)]
 pub struct Members<'a> {
     bytes: &'a [u8],
@@ -52,18 +53,18 @@ pub struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// The files of `bytes`; `place` names the archive in messages.
+    /// Iterates over the files in `bytes`; `place` names the archive in messages.
     pub fn new(bytes: &'a [u8], place: &'a str) -> Self {
         Self::at(bytes, 0, place)
     }
 
-    /// The files of a piece of an archive that begins at byte `base` of it, with a header: every offset that is given
-    /// or printed is the whole archive's.
+    /// Iterates over the files in a piece of an archive that begins with a header at byte `base` of the archive. All
+    /// offsets returned or printed are those of the whole archive.
     pub fn at(bytes: &'a [u8], base: u64, place: &'a str) -> Self {
         Self { bytes, at: 0, base, count: 0, skipped: 0, global: Pax::default(), place, done: false }
     }
 
-    /// Members passed over so far: folders, links, devices.
+    /// Members skipped so far: folders, links, devices.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -77,7 +78,7 @@ impl<'a> Members<'a> {
         Error::corrupt(self.place, problem)
     }
 
-    /// Names what the first bytes show instead, if they show it.
+    /// Error text that names what the first bytes look like, if they are recognised.
     fn not_a_tar(&self, otherwise: &str) -> String {
         match magic::describe(self.bytes) {
             Some(kind) if kind != magic::TAR => format!("is not a tar archive: it looks like {kind}"),
@@ -85,7 +86,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// `size` bytes of content at `from`, and where its blocks end.
+    /// Returns `size` bytes of content at `from`, and the end of their blocks.
     fn content(&self, from: usize, size: u64) -> Result<(&'a [u8], usize)> {
         let rest = &self.bytes[from..];
         let whole = size.checked_next_multiple_of(BLOCK as u64).and_then(|whole| usize::try_from(whole).ok());
@@ -124,7 +125,7 @@ impl<'a> Members<'a> {
             };
             if block.iter().all(|&byte| byte == 0) {
                 if first.is_some() {
-                    return Err(self.corrupt(at, "is blank where an extension's member should be"));
+                    return Err(self.corrupt(at, "is blank, but an extension must be followed by its member"));
                 }
                 return Ok(None);
             }
@@ -149,7 +150,7 @@ impl<'a> Members<'a> {
                         _ => {}
                     }
                     self.at = end;
-                    // A global header belongs to no member: the next may be the first of its own.
+                    // A global header does not belong to a member: the next header may be the first of one.
                     if fields.kind == Kind::GlobalPax && header_offset == at {
                         first = None;
                     }
@@ -167,7 +168,7 @@ impl<'a> Members<'a> {
                     continue;
                 }
                 Kind::Sparse => return Err(self.refused(at, "a sparse file")),
-                Kind::Continued => return Err(self.refused(at, "the rest of a file of another volume")),
+                Kind::Continued => return Err(self.refused(at, "the continuation of a file from another volume")),
                 Kind::Pax | Kind::GlobalPax | Kind::LongName | Kind::LongLink => continue,
             };
             if pax.sparse || self.global.sparse {
@@ -220,37 +221,37 @@ impl std::iter::FusedIterator for Members<'_> {}
 
 /// A member that is part of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part {
-    /// Text after the first dot of its base name, in lower case: `jpg`, `seg.png`.
+pub struct SampleMember {
+    /// Extension: text after the first dot of the base name, in lower case: `jpg`, `seg.png`.
     pub ext: String,
-    /// Where its content begins.
+    /// Offset of its content.
     pub offset: u64,
     /// Bytes of content.
     pub size: u64,
 }
 
-/// Consecutive members of one key.
+/// Consecutive members with one key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample<'a> {
-    /// The path up to the first dot of its base name.
+    /// Path up to the first dot of the base name.
     pub key: Cow<'a, [u8]>,
-    /// Where its first header begins.
+    /// Offset of its first header.
     pub offset: u64,
-    /// Bytes to the end of its last member's blocks.
+    /// Bytes up to the end of its last member's blocks.
     pub len: u64,
     /// Its members, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<SampleMember>,
 }
 
 impl Sample<'_> {
-    /// The part of that extension.
-    pub fn part(&self, ext: &str) -> Option<&Part> {
+    /// The part with this extension.
+    pub fn part(&self, ext: &str) -> Option<&SampleMember> {
         self.parts.iter().find(|part| part.ext == ext)
     }
 }
 
-/// A path as WebDataset splits it: the key, and the extension that begins behind the first dot of the base name. `None`
-/// for what is no part of a sample: a base name with no dot or nothing before it, and the `__meta__` names.
+/// Splits a path as WebDataset does: the key, and the extension after the first dot of the base name. `None` if the
+/// member is not part of a sample: its base name has no dot or nothing before it, or it is a `__meta__` name.
 pub fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let dot = base + name[base..].iter().position(|&byte| byte == b'.')?;
@@ -259,10 +260,10 @@ pub fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
     (dot > base && !meta).then(|| (&name[..dot], &name[dot + 1..]))
 }
 
-/// The key of a member, itself, where its headers begin and where its blocks end.
-type Keyed<'a> = (Cow<'a, [u8]>, Part, u64, u64);
+/// Key of a member, the member itself, the offset of its first header, and the end of its blocks.
+type Keyed<'a> = (Cow<'a, [u8]>, SampleMember, u64, u64);
 
-/// The samples of an archive: WebDataset's grouping. Ends after the first error.
+/// Iterates over the samples of an archive, grouped as in WebDataset. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Samples<'a> {
     members: Members<'a>,
@@ -271,12 +272,12 @@ pub struct Samples<'a> {
 }
 
 impl<'a> Samples<'a> {
-    /// The samples of `bytes`; `place` names the archive in messages.
+    /// Iterates over the samples in `bytes`; `place` names the archive in messages.
     pub fn new(bytes: &'a [u8], place: &'a str) -> Self {
         Self::of(Members::new(bytes, place))
     }
 
-    /// The samples that these members make.
+    /// Groups these members into samples.
     pub fn of(members: Members<'a>) -> Self {
         Self { members, next: None, done: false }
     }
@@ -290,7 +291,7 @@ impl<'a> Samples<'a> {
             let member = member?;
             let Some((key, ext)) = split_name(&member.name) else { continue };
             let (key_len, ext) = (key.len(), String::from_utf8_lossy(ext).to_lowercase());
-            let (part, end) = (Part { ext, offset: member.offset, size: member.size }, member.end());
+            let (part, end) = (SampleMember { ext, offset: member.offset, size: member.size }, member.end());
             let key = match member.name {
                 Cow::Borrowed(name) => Cow::Borrowed(&name[..key_len]),
                 Cow::Owned(mut name) => {
@@ -311,12 +312,12 @@ impl<'a> Samples<'a> {
                 self.next = Some((other, part, start, its_end));
                 break;
             }
-            // A sample has few parts; one that has many must not cost their square.
+            // A sample usually has few parts; with many, the comparison below would take quadratic time.
             if parts.len() == MAX_PARTS {
                 return Err(self.problem(&key, start, format!("has more than {MAX_PARTS} members")));
             }
             if parts.iter().any(|known| known.ext == part.ext) {
-                return Err(self.problem(&key, start, format!("has two members `.{}`", part.ext.escape_default())));
+                return Err(self.problem(&key, start, format!("has two `.{}` members", part.ext.escape_default())));
             }
             parts.push(part);
             end = its_end;
@@ -326,12 +327,12 @@ impl<'a> Samples<'a> {
 
     fn problem(&self, key: &[u8], at: u64, problem: String) -> Error {
         let text =
-            format!("is no WebDataset: sample `{}` {problem} (byte {})", key.escape_ascii(), with_separators(at));
+            format!("is not a WebDataset: sample `{}` {problem} (byte {})", key.escape_ascii(), with_separators(at));
         Error::corrupt(self.members.place, text)
     }
 }
 
-/// Members that one sample may have.
+/// Maximum number of members in one sample.
 const MAX_PARTS: usize = 1024;
 
 impl<'a> Iterator for Samples<'a> {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One block of a tar archive as a header, and what pax and GNU extensions say.
+//! Header block of a tar archive, with the pax and GNU extensions.
 
 /// Problem of a header, without its place.
 pub(crate) type Problem = &'static str;
 
-/// tar's unit.
+/// Block size of tar.
 pub(crate) const BLOCK: usize = 512;
-/// The most that a pax header or a long name may take: names are bounded by PATH_MAX, 4096.
+/// Maximum size of a pax header or a long name: names are limited by PATH_MAX, 4096.
 pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
 /// Kind of member that a header introduces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
-    /// Folders, links, devices: they have no content, whatever their size says.
+    /// Folders, links, devices: they have no content, whatever size the header states.
     NoContent,
-    /// A kind that is passed over with its content.
+    /// Other kinds, skipped with their content.
     Other,
     Sparse,
     Continued,
@@ -25,11 +25,11 @@ pub(crate) enum Kind {
     LongLink,
 }
 
-/// The fields of a header that matter.
+/// Fields of a header that are used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
     pub(crate) name: &'a [u8],
-    /// ustar's continuation of the name to the left; empty elsewhere.
+    /// ustar's prefix of the name; empty in other formats.
     pub(crate) prefix: &'a [u8],
     pub(crate) size: u64,
     pub(crate) kind: Kind,
@@ -38,7 +38,7 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Problem> {
         let want = number(&block[148..156]).ok_or("has no checksum")?;
-        // The checksum's own field counts as spaces. Some old writers summed signed bytes.
+        // The checksum field itself counts as spaces. Some old writers summed signed bytes.
         let (mut unsigned, mut negative) = (0u64, 0u64);
         for (at, &byte) in block.iter().enumerate() {
             let byte = if (148..156).contains(&at) { b' ' } else { byte };
@@ -47,7 +47,7 @@ impl<'a> Fields<'a> {
         }
         let signed = unsigned as i64 - 256 * negative as i64;
         if want != unsigned && i64::try_from(want) != Ok(signed) {
-            return Err("does not have its checksum");
+            return Err("does not match its checksum");
         }
         let kind = match block[156] {
             b'0' | 0 | b'7' => Kind::File,
@@ -75,8 +75,8 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len())]
 }
 
-/// A number: octal digits between blanks, or base 256 where the first bit is set. `None` for what is not a number, negative
-/// or beyond 63 bits.
+/// Parses a number: octal digits between blanks, or base 256 if the first bit is set. `None` if it is not a number, is
+/// negative or exceeds 63 bits.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (&first, rest) = field.split_first()?;
@@ -92,7 +92,7 @@ fn number(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// Pax records of one member, or the global ones.
+/// Pax records of one member, or global ones.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Pax<'a> {
     pub(crate) path: Option<&'a [u8]>,
@@ -101,10 +101,11 @@ pub(crate) struct Pax<'a> {
 }
 
 impl<'a> Pax<'a> {
-    /// Takes in records: `LENGTH KEY=VALUE\n`, the length being that of all of it. An empty value unsets.
+    /// Adds records of the form `LENGTH KEY=VALUE\n`; the length is that of the whole record. An empty value unsets a
+    /// key.
     pub(crate) fn merge(&mut self, content: &'a [u8]) -> Result<(), Problem> {
         let mut rest = content;
-        // Blanks behind the last record are not the standard's, but some writers pad so.
+        // The standard does not allow padding after the last record, but some writers add it.
         while rest.first().is_some_and(|&byte| byte != 0) {
             let space =
                 rest.iter().take(20).position(|&byte| byte == b' ').ok_or("has a pax record without a length")?;
@@ -135,7 +136,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// True when an object's first 512 inflated bytes are a tar header.
+/// True if an object's first 512 decompressed bytes are a tar header.
 pub fn sniff(head: &[u8]) -> bool {
     head.first_chunk::<BLOCK>().is_some_and(|block| Fields::parse(block).is_ok())
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.Example: a map from names to features, read where it lies and written in a stated order.
+//! tf.Example: a map from names to features, read in place and written in a fixed order.
 //!
 //! Reading follows protobuf's own rules, since any conforming writer may have made the bytes: fields in any order, the
-//! last of two equal names wins, a message in two pieces is one, unknown fields are skipped, lists packed or not. A
-//! feature of no kind is no feature, as TensorFlow has it.
+//! last of two equal names wins, a message in two pieces is one, unknown fields are skipped, lists may be packed. A
+//! feature without a kind counts as absent, as in TensorFlow.
 
 use std::collections::HashMap;
 
@@ -12,17 +12,17 @@ use penstock_types::{Error, Result, TensorSpec};
 use crate::protobuf::{Message, Problem, Value, field_len, put_len, put_varint, varint_len};
 pub use crate::tf_feature::{Feature, Floats, Ints};
 
-/// Names that a message lists when the one asked for is not there.
+/// Number of names that a message lists if the requested one is missing.
 const NAMES_SHOWN: usize = 8;
 
-/// All features of one record. To read one or two, [`find_feature`] and [`read_feature_into`] are quicker.
+/// All features of one record. To read one or two features, [`find_feature`] and [`read_feature_into`] are faster.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Example<'a> {
     features: Vec<(&'a str, Feature<'a>)>,
 }
 
 impl<'a> Example<'a> {
-    /// Reads `payload`, which messages call `place`.
+    /// Parses `payload`; `place` names it in messages.
     pub fn parse(payload: &'a [u8], place: &str) -> Result<Self> {
         let mut features: Vec<(&'a str, Option<Feature<'a>>)> = Vec::new();
         let mut known = HashMap::new();
@@ -46,12 +46,12 @@ impl<'a> Example<'a> {
         Ok(Self { features })
     }
 
-    /// The features, in the order in which their names first occur.
+    /// Features, in the order in which their names first occur.
     pub fn features(&self) -> &[(&'a str, Feature<'a>)] {
         &self.features
     }
 
-    /// The feature of that name.
+    /// The feature with this name.
     pub fn get(&self, name: &str) -> Option<&Feature<'a>> {
         self.features.iter().find(|(known, _)| *known == name).map(|(_, feature)| feature)
     }
@@ -80,7 +80,7 @@ fn each_entry<'a>(payload: &'a [u8], mut entry: impl FnMut(&'a [u8]) -> Result<(
     Ok(())
 }
 
-/// An entry's key; a missing one is empty.
+/// Key of an entry; a missing key is empty.
 pub(crate) fn entry_name(entry: &[u8]) -> Result<&[u8], Problem> {
     let (mut fields, mut name) = (Message::new(entry), &[][..]);
     while let Some(field) = fields.next()? {
@@ -102,7 +102,7 @@ fn entry_feature(entry: &[u8]) -> Result<Option<Feature<'_>>, Problem> {
 }
 
 fn find<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>, Problem> {
-    // Only the last entry of the name is read: many equal names must not cost their values each.
+    // Only the last entry with the name is parsed: many equal names must not each cost a parse of their values.
     let mut last = None;
     each_entry(payload, |entry| {
         if entry_name(entry)? == name.as_bytes() {
@@ -113,20 +113,20 @@ fn find<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>, Proble
     last.map_or(Ok(None), entry_feature)
 }
 
-/// The feature `name` of a record; `None` where it has none.
+/// Finds the feature `name` of a record; `None` if it is missing.
 pub fn find_feature<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>> {
     find(payload, name).map_err(|problem| not_an_example("a record", problem))
 }
 
-/// Writes the feature `name` of a record into `out`, its slot in a batch, as `spec` says: one byte string is taken as
-/// the elements lie in memory (little-endian, C order), a float_list becomes float32 or float64, an int64_list any
+/// Writes the feature `name` of a record to `out`, its slot in a batch, as `spec` requires. One byte string is copied
+/// as elements in memory order (little-endian, C order). A float_list becomes float32 or float64, an int64_list any
 /// integer type that holds its values. `place` names the record in messages.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when the record has no such feature, or one of another kind or length.
+/// [`Error::Corrupt`] if the record lacks the feature, or it has another kind or length.
 pub fn read_feature_into(payload: &[u8], name: &str, spec: &TensorSpec, out: &mut [u8], place: &str) -> Result<()> {
     if out.len() != spec.size_bytes()? {
-        return Err(Error::bug(format!("the slot of feature `{name}` has {} bytes", out.len())));
+        return Err(Error::bug(format!("the slot for feature `{name}` has the wrong size ({} bytes)", out.len())));
     }
     let found = find(payload, name).map_err(|problem| not_an_example(place, problem))?;
     let Some(feature) = found else {
@@ -139,7 +139,7 @@ fn feature_error(place: &str, name: &str, problem: &str) -> Error {
     Error::corrupt(place, format!("feature `{name}` {problem}"))
 }
 
-/// The names that a record has, for a message.
+/// Names of a record's features, for a message.
 fn names(payload: &[u8]) -> String {
     let mut shown: Vec<String> = Vec::new();
     let mut count = 0usize;
@@ -160,10 +160,10 @@ fn names(payload: &[u8]) -> String {
     }
 }
 
-/// The value of a feature to be written.
+/// A feature value to write.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum FeatureValue<'a> {
-    /// A `bytes_list` of one.
+    /// A `bytes_list` with one value.
     Bytes(&'a [u8]),
     /// A `bytes_list`.
     BytesList(&'a [&'a [u8]]),
@@ -174,7 +174,7 @@ pub enum FeatureValue<'a> {
 }
 
 impl FeatureValue<'_> {
-    /// The field of `Feature` that holds it, and the bytes of its list message.
+    /// Number of the field in `Feature`, and the length of its list message.
     fn list(&self) -> (u32, usize) {
         let packed = |len: usize| if len == 0 { 0 } else { field_len(len) };
         match self {
@@ -210,8 +210,8 @@ fn ints_len(values: &[i64]) -> usize {
     values.iter().map(|&value| varint_len(value as u64)).sum()
 }
 
-/// A tf.Example of these features, in this order: the same features give the same bytes (TensorFlow's own writer gives
-/// a map's entries in any order). Names are to differ; of equal ones a reader sees the last.
+/// Encodes a tf.Example with these features in this order: the same features give the same bytes (TensorFlow's own
+/// writer orders a map's entries arbitrarily). Names must differ; of equal names, a reader sees the last.
 pub fn encode_example(features: &[(&str, FeatureValue<'_>)]) -> Vec<u8> {
     let entry_len = |name: &str, value: &FeatureValue<'_>| {
         let (_, list) = value.list();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One feature of a tf.Example: a list of byte strings, of floats or of integers, where it lies in the payload.
+//! One feature of a tf.Example: a list of byte strings, of floats or of integers, read in place.
 
 use penstock_types::{DType, TensorSpec, with_separators};
 
 use crate::protobuf::{Message, Problem, Value, varint};
 
-/// A feature, its values still in the payload.
+/// A feature whose values are still in the payload.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Feature<'a> {
     /// `bytes_list`.
@@ -17,7 +17,7 @@ pub enum Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// Its kind, as tf.Example's definition calls it.
+    /// Kind of the feature, by its name in tf.Example's definition.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Bytes(_) => "bytes_list",
@@ -26,7 +26,7 @@ impl<'a> Feature<'a> {
         }
     }
 
-    /// Values in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         match self {
             Self::Bytes(values) => values.len(),
@@ -35,13 +35,13 @@ impl<'a> Feature<'a> {
         }
     }
 
-    /// True when it holds no value.
+    /// True if it has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Merges a `Feature` message into what was read of the same feature before: the same kind goes on, another
-    /// replaces it (it is a oneof). `None` is a feature of no kind.
+    /// Merges a `Feature` message into what was already read of the same feature. The same kind appends values; another
+    /// kind replaces them (it is a oneof). `None` is a feature without a kind.
     pub(crate) fn merge(mut before: Option<Self>, message: &'a [u8]) -> Result<Option<Self>, Problem> {
         let mut fields = Message::new(message);
         while let Some((number, value)) = fields.next()? {
@@ -59,9 +59,9 @@ impl<'a> Feature<'a> {
         Ok(before)
     }
 
-    /// Writes the values into `out`, which is `spec`'s size, as `spec`'s elements: one byte string is taken as they lie
-    /// in memory, floats become float32 or float64, integers any integer that holds them. Errs with what is wrong, to
-    /// stand behind the field's name.
+    /// Writes the values to `out`, which has `spec`'s size, as elements of `spec`'s type. One byte string is copied as
+    /// it is; floats become float32 or float64; integers become any integer type that holds them. The error text is
+    /// meant to follow the field's name.
     pub fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
         let want = || format!("want {} {:?}", spec.dtype, spec.shape);
         let elements = out.len() / spec.dtype.size();
@@ -114,13 +114,13 @@ impl<'a> Feature<'a> {
                     DType::U64 => values.convert(out, u64::to_le_bytes),
                     DType::I64 | DType::F16 | DType::F32 | DType::F64 => values.convert(out, i64::to_le_bytes),
                 }
-                .map_err(|value| format!("holds {value}, which is no {dtype}"))
+                .map_err(|value| format!("contains {value}, which is not of type {dtype}"))
             }
         }
     }
 }
 
-/// 0 or 1.
+/// A boolean as 0 or 1.
 struct Bit(u8);
 
 impl TryFrom<i64> for Bit {
@@ -141,10 +141,10 @@ fn merge_bytes<'a>(mut values: Vec<&'a [u8]>, list: &'a [u8]) -> Result<Vec<&'a 
     Ok(values)
 }
 
-/// The floats of a `float_list`, packed or not.
+/// Floats of a `float_list`, packed or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Floats<'a> {
-    /// Little-endian, whole floats each.
+    /// Little-endian; each run contains whole floats.
     runs: Vec<&'a [u8]>,
     len: usize,
 }
@@ -167,12 +167,12 @@ impl<'a> Floats<'a> {
         Ok(self)
     }
 
-    /// Values in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True when it holds no value.
+    /// True if it has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -182,7 +182,7 @@ impl<'a> Floats<'a> {
         self.runs.iter().flat_map(|run| run.as_chunks::<4>().0).map(|bytes| f32::from_le_bytes(*bytes))
     }
 
-    /// Copies them, little-endian, to `out`, which has four bytes for each.
+    /// Copies the values, little-endian, to `out`, which has four bytes for each.
     fn copy_to(&self, mut out: &mut [u8]) {
         for run in &self.runs {
             let (slot, rest) = out.split_at_mut(run.len());
@@ -192,7 +192,7 @@ impl<'a> Floats<'a> {
     }
 }
 
-/// The integers of an `int64_list`, packed or not.
+/// Integers of an `int64_list`, packed or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ints<'a> {
     runs: Vec<Run<'a>>,
@@ -201,9 +201,9 @@ pub struct Ints<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Run<'a> {
-    /// Whole varints, checked.
-    CompressedBlock(&'a [u8]),
-    /// Single fields that followed one another.
+    /// Packed field: whole varints, already checked.
+    Packed(&'a [u8]),
+    /// Consecutive fields with one value each.
     Single(Vec<i64>),
 }
 
@@ -214,7 +214,7 @@ impl<'a> Ints<'a> {
             match field {
                 (1, Value::Bytes(run)) => {
                     self.len += count_varints(run)?;
-                    self.runs.push(Run::CompressedBlock(run));
+                    self.runs.push(Run::Packed(run));
                 }
                 (1, Value::Varint(one)) => {
                     self.len += 1;
@@ -229,12 +229,12 @@ impl<'a> Ints<'a> {
         Ok(self)
     }
 
-    /// Values in it.
+    /// Number of values.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True when it holds no value.
+    /// True if it has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -243,14 +243,14 @@ impl<'a> Ints<'a> {
     pub fn iter(&self) -> impl Iterator<Item = i64> + use<'a, '_> {
         self.runs.iter().flat_map(|run| {
             let (mut packed, single): (&[u8], &[i64]) = match run {
-                Run::CompressedBlock(bytes) => (bytes, &[]),
+                Run::Packed(bytes) => (bytes, &[]),
                 Run::Single(values) => (&[], values),
             };
             std::iter::from_fn(move || varint(&mut packed).ok().map(|value| value as i64)).chain(single.iter().copied())
         })
     }
 
-    /// Writes them as integers of `N` bytes; errs with the first that is none.
+    /// Writes the values as integers of `N` bytes; the error is the first value that does not fit.
     fn convert<T: TryFrom<i64>, const N: usize>(&self, out: &mut [u8], bytes: fn(T) -> [u8; N]) -> Result<(), i64> {
         for (slot, value) in out.as_chunks_mut::<N>().0.iter_mut().zip(self.iter()) {
             *slot = bytes(T::try_from(value).map_err(|_| value)?);
@@ -259,7 +259,7 @@ impl<'a> Ints<'a> {
     }
 }
 
-/// How many varints `run` holds; errs unless it holds whole ones.
+/// Number of varints in `run`; an error if the last one is incomplete.
 fn count_varints(mut run: &[u8]) -> Result<usize, Problem> {
     let mut count = 0;
     while !run.is_empty() {

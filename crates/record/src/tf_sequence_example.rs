@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.SequenceExample: a context, which is read as a tf.Example's features are, and lists of features, one for each step.
+//! tf.SequenceExample: a context, read like the features of a tf.Example, and lists of features, one for each step.
 //!
-//! The same rules as for tf.Example: fields in any order, the last of two equal names wins, a message in two pieces is
-//! one, unknown fields are skipped.
+//! Follows the rules of tf.Example: fields in any order, the last of two equal names wins, a message in two pieces is
+//! merged, unknown fields are skipped.
 
 use penstock_types::{Error, Result};
 
@@ -10,19 +10,19 @@ use crate::protobuf::{Message, Problem, Value};
 use crate::tf_example::{entry_name, not_of_kind};
 use crate::tf_feature::Feature;
 
-/// Feature list: a feature for each step, `None` for a feature without a kind.
+/// A feature list: one feature per step; `None` for a feature without a kind.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FeatureList<'a> {
     steps: Vec<Option<Feature<'a>>>,
 }
 
 impl<'a> FeatureList<'a> {
-    /// Steps in it.
+    /// Number of steps.
     pub fn len(&self) -> usize {
         self.steps.len()
     }
 
-    /// True when it has no step.
+    /// True if it has no steps.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
@@ -72,8 +72,8 @@ fn entry_list(entry: &[u8]) -> Result<FeatureList<'_>, Problem> {
     Ok(list)
 }
 
-/// The names of a record's feature lists, each once, in the order in which they first occur. For its context,
-/// [`crate::tf_example::Example::parse`] reads the same payload.
+/// Names of a record's feature lists, each once, in the order in which they first occur. To read the context, parse the
+/// same payload with [`crate::tf_example::Example::parse`].
 pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a [u8]>> {
     let (mut names, mut known) = (Vec::new(), std::collections::HashSet::new());
     each_list(payload, |entry| {
@@ -87,7 +87,7 @@ pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a 
     Ok(names)
 }
 
-/// The feature list `name` of a record; `None` where it has none. `place` names the record in messages.
+/// Finds the feature list `name` of a record; `None` if it is missing. `place` names the record in messages.
 pub fn find_feature_list<'a>(payload: &'a [u8], name: &str, place: &str) -> Result<Option<FeatureList<'a>>> {
     let mut last = None;
     each_list(payload, |entry| {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! TFRecord framing: length (8 bytes, little-endian), its masked CRC-32C, payload, its masked CRC-32C.
 //!
-//! The length's checksum is always checked: it distinguishes a TFRecord from other bytes and keeps a damaged length from
-//! sending the walk astray. The payload's is checked where asked. An empty object holds no records.
+//! The checksum of the length is always verified: it distinguishes a TFRecord from other bytes, and keeps a damaged
+//! length from misleading the parser. The payload's is verified on request. An empty object holds no records.
 
 use penstock_codec::checksum::{crc32c, crc32c_masked, mask};
 use penstock_types::{Error, Result, with_separators};
@@ -14,7 +14,7 @@ use crate::tfrecord_header::header_sums;
 /// Bytes after a payload.
 pub const FOOTER_LEN: usize = 4;
 
-/// Bytes that a payload of `payload_len` takes with its frame.
+/// Bytes of a frame with a payload of `payload_len`.
 pub fn frame_len(payload_len: u64) -> u64 {
     payload_len.saturating_add((HEADER_LEN + FOOTER_LEN) as u64)
 }
@@ -29,19 +29,19 @@ pub fn write_frame(payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&crc32c_masked(payload).to_le_bytes());
 }
 
-/// A record where it lies.
+/// A record in the bytes of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Where its frame begins.
+    /// Offset of its frame.
     pub offset: u64,
     /// Its payload.
     pub payload: &'a [u8],
 }
 
-/// Where a record lies.
+/// Location of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordSpan {
-    /// Where its frame begins; the payload begins [`HEADER_LEN`] later.
+    /// Offset of its frame; the payload begins [`HEADER_LEN`] later.
     pub offset: u64,
     /// Bytes of payload.
     pub len: u64,
@@ -65,7 +65,7 @@ fn short_frame(record: u64, len: u64, have: u64) -> String {
     )
 }
 
-/// The length that a header states, or what is wrong with it. `rest` is the header and what is there behind it.
+/// Length stated in a header, or a description of what is wrong with it. `rest` is the header and the bytes after it.
 fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u8]) -> Result<u64, String> {
     let (want, is) = header_sums(header);
     if is == want {
@@ -81,7 +81,7 @@ fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u
     })
 }
 
-/// The records of one object's inflated bytes, in order. Ends after the first error.
+/// Iterates over the records in one object's decompressed bytes, in order. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
@@ -92,7 +92,7 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// The records of `bytes`; `place` names the object in messages, `verify_crc` checks payloads too.
+    /// Iterates over the records in `bytes`. `place` names the object in messages; `verify_crc` also verifies payloads.
     pub fn new(bytes: &'a [u8], place: &'a str, verify_crc: bool) -> Self {
         Self { bytes, at: 0, record: 0, place, verify_crc }
     }
@@ -146,30 +146,31 @@ impl<'a> Iterator for Frames<'a> {
 
 impl std::iter::FusedIterator for Frames<'_> {}
 
-/// The frames of one object as its inflated bytes arrive, in pieces cut anywhere. Holds a header and a footer, never a
-/// payload. After an error it is spent.
+/// Finds the frames of one object while its decompressed bytes arrive, in pieces cut anywhere. Buffers a header and a
+/// footer, never a payload. Unusable after an error.
 #[derive(Debug, Clone)]
 pub struct FrameStream {
     place: String,
-    /// Where the frame begins that has begun, or is next.
+    /// Offset of the current or next frame.
     offset: u64,
     record: u64,
     header: [u8; HEADER_LEN],
-    /// Bytes of the header that are there.
+    /// Header bytes received so far.
     have: usize,
-    /// Bytes of payload and footer that are missing.
+    /// Bytes of payload and footer still missing.
     left: u64,
     footer: [u8; FOOTER_LEN],
 }
 
 impl FrameStream {
-    /// The frames of the object that messages call `place`.
+    /// Starts an object, which `place` names in messages.
     pub fn new(place: &str) -> Self {
         let (header, footer) = ([0; HEADER_LEN], [0; FOOTER_LEN]);
         Self { place: place.to_owned(), offset: 0, record: 0, header, have: 0, left: 0, footer }
     }
 
-    /// Takes the next piece, and gives `frame` where each record lies that ends in it and its stated checksum.
+    /// Processes the next piece. For each record that ends in it, calls `frame` with the record's location and stated
+    /// checksum.
     pub fn push(&mut self, mut bytes: &[u8], frame: &mut dyn FnMut(RecordSpan, u32)) -> Result<()> {
         while !bytes.is_empty() {
             if self.have < HEADER_LEN {
@@ -187,7 +188,7 @@ impl FrameStream {
             }
             let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
             let (taken, rest) = bytes.split_at(len);
-            // The last four bytes before the next frame: some of them may have come before.
+            // The last four bytes before the next frame; some may have come in an earlier piece.
             for (at, byte) in taken.iter().enumerate().skip(len.saturating_sub(FOOTER_LEN)) {
                 let from_end = self.left - at as u64;
                 if from_end <= FOOTER_LEN as u64 {
@@ -204,7 +205,7 @@ impl FrameStream {
         Ok(())
     }
 
-    /// Ends the object; errs inside a frame.
+    /// Ends the object; returns an error if a frame is incomplete.
     pub fn finish(&self) -> Result<()> {
         let problem = match self.have {
             0 => return Ok(()),
@@ -219,14 +220,14 @@ impl FrameStream {
     }
 }
 
-/// Where every record lies; touches the headers alone.
+/// Locations of all records; reads only the headers.
 pub fn scan(bytes: &[u8], place: &str) -> Result<Vec<RecordSpan>> {
     Frames::new(bytes, place, false)
         .map(|frame| frame.map(|frame| RecordSpan { offset: frame.offset, len: frame.payload.len() as u64 }))
         .collect()
 }
 
-/// How many records there are; touches the headers alone.
+/// Number of records; reads only the headers.
 pub fn count(bytes: &[u8], place: &str) -> Result<u64> {
     Frames::new(bytes, place, false).try_fold(0, |count, frame| frame.map(|_| count + 1))
 }

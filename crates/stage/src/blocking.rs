@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Work on blocking threads.
+//! Runs work on blocking threads.
 
 use penstock_types::{Error, Result};
 

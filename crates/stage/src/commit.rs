@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last step: synced temporary files get their final names, many at a time.
+//! Commit: gives synced temporary files their final names, in batches.
 //!
-//! Order of one batch: the journal's lines are on disk; then the renames; then one sync of each folder touched. A crash
-//! between the first two leaves a whole file under its temporary name, which the next run recognises and renames. A
-//! file's lock is held from before its first byte until after its rename: no other process truncates it in between.
+//! Order within a batch: write the journal's lines to disk; rename; sync each affected folder once. A crash between the
+//! first two steps leaves a whole file under its temporary name, which the next run recognises and renames. A file
+//! stays locked from before its first byte until after its rename, so no other process truncates it in between.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use penstock_store::owned::{OwnedFile, Proof, Replace};
+use penstock_store::rooted::split;
 use penstock_types::{Error, Key, Result};
 use tokio::sync::mpsc::Receiver;
 
-use crate::dest_dir::{DestDir, split, state_of_file};
+use crate::dest_dir::{DestDir, state_of_file};
 use crate::journal::{Journal, Line};
 use crate::progress::Progress;
 use crate::to_folder::part_files::PartFiles;
 
-/// Most files in a batch: bounds the wait of the first one.
+/// Maximum files in a batch: bounds the wait of the first one.
 const MAX_BATCH: usize = 128;
-/// Finished files that wait for the committer, each with an open descriptor.
+/// Maximum finished files that wait for the committer, each with an open descriptor.
 pub(crate) const MAX_WAITING: usize = 128;
 
-/// A file that is whole, checked and synced, under its temporary name and locked.
+/// A complete, verified and synced file, locked under its temporary name.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub line: Line,
     pub temporary: Arc<OwnedFile>,
-    /// The parts that it was made of, if any.
+    /// Parts that the file was assembled from, if any.
     pub parts: Option<PartFiles>,
 }
 
-/// The one writer of the journal.
+/// The only writer of the journal.
 pub(crate) struct Committer {
     pub dest_dir: Arc<DestDir>,
     pub journal: Journal,
-    /// The user allows to replace files that no stage has made.
+    /// True if the user allows replacing files that no stage created.
     pub overwrites: bool,
     pub progress: Arc<Progress>,
 }
 
 impl Committer {
-    /// Commits what comes until the senders are gone. An error is of the journal or the disk, and ends the stage.
+    /// Commits files until all senders are gone. An error concerns the journal or the disk, and ends the stage.
     pub fn run(mut self, mut finished: Receiver<Finished>) -> Result<Journal> {
         let mut batch = Vec::with_capacity(MAX_BATCH);
         while finished.blocking_recv_many(&mut batch, MAX_BATCH) > 0 {
@@ -62,7 +63,7 @@ impl Committer {
 
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
-        // Asked before the lines of this batch are there.
+        // Decided before the lines of this batch are in the journal.
         let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
         let places = self.journal.append(&lines)?;
         drop(lines);
@@ -70,7 +71,7 @@ impl Committer {
         let mut named = Vec::with_capacity(batch.len());
         for ((finished, place), replace) in batch.into_iter().zip(places).zip(replaces) {
             let target = finished.line.target.as_bytes();
-            // Before the rename, which frees the name of the parts: the journal vouches for the whole file now.
+            // Before the rename, which frees the name of the parts: the journal now covers the whole file.
             if let Some(parts) = &finished.parts {
                 parts.remove_all_but(&finished.temporary);
             }
@@ -100,8 +101,8 @@ impl Committer {
     }
 }
 
-/// Finishes what a crash left between journal and rename: true where the temporary file is what the line says, and now
-/// has its final name. False where another process holds it.
+/// Completes a commit that a crash interrupted between journal and rename. Returns true if the temporary file matches
+/// the line and now has its final name. Returns false if it does not match or another process holds it.
 pub(crate) fn adopt_left_behind(
     dest_dir: &DestDir,
     parts: &Arc<OwnedFd>,
@@ -117,7 +118,7 @@ pub(crate) fn adopt_left_behind(
     Ok(true)
 }
 
-/// True for what no other object will be spared from: a full disk, a dead endpoint, a spent budget.
+/// True for an error that every other object would also meet: a full disk, a dead endpoint, a spent budget.
 pub(crate) fn is_fatal(error: &Error) -> bool {
     match error {
         Error::Throttled { .. }
@@ -144,12 +145,12 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     }
 }
 
-/// The temporary names of an object: hashed, because a key may be longer than a name can be.
+/// Temporary name of an object: hashed, because a key may be longer than a file name can be.
 pub(crate) fn temporary_name(target: &Key, kind: &str) -> String {
     format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()))
 }
 
-/// True for what [`temporary_name`] gives, of whatever object.
+/// True for any name that [`temporary_name`] can produce.
 pub(crate) fn is_temporary_name(name: &str) -> bool {
     name.split_once('.').is_some_and(|(hash, kind)| {
         let is_hex = hash.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
@@ -188,10 +189,10 @@ mod tests {
         let (send, inbox) = tokio::sync::mpsc::channel(1);
         send.try_send(Finished { line, temporary: Arc::new(file), parts: None }).unwrap();
         drop(send);
-        // Another stage of the same object, between the last byte and the rename: it gets neither the file nor its name.
+        // Another stage of the same object, between the last byte and the rename, gets neither the file nor its name.
         assert_eq!(OwnedFile::lock(&parts, &name).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         Committer { dest_dir, journal, overwrites: false, progress: Arc::default() }.run(inbox).unwrap();
-        // And afterwards it gets a file of its own.
+        // Afterwards it gets a new file.
         OwnedFile::lock(&parts, &name).unwrap().file().write_all(b"other bytes").unwrap();
         assert_eq!(std::fs::read(inside.path().join("a/b.bin")).unwrap(), b"whole");
     }

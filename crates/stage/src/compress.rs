@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compression on the way: what is worth it, and content in blocks through all cores. The bytes that come out depend on
-//! content, codec and level alone.
+//! Compression during a stage: the decision whether it is worthwhile, and block-parallel compression on all cores. The
+//! output depends on content, codec and level alone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use tokio::task::JoinHandle;
 use crate::parallel_decode::CpuBudget;
 use penstock_dataset::manifest::{Entry, RecordFormat};
 
-/// First bytes of an object that are tried, and at what level.
+/// Number of first bytes of an object in the compression trial; then, the level of the trial.
 pub(crate) const TRIED: usize = 256 << 10;
 const TRIED_AT: i32 = 1;
 /// Minimum saving in the trial: a twentieth. Below that, readers of the object pay more than the store saves.
 const WORTH: (usize, usize) = (19, 20);
-/// Content up to this is compressed in one piece, by the faster and denser of the two ways.
+/// Maximum content that is compressed in one piece, which is the faster and denser of the two ways.
 pub(crate) const WHOLE: usize = 16 << 20;
 
-/// Suffixes of formats that are compressed within.
+/// Suffixes of formats that are already compressed.
 const COMPRESSED: [&[u8]; 24] = [
     b".7z",
     b".avif",
@@ -50,17 +50,17 @@ const COMPRESSED: [&[u8]; 24] = [
     b".zip",
 ];
 
-/// Compress into what, and how hard.
+/// Codec and level for compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compression {
     /// gzip or zstd.
     pub codec: Codec,
-    /// gzip 0 to 12, zstd its own range.
+    /// 0 to 12 for gzip; zstd has its own range.
     pub level: i32,
 }
 
 impl Compression {
-    /// Errs with `Config` for a codec or level that cannot be.
+    /// Returns a `Config` error for an invalid codec or level.
     pub fn new(codec: Codec, level: Option<i32>) -> Result<Self> {
         let level = level.unwrap_or_else(|| codec.default_level());
         BlockCompressor::new(codec, level).map(|_| Self { codec, level })
@@ -70,13 +70,13 @@ impl Compression {
         BlockCompressor::new(self.codec, self.level)
     }
 
-    /// All of a small object, compressed.
+    /// Compresses all of a small object.
     pub(crate) fn whole(self, content: &[u8]) -> Result<Vec<u8>> {
         compress(self.codec, content, self.level)
     }
 }
 
-/// True for an object that its name or its store says is compressed.
+/// True if the object is compressed, according to its name or its store.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
     let name = entry.key.as_bytes().to_ascii_lowercase();
     Codec::of_name(&name) != Codec::None
@@ -85,14 +85,14 @@ pub(crate) fn is_packed(entry: &Entry) -> bool {
         || COMPRESSED.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// True where the first bytes of content say that compressing it is worth its cost.
+/// True if the first bytes of content compress well enough to be worth the cost.
 pub(crate) fn is_worth(codec: Codec, head: &[u8]) -> bool {
     let head = &head[..head.len().min(TRIED)];
     Codec::sniff(head) == Codec::None
         && compress(codec, head, TRIED_AT).is_ok_and(|packed| packed.len() * WORTH.1 <= head.len() * WORTH.0)
 }
 
-/// Content that comes in pieces, compressed in blocks on blocking threads; what comes out is in order.
+/// Compresses content that arrives in pieces, in blocks on blocking threads; the output is in order.
 pub(crate) struct AsyncCompressor {
     packer: BlockCompressor,
     cores: Arc<Semaphore>,
@@ -115,7 +115,7 @@ impl AsyncCompressor {
         Ok(Self {
             packer: compression.packer()?,
             cores,
-            // One for each core, and one that is ready when the next core is free.
+            // One block per core, and one that is ready when the next core is free.
             at_once: threads + 1,
             before: Bytes::new(),
             block: BytesMut::new(),
@@ -125,11 +125,11 @@ impl AsyncCompressor {
         })
     }
 
-    /// Takes content; gives what is compressed by now.
+    /// Adds content; returns the compressed bytes that are ready.
     pub async fn push(&mut self, content: Bytes) -> Result<Vec<Bytes>> {
         let mut out = Vec::new();
         let mut rest = content;
-        // A block is sent when the first byte after it arrives; the last block is marked as the last.
+        // A block is sent only when the first byte after it arrives, because the last block must be marked as the last.
         while !rest.is_empty() {
             let most = self.packer.block_bytes();
             if self.block.len() == most {
@@ -142,7 +142,7 @@ impl AsyncCompressor {
         Ok(out)
     }
 
-    /// The rest, and the end.
+    /// Returns the remaining compressed bytes, and the end of the stream.
     pub async fn finish(mut self) -> Result<Vec<Bytes>> {
         let mut out = Vec::new();
         self.launch(true).await?;
@@ -164,7 +164,7 @@ impl AsyncCompressor {
         Ok(())
     }
 
-    /// Waits until no more than `left` blocks are on their way.
+    /// Waits until at most `left` blocks are in flight.
     async fn gather(&mut self, left: usize, out: &mut Vec<Bytes>) -> Result<()> {
         while self.flying.len() > left {
             let Some(next) = self.flying.pop_front() else { break };
@@ -180,41 +180,42 @@ impl AsyncCompressor {
     }
 }
 
-/// The same for a caller on a blocking thread: content in pieces, compressed in one piece where it is small
-/// and in blocks where it is large, on idle cores.
+/// Like `AsyncCompressor`, for a caller on a blocking thread. Small content is compressed in one piece, large content
+/// in blocks on idle cores.
 pub(crate) struct Compressor<'a> {
     compression: Compression,
-    means: CpuBudget<'a>,
+    cpu_budget: CpuBudget<'a>,
     held: Vec<u8>,
-    /// Of what is large: bytes of `held` that are only the next block's window, and the end in the making.
+    /// For large content: the compressor, the number of bytes in `held` that are only the next block's window, and the
+    /// unfinished trailer.
     large: Option<(BlockCompressor, usize, Tail)>,
 }
 
 impl<'a> Compressor<'a> {
-    pub fn new(compression: Compression, means: CpuBudget<'a>) -> Self {
-        Self { compression, means, held: Vec::new(), large: None }
+    pub fn new(compression: Compression, cpu_budget: CpuBudget<'a>) -> Self {
+        Self { compression, cpu_budget, held: Vec::new(), large: None }
     }
 
     pub fn take(&mut self, content: &[u8], out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         for piece in content.chunks(WHOLE / 4) {
             self.held.extend_from_slice(piece);
             if self.held.len() > WHOLE {
-                self.pack(false, out)?;
+                self.compress_blocks(false, out)?;
             }
         }
         Ok(())
     }
 
-    /// The end of the content.
+    /// Ends the content.
     pub fn finish(mut self, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match self.large {
             None => out(&self.compression.whole(&self.held)?),
-            Some(_) => self.pack(true, out),
+            Some(_) => self.compress_blocks(true, out),
         }
     }
 
-    /// Packs all whole blocks but the last, or at the end all.
-    fn pack(&mut self, is_end: bool, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    /// Compresses all whole blocks except the last one; at the end, all blocks.
+    fn compress_blocks(&mut self, is_end: bool, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let (packer, mut at, mut tail) = match self.large.take() {
             Some(large) => large,
             None => {
@@ -226,13 +227,14 @@ impl<'a> Compressor<'a> {
         let size = packer.block_bytes();
         loop {
             let left = self.held.len() - at;
-            // A block is compressed when the first byte after it arrives; the last block is marked as the last.
+            // A block is compressed only when the first byte after it arrives, because the last block must be marked as
+            // the last.
             let blocks = if is_end { left.div_ceil(size).max(1) } else { left.saturating_sub(1) / size };
             if blocks == 0 {
                 break;
             }
-            let more = blocks.min(self.means.threads).saturating_sub(1) as u32;
-            let spare = (1..=more).rev().find_map(|count| self.means.cores.try_acquire_many(count).ok());
+            let more = blocks.min(self.cpu_budget.threads).saturating_sub(1) as u32;
+            let spare = (1..=more).rev().find_map(|count| self.cpu_budget.cores.try_acquire_many(count).ok());
             let many = 1 + spare.as_ref().map_or(0, |permit| permit.num_permits());
             let held = &self.held;
             let one = |number: usize| {
@@ -301,18 +303,19 @@ mod tests {
             let mut seen: Vec<Vec<u8>> = Vec::new();
             for (threads, piece) in [(1, 100_000), (4, 19_300_000), (2, 1 << 20)] {
                 let compression = Compression::new(codec, Some(3)).unwrap();
-                let mut press = AsyncCompressor::new(compression, Arc::new(Semaphore::new(threads)), threads).unwrap();
+                let mut compressor =
+                    AsyncCompressor::new(compression, Arc::new(Semaphore::new(threads)), threads).unwrap();
                 let mut out = Vec::new();
                 for piece in content.chunks(piece) {
-                    out.extend(press.push(Bytes::copy_from_slice(piece)).await.unwrap());
+                    out.extend(compressor.push(Bytes::copy_from_slice(piece)).await.unwrap());
                 }
-                out.extend(press.finish().await.unwrap());
+                out.extend(compressor.finish().await.unwrap());
                 seen.push(out.concat());
             }
             for threads in [1, 3] {
                 let cores = Semaphore::new(threads - 1);
-                let means = CpuBudget { cores: &cores, threads, memory: 1 << 30 };
-                let mut squeeze = Compressor::new(Compression::new(codec, Some(3)).unwrap(), means);
+                let cpu_budget = CpuBudget { cores: &cores, threads, memory: 1 << 30 };
+                let mut squeeze = Compressor::new(Compression::new(codec, Some(3)).unwrap(), cpu_budget);
                 let mut out = Vec::new();
                 let mut keep = |bytes: &[u8]| {
                     out.extend_from_slice(bytes);

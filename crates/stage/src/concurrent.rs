@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Many objects underway at once: so many, each for so long, until all have ended, one ends the stage, or the user does.
+//! Runs a bounded number of object transfers concurrently, each with a deadline, until all finish, one fails fatally,
+//! or the user cancels.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,26 +12,27 @@ use tokio::task::JoinSet;
 use crate::source_reader::SourceReader;
 use penstock_dataset::manifest::Entry;
 
-/// How many, and how long.
+/// Limits for concurrent objects.
 pub(crate) struct Concurrency {
     pub most: usize,
-    /// An object that is late fails alone; what has come of it stays, and the next run goes on from there.
+    /// Time limit of one object. A late object fails alone; its received bytes stay, and the next run continues from
+    /// there.
     pub limit: Option<Duration>,
     pub cancelled: watch::Receiver<bool>,
 }
 
-/// The objects, and which error ends all of them.
+/// The objects to process, and the rule for which errors end the stage.
 pub(crate) struct ObjectTasks<'a, E, A> {
     pub reader: &'a SourceReader,
     pub count: usize,
-    /// The entry of one of them, by its number.
+    /// Entry of an object, by its index.
     pub entry: E,
-    /// True for an error that every other object would meet: it ends the stage. Other failures are counted.
+    /// True for an error that every other object would also meet: it ends the stage. Other failures are counted.
     pub is_of_all: A,
 }
 
 impl Concurrency {
-    /// Does `work` for the objects, by their number.
+    /// Runs `work` for all objects, by their index.
     pub async fn run<'a, F>(
         mut self,
         objects: ObjectTasks<'a, impl Fn(usize) -> &'a Entry, impl Fn(&Error) -> bool>,

@@ -17,14 +17,15 @@ use crate::source::Source;
 use crate::status_record::FOLDER;
 use penstock_dataset::manifest::Manifest;
 
-/// The destination (or, of a stage to a store, the folder on this machine) and the stage's own folder in it.
+/// The destination and the stage's own folder in it. For a stage to a store, the destination is the folder on this
+/// machine.
 #[derive(Clone)]
 pub(crate) struct StateDir {
     pub dest_dir: Arc<DestDir>,
     pub folder: Arc<OwnedFd>,
 }
 
-/// A stage that is planned and holds its lock.
+/// A stage that has been planned and holds its lock.
 pub(crate) struct StageContext<'a> {
     pub request: &'a StageRequest,
     pub from: Source,
@@ -37,7 +38,7 @@ pub(crate) struct StageContext<'a> {
 }
 
 impl StateDir {
-    /// Writes down what failed of the share of one of so many nodes, or removes the list of an earlier run where nothing did.
+    /// Writes the list of failures of one node's share. If nothing failed, removes the list of an earlier run.
     pub fn write_residue(&self, (node, nodes): (u32, u32), source: &str, failures: &[Failure]) -> Result<()> {
         let name = match nodes {
             1 => "residue.json".to_owned(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The destination folder as a place that no key, however it is spelt, and no planted symbolic link leads out of.
+//! Destination folder: no key, however it is spelt, and no planted symbolic link leads out of it.
 //!
-//! Every path is walked from one descriptor, a component at a time, without following links.
+//! Every path is opened from one descriptor, one name at a time, without following links (`penstock_store::rooted`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -9,21 +9,20 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use penstock_dataset::record_offsets::FileState;
 use penstock_store::owned::{self, OwnedFile, Proof, Replace};
+use penstock_store::rooted::{self, FOLDER, Links, Missing, split};
 use penstock_types::{Error, Key, Result};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-/// A destination, open.
+/// An open destination folder.
 #[derive(Debug)]
 pub(crate) struct DestDir {
     root: OwnedFd,
     path: PathBuf,
 }
 
-const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
 impl DestDir {
-    /// Opens the folder, making it and its parents where needed. The folder itself may be a link: its owner named it.
+    /// Opens the folder; creates it and its parents if needed. The folder itself may be a link: its owner named it.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotADirectory => {
@@ -32,39 +31,37 @@ impl DestDir {
             _ => Error::from_io(path.display().to_string(), &error),
         };
         std::fs::create_dir_all(path).map_err(io)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| io(errno.into()))?;
+        let root = rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|errno| io(errno.into()))?;
         Ok(Self { root, path: path.to_owned() })
     }
 
-    /// Opens a folder that must be there, and makes nothing.
+    /// Opens a folder that must exist; creates nothing.
     pub fn open_existing(path: &Path) -> Result<Self> {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let root = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| match errno {
+        let root = rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|errno| match errno {
             Errno::NOTDIR => Error::config("destination", format!("{} is not a folder", path.display())),
             errno => Error::from_io(path.display().to_string(), &errno.into()),
         })?;
         Ok(Self { root, path: path.to_owned() })
     }
 
-    /// A folder below the root; `None` where there is none.
+    /// Opens a folder below the root; `None` if it does not exist.
     pub fn folder(&self, relative: &[u8]) -> Result<Option<OwnedFd>> {
-        match self.walk(relative, false) {
+        match self.walk(relative, Missing::Fail) {
             Ok(folder) => Ok(Some(folder)),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Opens the plain file under a key, for reading. `NotFound` where nothing is there, `KeyRefused` where
-    /// something else does, or where a link is on the way.
+    /// Opens the plain file at a key for reading. Returns `NotFound` if nothing exists there, and `KeyRefused` if it is
+    /// not a plain file or a link is on the path.
     pub fn open_file(&self, relative: &[u8]) -> Result<File> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
-            return Err(self.refused(relative, "it ends in no name"));
+            return Err(self.refused(relative, "it does not end in a file name"));
         }
-        let folder = self.walk(folder, false)?;
-        // NONBLOCK: a pipe planted there would wait for its other end.
+        let folder = self.walk(folder, Missing::Fail)?;
+        // NONBLOCK: opening a planted pipe would wait for its other end.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file: File = match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
             Ok(file) => file.into(),
@@ -94,38 +91,30 @@ impl DestDir {
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
     }
 
-    /// A folder below the root, made where it is missing.
+    /// Opens a folder below the root; creates it if it is missing.
     pub fn make_folder(&self, relative: &[u8]) -> Result<OwnedFd> {
-        self.walk(relative, true)
+        self.walk(relative, Missing::Make)
     }
 
-    fn walk(&self, relative: &[u8], make: bool) -> Result<OwnedFd> {
-        let mut at = self.root.try_clone().map_err(|error| Error::from_io(self.place(b""), &error))?;
-        let mut walked = 0;
-        for part in relative.split(|byte| *byte == b'/').filter(|part| !part.is_empty()) {
-            walked += part.len() + usize::from(walked > 0);
-            if part == b"." || part == b".." {
-                return Err(self.refused(relative, "it has a component that names another folder"));
-            }
-            let below = match rustix::fs::openat(&at, part, FOLDER, Mode::empty()) {
-                Err(Errno::NOENT) if make => {
-                    match rustix::fs::mkdirat(&at, part, Mode::from_raw_mode(0o777)) {
-                        Ok(()) | Err(Errno::EXIST) => {}
-                        Err(errno) => return Err(self.error(&relative[..walked], errno)),
-                    }
-                    rustix::fs::openat(&at, part, FOLDER, Mode::empty())
+    fn walk(&self, relative: &[u8], missing: Missing) -> Result<OwnedFd> {
+        rooted::open_folder(&self.root, relative, Links::Refused, missing).map_err(|blocked| {
+            let walked = &relative[..blocked.walked];
+            match (blocked.errno, blocked.entry) {
+                (Errno::XDEV, _) => self.refused(relative, "it has a `.` or `..` component"),
+                (_, Some(FileType::Symlink)) => {
+                    let link = Key::new(walked.to_vec());
+                    self.refused(relative, &format!("`{link}` is a symbolic link, which is not followed"))
                 }
-                other => other,
-            };
-            at = below.map_err(|errno| match errno {
-                Errno::LOOP | Errno::NOTDIR => self.in_the_way(&at, part, &relative[..walked], relative),
-                _ => self.error(&relative[..walked], errno),
-            })?;
-        }
-        Ok(at)
+                (Errno::LOOP | Errno::NOTDIR, _) => {
+                    self.refused(relative, &format!("`{}` is not a folder", Key::new(walked.to_vec())))
+                }
+                (errno, _) => self.error(walked, errno),
+            }
+        })
     }
 
-    /// The plan refuses such keys with a better message; here nothing passes that the plan forgot.
+    /// Error for a refused key. The plan refuses such keys earlier, with a better message; this catches keys that the
+    /// plan missed.
     fn refused(&self, relative: &[u8], reason: &str) -> Error {
         Error::KeyRefused {
             key: Key::new(relative.to_vec()).to_string(),
@@ -134,35 +123,21 @@ impl DestDir {
         }
     }
 
-    fn in_the_way(&self, folder: &OwnedFd, part: &[u8], walked: &[u8], relative: &[u8]) -> Error {
-        let kind = rustix::fs::statat(folder, part, AtFlags::SYMLINK_NOFOLLOW)
-            .map(|stat| FileType::from_raw_mode(stat.st_mode));
-        let what = match kind {
-            Ok(FileType::Symlink) => "is a symbolic link there, which is not followed",
-            _ => "is not a folder there",
-        };
-        Error::KeyRefused {
-            key: Key::new(relative.to_vec()).to_string(),
-            place: self.path.display().to_string(),
-            reason: format!("`{}` {what}", Key::new(walked.to_vec())),
-        }
-    }
-
     /// State of the file at a key; `None` if there is none, or if it is not a regular file.
     pub fn state(&self, relative: &[u8]) -> Result<Option<FileState>> {
         let (folder, name) = split(relative);
-        match self.walk(folder, false) {
+        match self.walk(folder, Missing::Fail) {
             Ok(folder) => state_at(&folder, name).map_err(|errno| self.error(relative, errno)),
             Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Entry with a key's name that a rename would replace and that no stage has made: nothing, a file, or a link. A folder
-    /// there, or a link on the way, refuses the rename by itself.
+    /// Describes the entry at a key that a rename would replace and that no stage created: nothing, a file, or a link.
+    /// If a folder has that name, or a link is on the path, the rename itself fails.
     pub fn in_place_of(&self, relative: &[u8]) -> Result<Option<&'static str>> {
         let (folder, name) = split(relative);
-        let stat = match self.walk(folder, false) {
+        let stat = match self.walk(folder, Missing::Fail) {
             Ok(folder) => rustix::fs::statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW),
             Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => return Ok(None),
             Err(error) => return Err(error),
@@ -176,15 +151,16 @@ impl DestDir {
         }
     }
 
-    /// Gives a finished file its final name. Returns the folder that must be synced for the name to last.
+    /// Gives a finished file its final name. Returns the folder to sync, so that the name survives a crash.
     pub fn adopt(&self, file: &OwnedFile, relative: &[u8], replace: Replace) -> Result<OwnedFd> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
-            return Err(self.refused(relative, "it ends in no name"));
+            return Err(self.refused(relative, "it does not end in a file name"));
         }
-        let folder = self.walk(folder, true)?;
+        let folder = self.walk(folder, Missing::Make)?;
         let renamed = match file.rename(&folder, name, replace) {
-            // A file system with neither RENAME_NOREPLACE nor hard links (some of FUSE): looking first is all it allows.
+            // The file system has neither RENAME_NOREPLACE nor hard links (some FUSE systems): only a check before the
+            // rename is possible.
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP)
                 if replace == Replace::Nothing && self.in_place_of(relative)?.is_none() =>
             {
@@ -195,20 +171,20 @@ impl DestDir {
         renamed.map_err(|errno| match errno {
             Errno::EXIST if matches!(self.in_place_of(relative), Ok(Some(_))) => Error::Precondition {
                 place: self.place(relative),
-                reason: "another program put something there while the stage ran".to_owned(),
+                reason: "another program created it while the stage ran".to_owned(),
             },
             Errno::ISDIR | Errno::EXIST | Errno::NOTEMPTY => Error::KeyRefused {
                 key: Key::new(relative.to_vec()).to_string(),
                 place: self.path.display().to_string(),
-                reason: "there is a folder of this name".to_owned(),
+                reason: "a folder with this name exists".to_owned(),
             },
             errno => self.error(relative, errno),
         })?;
         Ok(folder)
     }
 
-    /// Removes temporary names of a staged file that a killed stage left beside its final name: where a file system has no
-    /// rename that replaces nothing (NFS), a file gets its name by a hard link.
+    /// Removes temporary names of a staged file that a killed stage left beside its final name. On a file system
+    /// without a no-replace rename (NFS), a file gets its name by a hard link.
     pub fn remove_linked(&self, parts: &OwnedFd, temporary: [&str; 2], relative: &[u8]) -> Result<()> {
         let (folder, name) = split(relative);
         let Some(folder) = self.folder(folder)? else { return Ok(()) };
@@ -216,12 +192,12 @@ impl DestDir {
         removed.map_err(|errno| self.error(relative, errno))
     }
 
-    /// An operating system's refusal, with numbers where the disk is full.
+    /// Converts an error of the operating system; adds numbers if the disk is full.
     pub fn error(&self, relative: &[u8], errno: Errno) -> Error {
         self.io_error(relative, &errno.into(), 0)
     }
 
-    /// The same, for an error of std, where `need` bytes were to be written.
+    /// Like `error`, for a std error while writing `need` bytes.
     pub fn io_error(&self, relative: &[u8], error: &std::io::Error, need: u64) -> Error {
         match Error::from_io(self.place(relative), error) {
             Error::NoSpace { .. } => Error::NoSpace {
@@ -231,14 +207,6 @@ impl DestDir {
             },
             other => other,
         }
-    }
-}
-
-/// A relative path as its folder and its last name.
-pub(crate) fn split(relative: &[u8]) -> (&[u8], &[u8]) {
-    match relative.iter().rposition(|byte| *byte == b'/') {
-        Some(cut) => (&relative[..cut], &relative[cut + 1..]),
-        None => (b"", relative),
     }
 }
 
@@ -257,7 +225,7 @@ pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Opt
     }
 }
 
-/// Bytes of disk that a file of ours takes; 0 where there is none.
+/// Disk space of a file of ours; 0 if it does not exist.
 pub(crate) fn allocated_at(folder: &OwnedFd, name: &str) -> u64 {
     rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| (stat.st_blocks as u64) * 512)
 }
@@ -265,20 +233,20 @@ pub(crate) fn allocated_at(folder: &OwnedFd, name: &str) -> u64 {
 /// State of an open file.
 pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
     let stat = rustix::fs::fstat(file)?;
-    state_of(&stat).ok_or_else(|| std::io::Error::other("is no plain file"))
+    state_of(&stat).ok_or_else(|| std::io::Error::other("is not a regular file"))
 }
 
-/// Opens or makes a file of ours in an open folder, for reading and writing; never through a link.
+/// Opens or creates a file of ours in an open folder, for reading and writing; never through a link.
 pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
 
-/// As [`open_own`], each write at its end.
+/// Like [`open_own`], but every write appends.
 pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     owned::open(folder, name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
 }
 
-/// Opens a file of ours for writes past the page cache; `None` where its file system knows none.
+/// Opens a file of ours for writes that bypass the page cache; `None` if its file system does not support them.
 pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, name, flags, Mode::empty()) {
@@ -288,8 +256,8 @@ pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Optio
     }
 }
 
-/// Sets room of the disk aside for the first `bytes` of a file, whose size stays as it is. A file system that cannot is
-/// left to find the room as bytes come.
+/// Reserves disk space for the first `bytes` of a file without changing its size. If the file system cannot do this,
+/// space is allocated as bytes are written.
 pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
@@ -297,13 +265,13 @@ pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     }
 }
 
-/// Opens a file in an open folder as it is, for reading; never through a link.
+/// Opens an existing file in an open folder for reading; never through a link.
 pub(crate) fn open_to_read(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
 }
 
-/// The names in an open folder, of whatever kind, in order.
+/// Names in an open folder, of any file type, sorted.
 pub(crate) fn names_in(folder: &OwnedFd) -> std::io::Result<Vec<String>> {
     let mut names: Vec<String> = rustix::fs::Dir::read_from(folder)?
         .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))
@@ -366,7 +334,7 @@ mod tests {
         let parts = Arc::new(dest_dir.make_folder(b"p").unwrap());
         let file = OwnedFile::lock(&parts, "t").unwrap();
         assert!(dest_dir.adopt(&file, b"file/x", OURS).unwrap_err().to_string().contains("is not a folder"));
-        assert!(dest_dir.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder of this name"));
+        assert!(dest_dir.adopt(&file, b"folder", OURS).unwrap_err().to_string().contains("a folder with this name"));
         assert_eq!(DestDir::open(&inside.path().join("file")).unwrap_err().code(), "config");
     }
 

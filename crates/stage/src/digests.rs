@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Digests of bytes as they pass: our own two, which every manifest holds, and those that a store promised.
+//! Incremental digests: Penstock's own two, which every manifest holds, and those that a store promised.
 
 use penstock_codec::checksum::{Crc32c, Xxh3};
 use penstock_store::{Digester, cheapest};
 use penstock_types::{Algorithm, Digest, PartDigest};
 
-/// Count and digests of bytes as they pass.
+/// Counts and digests bytes as they pass.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ContentDigest {
     pub bytes: u64,
@@ -20,14 +20,14 @@ impl ContentDigest {
         self.xxh.update(bytes);
     }
 
-    /// The same, of bytes whose CRC is made apart: [`ContentDigest::end_part`] brings it.
+    /// Adds bytes whose CRC is computed separately; [`ContentDigest::end_part`] adds that CRC.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.bytes += bytes.len() as u64;
         part.update(bytes);
         self.xxh.update(bytes);
     }
 
-    /// The CRC of the bytes that passed since the last part ended.
+    /// Adds the CRC of the bytes since the last part ended.
     pub fn end_part(&mut self, part: &Crc32c) {
         self.crc.append(part);
     }
@@ -37,7 +37,8 @@ impl ContentDigest {
     }
 }
 
-/// Our own two digests of stored bytes, and the store's where it is another CRC; its MD5 or SHA-256 only where there is no CRC.
+/// Our own two digests of stored bytes, and the store's CRC if it is another kind. The store's MD5 or SHA-256 is
+/// included only if there is no CRC.
 #[derive(Clone)]
 pub(crate) struct StoredDigests {
     pub seal: ContentDigest,
@@ -49,7 +50,7 @@ impl StoredDigests {
         let first = cheapest(known).map(|digest| digest.algorithm);
         let is_wanted = |digest: &&Digest| match digest.algorithm {
             Algorithm::Crc32c => false,
-            // The dear ones only where nothing else is promised.
+            // Compute expensive digests only if no other is promised.
             kind @ (Algorithm::Md5 | Algorithm::Parts(PartDigest::Md5, _)) => first == Some(kind),
             Algorithm::Sha256 => first.is_none(),
             _ => true,
@@ -58,7 +59,7 @@ impl StoredDigests {
         Self { seal: ContentDigest::default(), other }
     }
 
-    /// The MD5 too.
+    /// Also computes the MD5.
     pub fn with_md5(mut self) -> Self {
         if !self.other.iter().any(|other| other.algorithm() == Algorithm::Md5) {
             self.other.extend(Digester::new(Algorithm::Md5));
@@ -71,13 +72,13 @@ impl StoredDigests {
         self.other.iter_mut().for_each(|other| other.update(bytes));
     }
 
-    /// The same, of bytes whose CRC is made apart.
+    /// Like `update`, for bytes whose CRC is computed separately.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.seal.update_in_part(bytes, part);
         self.other.iter_mut().for_each(|other| other.update(bytes));
     }
 
-    /// Ours first.
+    /// All digests, ours first.
     pub fn digests(&self) -> Vec<Digest> {
         let mut digests = self.seal.digests();
         digests.extend(self.other.iter().map(|other| other.clone().finish()));
@@ -85,29 +86,15 @@ impl StoredDigests {
     }
 }
 
-/// Size and digests of an object's stored bytes, as computed.
+/// Digests of an object's stored bytes, as computed.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
-    /// Our own digests of them.
+pub(crate) struct Verified {
+    /// Our own digests of the bytes.
     pub digests: Vec<Digest>,
-    /// Those that were promised and that they have.
+    /// Promised digests that the bytes match.
     pub checked: Vec<Digest>,
-    /// Content-Encoding, as the store said it.
+    /// Content-Encoding that the store reported.
     pub encoding: Option<String>,
-}
-
-/// The promised digests that were looked at, each once.
-pub(crate) fn checked_of<'a>(
-    promised: impl Iterator<Item = &'a Digest>,
-    is_checked: impl Fn(Algorithm) -> bool,
-) -> Vec<Digest> {
-    let mut checked: Vec<Digest> = Vec::new();
-    for digest in promised.filter(|digest| is_checked(digest.algorithm)) {
-        if !checked.contains(digest) {
-            checked.push(digest.clone());
-        }
-    }
-    checked
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Work that runs on the runtime while another thread watches it: progress, cancel, and a wait that has a limit.
+//! A job on the runtime that another thread observes: progress, cancellation, and a wait with a timeout.
 
 use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::progress::{Progress, Snapshot};
 
 type Ended<S> = Arc<(Mutex<Option<Result<S>>>, Condvar)>;
 
-/// A stage or a verification that runs, and the summary that it ends with.
+/// A running stage or verification, and its final summary.
 #[derive(Debug)]
 pub struct Job<S> {
     progress: Arc<Progress>,
@@ -56,12 +56,12 @@ impl<S: Clone + Send + 'static> Job<S> {
         &self.metrics
     }
 
-    /// Asks it to stop: what is in flight is dropped, what is finished is recorded, and it ends with `Interrupted`.
+    /// Asks the job to stop: drops transfers in flight, records finished objects, and ends with `Interrupted`.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
     }
 
-    /// Blocks for at most `limit`; `None` while it runs.
+    /// Blocks for at most `limit`; `None` while the job runs.
     pub fn wait(&self, limit: Duration) -> Option<Result<S>> {
         let guard = lock(&self.ended.0);
         let (guard, _) = self

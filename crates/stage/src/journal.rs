@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Journal of finished objects: one JSON line per object, appended and synced before a file gets its final name.
 //!
-//! A line is believed only together with the file: same size and mtime, same source, same version. So a journal that
-//! survived a crash half-written, or a file that was changed since, costs a second read and nothing else.
+//! A line counts only together with the file: same size and mtime, same source, same version. A journal that a crash
+//! cut short, or a file that was changed since, costs a second read and nothing else.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -17,44 +17,67 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dest_dir::{FileState, open_own, open_to_read};
+use crate::digests::Verified;
+use crate::plan::{Item, StageOptions};
 use penstock_dataset::manifest::{Entry, Origin, key_text};
 
-/// A line beyond this is no line of ours.
+/// Maximum length of a line; longer lines were not written by Penstock.
 const MAX_LINE: u64 = 1 << 20;
 
-/// The version that this build writes. It reads version 1 too: [`Origin`] reads the names that its fields had then.
+/// Version that this build writes. It also reads version 1: [`Origin`] accepts the field names of that version.
 const JOURNAL_VERSION: u32 = 2;
 
-/// The mtime of a line that takes an earlier one back.
+/// mtime that marks a line as the retraction of an earlier one.
 const RETRACTED: i64 = i64::MIN;
 
 /// One finished object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
-    /// The file below the destination.
+    /// Key of the file below the destination.
     #[serde(flatten, with = "key_text")]
     pub target: Key,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its mtime when it was finished.
+    /// mtime of the file when it was finished.
     pub mtime_ns: i64,
     /// Digests of the file.
     pub digests: Vec<Digest>,
     /// Source of the file.
     pub origin: Origin,
-    /// The source's mtime: all there is to compare where a store has no versions.
+    /// mtime of the source: the only value to compare if a store has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
-    /// The stage decompressed compressed objects.
+    /// True if the stage decompressed compressed objects.
     #[serde(default, alias = "inflate")]
     pub decompress: bool,
-    /// The version that a store gave it.
+    /// Version that the destination store gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
 }
 
 impl Line {
-    /// True when the line speaks of this object, as the listing shows it now.
+    /// The line of an object that was staged as a copy of its source; the caller fills in what its destination adds.
+    pub fn new(options: &StageOptions, item: &Item, entry: &Entry, stored: Verified) -> Self {
+        Self {
+            target: item.target.clone(),
+            size: 0,
+            mtime_ns: 0,
+            digests: Vec::new(),
+            origin: Origin {
+                digests: stored.digests,
+                checked: stored.checked,
+                encoding: stored.encoding.or_else(|| entry.encoding.clone()),
+                decoded: item.decode,
+                codec_source: item.codec_source,
+                ..Origin::of(entry)
+            },
+            modified_s: entry.modified_s,
+            decompress: options.decompress,
+            version: None,
+        }
+    }
+
+    /// True if the line describes this object as the listing shows it now.
     pub fn is_of(&self, entry: &Entry) -> bool {
         let same_time = match (self.modified_s, entry.modified_s) {
             (Some(then), Some(now)) => (then - now).abs() < 1e-3,
@@ -66,12 +89,12 @@ impl Line {
             && (entry.version.is_some() || same_time)
     }
 
-    /// It takes an earlier line of its target back: no file of ours has that name.
+    /// True if the line retracts an earlier line of its target: no file of ours has that name.
     pub fn is_retracted(&self) -> bool {
         self.mtime_ns == RETRACTED
     }
 
-    /// The file as it was when the line was written.
+    /// State of the file when the line was written.
     pub fn state(&self) -> FileState {
         FileState { size: self.size, mtime_ns: self.mtime_ns }
     }
@@ -81,13 +104,13 @@ impl Line {
 struct Head {
     penstock_journal: u32,
     from: String,
-    /// Numbers the stages of this source into this folder, so that their order needs no clock. Missing where a repair
-    /// opened the journal, and in journals of versions that did not record how a stage ended.
+    /// Number of this stage among the stages of this source into this folder, so that their order needs no clock.
+    /// Missing if a repair opened the journal, and in journals of versions that did not record how a stage ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<u64>,
 }
 
-/// The stage that the last head with a turn began has ended.
+/// Marks the end of the stage that the last head with a turn began.
 #[derive(Serialize, Deserialize)]
 struct End {
     penstock_journal_end: u32,
@@ -102,7 +125,8 @@ pub(crate) struct LastStage {
     pub share: String,
     pub source: String,
     pub turn: u64,
-    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    /// Number of objects that could not be staged. `None` if the stage still runs, was killed or interrupted, or ended
+    /// with an error.
     pub failed: Option<u64>,
 }
 
@@ -114,27 +138,27 @@ enum Found<'a> {
     End { from: &'a str, failed: u64 },
 }
 
-/// Position of a line.
+/// Location of a line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     mtime_ns: i64,
     offset: u64,
     len: u32,
-    /// Which of the journals; 0 is our own.
+    /// Index of the journal; 0 is our own.
     journal: u32,
 }
 
-/// The journal of one node, open for appending, with all that earlier runs (of any number of nodes) have finished. Lines
-/// stay on the disk: of each, memory holds where it is.
+/// The journal of one node, open for appending, with all objects that earlier runs (on any number of nodes) finished.
+/// Lines stay on disk: memory holds only their locations.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Our own, then those of other nodes.
+    /// Our own journal, then those of other nodes.
     files: Vec<File>,
     place: String,
     end: u64,
     done: HashMap<u64, Place>,
     source: String,
-    /// The turn of the last stage of this source, in any journal.
+    /// Highest turn of this source in any journal.
     turn: u64,
 }
 
@@ -159,13 +183,13 @@ impl Journal {
         let mut files = vec![open_own(folder, name).map_err(io_of(name))?];
         let (mut done, mut turn) = (HashMap::new(), 0);
         for other in names {
-            // Another node of a shared folder may be writing it: its torn tail is not ours to cut.
+            // Another node of a shared folder may be writing this journal, so do not truncate its torn tail.
             let file = open_to_read(folder, &other).map_err(io_of(&other))?;
             read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io_of(&other))?;
             files.push(file);
         }
         let whole = read(&files[0], source, 0, &mut done, &mut turn).map_err(io)?;
-        // Whatever follows the last line break was torn by a crash.
+        // A crash has torn whatever follows the last line break.
         owned::set_len(&files[0], whole, Proof::Covered).map_err(io)?;
         files[0].seek(SeekFrom::End(0)).map_err(io)?;
         let mut journal = Self { files, place: place.to_owned(), end: whole, done, source: source.to_owned(), turn };
@@ -196,12 +220,13 @@ impl Journal {
         serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
     }
 
-    /// True for a file that has a line. The line is read: the author of object names can choose two names with one hash.
+    /// True if the journal has a line for the file. The line itself is read: the author of object names can choose two
+    /// names with the same hash.
     pub fn knows(&self, target: &Key) -> bool {
         self.line(target).is_some()
     }
 
-    /// Takes the line of a file back that did not get its name: whatever has that name is not ours.
+    /// Retracts the line of a file that did not get its final name: any file with that name is not ours.
     pub fn retract(&mut self, line: &Line) -> Result<()> {
         let line = Line { mtime_ns: RETRACTED, ..line.clone() };
         let places = self.append(std::slice::from_ref(&line))?;
@@ -209,7 +234,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Appends lines, and returns where they are once they are on disk.
+    /// Appends lines; returns their locations once they are on disk.
     pub fn append(&mut self, lines: &[Line]) -> Result<Vec<Place>> {
         let placed = self.append_json(lines)?;
         let place =
@@ -217,7 +242,7 @@ impl Journal {
         Ok(lines.iter().zip(placed).map(place).collect())
     }
 
-    /// Lets [`Journal::line`] find a line.
+    /// Makes a line visible to [`Journal::line`].
     pub fn remember(&mut self, target: &Key, place: Place) {
         self.done.insert(hash(target), place);
     }
@@ -242,8 +267,8 @@ impl Journal {
     }
 }
 
-/// The last line of each target of `source`: within a journal the later one holds, between journals that of the later
-/// file. Returns the bytes up to the last line break.
+/// Collects the last line of each target of `source`. Within a journal, the later line counts; between journals, the
+/// line with the later mtime. Returns the number of bytes up to the last line break.
 fn read(
     file: &File,
     source: &str,
@@ -264,8 +289,8 @@ fn read(
     })
 }
 
-/// Gives every line of the journal `name`, with its source, to `take`, and returns the last stage of each source. Lines
-/// that do not parse are passed over: their objects count as missing.
+/// Passes every line of the journal `name`, with its source, to `take`; returns the last stage of each source. Lines
+/// that do not parse are skipped: their objects count as missing.
 pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) -> std::io::Result<Vec<LastStage>> {
     let share = name.trim_start_matches("journal-").trim_end_matches(".jsonl");
     let mut stages: Vec<LastStage> = Vec::new();
@@ -283,7 +308,7 @@ pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) ->
     Ok(stages)
 }
 
-/// Gives all that a journal holds to `take`; returns the bytes up to the last line break.
+/// Passes all contents of a journal to `take`; returns the number of bytes up to the last line break.
 fn scan_all(file: &File, mut take: impl FnMut(Found<'_>)) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
@@ -421,7 +446,7 @@ mod tests {
     }
 
     proptest! {
-        /// Cut anywhere, or with garbage in the middle: the lines before are kept, and appending goes on.
+        /// Cut anywhere, or with garbage in the middle: earlier lines are kept, and appending continues.
         #[test]
         fn prop_journal_survives_a_torn_tail(lines in 1usize..6, cut in 0usize..400, junk in prop::collection::vec(any::<u8>(), 0..30)) {
             let inside = tempfile::tempdir().unwrap();

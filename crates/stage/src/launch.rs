@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lock of a whole destination. The nodes of one launch share it; another launch, or a repair, is refused while any of
-//! them runs.
+//! Lock of a whole destination. The nodes of one launch share it; while any of them runs, another launch or a repair is
+//! refused.
 //!
-//! `.penstock/stage/launch` holds the current launch as JSON, and two locks: byte 0 is held while a process joins, byte 1
-//! while it runs (shared by a stage, exclusive for a repair). Whoever gets byte 1 alone writes the content, so a content is
-//! believed only while a process holds byte 1. Shares of another number of nodes overlap: what one launch writes, another
-//! would write too.
+//! `.penstock/stage/launch` holds the current launch as JSON, and two locks: byte 0 while a process joins, byte 1 while
+//! it runs (shared by a stage, exclusive for a repair). A process that holds byte 1 alone writes the content, so the
+//! content is valid only while some process holds byte 1. Launches with another number of nodes are refused, because
+//! their shares overlap: both would write the same files.
 //!
-//! The kernel releases both when a process dies. Where it does not show one machine's locks to another (Lustre mounted
-//! with `localflock`, NFS with `local_lock`), the records that nodes rewrite every five seconds stand in (`beating`).
+//! The kernel releases both locks when a process dies. On file systems that do not share locks between machines (Lustre
+//! mounted with `localflock`, NFS with `local_lock`), the records that nodes rewrite every five seconds replace them
+//! (`beating`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -28,35 +29,35 @@ use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, r
 const NAME: &str = "launch";
 const JOINING: u8 = 0;
 const RUNNING: u8 = 1;
-/// How long a process waits for others that join. Joining takes milliseconds.
+/// Maximum wait for other processes that join. Joining takes milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A record of another machine that does not change for this long is of a dead process.
+/// A record of another machine that does not change for this long belongs to a dead process.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
-/// A content beyond this was not written here.
+/// Maximum size of the content; larger content was not written by Penstock.
 const MAX_CONTENT: usize = 1 << 20;
 
-/// Who holds byte 1.
+/// Identifies the process that holds byte 1.
 #[derive(Debug, Serialize, Deserialize)]
 struct Content {
     penstock_launch: u32,
-    /// `None`: a repair.
+    /// `None` for a repair.
     identity: Option<Identity>,
     process: Process,
 }
 
-/// The right to write to a destination, until it is dropped.
+/// Permission to write to a destination; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Launch {
     _file: File,
 }
 
 impl Launch {
-    /// Joins the launch of `identity`, or begins it. `Busy` while another one runs.
+    /// Joins the launch of `identity`, or begins it. Returns `Busy` while another launch runs.
     pub async fn join(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
         Self::take(dest_dir, folder, Some(identity.clone())).await
     }
 
-    /// Takes the destination for a repair. `Busy` while any launch or another repair runs.
+    /// Takes the destination for a repair. Returns `Busy` while a launch or another repair runs.
     pub async fn repair(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>) -> Result<Self> {
         Self::take(dest_dir, folder, None).await
     }
@@ -79,7 +80,7 @@ impl Launch {
         let clock = Stopwatch::start();
         while !try_lock(&file, JOINING, Mode::Exclusive).map_err(io)? {
             if clock.elapsed() > JOIN_TIMEOUT {
-                return Err(busy(format!("another penstock process has been joining for {JOIN_TIMEOUT:?}")));
+                return Err(busy(format!("another penstock process has held its start lock for {JOIN_TIMEOUT:?}")));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -114,14 +115,15 @@ fn read(file: &File) -> Option<Content> {
     serde_json::from_slice(&bytes).ok().filter(|content: &Content| content.penstock_launch == 1)
 }
 
-/// Records of nodes that say that they run.
+/// Records of nodes that claim to be running.
 fn running(folder: &OwnedFd) -> Vec<Record> {
     let names = names_in(folder).unwrap_or_default();
     let names = names.iter().filter(|name| name.starts_with("status-") && name.ends_with(".json"));
     names.filter_map(|name| read_record(folder, name)).filter(Record::is_running).collect()
 }
 
-/// Which process keeps others out, for an error. The process that began a launch may be gone while other nodes run.
+/// Describes the process that excludes others, for an error. The process that began a launch may be gone while other
+/// nodes run.
 fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
     let alive = running(folder).into_iter().find(|record| {
         open_to_read(folder, &record.identity.lock_name()).and_then(|file| is_locked(&file, 0)).unwrap_or(false)
@@ -129,15 +131,15 @@ fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
     match (alive, content) {
         (Some(record), _) => record.text(),
         (None, Some(Content { identity: None, process, .. })) => {
-            format!("penstock verify --repair writes there ({})", process.text())
+            format!("penstock verify --repair is writing to it ({})", process.text())
         }
         (None, Some(Content { identity: Some(identity), process, .. })) => identity.text(Some(&process)),
-        (None, None) => "another penstock process writes there".to_owned(),
+        (None, None) => "another penstock process is writing to it".to_owned(),
     }
 }
 
-/// `Busy` where a process of another machine that this launch excludes is alive, although no lock of it is to be seen.
-/// Waits only where a record says that such a process ran and never that it ended: it was killed, or it is alive.
+/// Returns `Busy` if an excluded process on another machine is alive although its lock is not visible here. Waits only
+/// if a record says that the process ran and never that it ended: it was killed, or it is alive.
 async fn beating(
     dest_dir: &Arc<DestDir>,
     folder: &Arc<OwnedFd>,
@@ -210,7 +212,7 @@ mod tests {
             let holder = busy(Launch::join(&dest_dir, &folder, &other).await);
             let pid = std::process::id();
             assert!(
-                holder.contains("of 2 writes there (launch job-1, process ") && holder.contains(&pid.to_string()),
+                holder.contains("of 2 is writing to it (launch job-1, process ") && holder.contains(&pid.to_string()),
                 "{holder}"
             );
         }
@@ -238,9 +240,9 @@ mod tests {
         let (ours, limit) = (Process::current(), Duration::from_millis(600));
         let look = async |identity: Identity| beating(&dest_dir, &folder, Some(&identity), &ours, limit).await;
         beat(1);
-        // It does not change: its process was killed.
+        // The record does not change: its process was killed.
         look(identity(0, 1, None)).await.unwrap();
-        // It is of this launch.
+        // The record belongs to this launch.
         look(identity(0, 2, None)).await.unwrap();
         let (done, beats) = (std::sync::atomic::AtomicBool::new(false), &beat);
         std::thread::scope(|scope| {
@@ -258,7 +260,7 @@ mod tests {
             let holders = [identity(0, 1, None), identity(1, 2, None)].map(|identity| busy(refused(identity)));
             done.store(true, std::sync::atomic::Ordering::Relaxed);
             assert!(
-                holders.iter().all(|holder| holder.contains("node 1 of 2 writes there (process 7 on far")),
+                holders.iter().all(|holder| holder.contains("node 1 of 2 is writing to it (process 7 on far")),
                 "{holders:?}"
             );
         });

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Staging: copies a dataset, or this node's share of it, as whole and verified objects to a local folder or to a store.
+//! Staging: copies a dataset, or this node's share of it, as complete and verified objects to a local folder or to a
+//! store.
 //!
-//! [`StageRequest`] says what is asked, `run` drives it, `plan` names the targets and refuses unsafe keys. `to_folder`
-//! downloads below `dest_dir`, which no key leaves; `to_store` uploads; `verify` compares a copy with its records and fetches
-//! again what is damaged. `journal` makes a stage resumable, `launch` keeps launches apart, and `node_status` reports to the other
-//! ranks of a node how it goes. The request rate is the store's business (`LimitStore`). Nothing gets its final name before it is
-//! whole, checked and on disk.
+//! [`StageRequest`] is the input, `run` executes it, `plan` computes the targets and refuses unsafe keys. `to_folder`
+//! downloads below `dest_dir`, which no key leaves; `to_store` uploads; `verify` compares a copy with its records and
+//! fetches damaged files again. `journal` makes a stage resumable, `launch` separates launches, and `node_status`
+//! reports progress to the other ranks of a node. The store limits the request rate (`LimitStore`). Nothing gets its
+//! final name before it is complete, verified and on disk.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

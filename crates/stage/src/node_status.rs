@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Node status: a file by which the rank that stages reports to the node's other ranks, which wait for it.
+//! Node status: a file by which the leader, the rank that stages, reports to the waiting ranks of its node.
 //!
-//! A record beside the journal says running, done or failed, for which request and which launch; a lock beside it is held
-//! while the leader lives. Yesterday's record does not count: `done` only for the same request (and launch, where the
-//! launcher names one), `running` only once it is seen to beat or to hold its lock.
+//! A record beside the journal holds the state (running, done or failed), the request and the launch; the leader holds
+//! a lock beside it while it lives. Records of earlier runs do not count: `done` only for the same request (and launch,
+//! where the launcher has ids), `running` only once a heartbeat or the lock has been seen.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,24 +22,25 @@ use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
 
-/// A leader that was seen alive and whose lock is free for this long is dead.
+/// A leader that was seen alive but whose lock has been free for this long is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
-/// The stage's own folder below a destination, locked by this process for this node, with a heartbeat that beats.
+/// The stage's own folder below a destination, locked by this process for this node, with a running heartbeat.
 #[derive(Debug)]
 pub(crate) struct Leader {
     folder: Arc<OwnedFd>,
     identity: Identity,
     process: Process,
     heartbeat: tokio::task::JoinHandle<()>,
-    /// Dropped, it ends the heartbeat between two beats.
+    /// Dropping it ends the heartbeat between two beats.
     stop: oneshot::Sender<()>,
     _lock: File,
     _launch: Launch,
 }
 
 impl Leader {
-    /// Joins the launch, takes the node's lock and writes that the stage runs. `Busy` where another process holds either.
+    /// Joins the launch, takes the node's lock and records that the stage runs. Returns `Busy` if another process holds
+    /// either.
     pub async fn begin(dest_dir: &Arc<DestDir>, identity: Identity) -> Result<Self> {
         let folder = {
             let dest_dir = dest_dir.clone();
@@ -76,7 +77,7 @@ impl Leader {
                     _ = &mut stopped => return,
                 }
                 let (folder, identity, process) = (beating.clone(), of.clone(), by.clone());
-                // A beat that cannot be written is one that is missed.
+                // A beat that cannot be written counts as missed.
                 let _ = tokio::task::spawn_blocking(move || {
                     write_record(&folder, &identity, &process, State::Running, beat, Ok(None))
                 })
@@ -91,11 +92,11 @@ impl Leader {
         &self.folder
     }
 
-    /// Says how it ended, then lets the locks go.
+    /// Records how the stage ended, then releases the locks.
     pub async fn end(self, result: &Result<Summary>) {
         let Self { folder, identity, process, heartbeat, stop, _lock, _launch } = self;
         drop(stop);
-        // Waited for, not aborted: a beat under way would be written over the end.
+        // Wait for the heartbeat, do not abort it: a beat in progress would overwrite the final record.
         let _ = heartbeat.await;
         let _ = match result {
             Ok(summary) => write_record(&folder, &identity, &process, State::Done, u64::MAX, Ok(Some(summary.clone()))),
@@ -121,14 +122,14 @@ fn write_record(
     replace_own(folder, &record.identity.status_name(), &serde_json::to_vec(&record)?)
 }
 
-/// Writes a whole small file of ours in an open folder: readers see the old one or the new one.
+/// Replaces a small file of ours in an open folder: readers see the old file or the new one.
 pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = begin_replace(folder, name)?;
     temporary.file().write_all(bytes)?;
     end_replace(&temporary, folder, name)
 }
 
-/// The same for a file that `fill` writes; `io` converts errors of the disk.
+/// Like `replace_own`, for a file that `fill` writes; `io` converts disk errors.
 pub(crate) fn replace_own_with(
     folder: &Arc<OwnedFd>,
     name: &str,
@@ -152,24 +153,24 @@ fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::
     Ok(temporary.rename(folder, name.as_bytes(), Replace::Existing(Proof::Covered))?)
 }
 
-/// How long a rank waits for its leader.
+/// Time limits of a rank that waits for its leader.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitLimits {
-    /// For the first sign of life.
+    /// Until the first sign of life.
     pub start: Duration,
     /// Between two signs of life.
-    pub silence: Duration,
+    pub heartbeat: Duration,
 }
 
 impl Default for WaitLimits {
     fn default() -> Self {
-        Self { start: Duration::from_secs(600), silence: Duration::from_secs(120) }
+        Self { start: Duration::from_secs(600), heartbeat: Duration::from_secs(120) }
     }
 }
 
 /// Waits until the node's leader has staged, and returns its summary. The destination need not exist yet.
 ///
-/// `RankFailed` when the leader says that it failed, dies, or gives no sign of life within the limits.
+/// `RankFailed` if the leader reports a failure, dies, or gives no sign of life within the limits.
 pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
     let failed = |error: WireError| Error::RankFailed { rank: request.leader_rank, reason: error.message };
     leader_ends(request, limits).await?.map_err(failed)
@@ -187,7 +188,7 @@ pub async fn leader_ends(
     let (mut since_sign, mut seen_alive, mut last) = (Stopwatch::start(), false, None::<(u64, f64)>);
     let mut unlocked_since: Option<Stopwatch> = None;
     loop {
-        // Opened again each time: the destination may not be there yet.
+        // Opened again each time: the destination may not exist yet.
         let opened = File::open(&folder).ok().map(OwnedFd::from);
         let record = opened.as_ref().and_then(|folder| read_record(folder, &identity.status_name()));
         let record = record.filter(|record| identity.is_of(&record.identity));
@@ -198,7 +199,7 @@ pub async fn leader_ends(
                     return record.summary.map(Ok).ok_or_else(|| failed("its record has no summary".to_owned()));
                 }
                 State::Failed if launch_known || seen_alive || record.at_s >= began_s - 5.0 => {
-                    let silent = || failed(record.error.unwrap_or_else(|| "it did not say why".to_owned()));
+                    let silent = || failed(record.error.unwrap_or_else(|| "it gave no reason".to_owned()));
                     return record.failure.map(Err).ok_or_else(silent);
                 }
                 State::Failed => {}
@@ -220,16 +221,16 @@ pub async fn leader_ends(
                     } else if seen_alive {
                         let since = *unlocked_since.get_or_insert_with(Stopwatch::start);
                         if since.elapsed() > DEAD_AFTER {
-                            return Err(failed("it ended without saying how; its lock is free".to_owned()));
+                            return Err(failed("it ended without a result; its lock is free".to_owned()));
                         }
                     }
                 }
             }
         }
-        let limit = if seen_alive { limits.silence } else { limits.start };
+        let limit = if seen_alive { limits.heartbeat } else { limits.start };
         if since_sign.elapsed() > limit {
-            let what = if seen_alive { "no further sign" } else { "no sign" };
-            return Err(failed(format!("{what} of it in {} for {:.0} s", folder.display(), limit.as_secs_f64())));
+            let what = if seen_alive { "no further heartbeat" } else { "no heartbeat" };
+            return Err(failed(format!("{what} in {} for {:.0} s", folder.display(), limit.as_secs_f64())));
         }
         tokio::time::sleep(LOOK).await;
     }

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open-file-description locks of single bytes of a file: released by the kernel when their process dies, carried by NFS,
-//! and visible to a process that does not take them.
+//! Open-file-description locks on single bytes of a file: released by the kernel when their process dies, supported by
+//! NFS, and visible to a process that does not take them.
 
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Which other locks of the byte a lock excludes.
+/// Which other locks on the byte a lock excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Exclusive ones.
+    /// Excludes exclusive locks.
     Shared,
-    /// All of them.
+    /// Excludes all locks.
     Exclusive,
 }
 
-/// Takes the lock of one byte without waiting; false where another process holds one that excludes it. A lock that this
-/// file holds already is converted in one step.
+/// Locks one byte without waiting; false if another process holds a conflicting lock. A lock that this file already
+/// holds is converted in one step.
 pub(crate) fn try_lock(file: &File, byte: u8, mode: Mode) -> Result<bool> {
     let kind = match mode {
         Mode::Shared => libc::F_RDLCK,
@@ -45,7 +45,7 @@ pub(crate) fn unlock(file: &File, byte: u8) -> Result<()> {
     }
 }
 
-/// True where another open file holds a lock of the byte.
+/// True if another open file has a lock on the byte.
 pub(crate) fn is_locked(file: &File, byte: u8) -> Result<bool> {
     let mut lock = lock_of(byte, libc::F_WRLCK);
     // SAFETY: fcntl writes into the struct, which outlives the call, and the descriptor is open.
@@ -79,7 +79,7 @@ mod tests {
         assert!(try_lock(&one, 0, Mode::Exclusive).unwrap());
         assert!(!try_lock(&two, 0, Mode::Shared).unwrap());
         assert!(is_locked(&two, 0).unwrap() && !is_locked(&two, 1).unwrap());
-        // Converted, it admits readers and no writer.
+        // After conversion it admits readers but not writers.
         assert!(try_lock(&one, 0, Mode::Shared).unwrap() && try_lock(&two, 0, Mode::Shared).unwrap());
         assert!(!try_lock(&three, 0, Mode::Exclusive).unwrap());
         unlock(&two, 0).unwrap();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether what a stage writes would still be in the page cache when it is done.
+//! Estimates whether the data of a stage still fit into the page cache when it ends.
 
 use penstock_store::memory_available;
 
-/// True where so many bytes leave room in memory for what else is there: a first epoch then reads them from there.
-/// Otherwise each file would only push out the one before it, and what other programs keep.
+/// True if this many bytes fit in memory beside other data, so that a first epoch reads them from there. Otherwise each
+/// file would only evict the previous one, and the cached data of other programs.
 pub(crate) fn keeps(bytes: u64) -> bool {
     memory_available().is_none_or(|available| bytes <= available / 2)
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content of one object on many cores: whole blocks (gzip members, zstd and LZ4 frames) inflate apart, and reach the
-//! file in their order.
+//! Parallel decompression of one object: frames (gzip members, zstd and LZ4 frames) are decompressed on several cores,
+//! and written to the file in order.
 //!
-//! Takes idle cores, for as long as one window of stored bytes lasts, and gives them back: where there are
-//! more objects than cores it works alone. From the first stretch that is not what the cut promised the stream decoder
-//! goes on, so a wrong guess or a damaged object ends as it would have ended without any of this, in the same words.
+//! Takes idle cores for one window of stored bytes and then returns them; with more objects than cores it works alone.
+//! From the first run of frames that does not match its expected cut, the stream decoder takes over. A wrong guess or a
+//! damaged object thus gives the same result and the same error as without parallelism.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -12,43 +12,43 @@ use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, dec
 use penstock_types::{Result, lock};
 use tokio::sync::Semaphore;
 
-/// Stored bytes that are looked at together, at first; a block that is longer doubles it.
+/// Stored bytes examined together, at first; doubled if a block is longer.
 const WINDOW: usize = 8 << 20;
 
-/// Room and cores for one object.
+/// Memory and cores for one object.
 pub(crate) struct CpuBudget<'a> {
-    /// Cores beside the one that the caller holds.
+    /// Cores in addition to the caller's.
     pub cores: &'a Semaphore,
-    /// Most threads, the caller's own among them.
+    /// Maximum number of threads, including the caller's.
     pub threads: usize,
-    /// Most bytes held.
+    /// Maximum bytes held in memory.
     pub memory: u64,
 }
 
-/// Inflates one object as its stored bytes come.
+/// Decompresses one object while its stored bytes arrive.
 pub(crate) struct ParallelDecoder<'a> {
     codec: Codec,
     limit: u64,
     place: &'a str,
-    means: CpuBudget<'a>,
+    cpu_budget: CpuBudget<'a>,
     passed: Inflated,
     blocks: u64,
     held: Vec<u8>,
     buffers: Mutex<Vec<Vec<u8>>>,
     window: usize,
-    /// Offset from which frames cannot be separated.
+    /// Decoder for the rest of the object, once its frames cannot be separated.
     stream: Option<StreamDecoder>,
 }
 
 impl<'a> ParallelDecoder<'a> {
-    pub fn new(codec: Codec, limit: u64, place: &'a str, means: CpuBudget<'a>) -> Self {
+    pub fn new(codec: Codec, limit: u64, place: &'a str, cpu_budget: CpuBudget<'a>) -> Self {
         let passed = Inflated { bytes_in: 0, bytes_out: 0 };
-        let window = WINDOW.min(quarter(means.memory));
+        let window = WINDOW.min(quarter(cpu_budget.memory));
         Self {
             codec,
             limit,
             place,
-            means,
+            cpu_budget,
             passed,
             blocks: 0,
             held: Vec::new(),
@@ -58,7 +58,7 @@ impl<'a> ParallelDecoder<'a> {
         }
     }
 
-    /// Takes the next stored bytes; `sink` gets content, in order.
+    /// Adds the next stored bytes; `sink` receives content, in order.
     pub fn push(&mut self, piece: &[u8], sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if let Some(stream) = &mut self.stream {
             return stream.push(piece, sink);
@@ -78,24 +78,24 @@ impl<'a> ParallelDecoder<'a> {
         }
     }
 
-    /// The whole object at once, if its blocks can be separated and another core is free; else `None`, and nothing
-    /// has been done.
+    /// Decodes the whole object at once if its blocks can be separated and another core is free. Otherwise returns
+    /// `None` without any effect.
     pub fn whole(
         codec: Codec,
         limit: u64,
         place: &str,
-        means: CpuBudget<'_>,
+        cpu_budget: CpuBudget<'_>,
         stored: &[u8],
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Option<Result<()>> {
-        if means.threads < 2 || means.cores.available_permits() == 0 {
+        if cpu_budget.threads < 2 || cpu_budget.cores.available_permits() == 0 {
             return None;
         }
         let stretches = split_frames(codec, stored, true, FrameRunSize::default());
         if stretches.len() < 2 {
             return None;
         }
-        let mut apart = ParallelDecoder::new(codec, limit, place, means);
+        let mut apart = ParallelDecoder::new(codec, limit, place, cpu_budget);
         let done = apart.decompress(stored, &stretches, sink).and_then(|at| match at == stored.len() {
             true => Ok(()),
             false => {
@@ -110,8 +110,8 @@ impl<'a> ParallelDecoder<'a> {
     fn round(&mut self, is_end: bool, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let held = std::mem::take(&mut self.held);
         let stretches = split_frames(self.codec, &held, is_end, FrameRunSize::default());
-        if stretches.is_empty() && !is_end && self.window < quarter(self.means.memory) {
-            self.window = (self.window * 2).min(quarter(self.means.memory));
+        if stretches.is_empty() && !is_end && self.window < quarter(self.cpu_budget.memory) {
+            self.window = (self.window * 2).min(quarter(self.cpu_budget.memory));
             self.held = held;
             return Ok(());
         }
@@ -128,12 +128,13 @@ impl<'a> ParallelDecoder<'a> {
         Ok(())
     }
 
-    /// The stream decoder, from where whole blocks end.
+    /// Stream decoder that continues where whole blocks end.
     fn go_on(&self) -> StreamDecoder {
         StreamDecoder::resume_at(self.codec, self.limit, self.place, self.passed, self.blocks)
     }
 
-    /// Inflates `stretches`, which begin with `stored`, as far as they hold: the stored bytes they came to.
+    /// Decompresses `stretches`, which begin at the start of `stored`, as far as they are valid. Returns the stored
+    /// bytes consumed.
     fn decompress(
         &mut self,
         stored: &[u8],
@@ -145,7 +146,7 @@ impl<'a> ParallelDecoder<'a> {
             let (mut taken, mut content) = (0, 0u64);
             while let Some(next) = rest.get(taken) {
                 content = content.saturating_add(next.content);
-                if content > self.means.memory / 2 {
+                if content > self.cpu_budget.memory / 2 {
                     break;
                 }
                 taken += 1;
@@ -161,34 +162,36 @@ impl<'a> ParallelDecoder<'a> {
         Ok(at)
     }
 
-    /// One batch, all of which may be in memory at once: the stored bytes done, and whether that is all of it.
+    /// Decodes one batch, all of which fits in memory at once. Returns the stored bytes consumed, and whether that was
+    /// all of it.
     fn batch(
         &mut self,
         stored: &[u8],
         stretches: &[FrameRun],
         sink: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<(usize, bool)> {
-        let more =
-            (stretches.len().min(self.means.threads)).saturating_sub(1).min(self.means.cores.available_permits());
-        let permits = self.means.cores.try_acquire_many(more as u32).ok();
+        let more = (stretches.len().min(self.cpu_budget.threads))
+            .saturating_sub(1)
+            .min(self.cpu_budget.cores.available_permits());
+        let permits = self.cpu_budget.cores.try_acquire_many(more as u32).ok();
         let helpers = permits.as_ref().map_or(0, |_| more);
-        let bench = WorkQueue::new(self.codec, stored, stretches, self.limit - self.passed.bytes_out);
+        let queue = WorkQueue::new(self.codec, stored, stretches, self.limit - self.passed.bytes_out);
         let (mut at, mut is_whole) = (0, true);
         let outcome = std::thread::scope(|scope| {
             for _ in 0..helpers {
-                // Where the system gives no thread, those that there are do the work.
+                // If the system refuses a thread, the existing threads do the work.
                 let _ = std::thread::Builder::new()
                     .name("penstock-inflate".into())
-                    .spawn_scoped(scope, || while bench.work_once(&self.buffers) {});
+                    .spawn_scoped(scope, || while queue.work_once(&self.buffers) {});
             }
             let result = (0..stretches.len()).try_for_each(|nth| {
-                let Some((content, blocks)) = bench.await_result(nth, &self.buffers) else {
+                let Some((content, blocks)) = queue.await_result(nth, &self.buffers) else {
                     is_whole = false;
                     return Err(None);
                 };
                 let passed = self.passed.bytes_out + content.len() as u64;
                 if passed > self.limit {
-                    // The stream decoder says so, with the numbers.
+                    // The stream decoder reports this, with the numbers.
                     is_whole = false;
                     return Err(None);
                 }
@@ -200,7 +203,7 @@ impl<'a> ParallelDecoder<'a> {
                 lock(&self.buffers).push(content);
                 Ok(())
             });
-            bench.close();
+            queue.close();
             result
         });
         drop(permits);
@@ -215,7 +218,7 @@ fn quarter(memory: u64) -> usize {
     usize::try_from(memory / 4).unwrap_or(usize::MAX).max(1 << 10)
 }
 
-/// Where threads take stretches from, and lay down what they come to.
+/// Queue from which threads take stretches, and the results that they put back.
 struct WorkQueue<'a> {
     codec: Codec,
     stored: &'a [u8],
@@ -226,12 +229,12 @@ struct WorkQueue<'a> {
     laid: Condvar,
 }
 
-/// A stretch's content and blocks; `None` where it does not hold.
+/// Content and number of blocks of a stretch; `None` if it is invalid.
 type Laid = Option<(Vec<u8>, u64)>;
 
 struct State {
     next: usize,
-    /// `None` until it is done.
+    /// `None` until the stretch is done.
     results: Vec<Option<Laid>>,
 }
 
@@ -243,7 +246,7 @@ impl<'a> WorkQueue<'a> {
         Self { codec, stored, stretches, starts, limit, state: Mutex::new(state), laid: Condvar::new() }
     }
 
-    /// Does the next stretch; false where none is left.
+    /// Decodes the next stretch; returns false if none is left.
     fn work_once(&self, buffers: &Mutex<Vec<Vec<u8>>>) -> bool {
         let nth = {
             let mut state = lock(&self.state);
@@ -297,7 +300,7 @@ mod tests {
 
     use super::*;
 
-    fn means(cores: &Semaphore, memory: u64) -> CpuBudget<'_> {
+    fn cpu_budget(cores: &Semaphore, memory: u64) -> CpuBudget<'_> {
         CpuBudget { cores, threads: 4, memory }
     }
 
@@ -307,7 +310,7 @@ mod tests {
             out.extend_from_slice(content);
             Ok(())
         };
-        let mut apart = ParallelDecoder::new(codec, limit, "p", means(&cores, memory));
+        let mut apart = ParallelDecoder::new(codec, limit, "p", cpu_budget(&cores, memory));
         stored.chunks(piece).try_for_each(|piece| apart.push(piece, &mut take))?;
         apart.finish(&mut take)?;
         assert_eq!(cores.available_permits(), 3);
@@ -326,13 +329,14 @@ mod tests {
             let stored: Vec<u8> =
                 plain.chunks(1 << 20).flat_map(|piece| compress(codec, piece, level).unwrap()).collect();
             assert!(inflated(codec, &stored, 256 << 20, 1 << 20, 1 << 30).unwrap() == plain);
-            // Hardly any memory, so the stream does it.
+            // With almost no memory, the stream decoder does the work.
             assert!(inflated(codec, &stored, 1 << 20, 1 << 20, 1 << 30).unwrap() == plain);
             let (cores, mut out) = (Semaphore::new(3), Vec::new());
-            let done = ParallelDecoder::whole(codec, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |content| {
-                out.extend_from_slice(content);
-                Ok(())
-            });
+            let done =
+                ParallelDecoder::whole(codec, 1 << 30, "p", cpu_budget(&cores, 64 << 20), &stored, &mut |content| {
+                    out.extend_from_slice(content);
+                    Ok(())
+                });
             assert!(matches!(done, Some(Ok(()))) && out == plain);
             assert!(inflated(codec, &stored, 256 << 20, 1 << 20, (24 << 20) - 1).is_err());
         }
@@ -342,16 +346,17 @@ mod tests {
     fn sinks_error_ends_it_and_cores_come_back() {
         let stored: Vec<u8> = (0..20).flat_map(|_| compress(Codec::Gzip, &noise(3 << 20), 1).unwrap()).collect();
         let cores = Semaphore::new(3);
-        let done = ParallelDecoder::whole(Codec::Gzip, 1 << 30, "p", means(&cores, 64 << 20), &stored, &mut |_| {
-            Err(Error::Interrupted)
-        });
+        let done =
+            ParallelDecoder::whole(Codec::Gzip, 1 << 30, "p", cpu_budget(&cores, 64 << 20), &stored, &mut |_| {
+                Err(Error::Interrupted)
+            });
         assert!(matches!(done, Some(Err(Error::Interrupted))));
         assert_eq!(cores.available_permits(), 3);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
-        /// Damage anywhere gives the stream decoder's own answer.
+        /// Damage anywhere gives the same error as the stream decoder.
         #[test]
         fn prop_damage_is_told_as_the_stream_tells_it(sizes in prop::collection::vec(1..600_000usize, 1..8), at: prop::sample::Index, flip: u8, piece in 10_000..900_000usize) {
             let mut stored: Vec<u8> = sizes.iter().flat_map(|size| compress(Codec::Gzip, &noise(*size), 1).unwrap()).collect();

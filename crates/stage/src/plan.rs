@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plan of a stage: which object moves where, decided before the first byte. Keys are data: one that could leave the destination, or two
-//! that could not exist side by side there, end the plan.
+//! Plan of a stage: target of each object, decided before the first byte is moved. Keys are untrusted: a key that could
+//! leave the destination, or two keys that cannot coexist there, end the plan.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,52 +14,75 @@ use crate::compress::Compression;
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
 use penstock_dataset::{Division, SharePlan};
 
-/// Bytes of one ranged read; an object up to this size is read at once. Large enough that requests cost little (S3
-/// bills and limits per request), small enough that a killed stage loses little.
+/// Bytes of one ranged read; an object up to this size is read in one request. Large enough that requests cost little
+/// (S3 bills and limits per request), small enough that a killed stage loses little.
 pub const PART_BYTES: u64 = 8 << 20;
 
-/// Objects from which on one read each keeps a store as busy as it lets itself be kept at first.
+/// Number of objects from which one read per object keeps a store as busy as it allows at first.
 pub(crate) const BUSY: usize = 16;
-/// The largest object that then comes in one read: at the rate of one connection the last one shall not be waited for long.
-pub(crate) const STREAM_MOST: u64 = 64 << 20;
+/// Maximum size of an object that is then read in one request: at the rate of one connection, the wait for the last
+/// object must stay short.
+pub(crate) const MAX_STREAMED: u64 = 64 << 20;
 
-/// The longest name that Linux file systems hold.
+/// Maximum length of a name on Linux file systems.
 const NAME_MAX: usize = 255;
-/// The longest path that one system call takes, less room for the destination itself.
+/// Maximum length of a path in one system call, minus room for the destination itself.
 const PATH_MAX: usize = 4000;
 
 /// Options of a stage, validated once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
-    /// Inflate compressed objects on the way and drop the codec's suffix.
+    /// Decompress compressed objects on the way and drop the codec's suffix.
     pub decompress: bool,
-    /// This node.
+    /// Index of this node.
     pub node: u32,
-    /// All nodes.
+    /// Number of nodes.
     pub nodes: u32,
-    /// How the objects are divided among the nodes; its `inflate` follows this one's.
+    /// How the objects are divided among the nodes; its `decompress` is replaced by this one.
     pub division: Division,
-    /// Most requests in flight.
+    /// Maximum requests in flight.
     pub concurrency: usize,
-    /// Most bytes in flight.
+    /// Maximum bytes in flight.
     pub memory: u64,
-    /// How long one object may take; one that takes longer fails alone.
+    /// Time limit of one object; an object that takes longer fails alone.
     pub object_deadline: Option<Duration>,
-    /// Most bytes that one object may inflate to; `None`: what its codec can honestly reach.
+    /// Maximum decompressed bytes of one object; `None`: the highest ratio that its codec can reach.
     pub max_inflated: Option<u64>,
-    /// Let keys that differ only by case exist side by side.
+    /// Allow keys that differ only by case.
     pub allow_case_collisions: bool,
-    /// Replace files that no stage of this source has put there.
+    /// Replace files that no stage of this source created.
     pub overwrite: bool,
-    /// Compress what is not compressed.
+    /// Compress objects that are not compressed.
     pub compression: Option<Compression>,
 }
 
 impl StageOptions {
-    /// Codec whose suffix the target's name gains; none for an object that is already compressed by its name or listing.
+    /// Compression whose suffix is added to the target's name; `None` for an object that is already compressed
+    /// according to its name or listing.
     pub(crate) fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         let is_undone = self.decompress && entry.codec != Codec::None;
         self.compression.filter(|_| is_undone || !crate::compress::is_packed(entry))
+    }
+
+    /// Maximum decompressed size of an object of `stored` bytes: the user's limit, or the highest ratio of its codec.
+    pub(crate) fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
+        let ratio = match codec {
+            Codec::None => 1,
+            Codec::Gzip => 1_100,  // deflate cannot pass 1,032:1
+            Codec::Lz4 => 300,     // LZ4 cannot pass 255:1
+            Codec::Zstd => 50_000, // a frame of zeros at level 19 reaches about 30,000:1
+        };
+        self.max_inflated.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
+    }
+
+    /// The transform of content, as journals and manifests record it: another transform makes other objects.
+    pub(crate) fn transform_id(&self) -> Option<String> {
+        let compression = self.compression.map(|compression| format!("{}:{}", compression.codec, compression.level));
+        match (self.decompress, compression) {
+            (true, Some(compression)) => Some(format!("decompress,{compression}")),
+            (true, None) => Some("decompress".to_owned()),
+            (false, compression) => compression,
+        }
     }
 }
 
@@ -81,53 +104,53 @@ impl Default for StageOptions {
     }
 }
 
-/// One object's journey.
+/// One object to move.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
-    /// Its place in the manifest.
+    /// Index in the manifest.
     pub object: usize,
-    /// The file's path below the destination.
+    /// Path of the file below the destination.
     pub target: Key,
-    /// Codec that is decompressed during the copy, by the name; [`Codec::None`] if bytes stay as stored.
-    pub undo: Codec,
-    /// Who said that it is in that codec.
+    /// Codec to decompress during the copy, according to the name; [`Codec::None`] if bytes stay as stored.
+    pub decode: Codec,
+    /// Where that codec was found.
     pub codec_source: Option<CodecSource>,
 }
 
 impl Item {
-    /// The item with the codec that its first bytes show, where its name did not say it.
+    /// The item with the codec that its first bytes show, if its name does not say one.
     pub(crate) fn with_detected_codec(&self, decompress: bool, encoding: Option<&str>, head: &[u8]) -> Self {
         match detect(self.target.as_bytes(), encoding, head) {
-            Some((undo, codec_source)) if decompress && self.undo == Codec::None => {
-                Self { undo, codec_source: Some(codec_source), ..self.clone() }
+            Some((decode, codec_source)) if decompress && self.decode == Codec::None => {
+                Self { decode, codec_source: Some(codec_source), ..self.clone() }
             }
             _ => self.clone(),
         }
     }
 }
 
-/// This node's items, and what the others have.
+/// Items of this node, and totals of every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StagePlan {
     /// This node's share, in the manifest's order.
     pub items: Vec<Item>,
     /// Stored bytes of this node's share.
     pub bytes: u64,
-    /// Requests that reading this share takes.
+    /// Number of requests to read this share.
     pub requests: u64,
     /// Stored bytes of every node's share.
     pub loads: Vec<u64>,
-    /// Bytes in and out of every node's share, estimated where what an object inflates to is not known.
+    /// Bytes read and written for every node's share, estimated if a decompressed size is unknown.
     pub costs: Vec<u64>,
-    /// Objects of every node's share.
+    /// Number of objects in every node's share.
     pub counts: Vec<u64>,
-    /// Requests that reading every share takes.
+    /// Number of requests to read every share.
     pub all_requests: Vec<u64>,
 }
 
 impl StagePlan {
-    /// Plans; `place` is the destination as the user wrote it. All keys are checked, not only this node's, so that every
-    /// node refuses the same dataset.
+    /// Plans a stage; `place` is the destination as the user wrote it. Checks all keys, not only this node's, so that
+    /// every node refuses the same dataset.
     pub fn new(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<Self> {
         if options.node >= options.nodes {
             return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
@@ -135,7 +158,7 @@ impl StagePlan {
         for entry in &manifest.objects {
             check_key(&entry.key, place)?;
             let target = target_of(entry, options);
-            // `a/...gz` is a harmless name, and what is left of it without its suffix is not.
+            // `a/...gz` is a harmless name, but without its suffix it would not be.
             if *target != *entry.key.as_bytes() && check_name(&target).is_err() {
                 let how =
                     if target.len() < entry.key.as_bytes().len() { "without its suffix" } else { "with its suffix" };
@@ -155,16 +178,16 @@ impl StagePlan {
                     Cow::Borrowed(name) => entry.key.head(name.len()),
                     Cow::Owned(name) => Key::new(name),
                 };
-                let undo = if options.decompress { entry.codec } else { Codec::None };
-                Item { object, target, undo, codec_source: (undo != Codec::None).then_some(CodecSource::Suffix) }
+                let decode = if options.decompress { entry.codec } else { Codec::None };
+                Item { object, target, decode, codec_source: (decode != Codec::None).then_some(CodecSource::Suffix) }
             })
             .collect();
         let requests = |at: usize, is_busy| requests_of(manifest.objects[at].size, is_busy);
         Ok(Self::of(items, &shares, options.node, requests))
     }
 
-    /// The plan of node `node`. `requests` says what an object takes, in a share that keeps the store busy and in one that
-    /// does not.
+    /// The plan of node `node`. `requests` returns the number of requests for an object, given whether its share keeps
+    /// the store busy.
     pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
         let counts = shares.sums(|_| 1);
         let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
@@ -183,7 +206,8 @@ impl StagePlan {
     }
 }
 
-/// The file that an object becomes: the beginning of its key, or that with the suffix of what it is compressed in.
+/// Name of the file for an object: its key, without the suffix of a codec that is decompressed, and with the suffix of
+/// the codec that it is compressed with.
 fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     let kept = match entry.codec {
         Codec::None => entry.key.as_bytes(),
@@ -196,9 +220,9 @@ fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     }
 }
 
-/// One for an object that is read at once; parts and one question for its checksum for a larger one.
+/// One request for an object that is read at once; for a larger one, its parts and one request for its checksum.
 fn requests_of(size: u64, is_busy: bool) -> u64 {
-    if size <= PART_BYTES || (is_busy && size <= STREAM_MOST) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
+    if size <= PART_BYTES || (is_busy && size <= MAX_STREAMED) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
 }
 
 fn refuse(key: &Key, place: &str, reason: impl Into<String>) -> Error {
@@ -209,8 +233,8 @@ fn check_key(key: &Key, place: &str) -> Result<()> {
     check_name(key.as_bytes()).map_err(|reason| refuse(key, place, reason))
 }
 
-/// True for a name that a file system which ignores case could take for one of Penstock's own. Such file systems (ext4 and
-/// F2FS with `casefold`, HFS+) also ignore code points that have no width, so that all but two non-ASCII letters are left out.
+/// True for a name that a case-insensitive file system could treat as one of Penstock's own. These file systems (ext4
+/// and F2FS with `casefold`, HFS+) also ignore zero-width code points, so all but two non-ASCII letters are left out.
 fn is_own_name(part: &[u8]) -> bool {
     let text = String::from_utf8_lossy(part);
     let folded = text.chars().filter_map(|letter| match letter {
@@ -221,27 +245,27 @@ fn is_own_name(part: &[u8]) -> bool {
     folded.take(OWN_PREFIX.len()).eq(OWN_PREFIX.iter().map(|byte| char::from(*byte)))
 }
 
-/// Errs with the reason where a name could leave the folder, or cannot be in it.
+/// Returns the reason if a name could leave the folder, or is not possible in it.
 fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
     if bytes.is_empty() {
         return no("it is empty");
     }
     if bytes.contains(&0) {
-        return no("it holds a NUL byte");
+        return no("it contains a NUL byte");
     }
     if bytes.len() > PATH_MAX {
-        return Err(format!("it has {} bytes; paths end at {PATH_MAX}", bytes.len()));
+        return Err(format!("it has {} bytes (a path has at most {PATH_MAX})", bytes.len()));
     }
     for part in bytes.split(|byte| *byte == b'/') {
         match part {
             b"" => return no("it begins or ends with `/`, or has an empty component"),
-            b"." | b".." => return no("it has a component that names another folder (`.` or `..`)"),
+            b"." | b".." => return no("it has a `.` or `..` component"),
             part if is_own_name(part) => {
-                return no("names that begin with .penstock hold Penstock's own state");
+                return no("names that begin with .penstock are reserved for Penstock");
             }
             part if part.len() > NAME_MAX => {
-                return Err(format!("it has a component of {} bytes; names end at {NAME_MAX}", part.len()));
+                return Err(format!("it has a component of {} bytes (a name has at most {NAME_MAX})", part.len()));
             }
             _ => {}
         }
@@ -249,7 +273,7 @@ fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// A name as a file system that ignores case takes it, where `folds`.
+/// The name as a case-insensitive file system treats it, if `folds` is set.
 fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
     if !folds {
         return name;
@@ -262,7 +286,7 @@ fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
     room
 }
 
-/// Names by hash, 12 bytes each: a table of the names themselves would be as large as the manifest.
+/// Names by hash, 12 bytes each: a table of the full names would be as large as the manifest.
 struct Names<'a> {
     manifest: &'a Manifest,
     options: &'a StageOptions,
@@ -280,7 +304,7 @@ impl<'a> Names<'a> {
         folded(a, self.folds, &mut left) == folded(b, self.folds, &mut right)
     }
 
-    /// The first object that becomes the file `name`, which has this hash.
+    /// First object whose file is `name`, which has this hash.
     fn find(&self, name: &[u8], hash: u64) -> Option<usize> {
         let from = self.sorted.partition_point(|(known, _)| *known < hash);
         let run = self.sorted[from..].iter().take_while(|(known, _)| *known == hash);
@@ -308,9 +332,7 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
                     let target = Key::new(names.target(at).to_vec());
                     format!("`{other_key}` would become the same file, `{target}`")
                 } else {
-                    format!(
-                        "it equals `{other_key}` but for case (--allow-case-collisions keeps both where the disk can)"
-                    )
+                    format!("it differs from `{other_key}` only in case (use --allow-case-collisions to keep both)")
                 };
                 return Err(refuse(key, place, reason));
             }
@@ -319,7 +341,7 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
     let mut before: Cow<'_, [u8]> = Cow::Borrowed(b"");
     for at in 0..objects.len() {
         let target = names.target(at);
-        // Folders that the object before lies in too have been looked at.
+        // Folders shared with the previous object were already checked.
         let shared = target.iter().zip(before.iter()).take_while(|(a, b)| a == b).count();
         for (cut, _) in target.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/') {
             let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
@@ -425,7 +447,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever keys a store holds, an accepted plan has only names that stay inside, each once.
+        /// Whatever keys a store holds, an accepted plan contains only names that stay inside, each once.
         #[test]
         fn prop_plan_targets_stay_inside(keys in prop::collection::btree_set("[a-cA/.\\x00]{0,6}(\\.gz)?", 1..12), nodes in 1u32..4, node in 0u32..4) {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();

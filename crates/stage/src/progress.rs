@@ -48,15 +48,15 @@ pub struct Snapshot {
     pub done: u64,
     /// Their stored bytes.
     pub done_bytes: u64,
-    /// Objects that stood there already.
+    /// Objects that already existed.
     pub skipped: u64,
-    /// Bytes of objects received.
+    /// Object bytes received.
     pub bytes_in: u64,
     /// Bytes of finished files.
     pub bytes_out: u64,
-    /// Bytes of objects that an interrupted run had received, and that were not asked for again.
+    /// Object bytes that an interrupted run had received and that were not requested again.
     pub resumed_bytes: u64,
-    /// Objects asked for again because their bytes arrived damaged.
+    /// Objects requested again because their bytes arrived damaged.
     pub refetched: u64,
     /// Objects without a promised digest.
     pub without_checksum: u64,
@@ -69,7 +69,7 @@ impl Progress {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// An object is where it should be, and journaled.
+    /// Counts an object that is in its place and journaled.
     pub(super) fn finish(&self, line: &Line) {
         Self::add(&self.done, 1);
         Self::add(&self.done_bytes, line.origin.size);
@@ -77,7 +77,7 @@ impl Progress {
         Self::add(&self.without_checksum, u64::from(line.origin.checked.is_empty()));
     }
 
-    /// An object of `size` stored bytes was there already.
+    /// Counts an object of `size` stored bytes that already existed.
     pub(super) fn skip(&self, size: u64) {
         Self::add(&self.skipped, 1);
         Self::add(&self.done, 1);
@@ -95,7 +95,7 @@ impl Progress {
         failures
     }
 
-    /// The counters now.
+    /// Current values of the counters.
     pub fn snapshot(&self) -> Snapshot {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Snapshot {

@@ -9,7 +9,6 @@ use penstock_types::Url;
 
 use crate::plan::StageOptions;
 use crate::status_record::Identity;
-use crate::to_store::target::transform_id;
 use penstock_dataset::key_filter::KeyFilter;
 
 /// Request of a stage, validated once.
@@ -17,33 +16,33 @@ use penstock_dataset::key_filter::KeyFilter;
 pub struct StageRequest {
     /// A folder of objects, one object, or a local list of URLs.
     pub source: Url,
-    /// How to reach it.
+    /// Settings to access the source.
     pub settings: StoreSettings,
-    /// Other stores that hold the same objects, and how to reach each; reads are spread over them.
+    /// Other stores with the same objects, and the settings to access each; reads are spread over them.
     pub mirrors: Vec<(Url, StoreSettings)>,
-    /// The local folder. With `remote`: where this stage keeps its journal.
+    /// The local folder. With `remote`: the folder where this stage keeps its journal.
     pub destination: PathBuf,
-    /// The store that objects go to, in place of the folder.
+    /// Destination store, instead of the folder.
     pub remote: Option<Url>,
-    /// A manifest of the source, in place of a listing.
+    /// Manifest of the source, instead of a listing.
     pub manifest: Option<PathBuf>,
-    /// Which of the objects are meant.
+    /// Filter for the objects to stage.
     pub select: KeyFilter,
     /// Options.
     pub options: StageOptions,
     /// Rate limits of the whole job; each node takes its share. The limit of requests in flight is in `options`.
     pub rates: Rates,
-    /// Plan only; the destination is not touched.
+    /// Plan only; do not touch the destination.
     pub dry_run: bool,
     /// Wall-clock limit of the whole stage.
     pub deadline: Option<Duration>,
-    /// The launch, where the launcher names it.
+    /// Launch id, if the launcher provides one.
     pub launch: Option<String>,
-    /// Other ranks of this node wait for a record of how it went, even of an early failure.
+    /// True if other ranks of this node wait for a record of the result, even of an early failure.
     pub is_awaited: bool,
     /// The rank that stages for this node.
     pub leader_rank: u32,
-    /// Threads that inflate.
+    /// Number of threads that decompress.
     pub cores: usize,
 }
 
@@ -51,7 +50,7 @@ impl StageRequest {
     pub(crate) fn identity(&self) -> Identity {
         let StageOptions { decompress, node, nodes, division, allow_case_collisions, max_inflated, .. } = &self.options;
         let to = self.remote.as_ref().map(|url| format!(" to={url}")).unwrap_or_default();
-        let transform_id = transform_id(&self.options).unwrap_or_default();
+        let transform_id = self.options.transform_id().unwrap_or_default();
         Identity {
             request: format!(
                 "{}{to} transform_id={transform_id} decompress={decompress} case={allow_case_collisions} max_inflated={max_inflated:?} manifest={:?} {} {:?}",

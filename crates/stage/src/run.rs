@@ -24,11 +24,11 @@ use crate::to_store::target::{self, Target};
 use penstock_dataset::UrlList;
 use penstock_dataset::manifest::{Manifest, index_selected, without_pattern};
 
-/// A stage that runs.
+/// A running stage.
 pub type StageJob = Job<Summary>;
 
 impl StageJob {
-    /// Starts it on the runtime and returns at once.
+    /// Starts the stage on the runtime and returns at once.
     pub fn start(request: StageRequest, runtime: &Handle) -> Self {
         Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
     }
@@ -115,7 +115,7 @@ async fn run(
             }
             mirrors = source.mirrors.clone();
             let Some((dest_dir, leader)) = &leader else { return Err(Error::bug("a stage without its lock")) };
-            let errand = StageContext {
+            let context = StageContext {
                 request: &request,
                 from: source,
                 manifest,
@@ -127,13 +127,13 @@ async fn run(
             };
             match &request.remote {
                 Some(url) => {
-                    // What is read waits for what is written, never the other way: each has its own requests in flight.
+                    // Reads wait for writes, never the reverse: each has its own requests in flight.
                     match Target::open(url, &request.settings, &metrics, &governor.beside()) {
-                        Ok(to) => to_store::transfer(to, errand).await,
+                        Ok(to) => to_store::transfer(to, context).await,
                         Err(error) => Err(error),
                     }
                 }
-                None => to_folder::transfer(errand).await,
+                None => to_folder::transfer(context).await,
             }
         }
         Err(error) => Err(error),
@@ -142,7 +142,7 @@ async fn run(
         summary.manifest = manifest;
         let snapshot = progress.snapshot();
         let failures = progress.failures();
-        // Where the store refused everything, the refusal is the answer.
+        // If the store refused everything, return that refusal.
         if snapshot.done == 0
             && let Some((_, first)) = failures.first()
             && matches!(first, Error::Denied { .. } | Error::Server { .. })
@@ -201,9 +201,9 @@ async fn list(
             let path = path.clone();
             let (place, manifest) = (path.display().to_string(), blocking(move || Manifest::load(&path)).await?);
             let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
-                // The record of an earlier stage of the same source.
+                // An earlier stage of the same source wrote this manifest.
                 true => manifest.of_source().ok_or_else(|| {
-                    Error::corrupt(&place, "is of a staged copy, and does not say what each file was made from")
+                    Error::corrupt(&place, "describes a staged copy, but not the source object of each file")
                 })?,
                 false => manifest,
             };

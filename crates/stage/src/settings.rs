@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Settings of a stage and of a verification, each one JSON document. Python's `StageSpec` and `VerifySpec` write them
-//! and explain the fields. Paths are passed beside the document, since JSON cannot hold every path.
+//! and document the fields. Paths are passed separately, since JSON cannot hold every path.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use crate::plan::StageOptions;
 use crate::request::StageRequest;
 use crate::verify::VerifyRequest;
 
-/// Settings of a stage; those with `None` are the core's defaults.
+/// Settings of a stage; `None` means the core's default.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageSettings {
     source: String,
-    /// URL of a store as the destination, in place of a folder.
+    /// URL of a destination store, instead of a folder.
     remote: Option<String>,
     mirrors: Vec<String>,
     rank: Rank,
@@ -46,7 +46,7 @@ pub struct StageSettings {
     retry_timeout_s: Option<f64>,
 }
 
-/// Place of this process in its launch.
+/// Position of this process in its launch.
 #[derive(Debug, Deserialize)]
 struct Rank {
     node: u32,
@@ -73,7 +73,7 @@ pub struct VerifySettings {
 }
 
 impl StageSettings {
-    /// Reads the document.
+    /// Parses the JSON document.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl StageSettings {
         parse_settings("stage", json)
     }
 
-    /// The validated request.
+    /// Validates the settings and returns the request.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl StageSettings {
 }
 
 impl VerifySettings {
-    /// Reads the document.
+    /// Parses the JSON document.
     ///
     /// # Errors
     ///
@@ -150,7 +150,7 @@ impl VerifySettings {
         parse_settings("verify", json)
     }
 
-    /// The validated request.
+    /// Validates the settings and returns the request.
     ///
     /// # Errors
     ///
@@ -171,8 +171,8 @@ impl VerifySettings {
     }
 }
 
-/// Settings of a copy whose every byte is checked: MD5 where a store has no CRC, and the sizes of parts where it has only
-/// their checksums, unless the environment says otherwise.
+/// Settings for a copy in which every byte is checked. Uses MD5 if a store has no CRC, and the sizes of parts if it has
+/// only their checksums, unless the environment says otherwise.
 fn checksum_settings(env: &HashMap<String, String>, retry_timeout_s: Option<f64>) -> Result<StoreSettings> {
     let mut settings = StoreSettings::from_env(env)?.with_retry_timeout(retry_timeout_s)?;
     settings.s3.verifies_md5 |= !env.contains_key("PENSTOCK_S3_MD5");
@@ -180,7 +180,7 @@ fn checksum_settings(env: &HashMap<String, String>, retry_timeout_s: Option<f64>
     Ok(settings)
 }
 
-/// Cores of this process, by its affinity and its cgroup's quota.
+/// Number of cores for this process, from its affinity and its cgroup's quota.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

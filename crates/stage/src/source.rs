@@ -6,17 +6,17 @@ use std::sync::Arc;
 use penstock_store::{AdaptiveLimit, LimitStore, Mirrors, Opened, Store, StoreSettings};
 use penstock_types::{Key, Metrics, Result, Url};
 
-/// The opened source: the store, and what the manifest's keys are relative to.
+/// The opened source: its store, and the prefix that the manifest's keys are relative to.
 pub(crate) struct Source {
     pub store: Arc<dyn Store>,
     pub prefix: Key,
     pub url: String,
-    /// The store's other door, where it is several.
+    /// The mirrors, if the source consists of several stores.
     pub mirrors: Option<Mirrors>,
 }
 
 impl Source {
-    /// The source opened by `folder_url`, with keys as in a manifest of `url` (that folder, or the folder of one object).
+    /// Source opened with `folder_url`, with keys as in a manifest of `url` (that folder, or the folder of one object).
     pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
         let prefix = opened.prefix.as_bytes();
         let prefix = if url == folder_url {
@@ -28,12 +28,12 @@ impl Source {
         Self { store: opened.store, prefix, url, mirrors: None }
     }
 
-    /// The same, asked as much at a time as the governor lets.
+    /// Limits the requests in flight to what the governor allows.
     pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
         Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }
 
-    /// The folder that an earlier stage read from.
+    /// Opens the folder that an earlier stage read from.
     pub fn again(url: &str, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let parsed: Url = url.parse()?;
         let opened = penstock_store::open(&parsed, settings, metrics)?;

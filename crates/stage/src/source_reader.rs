@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Source reader: reads one source at its pinned versions, within one memory budget.
 //!
-//! Owns what is the same wherever the bytes go: names, room in memory, the size that must be the listed one, and bytes
-//! counted as they come. What becomes of them is the business of `object`, `parts` and `send`.
+//! Owns what is the same wherever the bytes go: names, memory permits, the check of size and digests, repeats after damage,
+//! and counts of bytes. `to_folder` and `to_store` write them.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use penstock_codec::Codec;
-use penstock_store::{GetResult, Meta, ObjectRef};
-use penstock_types::{ByteRange, Deadline, Error, Result};
+use penstock_store::{GetResult, Meta, ObjectRef, cheapest};
+use penstock_types::{ByteRange, Deadline, Digest, Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::digests::{StoredDigests, Verified};
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
 use crate::source::Source;
 use penstock_dataset::manifest::Entry;
 
-/// The unit in which memory is handed out; the semaphore counts in u32.
+/// Unit in which memory is reserved; the semaphore counts in u32.
 const MEMORY_UNIT: u64 = 64 << 10;
 
-/// See the module.
+/// Reads of one object that keeps arriving damaged, differently each time: the network damages it, not the store.
+const MAX_DAMAGED_READS: u32 = 32;
+
+/// Reads the objects of one source within a memory budget.
 pub(crate) struct SourceReader {
     pub source: Source,
     pub progress: Arc<Progress>,
@@ -31,18 +34,18 @@ pub(crate) struct SourceReader {
 }
 
 impl SourceReader {
-    /// Half of the budget of `memory` bytes holds what is in flight; the other half is for what is made of it.
+    /// Creates a reader. Half of the budget of `memory` bytes holds data in flight; the other half is for decoded data.
     pub fn new(source: Source, memory: u64, progress: Arc<Progress>, deadline: Deadline) -> Self {
         let units = (memory / 2 / MEMORY_UNIT).clamp(1, u64::from(u32::MAX >> 4)) as u32;
         Self { source, progress, deadline, memory: Arc::new(Semaphore::new(units as usize)), units }
     }
 
-    /// All of the room.
+    /// Total memory for data in flight.
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.units) * MEMORY_UNIT
     }
 
-    /// Waits for room for `bytes`; all of the room where they are more than there is.
+    /// Waits for memory for `bytes`, or for all of it if `bytes` is more than that.
     pub async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
         let units = bytes.div_ceil(MEMORY_UNIT).clamp(1, u64::from(self.units)) as u32;
         self.memory.clone().acquire_many_owned(units).await.map_err(|_| Error::Interrupted)
@@ -60,7 +63,7 @@ impl SourceReader {
         self.source.store.capabilities().ranges
     }
 
-    /// Current metadata of an object; an error if it is not the listed version.
+    /// Current metadata of an object; an error if its version is not the listed one.
     pub async fn head(&self, entry: &Entry) -> Result<Meta> {
         let meta = self.source.store.head(&self.object_ref(entry).key, self.deadline).await?;
         let (want, have) = (entry.version.as_ref(), meta.version.as_ref());
@@ -73,7 +76,7 @@ impl SourceReader {
         }
     }
 
-    /// Asks for a range, or for all, of the object that was listed.
+    /// Requests a range, or all, of the listed object.
     pub async fn get(&self, entry: &Entry, range: ByteRange) -> Result<GetResult> {
         let got = self.source.store.get_ranges(&self.object_ref(entry), &[range], self.deadline).await?;
         match got.meta.size == entry.size {
@@ -82,7 +85,7 @@ impl SourceReader {
         }
     }
 
-    /// The next bytes of an answer.
+    /// Returns the next bytes of a response.
     pub async fn next(&self, got: &mut GetResult) -> Result<Option<Bytes>> {
         let chunk = got.chunks.try_next().await?;
         Ok(chunk.map(|chunk| {
@@ -91,7 +94,7 @@ impl SourceReader {
         }))
     }
 
-    /// The bytes of a range that memory has room for.
+    /// Reads a range that fits in memory.
     pub async fn range(&self, entry: &Entry, range: ByteRange) -> Result<Bytes> {
         let mut got = self.get(entry, range).await?;
         let mut bytes = Vec::with_capacity(range.len as usize);
@@ -102,22 +105,23 @@ impl SourceReader {
         Ok(bytes.into())
     }
 
-    /// Errs where a range brought more or fewer bytes than it has.
+    /// Returns an error if a range returned more or fewer bytes than requested.
     pub fn check_length(&self, entry: &Entry, range: ByteRange, came: u64) -> Result<()> {
         match came == range.len {
             true => Ok(()),
             false => {
-                let problem = format!("gave {came} bytes at {} where {} were asked for", range.start, range.len);
+                let problem = format!("returned {came} bytes at byte {} (requested {})", range.start, range.len);
                 Err(Error::corrupt(self.place(entry), problem))
             }
         }
     }
 
-    /// All bytes of an object in `bytes`, and what its store says of it: `Err` inside where bytes and checksum differ.
+    /// Reads all bytes of an object into `bytes`, and returns its metadata. The inner result is `Err` if bytes and
+    /// checksum differ.
     pub async fn whole(&self, entry: &Entry, bytes: &mut Vec<u8>) -> Result<Result<Meta>> {
         let mut got = self.get(entry, ByteRange::WHOLE).await?;
         bytes.clear();
-        // A size beyond a part comes only from a store without ranges, and may be a lie.
+        // A size above one part comes only from a store without ranges, and may be wrong.
         bytes.reserve(entry.size.min(PART_BYTES) as usize);
         loop {
             match self.next(&mut got).await {
@@ -134,26 +138,72 @@ impl SourceReader {
         Ok(Ok(got.meta))
     }
 
-    /// The object is not the one that was listed.
+    /// Error for an object that is not the listed one.
     pub fn changed(&self, entry: &Entry, size: u64) -> Error {
         Error::resized(self.place(entry), entry.size, size)
     }
 
-    /// Whoever of several stores gave these bytes is left out.
-    pub fn damaged(&self, entry: &Entry) {
-        if let Some(mirrors) = &self.source.mirrors {
-            mirrors.damaged(&self.object_ref(entry).key);
+    /// Compares digests of stored bytes with promised ones. Returns the promised ones that were compared, each once.
+    pub fn check(&self, entry: &Entry, have: &[Digest], promised: &[Digest]) -> Result<Vec<Digest>> {
+        let mut checked = Vec::new();
+        for want in promised {
+            match have.iter().find(|have| have.algorithm == want.algorithm) {
+                Some(have) if have != want => {
+                    let problem = format!("has {have} (expected {want})");
+                    return Err(Error::corrupt(self.place(entry), problem));
+                }
+                Some(_) if !checked.contains(want) => checked.push(want.clone()),
+                _ => {}
+            }
         }
+        Ok(checked)
+    }
+
+    /// Digests of stored bytes that came in one read, during which they were compared with the store's own digest. Errs
+    /// if they are not what the store or a manifest promised.
+    pub fn verified(&self, entry: &Entry, stored: &StoredDigests, meta: &Meta) -> Result<Verified> {
+        let mut digests = stored.digests();
+        let promised: Vec<Digest> = meta.digests.iter().chain(&entry.digests).cloned().collect();
+        let mut checked = self.check(entry, &digests, &promised)?;
+        if let Some(own) = cheapest(&meta.digests).filter(|own| !checked.contains(own)) {
+            checked.push(own.clone());
+        }
+        digests.truncate(2); // our own
+        Ok(Verified { digests, checked, encoding: meta.encoding.clone() })
     }
 }
 
-/// Maximum decompressed size of an object: the user's limit, or the highest ratio of its codec.
-pub(crate) fn inflated_limit(codec: Codec, stored: u64, stated: Option<u64>) -> u64 {
-    let ratio = match codec {
-        Codec::None => 1,
-        Codec::Gzip => 1_100,  // deflate cannot pass 1,032:1
-        Codec::Lz4 => 300,     // LZ4 cannot pass 255:1
-        Codec::Zstd => 50_000, // a frame of zeros at level 19 reaches about 30,000:1
-    };
-    stated.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
+/// Repeats of one object whose bytes arrive damaged.
+pub(crate) struct DamageRetry<'a, S> {
+    reader: &'a SourceReader,
+    entry: &'a Entry,
+    last: Option<S>,
+    reads: u32,
+}
+
+impl<'a, S: PartialEq> DamageRetry<'a, S> {
+    pub fn new(reader: &'a SourceReader, entry: &'a Entry) -> Self {
+        Self { reader, entry, last: None, reads: 0 }
+    }
+
+    /// Records `damage`; `seen` identifies the bytes. Errs if another read would not help: the same bytes came twice, so
+    /// the object itself is damaged, or they were different each of [`MAX_DAMAGED_READS`] times.
+    pub fn again(&mut self, damage: Error, seen: S) -> Result<()> {
+        self.reads += 1;
+        // Of several mirrors, the one that returned these bytes is left out.
+        if let Some(mirrors) = &self.reader.source.mirrors {
+            mirrors.damaged(&self.reader.object_ref(self.entry).key);
+        }
+        let seen = Some(seen);
+        if self.last == seen {
+            return Err(damage);
+        }
+        if self.reads == MAX_DAMAGED_READS {
+            let problem = format!("arrived damaged {MAX_DAMAGED_READS} times, each time differently");
+            return Err(Error::corrupt(self.reader.place(self.entry), problem));
+        }
+        self.last = seen;
+        Progress::add(&self.reader.progress.refetched, 1);
+        Ok(())
+    }
 }

@@ -10,16 +10,16 @@ use std::time::Duration;
 
 use crate::summary::Summary;
 
-/// How often the leader says that it lives.
+/// Interval of the leader's heartbeat.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// How often a waiting rank looks.
+/// Interval at which a waiting rank checks the record.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// A record beyond this is not ours.
+/// Maximum size of a record; a larger file is not ours.
 const MAX_RECORD: u64 = 1 << 30;
 
-/// Where the records lie, below the destination.
+/// Folder of the records, below the destination.
 pub(crate) const FOLDER: &str = ".penstock/stage";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,11 +35,11 @@ pub(super) struct Record {
     pub penstock_status: u32,
     pub state: State,
     pub identity: Identity,
-    /// Who wrote it.
+    /// Process that wrote the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
     pub beat: u64,
-    /// When it was written, seconds since the Unix epoch.
+    /// When it was written, in seconds since the Unix epoch.
     pub at_s: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -59,18 +59,18 @@ impl Record {
         (self.beat, self.at_s)
     }
 
-    /// The process, for an error.
+    /// Describes the process, for an error.
     pub fn text(&self) -> String {
         self.identity.text(self.process.as_ref())
     }
 }
 
-/// The leader's error, for ranks that shall raise the same.
+/// The leader's error, so that other ranks can raise the same error.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireError {
     /// [`Error::code`].
     pub code: String,
-    /// The error.
+    /// Text of the error.
     pub message: String,
     /// [`Error::hint`].
     pub hint: Option<String>,
@@ -87,7 +87,7 @@ impl WireError {
 pub(crate) struct Identity {
     /// Source and options.
     pub request: String,
-    /// The launch, where the launcher names it.
+    /// Launch id, if the launcher provides one.
     pub launch: Option<String>,
     pub node: u32,
     pub nodes: u32,
@@ -102,24 +102,25 @@ impl Identity {
         format!("lock-{}", self.node)
     }
 
-    /// The record speaks of this stage.
+    /// True if both identify the same stage on the same node.
     pub fn is_of(&self, other: &Identity) -> bool {
         self.node == other.node && self.is_launch_of(other)
     }
 
-    /// Both are of one launch, so that their shares do not overlap. A launch id that one side lacks is not compared.
+    /// True if both belong to one launch, so that their shares do not overlap. A launch id that one side lacks is not
+    /// compared.
     pub fn is_launch_of(&self, other: &Identity) -> bool {
         let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
         self.request == other.request && self.nodes == other.nodes && same_id
     }
 
-    /// The stage that `process` runs, for an error.
+    /// Describes the stage that `process` runs, for an error.
     pub fn text(&self, process: Option<&Process>) -> String {
         let Self { node, nodes, launch, .. } = self;
         let launch = launch.iter().map(|launch| format!("launch {launch}"));
         let known: Vec<String> = launch.chain(process.map(Process::text)).collect();
         let known = if known.is_empty() { String::new() } else { format!(" ({})", known.join(", ")) };
-        format!("another penstock stage of node {node} of {nodes} writes there{known}")
+        format!("another penstock stage of node {node} of {nodes} is writing to it{known}")
     }
 }
 
@@ -127,10 +128,10 @@ impl Identity {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub host: String,
-    /// The kernel's boot id; empty where it has none.
+    /// Boot id of the kernel; empty if it has none.
     pub boot: String,
     pub pid: u32,
-    /// When it began, seconds since the Unix epoch.
+    /// When it began, in seconds since the Unix epoch.
     pub since_s: f64,
 }
 
@@ -144,20 +145,20 @@ impl Process {
         Self { host, boot, pid: std::process::id(), since_s: unix_now().as_secs_f64() }
     }
 
-    /// True where one kernel runs both, which then sees the locks of both.
+    /// True if one kernel runs both, so that it sees the locks of both.
     pub fn is_on_machine_of(&self, other: &Self) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
 
-    /// The process, for an error.
+    /// Describes the process, for an error.
     pub fn text(&self) -> String {
         let age_s = (unix_now().as_secs_f64() - self.since_s).max(0.0);
-        format!("process {} on {}, which began {age_s:.0} s ago", self.pid, self.host)
+        format!("process {} on {}, started {age_s:.0} s ago", self.pid, self.host)
     }
 }
 
 pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
-    // Not read whole first: a file that is not a record takes no memory, however long it is.
+    // Not read into memory first: a file that is not a record takes no memory, whatever its size.
     let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
     serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
 }

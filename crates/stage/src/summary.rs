@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::progress::Failure;
 
-/// How a stage went.
+/// Summary of a stage.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Version of this document.
     pub schema_version: u32,
-    /// Where from.
+    /// Source of the stage.
     pub source: String,
-    /// Where to.
+    /// Destination of the stage.
     pub destination: String,
     /// Path or URL of the manifest that this node wrote; empty in a dry run.
     #[serde(default)]
     pub manifest: String,
-    /// Nothing was moved, only planned.
+    /// True if nothing was moved, only planned.
     pub dry_run: bool,
-    /// Compressed objects were decompressed.
+    /// True if compressed objects were decompressed.
     pub decompress: bool,
-    /// This node.
+    /// Index of this node.
     pub node: u32,
-    /// All nodes.
+    /// Number of nodes.
     pub nodes: u32,
     /// Objects of this node's share.
     pub objects: u64,
@@ -32,26 +32,26 @@ pub struct Summary {
     pub bytes: u64,
     /// Objects of all nodes.
     pub objects_total: u64,
-    /// Objects that stood there already.
+    /// Objects that already existed.
     pub skipped: u64,
     /// Objects moved by this run.
     pub moved: u64,
-    /// Bytes of objects received.
+    /// Object bytes received.
     pub bytes_in: u64,
     /// Bytes of files that this run finished.
     pub bytes_out: u64,
-    /// Bytes that an interrupted run had received and that were not asked for again.
+    /// Bytes that an interrupted run had received and that were not requested again.
     pub resumed_bytes: u64,
-    /// Objects asked for again because their bytes arrived damaged.
+    /// Objects requested again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects moved for which the store has no digest: the manifest holds ours, of the bytes as they arrived.
+    /// Objects moved for which the store has no digest: the manifest contains our own, computed as the bytes arrived.
     #[serde(default)]
     pub without_checksum: u64,
-    /// Requests sent; planned ones in a dry run.
+    /// Requests sent; in a dry run, requests planned.
     pub requests: u64,
     /// Requests sent again.
     pub retries: u64,
-    /// Answers 429 and 503.
+    /// Responses with 429 or 503.
     pub throttles: u64,
     /// Seconds spent waiting because the store asked for it, summed over requests.
     pub throttle_wait_s: f64,
@@ -62,13 +62,13 @@ pub struct Summary {
     /// Objects of every node's share.
     #[serde(default)]
     pub share_objects: Vec<u64>,
-    /// Requests that reading every node's share takes.
+    /// Number of requests to read every node's share.
     #[serde(default)]
     pub share_requests: Vec<u64>,
     /// Bytes received and written for every node's share, estimated where the decompressed size is not known.
     #[serde(default)]
     pub share_io_bytes: Vec<u64>,
-    /// How the reads were spread, where there are mirrors; the source comes first.
+    /// How reads were spread over the mirrors, if any; the source comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorReport>,
     /// Objects that could not be staged.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory straight from the system, and memory that is used again: fresh pages cost a fault each, which for bytes that are
-//! only passed on is more than the bytes cost to copy.
+//! Memory mapped directly from the system, and reused. Fresh pages cost a fault each, which is more than the copy of
+//! bytes that are only passed on.
 //!
-//! Owns mappings and who has them. What is read into them is the reader's business.
+//! Owns mappings and tracks their users. Readers decide what is written into them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,34 +15,35 @@ use bytes::Bytes;
 
 const PAGE: usize = 4096;
 
-/// From here on memory asks for huge pages, and begins at one: a page fault per 4 KiB would cost as much as the copy into it.
+/// From this size on, memory is aligned for and advised to use huge pages: a page fault per 4 KiB would cost as much as
+/// the copy into it.
 const HUGE: usize = 2 << 20;
 
-/// Bytes of memory that are kept while they are unused: an object of 100 MB that is read whole is the next one's memory.
+/// Maximum bytes of unused memory that are kept: after an object of 100 MB, the next one reuses its memory.
 const KEPT: usize = 128 << 20;
 
-/// Anonymous memory of whole pages, and at a huge page's beginning where it is as large as one. Zeroed without a pass
-/// over it, given back at once when dropped.
+/// Anonymous memory of whole pages, aligned to a huge page if it is at least as large as one. The kernel zeroes it; it
+/// is unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// The one process that has it; 0 where forked children have it too.
+    /// Process id of the only process that has it; 0 if forked children have it too.
     only_in: AtomicU32,
 }
 
-// SAFETY: the memory is owned by this value alone; who may touch which bytes is its holder's contract.
+// SAFETY: only this value owns the memory; its holder controls access to the bytes.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; a shared reference gives no more than the address.
+// SAFETY: as above; a shared reference gives only the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// At least `bytes` of it, or what the system says.
+    /// Maps at least `bytes` bytes, or returns the system's error.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        // What a huge page's beginning may cost is given back below.
+        // The slack for the alignment is unmapped below.
         let slack = if bytes >= HUGE { HUGE - PAGE } else { 0 };
-        // SAFETY: a new anonymous private mapping touches no memory of ours.
+        // SAFETY: a new anonymous private mapping touches no existing memory.
         let start = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -57,11 +58,11 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let before = if slack > 0 { start.align_offset(HUGE) } else { 0 };
-        // SAFETY: within the mapping just made: `before` is less than a huge page, of whole pages.
+        // SAFETY: within the new mapping: `before` is less than a huge page, in whole pages.
         let aligned = unsafe { start.byte_add(before) };
         for (at, rest) in [(start, before), (aligned.wrapping_byte_add(bytes), slack - before)] {
             if rest > 0 {
-                // SAFETY: the two ends of the mapping just made, which nothing refers to.
+                // SAFETY: the two ends of the new mapping, which nothing refers to.
                 unsafe { libc::munmap(at, rest) };
             }
         }
@@ -75,15 +76,15 @@ impl Mapping {
         self.start
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Forked children find zeros here from now on, or nothing at all where the system cannot do that (gVisor): no fork
-    /// makes this process's pages copies on write.
+    /// Forked children will find zeros here, or no mapping where the system cannot do that (gVisor). A fork then never
+    /// makes this process's pages copy-on-write.
     pub fn keep_from_children(&self) -> io::Result<()> {
-        // SAFETY: whole pages that this value owns; what they hold here does not change.
+        // SAFETY: whole pages that this value owns; their content does not change here.
         let advise = |advice| unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) } == 0;
         if advise(libc::MADV_WIPEONFORK) {
             return Ok(());
@@ -104,7 +105,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Asks for huge pages wherever they fit into memory that was not touched yet.
+/// Advises the kernel to use huge pages wherever they fit into untouched memory.
 pub fn advise_huge(start: *mut u8, bytes: usize) {
     let before = start.align_offset(PAGE);
     if bytes >= HUGE + before {
@@ -114,18 +115,18 @@ pub fn advise_huge(start: *mut u8, bytes: usize) {
     }
 }
 
-/// Buffers that come back when the holder of their bytes lets go. Belongs to one process: a forked child makes its own and
-/// frees what it inherits, and waits for no lock that a thread of its parent may hold for ever.
+/// Pool of buffers, which return to it when dropped. Belongs to one process: a forked child makes its own, frees what
+/// it inherits, and never waits for a lock that a thread of its parent may hold.
 #[derive(Debug)]
 pub struct BufferPool {
     pid: u32,
     free: Mutex<Free>,
 }
 
-/// Memory that is unused now.
+/// Unused memory.
 #[derive(Debug, Default)]
 struct Free {
-    /// The one used last is last: its bytes may be in the processor's cache still.
+    /// The buffer used last is at the end: its bytes may still be in the processor's cache.
     kept: VecDeque<Mapping>,
     bytes: usize,
 }
@@ -137,17 +138,17 @@ impl Default for BufferPool {
 }
 
 impl BufferPool {
-    /// Those of this process: one memory for all that reads in it, so that no more is kept where many read.
+    /// The pool of this process: shared by all readers, so that the kept memory does not grow with their number.
     pub fn of_process() -> Arc<Self> {
         static OURS: AtomicPtr<Arc<BufferPool>> = AtomicPtr::new(std::ptr::null_mut());
         Self::in_place(&OURS)
     }
 
-    /// The pool in `place`, or a new one if there is none or it belongs to the parent process.
+    /// The pool stored in `place`, or a new one if there is none or it belongs to the parent process.
     fn in_place(place: &AtomicPtr<Arc<Self>>) -> Arc<Self> {
         let mut held = place.load(Ordering::Acquire);
         loop {
-            // SAFETY: what was put there is never freed.
+            // SAFETY: pools stored in `place` are never freed.
             if let Some(ours) = unsafe { held.as_ref() }.filter(|buffers| buffers.is_ours()) {
                 return ours.clone();
             }
@@ -156,7 +157,7 @@ impl BufferPool {
             match place.compare_exchange(held, put, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return made,
                 Err(other) => {
-                    // SAFETY: made just above, and not shared.
+                    // SAFETY: created just above, and not shared.
                     drop(unsafe { Box::from_raw(put) });
                     held = other;
                 }
@@ -173,11 +174,11 @@ impl BufferPool {
         self.pid == std::process::id()
     }
 
-    /// A buffer of at least `bytes`, which hold what they were last used for.
+    /// A buffer of at least `bytes` bytes, with arbitrary content.
     pub fn take(self: &Arc<Self>, bytes: usize) -> io::Result<Buffer> {
         let found = self.is_ours().then(|| {
             let mut free = self.free();
-            // Not one that is much larger: it would be missed where it fits.
+            // Not a much larger one, which would be missing for a larger request.
             let fits = |memory: &Mapping| memory.bytes >= bytes && memory.bytes / 2 <= bytes.max(PAGE);
             let at = free.kept.iter().rposition(fits)?;
             let memory = free.kept.remove(at)?;
@@ -204,17 +205,17 @@ impl BufferPool {
             free.bytes -= oldest.bytes;
             dropped.push(oldest);
         }
-        // Unmapped when the lock is free again.
+        // Unmapped after the lock is released.
         drop(free);
     }
 }
 
-/// Up to a quarter more: what is nearly as large fits another time.
+/// Rounds up by at most a quarter, so that buffers of similar sizes can be reused.
 fn rounded(bytes: usize) -> usize {
     bytes.checked_next_multiple_of((bytes.max(1).checked_next_power_of_two().unwrap_or(8) / 8).max(1)).unwrap_or(bytes)
 }
 
-/// Memory of a pool, one holder's. Goes back to the pool when it is dropped.
+/// Memory from a pool. It returns to the pool when dropped.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Option<Mapping>,
@@ -231,7 +232,7 @@ impl Buffer {
         self.memory.as_ref().map_or(0, Mapping::bytes)
     }
 
-    /// Some of its bytes, no longer written to.
+    /// A range of its bytes, now read-only.
     pub fn freeze(self, range: Range<usize>) -> Bytes {
         Bytes::from_owner(self).slice(range)
     }
@@ -241,7 +242,7 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is this long, zeroed when made, and this value's alone.
+        // SAFETY: the mapping has this length, was zeroed, and belongs to this value only.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.bytes()) }
     }
 }
@@ -292,7 +293,7 @@ mod tests {
             let memory = Mapping::new(bytes).unwrap();
             assert_eq!(memory.start().as_ptr() as usize % HUGE, 0);
             assert!(memory.bytes() >= bytes);
-            // SAFETY: it has no other owner. Every byte is there, the mapping's ends are not.
+            // SAFETY: it has no other owner. Every byte is mapped, the mapping's ends are not.
             unsafe { std::slice::from_raw_parts_mut(memory.start().as_ptr(), memory.bytes()) }.fill(1);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The checksums that stores speak, over bytes as they pass.
+//! Checksums used by stores, computed incrementally.
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -15,14 +15,14 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// CRC-32C of bytes in pieces.
+/// CRC-32C of bytes in several buffers.
 pub(crate) fn crc32c_of(parts: &[Bytes]) -> u32 {
     let mut running = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
     parts.iter().for_each(|part| running.update(part));
     running.finalize() as u32
 }
 
-/// CRC-32C of the object that these parts make, in order; nothing is read again.
+/// CRC-32C of the object that consists of these parts, in order, without reading it again.
 pub fn combined(parts: &[Part]) -> Option<Digest> {
     let whole = parts.iter().map(|part| (u64::from(part.crc32c), part.size)).reduce(|(crc, size), (next, more)| {
         (crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, crc, next, more), size + more)
@@ -30,7 +30,7 @@ pub fn combined(parts: &[Part]) -> Option<Digest> {
     whole.map(|(crc, _)| Digest::of_u32(Algorithm::Crc32c, crc as u32))
 }
 
-/// A digest in the making.
+/// An incremental digest.
 #[derive(Debug, Clone)]
 pub struct Digester {
     algorithm: Algorithm,
@@ -50,13 +50,13 @@ enum State {
 struct Parts {
     part: Digester,
     part_bytes: u64,
-    /// Bytes that the part still takes; it is closed when bytes follow.
+    /// Remaining bytes of the part; it is closed when more bytes follow.
     room: u64,
     closed: Digester,
 }
 
 impl Digester {
-    /// Starts one; `None` for algorithms that we do not compute here (SHA-1, XXH3).
+    /// Creates one; `None` for algorithms that are not computed here (SHA-1, XXH3).
     pub fn new(algorithm: Algorithm) -> Option<Self> {
         let crc = |kind| Some(State::Crc(Box::new(crc_fast::Digest::new(kind))));
         let state = match algorithm {
@@ -79,7 +79,7 @@ impl Digester {
         self.algorithm
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn update(&mut self, bytes: &[u8]) {
         match &mut self.state {
             State::Crc(crc) => crc.update(bytes),
@@ -89,7 +89,7 @@ impl Digester {
         }
     }
 
-    /// The digest of all that it took.
+    /// Digest of all bytes so far.
     pub fn finish(self) -> Digest {
         let value = match self.state {
             State::Crc(crc) if self.algorithm == Algorithm::Crc64Nvme => crc.finalize().to_be_bytes().to_vec(),
@@ -126,15 +126,14 @@ impl Parts {
     }
 }
 
-/// The digest of `parts`, where we compute that algorithm.
+/// Digest of `parts`, if the algorithm is supported.
 pub(crate) fn of_parts(algorithm: Algorithm, parts: &[Bytes]) -> Option<Digest> {
     let mut running = Digester::new(algorithm)?;
     parts.iter().for_each(|part| running.update(part));
     Some(running.finish())
 }
 
-/// The digest of `digests` that costs least to check, if there is one that we can check: the one that a whole-object
-/// read is compared with.
+/// The digest of `digests` that is cheapest to verify, if we can verify any: whole-object reads are compared with it.
 pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     let rank = |digest: &Digest| match digest.algorithm {
         Algorithm::Crc32c | Algorithm::Crc64Nvme => Some(0),
@@ -147,17 +146,17 @@ pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     digests.iter().filter_map(|digest| Some((rank(digest)?, digest))).min_by_key(|(rank, _)| *rank).map(|(_, d)| d)
 }
 
-/// Errs with `Corrupt` when a checksum was given that `parts` do not have.
+/// Errs with `Corrupt` if `parts` do not have the given checksum.
 pub(crate) fn check_parts(want: Option<&Digest>, parts: &[Bytes], place: impl Fn() -> String) -> Result<()> {
     match want.and_then(|want| Some((want, of_parts(want.algorithm, parts)?))) {
         Some((want, have)) if *want != have => {
-            Err(Error::corrupt(place(), format!("was to be written with {want} but the bytes have {have}")))
+            Err(Error::corrupt(place(), format!("should have {want}, but the bytes to write have {have}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Passes the chunks of a whole object on, and errs at its end when they do not have the digest.
+/// Passes the chunks of a whole object on, and errs at the end if they do not have the digest.
 pub(crate) fn verified(
     chunks: BoxStream<'static, Result<Chunk>>,
     want: &Digest,
@@ -177,8 +176,9 @@ pub(crate) fn verified(
             Some(Err(error)) => Some((Err(error), None)),
             None => {
                 let have = running.finish();
-                (have != want)
-                    .then(|| (Err(Error::corrupt(place, format!("arrived with {have}, its store has {want}"))), None))
+                (have != want).then(|| {
+                    (Err(Error::corrupt(place, format!("arrived with {have}, but its store has {want}"))), None)
+                })
             }
         }
     })
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn test_running_digests_match_the_published_check_values() {
-        // The catalogue's check values, of "123456789".
+        // The catalogue's check values for "123456789".
         for (algorithm, want) in [
             (Algorithm::Crc32, "crc32:cbf43926"),
             (Algorithm::Crc32c, "crc32c:e3069283"),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Methods that a wrapper of a store passes on unchanged.
+//! Methods that a wrapper of a store forwards unchanged.
 
-/// The named methods of [`Store`](crate::Store) in an `impl Store`, each handed to the same method of the store within:
-/// `delegate_store!(|this| this.inner; root, capabilities, head);`.
+/// Forwards the named methods of [`Store`](crate::Store) in an `impl Store` to the inner store: `delegate_store!(|this|
+/// this.inner; root, capabilities, head);`.
 ///
-/// Futures are the inner store's own, as `async_trait` writes them: handing on allocates nothing.
+/// Futures are the inner store's own, in the form that `async_trait` writes, so forwarding allocates nothing.
 #[macro_export]
 macro_rules! delegate_store {
     (|$this:ident| $inner:expr; root $(, $($more:ident),+)?) => {
@@ -69,9 +69,9 @@ macro_rules! delegate_store {
         $($crate::delegate_store!(|$this| $inner; $($more),+);)?
     };
     (|$this:ident| $inner:expr; uploads $(, $($more:ident),+)?) => {
-        fn uploads(&self) -> Option<&dyn $crate::MultipartStore> {
+        fn multipart(&self) -> Option<&dyn $crate::MultipartStore> {
             let $this = self;
-            $inner.uploads()
+            $inner.multipart()
         }
         $($crate::delegate_store!(|$this| $inner; $($more),+);)?
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store that breaks, by a seeded schedule: what a wrapper above it must bear can be played again. For tests.
+//! A store that fails by a seeded schedule, so that failures can be replayed against the wrappers above it. For tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,21 +17,21 @@ use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, Ob
 pub struct Faults {
     /// The schedule; the same seed and the same order of calls break the same calls.
     pub seed: u64,
-    /// Refused with 503, to be asked again after `retry_after`.
+    /// Refused with 503; `retry_after` says when to try again.
     pub throttle: f64,
     /// `retry_after` of a throttled call.
     pub retry_after: Option<Duration>,
-    /// The connection is reset: before the answer, amid a body or a listing, or after a write has taken place.
+    /// The connection is reset: before the response, in a body or a listing, or after a completed write.
     pub reset: f64,
-    /// A body ends early without a word.
+    /// A body ends early without an error.
     pub truncate: f64,
-    /// One bit of a body is another.
+    /// One bit of a body is flipped.
     pub flip: f64,
     /// The object was replaced: a pinned read finds another version.
     pub replace: f64,
-    /// Nothing comes any more: before the answer, or amid a body.
+    /// Nothing arrives any more: before the response, or in a body.
     pub stall: f64,
-    /// After so many faults there are no more.
+    /// Maximum number of faults.
     pub most: u64,
 }
 
@@ -63,7 +63,7 @@ fn draw(seed: u64, call: u64) -> u64 {
 }
 
 impl Fault {
-    /// Breaks calls to `inner`.
+    /// Wraps `inner` and breaks calls to it.
     pub fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
         Self { inner, faults, calls: AtomicU64::new(0), injected: AtomicU64::new(0) }
     }
@@ -73,7 +73,7 @@ impl Fault {
         self.injected.load(Ordering::Relaxed)
     }
 
-    /// The fault of this call, if it has one of those that apply to it, and a number to place it with.
+    /// Fault of this call, if one that applies is due, and a number that sets its position.
     fn next(&self, applies: &[Kind]) -> Option<(Kind, u64)> {
         let drawn = draw(self.faults.seed, self.calls.fetch_add(1, Ordering::Relaxed));
         let faults = &self.faults;
@@ -178,7 +178,7 @@ impl Store for Fault {
         if total == 0 {
             return Ok(got);
         }
-        // Where it strikes: a byte of those that were asked for.
+        // Position of the fault, among the requested bytes.
         let strike = (at >> 1) % total;
         let mut passed = 0;
         let broken = got.chunks.map_ok(move |chunk| {
@@ -218,8 +218,8 @@ impl Store for Fault {
         }
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
-        self.inner().uploads().map(|_| self as &dyn MultipartStore)
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
+        self.inner().multipart().map(|_| self as &dyn MultipartStore)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
@@ -236,7 +236,7 @@ impl Store for Fault {
     }
 }
 
-/// The chunk with one bit changed, if the byte at `strike` lies in it.
+/// The chunk with one bit flipped, if it contains the byte at `strike`.
 fn flipped(mut chunk: Chunk, begin: u64, strike: u64, at: u64) -> Chunk {
     if let Some(index) = strike.checked_sub(begin).filter(|index| *index < chunk.bytes.len() as u64) {
         let mut bytes = BytesMut::from(&chunk.bytes[..]);
@@ -255,7 +255,7 @@ mod tests {
     fn quick() -> RetryPolicy {
         RetryPolicy {
             first_wait: Duration::from_micros(100),
-            longest_wait: Duration::from_millis(1),
+            max_wait: Duration::from_millis(1),
             stall_after: Duration::from_millis(20),
             ..RetryPolicy::default()
         }
@@ -263,7 +263,7 @@ mod tests {
 
     type Ranges = Vec<Vec<u8>>;
 
-    /// The bytes as they are, as they were read, and the faults between.
+    /// The expected bytes, the bytes read, and the faults in between.
     fn read(faults: Faults, ranges: &[ByteRange]) -> (Ranges, Result<Ranges>, u64) {
         let bytes = crate::suite::pattern(20_000);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asks a second time for what is late: a GET that has brought nothing after nearly all of its peers have is sent once
-//! more, the first answer wins and the other request ends (Dean and Barroso, "The tail at scale", CACM 56(2), 2013).
-//! Below [`Retry`](crate::Retry), so that each request is judged by itself.
+//! Hedged requests: a GET that has returned nothing after nearly all of its peers have is sent once more. The first
+//! response wins and the other request ends (Dean and Barroso, "The tail at scale", CACM 56(2), 2013). Lies below
+//! [`Retry`](crate::Retry), so that each request is judged alone.
 //!
-//! The threshold for late requests follows recent answers; extra requests are a stated share of all. A store that throttles is
-//! asked nothing twice: it would only be made slower. Owns no request that writes; those are sent once.
+//! The threshold for late requests follows recent response times; extra requests are limited to a stated share of all.
+//! A store that throttles gets no second request, which would only slow it down more. Writes are sent once.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,23 +17,23 @@ use penstock_types::{ByteRange, Deadline, Error, Metric, Metrics, Result, Stopwa
 
 use crate::{GetResult, ObjectRef, Store};
 
-/// Answers that the quantile is taken from.
+/// Number of responses behind the quantile.
 const PEERS: usize = 256;
-/// With fewer, nothing is known.
+/// With fewer responses, the quantile is unknown.
 const MIN_PEERS: usize = 32;
-/// The quantile is taken again after so many answers.
+/// The quantile is recomputed after this many responses.
 const LEARN_EVERY: usize = 16;
-/// A request is late behind this share of its peers.
+/// A request is late if it takes longer than this quantile of its peers.
 const QUANTILE: f64 = 0.95;
-/// A read that would not end sooner by a second request is not late: a second answer takes another median.
+/// A read that a second request would not finish sooner is not late: a second response takes another median.
 const MEDIANS: f64 = 2.0;
-/// Below this, what a hedge can save is less than what it costs.
+/// Below this, a hedge costs more than it can save.
 const FLOOR: Duration = Duration::from_millis(20);
-/// Extra requests, of all GETs.
+/// Maximum share of extra requests among all GETs.
 const SHARE: f64 = 0.05;
-/// Extra requests that may be saved up for a bad moment.
+/// Maximum number of extra requests that may be saved up for a burst.
 const SAVED: f64 = 8.0;
-/// So long after a refusal nothing is asked twice.
+/// Time after a refusal in which nothing is hedged.
 const QUIET: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ struct State {
     /// Times to the first byte, the latest last.
     peers: VecDeque<Duration>,
     since_learned: usize,
-    /// From when on a request is late.
+    /// Age at which a request is late.
     late: Option<Duration>,
     /// Extra requests that may be sent.
     saved: f64,
@@ -80,7 +80,7 @@ pub struct Hedge {
 }
 
 impl Hedge {
-    /// Hedges the GETs of `inner`, and counts into `metrics` how many and how many of the second answers won.
+    /// Wraps `inner` and hedges its GETs; counts hedges, and hedges that won, in `metrics`.
     pub fn new(inner: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics, state: Mutex::default() }
     }
@@ -106,17 +106,17 @@ impl Hedge {
         }
     }
 
-    /// Counts a request that was asked for; when it will be late, if that is known.
+    /// Counts a request; returns when it will be late, if that is known.
     fn asked(&self) -> Option<Duration> {
         let mut state = self.state();
         state.saved = (state.saved + SHARE).min(SAVED);
         state.hedge_after()
     }
 
-    /// True when one more request may be sent than were asked for.
+    /// True if the share of extra requests allows one more.
     fn may_hedge(&self) -> bool {
         let mut state = self.state();
-        // A refusal may have come while this one was waited for.
+        // A refusal may have arrived during this wait.
         if state.saved < 1.0 || state.hedge_after().is_none() {
             return false;
         }
@@ -124,7 +124,7 @@ impl Hedge {
         true
     }
 
-    /// Notes how a request went.
+    /// Records the result of a request.
     fn ended(&self, result: Result<GetResult>, sent: &Stopwatch) -> Result<GetResult> {
         if result.is_ok() {
             self.state().answered(sent.elapsed());
@@ -153,7 +153,7 @@ impl Store for Hedge {
         let second = self.ask(object, ranges, deadline);
         pin_mut!(second);
         let (result, is_second) = match select(first, second).await {
-            // An answer that is an error does not win over one that may still be none.
+            // An error does not win over a response that may still succeed.
             Either::Left((Err(error), second)) => (second.await.map_err(|_| error), true),
             Either::Left((result, _)) => (result, false),
             Either::Right((Err(_), first)) => (first.await, false),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The dates that stores write: HTTP's three forms and ISO 8601. Reads them; writes none.
+//! Parser of the dates that stores write: HTTP's three forms and ISO 8601.
 
 const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Object stores behind one trait: local folders, memory, S3, Azure, GCS, web servers and HDFS.
 //!
-//! Owns requests, signing, retry and the wrappers that count, shape and break them. Knows no codec and no record.
+//! Owns requests, signing, retries and the wrappers that count, throttle and break them. Knows no codec and no record.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
@@ -31,6 +31,7 @@ mod rate_backoff;
 mod read_all;
 mod resuming_stream;
 mod retry;
+pub mod rooted;
 mod s3;
 mod scoped_settings;
 mod settings;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much is asked of a store at a time: requests/s and bytes/s of a whole job, and as many requests in flight as the
-//! store bears without refusing (429, 503) or growing slow. Above [`Retry`](crate::Retry): what waits here is not silent.
+//! Limits the load on a store: requests/s and bytes/s of a whole job, and as many requests in flight as the store
+//! handles without refusing (429, 503) or slowing down. Lies above [`Retry`](crate::Retry), so time spent waiting here
+//! does not count as silence.
 //!
-//! Concurrency follows AIMD, as TCP does it: doubled round by round until the first sign of trouble, then one more after
-//! each calm round; a tenth less when first bytes take twice as long as in the best of recent rounds. Refusals are of
-//! requests a second, which `Retry` paces; here they only end a round without growth.
+//! Concurrency follows AIMD, as in TCP: it doubles each round until the first sign of overload, then grows by one per
+//! calm round. It drops by a tenth when first bytes take twice as long as in the best recent round. Refusals concern
+//! requests per second, which `Retry` paces; here they only end a round without growth.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,23 +26,24 @@ use crate::{
 
 /// Requests in flight at the start: enough to fill a 10 Gb/s link at 8 MiB and 100 ms, few enough to be polite.
 const START: usize = 16;
-/// Keys that a page of a listing holds: what one request of it brings.
+/// Keys in a page of a listing: the result of one request.
 const PAGE: u64 = 1000;
-/// A round whose first bytes took longer than this many times the best round's is a slow one.
+/// A round is slow if its first bytes took this many times as long as in the best round.
 const SLOW: f64 = 2.0;
 /// Variation of a local store's first byte that the store does not cause.
 const JITTER: f64 = 0.005;
-/// By how much the best round is forgotten each round: a store that has become slower for good is not fought for ever.
+/// Factor by which the best round is forgotten each round, so that a store that has become slower for good is not
+/// throttled for ever.
 const FORGET: f64 = 1.02;
 
 /// Rate limits of a job; the default has none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Requests a second, those that are sent again among them.
+    /// Requests per second, including retries.
     pub requests_per_s: Option<f64>,
-    /// Bytes of objects a second, both ways together.
+    /// Object bytes per second, both directions together.
     pub bytes_per_s: Option<f64>,
-    /// Most requests in flight.
+    /// Maximum number of requests in flight.
     pub in_flight: usize,
 }
 
@@ -52,35 +54,35 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Errs with `Config` for a rate that nothing could be moved at.
+    /// Errs with `Config` for a rate at which nothing could be moved.
     pub fn check(&self) -> Result<()> {
         let bad = |rate: Option<f64>| rate.filter(|rate| !(rate.is_finite() && *rate > 0.0));
         if let Some(rate) = bad(self.requests_per_s) {
-            return Err(Error::config("--max-requests-per-s", format!("{rate} moves nothing")));
+            return Err(Error::config("--max-requests-per-s", format!("{rate} is not a positive number")));
         }
         if let Some(rate) = bad(self.bytes_per_s) {
-            return Err(Error::config("--max-bytes-per-s", format!("{rate} moves nothing")));
+            return Err(Error::config("--max-bytes-per-s", format!("{rate} is not a positive number")));
         }
         Ok(())
     }
 }
 
-/// When the next unit may pass at a rate.
+/// Token bucket: the time when the next unit may pass at a rate.
 #[derive(Debug, Default)]
-struct Bucket {
+struct TokenBucket {
     next: Option<Instant>,
 }
 
-impl Bucket {
-    /// Units that may pass at once after a pause: a tenth of a second's.
+impl TokenBucket {
+    /// Burst after a pause: the units of a tenth of a second.
     const BURST: Duration = Duration::from_millis(100);
 
-    /// Takes `units`, and says how long what is taken now, and how long what comes next, must wait.
+    /// Takes `units`. Returns how long this caller, and the next one, must wait.
     fn take(&mut self, units: f64, rate: f64) -> (Duration, Duration) {
         let at = now();
         let earliest = at.checked_sub(Self::BURST).unwrap_or(at);
         let begin = self.next.map_or(earliest, |next| next.max(earliest));
-        // A century bounds what a tiny rate can ask for.
+        // A century bounds the wait that a tiny rate causes.
         let end = begin + Duration::from_secs_f64((units / rate).clamp(0.0, 3e9));
         self.next = Some(end);
         (begin.saturating_duration_since(at), end.saturating_duration_since(at))
@@ -91,7 +93,7 @@ impl Bucket {
 struct State {
     limit: usize,
     in_flight: usize,
-    /// No trouble has been met yet.
+    /// No overload was seen yet.
     doubling: bool,
     throttles_seen: u64,
     round: Round,
@@ -101,13 +103,13 @@ struct State {
 /// Requests and bytes already spent.
 #[derive(Debug)]
 struct Spent {
-    requests: Bucket,
-    bytes: Bucket,
+    requests: TokenBucket,
+    bytes: TokenBucket,
     retries_seen: u64,
     part: f64,
 }
 
-/// The calls that ended since the limit last changed.
+/// Calls that ended since the limit last changed.
 #[derive(Debug, Default)]
 struct Round {
     calls: usize,
@@ -126,15 +128,15 @@ pub struct AdaptiveLimit {
 }
 
 impl AdaptiveLimit {
-    /// A governor that learns of refusals and of requests sent again from the metrics of the stores that it governs.
+    /// Creates a limit that learns of refusals and retries from the metrics of the stores that it limits.
     pub fn new(rates: Rates, metrics: Arc<Metrics>) -> Arc<Self> {
         let retries_seen = metrics.get(Metric::Retries);
-        let spent = Spent { requests: Bucket::default(), bytes: Bucket::default(), retries_seen, part: 1.0 };
+        let spent = Spent { requests: TokenBucket::default(), bytes: TokenBucket::default(), retries_seen, part: 1.0 };
         Self::spending(rates, metrics, Arc::new(Mutex::new(spent)))
     }
 
-    /// One more for another store of the same job: the rates are common to both, requests in flight are not, so that
-    /// calls to the one may wait for calls to the other.
+    /// A limit for another store of the same job. The rates are common to both; requests in flight are not, because
+    /// calls to one store may wait for calls to the other.
     pub fn beside(&self) -> Arc<Self> {
         Self::spending(self.rates, self.metrics.clone(), self.spent.clone())
     }
@@ -153,7 +155,7 @@ impl AdaptiveLimit {
         Arc::new(Self { rates, metrics, spent, state: Mutex::new(state), freed: Notify::new() })
     }
 
-    /// This process takes this part of the job's rates, from 0 to 1.
+    /// Sets this process's share of the job's rates, from 0 to 1.
     pub fn take_part(&self, part: f64) {
         self.spent().part = if part.is_finite() { part.clamp(1e-9, 1.0) } else { 1.0 };
     }
@@ -190,7 +192,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Waits as long as these bytes, which have passed, take at the rate.
+    /// Waits for as long as these bytes, which have passed, take at the rate.
     async fn passed(&self, bytes: u64) {
         let Some(rate) = self.rates.bytes_per_s else { return };
         let wait = {
@@ -203,7 +205,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Waits until one more request may be in flight, and may be sent.
+    /// Waits until one more request may be sent.
     async fn enter(self: &Arc<Self>, what: &str, deadline: Deadline) -> Result<Slot> {
         let enter = async {
             let slot = self.slot().await;
@@ -232,7 +234,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// A call has ended: the limit follows how it went.
+    /// Adjusts the limit after a call.
     fn left(&self, first_byte: Option<Duration>) {
         let throttles = self.metrics.get(Metric::Throttles);
         let mut state = self.state();
@@ -258,7 +260,7 @@ impl AdaptiveLimit {
 }
 
 impl State {
-    /// A calm round has ended.
+    /// Adjusts the limit after a calm round.
     fn turn(&mut self, round: &Round, most: usize) {
         let mut slow = false;
         // A few calls are too few to measure a store.
@@ -269,7 +271,7 @@ impl State {
         }
         if slow {
             self.doubling = false;
-            // Not below the start: a store whose answers vary is not starved for it.
+            // Not below the start, so that a store with varying response times is not starved.
             self.limit = (self.limit - self.limit / 10).max(START.min(self.limit));
         } else if self.doubling {
             self.limit = self.limit.saturating_mul(2).min(most);
@@ -279,7 +281,7 @@ impl State {
     }
 }
 
-/// One request's leave to be in flight.
+/// Permission for one request in flight.
 struct Slot {
     governor: Arc<AdaptiveLimit>,
     sent: Stopwatch,
@@ -306,13 +308,13 @@ pub struct LimitStore {
 }
 
 impl LimitStore {
-    /// Governs the calls to `inner`.
+    /// Wraps `inner` and limits the calls to it.
     pub fn new(inner: Arc<dyn Store>, governor: Arc<AdaptiveLimit>) -> Self {
         Self { inner, governor }
     }
 
     async fn enter(&self, what: &str, key: &Key, deadline: Deadline) -> Result<Slot> {
-        // The name is made up only where it may be needed.
+        // The name is built only if it may be needed.
         let what = match deadline.instant() {
             None => String::new(),
             Some(_) => format!("{what} {}", crate::place(self.inner.root(), key)),
@@ -321,7 +323,7 @@ impl LimitStore {
     }
 }
 
-/// Chunks at the governor's rate; the slot is held until they end or are dropped.
+/// Passes chunks on at the limited rate; the slot is held until they end or are dropped.
 fn governed(chunks: BoxStream<'static, Result<Chunk>>, slot: Slot) -> BoxStream<'static, Result<Chunk>> {
     stream::unfold((chunks, slot), |(mut chunks, slot)| async move {
         let next = chunks.next().await?;
@@ -343,7 +345,7 @@ impl Store for LimitStore {
         self.inner.capabilities()
     }
 
-    /// Pages take their turn in the requests a second; a listing is one call in flight at a time by itself.
+    /// Pages count against the request rate; a listing has one call in flight at a time anyway.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let listing = self.inner.list(prefix, after, deadline);
         stream::unfold((listing, 0u64), move |(mut listing, seen)| async move {
@@ -378,8 +380,8 @@ impl Store for LimitStore {
         Ok(meta)
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
-        self.inner.uploads().map(|_| self as &dyn MultipartStore)
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
+        self.inner.multipart().map(|_| self as &dyn MultipartStore)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
@@ -389,30 +391,30 @@ impl Store for LimitStore {
 }
 
 impl LimitStore {
-    fn door(&self) -> Result<&dyn MultipartStore> {
-        self.inner.uploads().ok_or_else(|| Error::bug("an upload in a store that takes none"))
+    fn multipart(&self) -> Result<&dyn MultipartStore> {
+        self.inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
     }
 }
 
 #[async_trait]
 impl MultipartStore for LimitStore {
-    fn terms(&self) -> MultipartLimits {
-        // Asked of none but a store that has the door.
-        let none = MultipartLimits { least: 1, multiple: 1, most_parts: 1, is_ordered: true, whole: Algorithm::Crc32c };
-        self.inner.uploads().map_or(none, |uploads| uploads.terms())
+    fn limits(&self) -> MultipartLimits {
+        // Only called if the store supports multipart uploads.
+        let none = MultipartLimits { least: 1, multiple: 1, max_parts: 1, is_ordered: true, whole: Algorithm::Crc32c };
+        self.inner.multipart().map_or(none, |uploads| uploads.limits())
     }
 
-    async fn begin(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
+    async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
         let _slot = self.enter("POST", key, deadline).await?;
-        self.door()?.begin(key, options, deadline).await
+        self.multipart()?.create(key, options, deadline).await
     }
 
-    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
+    async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
         let _slot = self.enter("GET", key, deadline).await?;
-        self.door()?.held(key, id, parts, deadline).await
+        self.multipart()?.list_parts(key, id, parts, deadline).await
     }
 
-    async fn part(
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -422,12 +424,12 @@ impl MultipartStore for LimitStore {
     ) -> Result<Part> {
         let _slot = self.enter("PUT", key, deadline).await?;
         let size = bytes.iter().map(|piece| piece.len() as u64).sum();
-        let part = self.door()?.part(key, id, at, bytes, deadline).await?;
+        let part = self.multipart()?.put_part(key, id, at, bytes, deadline).await?;
         self.governor.passed(size).await;
         Ok(part)
     }
 
-    async fn finish(
+    async fn complete(
         &self,
         key: &Key,
         id: &UploadId,
@@ -437,12 +439,12 @@ impl MultipartStore for LimitStore {
         deadline: Deadline,
     ) -> Result<Meta> {
         let _slot = self.enter("POST", key, deadline).await?;
-        self.door()?.finish(key, id, parts, whole, options, deadline).await
+        self.multipart()?.complete(key, id, parts, whole, options, deadline).await
     }
 
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()> {
         let _slot = self.enter("DELETE", key, deadline).await?;
-        self.door()?.abort(key, id, deadline).await
+        self.multipart()?.abort(key, id, deadline).await
     }
 }
 

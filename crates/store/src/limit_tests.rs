@@ -83,7 +83,7 @@ async fn governor_never_lets_more_in_than_its_limit_and_strands_no_one() {
 #[tokio::test]
 async fn govern_requests_and_bytes_pass_no_faster_than_the_rate() {
     let inner = filled(20, 1000).await;
-    for (rates, least_s) in [
+    for (rates, min_s) in [
         (Rates { requests_per_s: Some(100.0), ..Rates::default() }, 0.19 - 0.1),
         (Rates { bytes_per_s: Some(100_000.0), ..Rates::default() }, 0.2 - 0.1),
     ] {
@@ -100,7 +100,7 @@ async fn govern_requests_and_bytes_pass_no_faster_than_the_rate() {
         for read in reads.collect::<Vec<_>>() {
             assert_eq!(read.await.unwrap(), 1000);
         }
-        assert!(clock.elapsed().as_secs_f64() >= least_s, "{rates:?}: {:?}", clock.elapsed());
+        assert!(clock.elapsed().as_secs_f64() >= min_s, "{rates:?}: {:?}", clock.elapsed());
         // Of a part of the job, a part of the rate.
         governor.take_part(0.5);
         let clock = Stopwatch::start();
@@ -108,7 +108,7 @@ async fn govern_requests_and_bytes_pass_no_faster_than_the_rate() {
             let key = Key::from(format!("k{at:03}").as_str());
             read_whole(&*store, &ObjectRef::current(key), None, Deadline::NEVER).await.unwrap();
         }
-        assert!(clock.elapsed().as_secs_f64() >= least_s, "{rates:?}: {:?}", clock.elapsed());
+        assert!(clock.elapsed().as_secs_f64() >= min_s, "{rates:?}: {:?}", clock.elapsed());
     }
 }
 

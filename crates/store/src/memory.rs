@@ -98,7 +98,10 @@ impl Store for Memory {
             .enumerate()
             .map(|(index, range)| {
                 if range.start > size || (range.start == size && !range.is_whole() && range.len > 0) {
-                    return Err(Error::corrupt(&place, format!("has {size} bytes; none at {}", range.start)));
+                    return Err(Error::corrupt(
+                        &place,
+                        format!("has {size} bytes, but the range starts at byte {}", range.start),
+                    ));
                 }
                 let bytes = stored.bytes.slice(range.start as usize..range.end(size) as usize);
                 Ok(Chunk { range: index, offset: range.start, bytes })
@@ -115,13 +118,13 @@ impl Store for Memory {
             && want.algorithm == Algorithm::Crc32c
             && *want != crc
         {
-            return Err(Error::corrupt(self.place(key), format!("was sent with {want} but is {crc}")));
+            return Err(Error::corrupt(self.place(key), format!("was sent with {want}, but its bytes have {crc}")));
         }
         let mut objects = self.objects();
-        let standing = objects.get(key).and_then(|stored| stored.meta.version.clone());
-        let refused = match (&options.precondition, &standing) {
+        let existing = objects.get(key).and_then(|stored| stored.meta.version.clone());
+        let refused = match (&options.precondition, &existing) {
             (Precondition::None, _) | (Precondition::Absent, None) => None,
-            (Precondition::Absent, Some(version)) => Some(format!("version {version} exists already")),
+            (Precondition::Absent, Some(version)) => Some(format!("version {version} already exists")),
             (Precondition::Matches(want), have) if Some(want) == have.as_ref() => None,
             (Precondition::Matches(want), _) => Some(format!("version {want} is no longer current")),
         };
@@ -140,7 +143,7 @@ impl Store for Memory {
         Ok(meta)
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 
@@ -153,7 +156,7 @@ impl Store for Memory {
     }
 }
 
-/// Parts of uploads that are open, by id; shared by all stores of this process, as objects are.
+/// Parts of open uploads, by id; shared by all stores of this process.
 type Open = BTreeMap<String, BTreeMap<u32, (Part, Vec<Bytes>)>>;
 static OPEN: LazyLock<Mutex<Open>> = LazyLock::new(Mutex::default);
 
@@ -163,24 +166,24 @@ fn open_uploads() -> std::sync::MutexGuard<'static, Open> {
 
 #[async_trait]
 impl MultipartStore for Memory {
-    fn terms(&self) -> MultipartLimits {
-        MultipartLimits { least: 1, multiple: 1, most_parts: 10_000, is_ordered: false, whole: Algorithm::Crc32c }
+    fn limits(&self) -> MultipartLimits {
+        MultipartLimits { least: 1, multiple: 1, max_parts: 10_000, is_ordered: false, whole: Algorithm::Crc32c }
     }
 
-    async fn begin(&self, _key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
+    async fn create(&self, _key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
         let id = format!("{:032x}", rand::random::<u128>());
         open_uploads().insert(id.clone(), BTreeMap::new());
         Ok(UploadId(id))
     }
 
-    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
+    async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
         let open = open_uploads();
         let held = open.get(&id.0).ok_or_else(|| Error::NotFound { place: self.place(key) })?;
         let is_held = |part: &&Part| held.get(&part.number).is_some_and(|(have, _)| have == *part);
         Ok(parts.iter().filter(is_held).cloned().collect())
     }
 
-    async fn part(
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -197,7 +200,7 @@ impl MultipartStore for Memory {
         Ok(part)
     }
 
-    async fn finish(
+    async fn complete(
         &self,
         key: &Key,
         id: &UploadId,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts what passes through a store whose calls are one request each: local folders, memory, and what tests wrap.
-//! `S3` counts its own requests, of which one call may need several.
+//! Counts calls and bytes of a store whose calls are one request each: local folders, memory, and stores in tests. `S3`
+//! counts its own requests, because one call may need several.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, S
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// Keys that a page of a listing holds, for stores that do not page.
+/// Keys per page of a listing, for stores without pages.
 const PAGE: u64 = 1000;
 
 /// See the module.
@@ -23,7 +23,7 @@ pub struct MeteredStore {
 }
 
 impl MeteredStore {
-    /// Counts what passes to `inner` into `metrics`.
+    /// Wraps `inner` and counts in `metrics`.
     pub fn new(inner: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics }
     }
@@ -32,7 +32,7 @@ impl MeteredStore {
         &*self.inner
     }
 
-    /// One request of an upload in parts.
+    /// Counts one request of a multipart upload.
     pub(crate) fn uploaded(&self, bytes: u64) {
         self.sent(Metric::Puts);
         self.metrics.add(Metric::BytesSent, bytes);
@@ -48,12 +48,12 @@ impl MeteredStore {
     }
 }
 
-/// Counts an answer that is an error: throttles apart from the rest.
+/// Counts an error response; throttles are counted separately.
 pub(crate) fn count_error(metrics: &Metrics, error: &Error) {
     metrics.count(if matches!(error, Error::Throttled { .. }) { Metric::Throttles } else { Metric::Errors });
 }
 
-/// Counts the bytes of a body as they pass, the wait for the first (since `started`) and the time to the last.
+/// Counts the bytes of a body as they pass, the time to the first (since `started`) and the time to the last.
 pub(crate) fn timed(
     chunks: BoxStream<'static, Result<Chunk>>,
     started: Stopwatch,
@@ -134,8 +134,8 @@ impl Store for MeteredStore {
         self.seen(self.inner.put(key, parts, options, deadline).await)
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
-        self.inner().uploads().map(|_| self as &dyn MultipartStore)
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
+        self.inner().multipart().map(|_| self as &dyn MultipartStore)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

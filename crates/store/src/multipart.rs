@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes of one object in parts that outlive the process: S3 multipart uploads, Azure blocks, Google's resumable uploads.
+//! Multipart uploads that outlive the process: S3 multipart uploads, Azure blocks, Google's resumable uploads.
 //!
-//! A second door beside `Store::put`, for callers that keep a journal: what was begun is named by an id, parts are sent one
-//! by one, and a later process sends only those that the store does not hold. Nothing is visible before the end.
+//! For callers that keep a journal, beside `Store::put`: an upload has an id, parts are sent one by one, and a later
+//! process sends only the parts that the store does not have. The object is not visible before the end.
 
 use std::fmt;
 
@@ -16,22 +16,22 @@ use crate::{Meta, PutOptions};
 /// Limits that a store sets for the parts of one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultipartLimits {
-    /// Fewest bytes of a part, the last apart.
+    /// Minimum size of a part, except the last, in bytes.
     pub least: u64,
-    /// Each part, the last apart, is a multiple of this.
+    /// The size of each part, except the last, is a multiple of this.
     pub multiple: u64,
-    /// Most parts of an object.
-    pub most_parts: u64,
-    /// Parts are taken one after another, in order.
+    /// Maximum number of parts of an object.
+    pub max_parts: u64,
+    /// Parts must be sent in order, one at a time.
     pub is_ordered: bool,
-    /// The digest of the whole object that the store keeps if the upload gives one.
+    /// Kind of whole-object digest that the store keeps if the upload provides one.
     pub whole: Algorithm,
 }
 
 impl MultipartLimits {
-    /// Bytes of each part of an object of `size` bytes: `wanted`, or as many as its count allows.
+    /// Part size for an object of `size` bytes: `wanted`, or more if the number of parts requires it.
     pub fn part_bytes(&self, wanted: u64, size: u64) -> u64 {
-        wanted.max(self.least).max(size.div_ceil(self.most_parts.max(1))).next_multiple_of(self.multiple.max(1))
+        wanted.max(self.least).max(size.div_ceil(self.max_parts.max(1))).next_multiple_of(self.multiple.max(1))
     }
 }
 
@@ -45,47 +45,46 @@ impl fmt::Debug for UploadId {
     }
 }
 
-/// A part that a store has taken.
+/// A part that a store has accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Its place, from 0.
+    /// Number, from 0.
     pub number: u32,
-    /// Bytes before it.
+    /// Offset in bytes.
     pub offset: u64,
-    /// Its bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Their CRC-32C.
+    /// CRC-32C.
     pub crc32c: u32,
     /// The store's name for the part.
     pub tag: String,
 }
 
-/// Which part is sent.
+/// Identifies the part to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartSpec {
-    /// Its place, from 0.
+    /// Number, from 0.
     pub number: u32,
-    /// Bytes before it.
+    /// Offset in bytes.
     pub offset: u64,
-    /// Of the last one: the CRC-32C of the whole object. A store whose last part ends the upload holds the bytes
-    /// against it.
+    /// For the last part: the CRC-32C of the whole object. A store whose last part completes the upload verifies it.
     pub ends: Option<u32>,
 }
 
-/// See the module. One that was lost (aborted, expired, finished) errs with `NotFound`.
+/// See the module. An upload that no longer exists (aborted, expired, completed) errs with `NotFound`.
 #[async_trait]
 pub trait MultipartStore: Send + Sync {
     /// Limits of the parts.
-    fn terms(&self) -> MultipartLimits;
+    fn limits(&self) -> MultipartLimits;
 
-    /// Begins one; of the options, what a store must know first.
-    async fn begin(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId>;
+    /// Starts an upload, with those options that a store needs first.
+    async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId>;
 
-    /// Those of `parts` that the store still holds.
-    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>>;
+    /// Those of `parts` that the store still has.
+    async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>>;
 
-    /// Sends a part; one that was sent before is replaced by the same.
-    async fn part(
+    /// Sends a part; a part that was sent before is replaced.
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -94,9 +93,9 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Part>;
 
-    /// Makes the object of all its parts, in order. `whole` are digests of it: the store refuses (`Corrupt`) where it
-    /// has others, and keeps what it can. The options are those that it was begun with.
-    async fn finish(
+    /// Completes the object from all its parts, in order. `whole` are digests of it: the store refuses (`Corrupt`) if
+    /// it has others, and keeps those that it can. The options are those of `create`.
+    async fn complete(
         &self,
         key: &Key,
         id: &UploadId,
@@ -106,6 +105,6 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Meta>;
 
-    /// Takes the parts away; an upload that does not exist is not an error.
+    /// Deletes the parts; an upload that does not exist is not an error.
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()>;
 }

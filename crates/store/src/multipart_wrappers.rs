@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads through the wrappers: sent again by `Retry`, broken by `Fault`, held to a rate by `ThrottledStore`.
+//! Multipart uploads through the wrappers: repeated by `Retry`, broken by `Fault`, slowed by `ThrottledStore`.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,21 +9,21 @@ use std::time::Duration;
 use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use crate::{Fault, Meta, MeteredStore, PutOptions, Retry, Store, ThrottledStore};
 
-/// The inner store's own door: a wrapper gives one only where there is one.
-pub(crate) fn door(inner: &dyn Store) -> Result<&dyn MultipartStore> {
-    inner.uploads().ok_or_else(|| Error::bug("an upload in parts to a store that has none"))
+/// The inner store's multipart interface; a wrapper has one only if the inner store does.
+pub(crate) fn multipart(inner: &dyn Store) -> Result<&dyn MultipartStore> {
+    inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
 }
 
 fn total(bytes: &[Bytes]) -> u64 {
     bytes.iter().map(|bytes| bytes.len() as u64).sum()
 }
 
-/// An upload that a request ended may have been ended by the one before it, whose answer was lost: what is there is
-/// ours if it is of this size and has one of these digests, and none other.
-pub(crate) fn is_ours(standing: &Meta, size: u64, whole: &[Digest]) -> bool {
-    let both = |want: &&Digest| standing.digests.iter().any(|have| have.algorithm == want.algorithm);
+/// If the response of a completing request was lost, the next attempt finds the object complete. The existing object is
+/// ours if it has this size and one of these digests, and no different one.
+pub(crate) fn is_ours(existing: &Meta, size: u64, whole: &[Digest]) -> bool {
+    let both = |want: &&Digest| existing.digests.iter().any(|have| have.algorithm == want.algorithm);
     let mut comparable = whole.iter().filter(both).peekable();
-    standing.size == size && comparable.peek().is_some() && comparable.all(|want| standing.digests.contains(want))
+    existing.size == size && comparable.peek().is_some() && comparable.all(|want| existing.digests.contains(want))
 }
 
 macro_rules! again {
@@ -40,30 +40,30 @@ macro_rules! again {
 
 #[async_trait]
 impl MultipartStore for Retry {
-    fn terms(&self) -> MultipartLimits {
-        door(self.inner()).map_or(
+    fn limits(&self) -> MultipartLimits {
+        multipart(self.inner()).map_or(
             MultipartLimits {
                 least: 1,
                 multiple: 1,
-                most_parts: 1,
+                max_parts: 1,
                 is_ordered: true,
                 whole: penstock_types::Algorithm::Crc32c,
             },
-            |door| door.terms(),
+            |multipart| multipart.limits(),
         )
     }
 
-    async fn begin(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
-        let inner = door(self.inner())?;
-        again!(self, "POST", key, deadline, self.attempt_timeout(), inner.begin(key, options, deadline))
+    async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
+        let inner = multipart(self.inner())?;
+        again!(self, "POST", key, deadline, self.attempt_timeout(), inner.create(key, options, deadline))
     }
 
-    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
-        let inner = door(self.inner())?;
-        again!(self, "LIST", key, deadline, self.attempt_timeout(), inner.held(key, id, parts, deadline))
+    async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
+        let inner = multipart(self.inner())?;
+        again!(self, "LIST", key, deadline, self.attempt_timeout(), inner.list_parts(key, id, parts, deadline))
     }
 
-    async fn part(
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -71,13 +71,13 @@ impl MultipartStore for Retry {
         bytes: Vec<Bytes>,
         deadline: Deadline,
     ) -> Result<Part> {
-        let inner = door(self.inner())?;
-        // At least 1 MB/s is expected, as of a whole object.
+        let inner = multipart(self.inner())?;
+        // At least 1 MB/s is expected, as for a whole object.
         let limit = self.attempt_timeout() + Duration::from_micros(total(&bytes));
-        again!(self, "PUT", key, deadline, limit, inner.part(key, id, at, bytes.clone(), deadline))
+        again!(self, "PUT", key, deadline, limit, inner.put_part(key, id, at, bytes.clone(), deadline))
     }
 
-    async fn finish(
+    async fn complete(
         &self,
         key: &Key,
         id: &UploadId,
@@ -86,17 +86,17 @@ impl MultipartStore for Retry {
         options: &PutOptions,
         deadline: Deadline,
     ) -> Result<Meta> {
-        let inner = door(self.inner())?;
+        let inner = multipart(self.inner())?;
         let size: u64 = parts.iter().map(|part| part.size).sum();
-        // Stores put large objects together before they answer.
+        // Stores join the parts of large objects before they answer.
         let limit = self.attempt_timeout() + Duration::from_micros(size / 10);
         let mut tries = self.tries("POST", key, deadline);
         let mut is_doubtful = false;
         loop {
-            match tries.attempt(limit, inner.finish(key, id, parts, whole, options, deadline)).await {
+            match tries.attempt(limit, inner.complete(key, id, parts, whole, options, deadline)).await {
                 Err(error @ (Error::Precondition { .. } | Error::NotFound { .. })) if is_doubtful => {
-                    let standing = self.head(key, deadline).await?;
-                    return if is_ours(&standing, size, whole) { Ok(standing) } else { Err(error) };
+                    let existing = self.head(key, deadline).await?;
+                    return if is_ours(&existing, size, whole) { Ok(existing) } else { Err(error) };
                 }
                 Err(error) => {
                     is_doubtful |= !matches!(error, Error::Throttled { .. });
@@ -108,7 +108,7 @@ impl MultipartStore for Retry {
     }
 
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()> {
-        let inner = door(self.inner())?;
+        let inner = multipart(self.inner())?;
         again!(self, "DELETE", key, deadline, self.attempt_timeout(), inner.abort(key, id, deadline))
     }
 }
@@ -117,30 +117,36 @@ macro_rules! through {
     ($wrapper:ty, |$self:ident, $key:ident, $bytes:ident, $deadline:ident| $before:expr) => {
         #[async_trait]
         impl MultipartStore for $wrapper {
-            fn terms(&self) -> MultipartLimits {
+            fn limits(&self) -> MultipartLimits {
                 let none = MultipartLimits {
                     least: 1,
                     multiple: 1,
-                    most_parts: 1,
+                    max_parts: 1,
                     is_ordered: true,
                     whole: penstock_types::Algorithm::Crc32c,
                 };
-                door(self.inner()).map_or(none, |door| door.terms())
+                multipart(self.inner()).map_or(none, |multipart| multipart.limits())
             }
 
-            async fn begin(&self, $key: &Key, options: &PutOptions, $deadline: Deadline) -> Result<UploadId> {
+            async fn create(&self, $key: &Key, options: &PutOptions, $deadline: Deadline) -> Result<UploadId> {
                 let ($self, $bytes) = (self, 0);
                 $before;
-                door(self.inner())?.begin($key, options, $deadline).await
+                multipart(self.inner())?.create($key, options, $deadline).await
             }
 
-            async fn held(&self, $key: &Key, id: &UploadId, parts: &[Part], $deadline: Deadline) -> Result<Vec<Part>> {
+            async fn list_parts(
+                &self,
+                $key: &Key,
+                id: &UploadId,
+                parts: &[Part],
+                $deadline: Deadline,
+            ) -> Result<Vec<Part>> {
                 let ($self, $bytes) = (self, 0);
                 $before;
-                door(self.inner())?.held($key, id, parts, $deadline).await
+                multipart(self.inner())?.list_parts($key, id, parts, $deadline).await
             }
 
-            async fn part(
+            async fn put_part(
                 &self,
                 $key: &Key,
                 id: &UploadId,
@@ -150,10 +156,10 @@ macro_rules! through {
             ) -> Result<Part> {
                 let ($self, $bytes) = (self, total(&bytes));
                 $before;
-                door(self.inner())?.part($key, id, at, bytes, $deadline).await
+                multipart(self.inner())?.put_part($key, id, at, bytes, $deadline).await
             }
 
-            async fn finish(
+            async fn complete(
                 &self,
                 $key: &Key,
                 id: &UploadId,
@@ -164,13 +170,13 @@ macro_rules! through {
             ) -> Result<Meta> {
                 let ($self, $bytes) = (self, 0);
                 $before;
-                door(self.inner())?.finish($key, id, parts, whole, options, $deadline).await
+                multipart(self.inner())?.complete($key, id, parts, whole, options, $deadline).await
             }
 
             async fn abort(&self, $key: &Key, id: &UploadId, $deadline: Deadline) -> Result<()> {
                 let ($self, $bytes) = (self, 0);
                 $before;
-                door(self.inner())?.abort($key, id, $deadline).await
+                multipart(self.inner())?.abort($key, id, $deadline).await
             }
         }
     };

@@ -19,7 +19,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// The place that an error names: the URL of `key` below a store's root.
+/// URL of `key` below a store's root, for errors.
 pub fn place(root: &Url, key: &Key) -> String {
     root.with_key(root.key.join(key.as_bytes())).to_string()
 }
@@ -31,20 +31,20 @@ pub struct Capabilities {
     pub list: bool,
     /// Writes and deletes.
     pub put: bool,
-    /// Gives versions and honours them on reads.
+    /// Returns versions and honours them on reads.
     pub versions: bool,
     /// Honours preconditions on writes.
     pub preconditions: bool,
-    /// Keeps checksums of whole objects and gives them back.
+    /// Keeps checksums of whole objects and returns them.
     pub checksums: bool,
     /// Reads ranges without reading the whole.
     pub ranges: bool,
-    /// Holds any byte string as a key, `a` beside `a/b` among them.
+    /// Accepts any byte string as a key, for example both `a` and `a/b`.
     pub any_key: bool,
 }
 
 impl Capabilities {
-    /// All of them.
+    /// All capabilities.
     pub const ALL: Self = Self {
         list: true,
         put: true,
@@ -56,7 +56,7 @@ impl Capabilities {
     };
 }
 
-/// An object and, where it is pinned, the version that must be read.
+/// An object and, if it is pinned, the version to read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectRef {
     /// Its key below the store's root.
@@ -66,7 +66,7 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// Whatever version is current.
+    /// The current version.
     pub fn current(key: Key) -> Self {
         Self { key, version: None }
     }
@@ -79,9 +79,9 @@ pub struct Meta {
     pub key: Key,
     /// Stored bytes.
     pub size: u64,
-    /// Version, where the store has versions.
+    /// Version, if the store has versions.
     pub version: Option<Version>,
-    /// Digests of the whole object as stored, where the answer carried them.
+    /// Digests of the whole stored object, if the response contained them.
     pub digests: Vec<Digest>,
     /// Content-Encoding, as stored with the object.
     pub encoding: Option<String>,
@@ -89,10 +89,10 @@ pub struct Meta {
     pub modified_s: Option<f64>,
 }
 
-/// A stretch of one of the ranges that were asked for.
+/// A piece of one of the requested ranges.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    /// Which of the ranges, by its place in the request.
+    /// Index of the range in the request.
     pub range: usize,
     /// Offset of the first byte in the object.
     pub offset: u64,
@@ -100,12 +100,12 @@ pub struct Chunk {
     pub bytes: Bytes,
 }
 
-/// The answer to a read: what was known when it began, and the bytes as they come.
+/// Response of a read: the metadata when it started, and the stream of bytes.
 ///
-/// Within a range, chunks come in order and without gaps; ranges may interleave. When the stream ends without an error
-/// every range is complete, and a whole-object read has been checked against the store's own checksum where it gave one.
+/// Within a range, chunks arrive in order and without gaps; ranges may interleave. If the stream ends without an error,
+/// every range is complete, and a whole-object read has been verified against the store's checksum, if there is one.
 pub struct GetResult {
-    /// The object as the store described it in its answer.
+    /// Metadata from the response.
     pub meta: Meta,
     /// The bytes. Dropping it ends the request.
     pub chunks: BoxStream<'static, Result<Chunk>>,
@@ -123,13 +123,13 @@ pub enum Precondition {
     /// Nothing.
     #[default]
     None,
-    /// No object of that key yet.
+    /// The key must not exist yet.
     Absent,
     /// The object is at this version.
     Matches(Version),
 }
 
-/// How to write.
+/// Options of a write.
 #[derive(Debug, Clone, Default)]
 pub struct PutOptions {
     /// Condition of the write; if it fails, the error is `Precondition`.

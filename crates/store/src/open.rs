@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a URL to a store that is ready to use: retried and counted.
+//! Opens the store of a URL, with retries and metrics.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::{
 /// empty prefix; a URL of one file is rooted at the file's folder, with its name as prefix. A folder need not exist: a
 /// write makes it, a read finds nothing there.
 ///
-/// Errs with `Config` for settings that cannot be.
+/// Errs with `Config` for invalid settings.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
     let Opened { mut store, prefix } = base(url, settings, metrics.clone())?;
     if settings.hedges == Some(true) && !matches!(url.scheme, Scheme::File | Scheme::Memory) {
@@ -27,8 +27,8 @@ pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Resul
     Ok(Opened { store: Arc::new(Retry::new(store, settings.retry.clone()).with_metrics(metrics)), prefix })
 }
 
-/// Opens a dataset that lies in several stores, each with its own settings: the first is its word, and reads are spread
-/// over all. Patience is the first's, but for silence, which a mirror may break.
+/// Opens a dataset that is stored in several places, each with its own settings. The first is authoritative, and reads
+/// are spread over all. Timeouts are the first's, except the idle timeout, which a mirror may shorten.
 pub fn open_mirrored(
     first: (&Url, &StoreSettings),
     mirrors: &[(Url, StoreSettings)],
@@ -46,10 +46,10 @@ pub fn open_mirrored(
     Ok((Opened { store, prefix }, mirrors))
 }
 
-/// A mirror that sends nothing for this long is left for another.
+/// A mirror that sends nothing for this long is abandoned for another.
 const SILENT_MIRROR: Duration = Duration::from_secs(10);
 
-/// The store itself: counted, and each request sent once.
+/// The store itself, with metrics; each request is sent once.
 fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
     let settings = &settings.of(url);
     let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
@@ -75,7 +75,8 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
             let memory = Arc::new(Memory::named(&url.authority));
             (Arc::new(MeteredStore::new(memory, metrics.clone())), url.key.clone())
         }
-        // S3 counts its own requests: one call may need several. Retry checks whole objects, across broken streams too.
+        // S3 counts its own requests, because one call may need several. Retry verifies whole objects, across broken
+        // streams too.
         Scheme::S3 => {
             let s3 = S3::new(&url.authority, &settings.s3, metrics.clone())?.unverified();
             (Arc::new(s3), url.key.clone())

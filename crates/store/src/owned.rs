@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that this process may truncate, rename or remove, each with the proof that it is ours.
+//! Files that this process may truncate, rename or remove, each with the proof that it owns them.
 //!
-//! No other module of the core calls the system to do so: clippy.toml refuses the calls, docs/concepts/ownership.md lists
-//! who comes here with which proof. The strongest proof is an [`OwnedFile`]: the exclusive lock (`flock`) of a name that
-//! only Penstock uses, taken on the inode that the name still refers to. The kernel releases it when its holder dies. A
-//! lock on the inode alone proves nothing: the last holder may have renamed the file to its final name since it was opened
-//! here. Where a lock elsewhere or the user vouches for a name, the caller says which ([`Proof`]).
+//! No other module of the core makes these system calls: clippy.toml forbids them, and docs/concepts/ownership.md lists
+//! the callers with their proofs. The strongest proof is an [`OwnedFile`]: the exclusive lock (`flock`) of a name that
+//! only Penstock uses, held on the inode that the name still refers to. The kernel releases it when the holder dies. A
+//! lock on the inode alone proves nothing, because the last holder may have renamed the file to its final name since it
+//! was opened here. Where another lock or the user vouches for a name, the caller passes that as [`Proof`].
 
 #![allow(clippy::disallowed_methods, reason = "the one module that may call them")]
 
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-/// How often a name is opened again because another process moved its file between open and lock.
+/// Number of times that a name is opened again because another process moved its file between open and lock.
 const MAX_ATTEMPTS: u32 = 16;
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 
-/// Why a name that this process holds no lock of is its own to change.
+/// Proof that a name without a lock of this process is its own to change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Another lock that this process holds covers the name: its node's, its launch's, its folder's.
+    /// Another lock of this process covers the name: its node's, its launch's, its folder's.
     Covered,
-    /// This process made it, under a name with a random number, with `O_EXCL`.
+    /// This process created it with `O_EXCL`, under a random name.
     Made,
-    /// The user named it, or the folder that it lies in: an output, `--overwrite`, a folder to serve or to measure.
+    /// The user named it, or its folder: an output, `--overwrite`, a folder to serve or to measure.
     Named,
 }
 
@@ -50,7 +50,7 @@ pub struct OwnedFile {
     name: String,
 }
 
-/// Opens a folder, and gives the last name of a path in it.
+/// Opens the folder of a path; returns it with the last name.
 pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
     let invalid = || Error::new(ErrorKind::InvalidInput, "it does not end in a file name");
     let name = path.file_name().ok_or_else(invalid)?.to_string_lossy().into_owned();
@@ -68,7 +68,7 @@ pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
     Ok(file)
 }
 
-/// A link under a name of ours, in words.
+/// Error text for a link under one of our names.
 fn not_ours(errno: Errno) -> Error {
     match errno {
         Errno::LOOP => Error::new(ErrorKind::PermissionDenied, "it is a symbolic link, so Penstock did not make it"),
@@ -89,12 +89,12 @@ pub fn remove_folder(folder: impl AsFd, name: impl rustix::path::Arg, _proof: Pr
     rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)
 }
 
-/// Cuts a file, or makes it longer.
+/// Truncates or extends a file.
 pub fn set_len(file: &File, bytes: u64, _proof: Proof) -> Result<()> {
     file.set_len(bytes)
 }
 
-/// Gives a file another name.
+/// Renames a file.
 pub fn rename(
     from: impl AsFd,
     old: &str,
@@ -109,7 +109,7 @@ pub fn rename(
         // A file system without that flag: a hard link refuses in the same way.
         Err(Errno::INVAL | Errno::NOSYS) => {
             match rustix::fs::linkat(from.as_fd(), old, to.as_fd(), new, AtFlags::empty()) {
-                // NFS: the server made the link, and its answer was lost.
+                // NFS: the server made the link, but its response was lost.
                 Err(Errno::EXIST) if is_linked(&from, old, &to, new)? => {}
                 other => other?,
             }
@@ -127,7 +127,7 @@ pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> s
     }
 }
 
-/// True for two names of one regular file that has no third.
+/// True for two names of one regular file without further names.
 fn is_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<bool, Errno> {
     let stat =
         |folder: &dyn AsFd, name: &[u8]| match rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -142,7 +142,7 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
     (one.st_ino, one.st_dev) == (other.st_ino, other.st_dev)
 }
 
-/// Refuses what cannot be a temporary file of ours: a pipe, a device, or a second name of another file.
+/// Refuses entries that cannot be our temporary files: a pipe, a device, or a second name of another file.
 fn check(stat: &Stat) -> Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::new(ErrorKind::PermissionDenied, "it is not a regular file, so Penstock did not make it"));
@@ -164,17 +164,17 @@ impl OwnedFile {
         Self::open(folder, name, flags, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// As [`OwnedFile::lock`], but waits for the lock: for names that are held no longer than one small write takes.
+    /// Like [`OwnedFile::lock`], but waits for the lock: for names that are locked only during one small write.
     pub fn lock_blocking(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         Self::open(folder, name, OFlags::RDWR | OFlags::CREATE, FlockOperation::LockExclusive)
     }
 
-    /// As [`OwnedFile::lock`] for a file that must exist; `NotFound` where it does not.
+    /// Like [`OwnedFile::lock`] for a file that must exist; `NotFound` if it does not.
     pub fn lock_existing(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         Self::open(folder, name, OFlags::RDWR, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Creates a file whose name is `prefix` and 16 hexadecimal digits, and takes its lock.
+    /// Creates a file named `prefix` plus 16 hexadecimal digits, and takes its lock.
     pub fn create(folder: &Arc<OwnedFd>, prefix: &str) -> Result<Self> {
         for _ in 0..MAX_ATTEMPTS {
             let name = format!("{prefix}{:016x}", rand::random::<u64>());
@@ -182,7 +182,7 @@ impl OwnedFile {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 other => other?,
             };
-            // Who sweeps what dead processes left takes the lock first. Where there are no locks, the name is proof enough.
+            // A sweep of dead processes' files takes the lock first. Without locks, the random name is proof enough.
             let is_swept = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
             let this = Self { file, folder: folder.clone(), name };
             if !is_swept && this.is_named()? {
@@ -212,7 +212,7 @@ impl OwnedFile {
         Err(ErrorKind::WouldBlock.into())
     }
 
-    /// The file that has the name now.
+    /// Metadata of the file that has the name now.
     fn named(&self) -> Result<Option<Stat>> {
         match rustix::fs::statat(&*self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -236,21 +236,21 @@ impl OwnedFile {
         &self.name
     }
 
-    /// Removes all bytes.
+    /// Truncates the file to zero bytes.
     pub fn clear(&self) -> Result<()> {
-        // Most files are new; truncating an empty one costs more than asking.
+        // Most files are new; truncating an empty file costs more than the check.
         match self.file.metadata()?.len() {
             0 => Ok(()),
             _ => self.file.set_len(0),
         }
     }
 
-    /// Cuts the file, or makes it longer.
+    /// Truncates or extends the file.
     pub fn set_len(&self, bytes: u64) -> Result<()> {
         self.file.set_len(bytes)
     }
 
-    /// Gives the file another name. The lock stays with the file.
+    /// Renames the file. The lock stays with the file.
     pub fn rename(&self, to: impl AsFd, name: &[u8], replace: Replace) -> std::result::Result<(), Errno> {
         match self.is_named() {
             Ok(true) => rename(&*self.folder, &self.name, to, name, replace),
@@ -293,7 +293,7 @@ mod tests {
         first.file().write_all(b"whole").unwrap();
         assert_eq!(OwnedFile::lock(&at, "a.tmp").unwrap_err().kind(), ErrorKind::WouldBlock);
         first.rename(&at, b"a", OURS).unwrap();
-        // The name is free for another file, and nothing of the second touches the first.
+        // The name is free for another file, and the second file does not affect the first.
         let second = OwnedFile::lock(&at, "a.tmp").unwrap();
         second.clear().unwrap();
         first.remove();
@@ -309,7 +309,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = folder(dir.path());
         let ours = OwnedFile::lock(&at, "a.tmp").unwrap();
-        // Another machine, whose locks do not reach this one.
+        // Another machine, which does not see our locks.
         std::fs::rename(dir.path().join("a.tmp"), dir.path().join("elsewhere")).unwrap();
         std::fs::write(dir.path().join("a.tmp"), "theirs").unwrap();
         assert_eq!(ours.rename(&at, b"a", OURS), Err(Errno::STALE));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn rename_replaces_nothing_unless_told_to() {
+    fn rename_replaces_nothing_unless_allowed() {
         let dir = tempfile::tempdir().unwrap();
         let at = folder(dir.path());
         std::fs::write(dir.path().join("theirs"), "kept").unwrap();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Continuation tokens of a paged listing. A server whose pages repeat, directly or in a longer cycle, ends in one error.
+//! Continuation tokens of a paged listing. A server that returns the same pages again, directly or in a longer cycle,
+//! causes one error.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -22,8 +23,8 @@ impl PageTokens {
         self.next.as_deref()
     }
 
-    /// Takes the token that a page of `place` ends with; false when it was the last page. Errs with `Server` for a token
-    /// that an earlier page ended with.
+    /// Records the token at the end of a page of `place`; false after the last page. Errs with `Server` for a token
+    /// that an earlier page had.
     pub(crate) fn advance(&mut self, next: Option<String>, place: &str) -> Result<bool> {
         if let Some(token) = &next
             && !self.seen.insert(self.hasher.hash_one(token))

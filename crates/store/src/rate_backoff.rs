@@ -1,69 +1,69 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The requests a second that a store which refuses (429, 503) is asked for, by all calls together.
+//! Request rate for a store that refuses requests (429, 503), shared by all calls.
 //!
-//! Until the first refusal there is none. Then it is searched for: a refusal leaves of the pace what part of the requests
-//! sent at it got through, one half at least and nine tenths at most; each success goes a step back towards the pace that
-//! was refused, and beyond it by so little that about one request in fifty finds the limit again. Calls that would back
-//! off each by itself all wait while the store has room, and come back together when it has none.
+//! There is no limit before the first refusal. After it, the rate is searched: a refusal lowers the rate to the part
+//! that succeeded at it, by one tenth to one half. Each success raises it a step towards the refused rate, and beyond
+//! that so slowly that about one request in fifty finds the limit again. If calls backed off independently, all would
+//! wait while the store has capacity, and return together when it has none.
 //!
-//! Refusals that a slower pace does not make fewer are of no limit (a proxy or a shard that is unwell): the pace stays above
-//! half of one at which ten requests in a row got through, as long as most requests do.
+//! If a slower rate does not reduce refusals, they have another cause (an unhealthy proxy or shard). The rate then
+//! stays above half of one at which ten requests in a row succeeded, as long as most requests succeed.
 //!
-//! Owns whose turn it is, and when. Counts nothing and sends nothing.
+//! Decides which call sends next, and when. It counts and sends nothing.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_types::now;
 
-/// Requests a second after the first refusal. Too many costs a few refusals, each of which halves it; too few is soon more.
+/// Requests per second after the first refusal. If it is too high, a few refusals halve it; if too low, it soon rises.
 const START: f64 = 4000.0;
-/// The slowest pace; below it each call's own back-off is slow enough.
-const LEAST: f64 = 10.0;
+/// Minimum rate; below it each call's own back-off is slow enough.
+const MIN_RATE: f64 = 10.0;
 /// Smallest factor by which a refusal lowers the rate.
 const LEFT: f64 = 0.5;
-/// Successes that are counted, so that a refusal leaves nine tenths at most.
+/// Number of successes counted, so that a refusal lowers the rate by at least a tenth.
 const MANY: u32 = 9;
-/// Where fewer requests than these get through between two cuts, on the whole, no pace is proven any more.
+/// If fewer requests than this succeed between two cuts on average, no rate counts as proven.
 const FEW: f64 = 1.5;
-/// The part of that mean that the last cut is worth.
+/// Weight of the last cut in that mean.
 const LAST: f64 = 1.0 / 8.0;
-/// The part of the way back to the pace that was refused that a success is worth.
+/// Share of the way back to the refused rate that a success adds.
 const BACK: f64 = 1.0 / 32.0;
-/// The part of the pace that a success adds at least: forty of them make up for one refusal.
+/// Minimum share of the rate that a success adds: forty of them make up for one refusal.
 const BEYOND: f64 = 1.0 / 400.0;
-/// Timers wake late by as much; what is lost to that alone is made good.
+/// Timers wake up late by this much; time lost only to that is compensated.
 const LATE: Duration = Duration::from_millis(2);
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct AdaptiveRate {
     state: Mutex<Option<State>>,
-    /// When the next request may be sent; held by the call whose turn is next, the others queue behind it.
+    /// Time of the next request; held by the call that is next, while the others queue behind it.
     next: tokio::sync::Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Requests a second.
+    /// Requests per second.
     rate: f64,
-    /// The pace that was refused last.
+    /// The rate that was refused last.
     refused: f64,
-    /// Since when the pace was not cut.
+    /// Time of the last cut.
     since: Instant,
-    /// Requests sent since then that got through.
+    /// Requests sent since then that succeeded.
     passed: u32,
-    /// How many that is from cut to cut.
+    /// Their mean number from cut to cut.
     mean: f64,
-    /// The fastest pace that let many through in a row.
+    /// The fastest rate at which many requests in a row succeeded.
     proven: f64,
 }
 
-/// Leave to send one request.
+/// Permission to send one request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Permit {
     at: Instant,
-    /// How long it was waited for.
+    /// Time spent waiting.
     pub waited: Duration,
 }
 
@@ -76,14 +76,14 @@ impl AdaptiveRate {
         self.state().as_ref().map(|state| Duration::from_secs_f64(1.0 / state.rate))
     }
 
-    /// Waits for leave to send a request: first come, first served.
+    /// Waits for permission to send a request: first come, first served.
     pub async fn turn(&self) -> Permit {
         let came = now();
         if self.interval().is_none() {
             return Permit { at: came, waited: Duration::ZERO };
         }
         let mut next = self.next.lock().await;
-        // A timer that was late, and a lock, are no wait for a turn.
+        // A late timer or a lock does not count as waiting for a turn.
         let has_room = next.is_none_or(|next| next <= came);
         let begin = |at: Instant| next.map_or(at, |next| next.max(at.checked_sub(LATE).unwrap_or(at)));
         tokio::time::sleep_until(begin(now()).into()).await;
@@ -92,18 +92,18 @@ impl AdaptiveRate {
         Permit { at, waited: if has_room { Duration::ZERO } else { at.saturating_duration_since(came) } }
     }
 
-    /// The request of `turn` got through.
+    /// Records that the request of `turn` succeeded.
     pub fn passed(&self, turn: Permit) {
         if let Some(state) = self.state().as_mut().filter(|state| turn.at > state.since) {
             state.passed = state.passed.saturating_add(1);
-            // One that did not wait says nothing of a faster pace.
+            // A request that did not wait proves nothing about a faster rate.
             if !turn.waited.is_zero() {
                 state.rate += (BACK * (state.refused - state.rate)).max(BEYOND * state.rate);
             }
         }
     }
 
-    /// The request of `turn` was refused.
+    /// Records that the request of `turn` was refused.
     pub fn refused(&self, turn: Permit) {
         let mut slot = self.state();
         let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
@@ -125,7 +125,7 @@ impl AdaptiveRate {
         if state.passed > 0 {
             state.refused = state.rate;
         }
-        state.rate = (state.rate * left).max(state.proven / 2.0).max(LEAST);
+        state.rate = (state.rate * left).max(state.proven / 2.0).max(MIN_RATE);
         (state.since, state.passed) = (now(), 0);
     }
 }
@@ -134,8 +134,8 @@ impl AdaptiveRate {
 mod tests {
     use super::*;
 
-    /// Requests one by one of a store that lets `limit` a second through, each when its turn has come, until `count` have
-    /// passed: how many a second those were, and how many were refused. The clock is the turns' own.
+    /// Simulates a store that accepts `limit` requests per second, one request at a time, until `count` have succeeded.
+    /// Returns the achieved rate and the number of refusals. Time is simulated.
     fn simulated(pace: &AdaptiveRate, limit: f64, count: u32) -> (f64, u32) {
         let start = now();
         let (mut at, mut free, mut passed, mut refused) = (0.0, 0.0, 0, 0);
@@ -162,7 +162,7 @@ mod tests {
             simulated(&pace, limit, 2000);
             let (rate, refused) = simulated(&pace, limit, 2000);
             assert!(rate > 0.85 * limit && refused < 100, "{limit}: {rate}/s, {refused} refused");
-            // Ten times as much, and back.
+            // Ten times the limit, and back.
             simulated(&pace, 10.0 * limit, 2000);
             assert!(simulated(&pace, 10.0 * limit, 2000).0 > 8.5 * limit, "{limit}");
             simulated(&pace, limit, 2000);
@@ -194,7 +194,7 @@ mod tests {
         for _ in 0..40 {
             pace.refused(Permit { at: now() + Duration::from_secs(60), waited: Duration::ZERO });
         }
-        assert_eq!(pace.state().as_ref().map(|state| state.rate), Some(LEAST));
+        assert_eq!(pace.state().as_ref().map(|state| state.rate), Some(MIN_RATE));
         let (_, refused) = simulated(&pace, 500.0, 100);
         assert!(refused < 20 && pace.state().as_ref().is_some_and(|state| state.rate > 200.0));
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A whole object in one buffer, for callers that inflate or parse it at once.
+//! Reads a whole object into one buffer, for callers that decompress or parse it at once.
 
 use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
@@ -7,13 +7,13 @@ use penstock_types::{ByteRange, Deadline, Error, Result};
 
 use crate::{Meta, ObjectRef, Store};
 
-/// The most that is set aside before bytes arrive: a store that lies about a size shall not cost its memory.
+/// Maximum memory reserved before bytes arrive, because a store may report a wrong size.
 const TRUSTED: u64 = 256 << 20;
 
-/// Reads all of an object into one buffer, checked against its store's checksum where there is one; bytes that arrive
-/// damaged are asked for once more. An object that came in one chunk is not copied.
+/// Reads a whole object into one buffer and verifies it against the store's checksum, if there is one. Damaged bytes
+/// are requested once more. An object that arrives in one chunk is not copied.
 ///
-/// `size_hint` (a manifest's) vouches for a size above 256 MiB, for which the buffer otherwise grows as bytes come.
+/// `size_hint` (from a manifest) confirms a size above 256 MiB; otherwise the buffer grows as bytes arrive.
 pub async fn read_whole(
     store: &dyn Store,
     object: &ObjectRef,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The stream of a read that goes on where it broke: what was delivered is not read again, and what follows is of the
-//! same version.
+//! Read stream that reconnects: it resumes after the last byte delivered, at the same version.
 
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
@@ -15,7 +14,7 @@ pub(crate) struct Source {
     size: u64,
     version: Option<Version>,
     ranges: Vec<Progress>,
-    /// The places in `ranges` of the ranges of the request now running.
+    /// Indices in `ranges` of the ranges of the current request.
     running: Vec<usize>,
 }
 
@@ -26,7 +25,7 @@ struct Progress {
 }
 
 impl Source {
-    /// All of `ranges` are still to come, and the first request asks for all.
+    /// All of `ranges` are missing, and the first request asks for all of them.
     pub(crate) fn new(key: Key, meta: &Meta, ranges: &[ByteRange]) -> Self {
         let size = meta.size;
         Self {
@@ -38,14 +37,14 @@ impl Source {
         }
     }
 
-    /// Takes a chunk of the running request in: its range is the caller's again, and it must follow what came before.
+    /// Accepts a chunk of the current request: sets the caller's range, and checks that it follows the previous chunk.
     fn take(&mut self, mut chunk: Chunk) -> Result<Chunk> {
-        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk of no range"))?;
+        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
         let progress = &mut self.ranges[index];
         let end = chunk.offset.saturating_add(chunk.bytes.len() as u64);
         if chunk.offset != progress.at || end > progress.end {
             return Err(Error::bug(format!(
-                "bytes {}..{end} came where {}..{} were to come",
+                "got bytes {}..{end} (expected {}..{})",
                 chunk.offset, progress.at, progress.end
             )));
         }
@@ -70,7 +69,7 @@ struct State {
     chunks: BoxStream<'static, Result<Chunk>>,
 }
 
-/// The chunks of `source`, whatever breaks on the way, within the budget of `tries`.
+/// The chunks of `source`, across interruptions, within the budget of `tries`.
 pub(crate) fn stream(
     tries: Tries,
     source: Source,

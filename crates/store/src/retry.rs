@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sends again what may succeed when sent again: full-jitter exponential back-off, Retry-After honoured, one pace for all
-//! calls to a store that refuses, wall-clock budgets instead of counts, and a limit for silence. A read that breaks midway goes on from the byte it reached, of
-//! the same version (`resume`). Owns no request: it repeats those of the store it wraps.
+//! Retries: full-jitter exponential back-off, Retry-After, one request rate for all calls to a store that refuses,
+//! wall-clock budgets instead of counts, and an idle timeout. A read that breaks midway resumes from the byte it
+//! reached, at the same version (`resuming_stream`). Sends no requests itself: it repeats those of the wrapped store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Repeats the requests of `inner`.
+    /// Wraps `inner` and repeats its requests.
     pub fn new(inner: Arc<dyn Store>, policy: RetryPolicy) -> Self {
         Self { shared: Shared::new(inner, policy, Arc::default()) }
     }
 
-    /// Counts retries, waits and the bytes asked for into `metrics`.
+    /// Counts retries, waits and requested bytes in `metrics`.
     pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
         let Shared { inner, policy, .. } = &*self.shared;
         Self { shared: Shared::new(inner.clone(), policy.clone(), metrics) }
@@ -57,13 +57,13 @@ impl Store for Retry {
         self.shared.inner.capabilities()
     }
 
-    /// A listing that breaks goes on after the last key that it gave; where the store then begins at or before that key,
-    /// what broke it is the answer, or it would go round for ever.
+    /// An interrupted listing resumes after its last key. If the store then starts at or before that key, the error of
+    /// the interruption is returned, because it would repeat for ever.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         struct Listing<'a> {
             stream: Option<ListStream<'a>>,
             after: Option<Key>,
-            /// Why it was started again, until a key has come.
+            /// Error that caused the restart, until a key arrives.
             broke: Option<Error>,
             tries: Tries,
         }
@@ -147,7 +147,7 @@ impl Store for Retry {
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        // A large object takes its time: at least 1 MB/s is expected of it.
+        // A large object takes longer: at least 1 MB/s is expected.
         let limit = self.shared.policy.stall_after + Duration::from_micros(size);
         let mut tries = self.tries("PUT", key, deadline);
         let mut is_doubtful = false;
@@ -155,14 +155,14 @@ impl Store for Retry {
             let work = self.shared.inner.put(key, parts.clone(), options, deadline);
             match tries.attempt(limit, work).await {
                 Ok(meta) => return Ok(meta),
-                // The connection broke after the store had written: what is there may be ours.
+                // The connection broke after the store had written: the existing object may be ours.
                 Err(error @ Error::Precondition { .. }) if is_doubtful => {
-                    let standing = self.head(key, deadline).await?;
-                    let ours = standing.size == size
-                        && checksum::cheapest(&standing.digests).is_some_and(|digest| {
+                    let existing = self.head(key, deadline).await?;
+                    let ours = existing.size == size
+                        && checksum::cheapest(&existing.digests).is_some_and(|digest| {
                             checksum::of_parts(digest.algorithm, &parts).as_ref() == Some(digest)
                         });
-                    return if ours { Ok(standing) } else { Err(error) };
+                    return if ours { Ok(existing) } else { Err(error) };
                 }
                 Err(error) => {
                     is_doubtful |= !matches!(error, Error::Throttled { .. });
@@ -172,8 +172,8 @@ impl Store for Retry {
         }
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
-        self.inner().uploads().map(|_| self as &dyn MultipartStore)
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
+        self.inner().multipart().map(|_| self as &dyn MultipartStore)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

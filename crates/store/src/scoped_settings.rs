@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Another tenant's store: variables that hold for the URLs below one prefix only.
+//! Scoped settings: variables that apply only to URLs below one prefix, for another tenant's store.
 //!
-//! `PENSTOCK_STORE_<NAME>_URL=s3://theirs` says where, and `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest` (any variable that a
-//! store reads) what holds there. A tenant inherits no identity: not the variables that hold one, and not the home folder,
-//! where `~/.aws`, gcloud's default credentials and the login of `az` lie. If the tenant's own credentials fail, no other
-//! is tried. A tenant that names an `AWS_PROFILE` of its own reads that profile from the user's AWS files.
+//! `PENSTOCK_STORE_<NAME>_URL=s3://theirs` sets the prefix, and `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest` (any variable
+//! that a store reads) applies there. A tenant inherits no identity: neither the variables that hold one, nor the home
+//! folder with `~/.aws`, gcloud's default credentials and the login of `az`. If the tenant's own credentials fail, no
+//! others are tried. A tenant with its own `AWS_PROFILE` reads that profile from the user's AWS files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,10 +12,10 @@ use penstock_types::{Error, Result, Url};
 
 const MARK: &str = "PENSTOCK_STORE_";
 
-/// Where the AWS tools' profiles lie; a tenant sees them only if it names a profile.
+/// Variables that locate the AWS tools' profiles; a tenant gets them only if it names a profile.
 const PROFILE_FILES: [&str; 3] = ["HOME", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"];
 
-/// Variables that say who asks, in each cloud.
+/// True for variables that hold an identity, in any cloud.
 fn is_identity(name: &str) -> bool {
     let places = [
         "AWS_REGION",
@@ -38,13 +38,13 @@ fn is_identity(name: &str) -> bool {
     ours || hadoop || home || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
 }
 
-/// A tenant: the URL that its stores begin with, and the whole environment that holds there.
+/// A tenant: the URL prefix of its stores, and its whole environment.
 pub(crate) struct ScopedSettings {
     pub(crate) url: String,
     pub(crate) variables: HashMap<String, String>,
 }
 
-/// The tenants that the variables name. Errs with `Config` for one that is half there.
+/// Tenants in the variables. Errs with `Config` for an incomplete one.
 pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedSettings>> {
     let mut found: BTreeMap<&str, String> = BTreeMap::new();
     for (name, value) in variables {
@@ -61,11 +61,11 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
     let mut theirs: HashMap<&str, Vec<(&str, &str)>> = HashMap::new();
     for (name, value) in variables {
         let Some(rest) = name.strip_prefix(MARK) else { continue };
-        // The longest name wins: `A_AWS` may be a tenant beside `A`.
+        // The longest name wins: `A_AWS` may be a tenant, and so may `A`.
         let tenant =
             found.keys().filter(|tenant| rest.starts_with(&format!("{tenant}_"))).max_by_key(|tenant| tenant.len());
         let Some(tenant) = tenant else {
-            return Err(Error::config(name, format!("no {MARK}<NAME>_URL says which store it is for")));
+            return Err(Error::config(name, format!("its store is unknown; set {MARK}<NAME>_URL")));
         };
         theirs.entry(tenant).or_default().push((&rest[tenant.len() + 1..], value));
     }
@@ -83,7 +83,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
                 let files = PROFILE_FILES.iter().filter_map(|name| variables.get_key_value(*name));
                 all.extend(files.map(|(name, value)| (name.clone(), value.clone())));
             }
-            // `az` finds its login by the process's own home, which no variable of the tenant hides.
+            // `az` finds its login through the process's own home folder, which a tenant's variables cannot hide.
             all.insert("PENSTOCK_AZURE_CLI".to_owned(), "0".to_owned());
             all.extend(own.into_iter().filter(|(name, _)| *name != "URL").map(|(n, v)| (n.to_owned(), v.to_owned())));
             ScopedSettings { url, variables: all }
@@ -91,7 +91,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
         .collect())
 }
 
-/// True for what lies at or below a tenant's URL.
+/// True for URLs at or below a tenant's URL.
 pub(crate) fn is_below(url: &Url, tenant: &str) -> bool {
     let text = url.to_string();
     text.strip_prefix(tenant).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -181,7 +181,7 @@ mod tests {
         let settings = StoreSettings::from_env(&env(&own)).unwrap();
         assert_eq!(settings.of(&theirs).hdfs.user.as_deref(), Some("them"));
         assert!(crate::open(&theirs, &settings, Arc::default()).is_ok());
-        // Nobody is named anywhere: it is the login's name, there as here.
+        // No user is set anywhere: both use the login's name.
         let none = StoreSettings::from_env(&env(&ours[1..])).unwrap();
         assert!(crate::open(&theirs, &none, Arc::default()).is_ok());
     }

@@ -14,47 +14,48 @@ use crate::{AzureSettings, GcsSettings, HdfsSettings, LocalReads, RetryPolicy};
 /// Settings of every kind of store.
 #[derive(Debug, Clone, Default)]
 pub struct StoreSettings {
-    /// Of S3.
+    /// Settings of S3.
     pub s3: S3Settings,
-    /// Of Azure Blob Storage.
+    /// Settings of Azure Blob Storage.
     pub azure: AzureSettings,
-    /// Of Google Cloud Storage.
+    /// Settings of Google Cloud Storage.
     pub gcs: GcsSettings,
-    /// Of HDFS.
+    /// Settings of HDFS.
     pub hdfs: HdfsSettings,
-    /// When to send again, and when to give up.
+    /// Retry policy.
     pub retry: RetryPolicy,
-    /// GETs over a network that are late are asked a second time, where that was said; else they are not.
+    /// Whether late GETs over a network are hedged; off if not set.
     pub hedges: Option<bool>,
-    /// How local files are read, where that was said; else by threads.
+    /// Method of reading local files; threads if not set.
     pub local_reads: Option<LocalReads>,
-    /// Most bytes of a local file that come in one chunk, where that was said; else 2 MiB.
+    /// Maximum chunk size of a local file in bytes; 2 MiB if not set.
     pub local_piece_bytes: Option<u64>,
-    /// Other tenants' stores: where, and what holds there.
+    /// Other tenants' stores: URL prefix and settings.
     pub(crate) tenants: Vec<(String, StoreSettings)>,
 }
 
-/// How to reach S3 and whatever speaks like it. Its `Debug` shows no credential.
+/// Connection settings of S3 and compatible stores. Its `Debug` shows no credential.
 #[derive(Clone, Default)]
 pub struct S3Settings {
-    /// Another endpoint than AWS's; keys then follow the bucket in the path.
+    /// Endpoint other than AWS's; the bucket is then part of the path.
     pub endpoint: Option<String>,
     /// Region to sign for.
     pub region: Option<String>,
-    /// Plain http to another machine than this one is allowed.
+    /// Plain HTTP to other machines is allowed.
     pub allows_http: bool,
-    /// The instance metadata address may be asked for credentials.
+    /// The instance metadata address may be used for credentials.
     pub asks_instance: bool,
     /// Requests are sent unsigned, for public buckets.
     pub is_anonymous: bool,
-    /// An ETag that is an MD5 is checked where the store gives no CRC. Off by default: MD5 runs at 0.77 GB/s a core.
+    /// Whether an ETag that is an MD5 is verified if the store has no CRC. Off by default: MD5 runs at 0.77 GB/s per
+    /// core.
     pub verifies_md5: bool,
-    /// The checksum of a multipart upload's parts is checked too; where they are several, that costs one HEAD or two for
-    /// their size.
+    /// Whether composite checksums of multipart uploads are verified; with several parts, that costs one or two HEAD
+    /// requests for their size.
     pub verifies_parts: bool,
     /// Variables that the credential chain may read: AWS_*.
     pub(crate) variables: HashMap<String, String>,
-    /// Where `~/.aws` is.
+    /// Folder that contains `.aws`.
     pub(crate) home: Option<PathBuf>,
 }
 
@@ -73,12 +74,12 @@ impl fmt::Debug for S3Settings {
 }
 
 impl StoreSettings {
-    /// Reads the AWS variables that every S3 client reads, and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
-    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_CLI`, `PENSTOCK_AZURE_ANONYMOUS`,
-    /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0), `PENSTOCK_GIVE_UP_AFTER_S` (seconds of
-    /// throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
+    /// Reads the standard AWS variables and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`, `PENSTOCK_S3_ANONYMOUS`,
+    /// `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_CLI`, `PENSTOCK_AZURE_ANONYMOUS`,
+    /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0), `PENSTOCK_GIVE_UP_AFTER_S` (seconds
+    /// of throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
     ///
-    /// `PENSTOCK_STORE_<NAME>_*` name other tenants' stores and what holds there (`tenants`).
+    /// `PENSTOCK_STORE_<NAME>_*` set other tenants' stores and their settings (`scoped_settings`).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
         let tenants = tenants(variables)?.into_iter().map(|tenant| {
             let mut settings = Self::plain(&tenant.variables)?;
@@ -92,7 +93,7 @@ impl StoreSettings {
     ///
     /// # Errors
     ///
-    /// The limit is not a duration.
+    /// Errs if the limit is not a duration.
     pub fn with_retry_timeout(mut self, seconds: Option<f64>) -> Result<Self> {
         if let Some(seconds) = seconds {
             let limit = duration("--retry-timeout", seconds)?;
@@ -132,7 +133,7 @@ impl StoreSettings {
         let config = text("AWS_CONFIG_FILE")
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(text("HOME")?).join(".aws/config")));
-        // No file is no setting, as for every AWS tool.
+        // A missing file is ignored, as in every AWS tool.
         let config = config.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
         let profile = aws_profile(&config, text("AWS_PROFILE").unwrap_or("default"));
         let bundle = profile.get("ca_bundle").filter(|_| text("AWS_CA_BUNDLE").is_none());
@@ -190,7 +191,7 @@ impl StoreSettings {
     }
 }
 
-/// The settings of one profile of an AWS configuration file; nested ones (`s3 =` and its indented lines) are left out.
+/// Settings of one profile of an AWS configuration file, without nested ones (`s3 =` and its indented lines).
 fn aws_profile(config: &str, name: &str) -> HashMap<String, String> {
     let mut is_ours = false;
     let mut found = HashMap::new();
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn test_settings_instance_metadata_is_asked_only_when_told() {
+    fn settings_instance_metadata_is_asked_only_if_enabled() {
         assert!(!StoreSettings::from_env(&env(&[])).unwrap().s3.asks_instance);
         assert!(StoreSettings::from_env(&env(&[("PENSTOCK_S3_IMDS", "1")])).unwrap().s3.asks_instance);
         let both = env(&[("PENSTOCK_S3_IMDS", "1"), ("AWS_EC2_METADATA_DISABLED", "true")]);

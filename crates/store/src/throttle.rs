@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store made as slow as another: latency, bytes/s and requests/s. For tests, and where the block layer and the emulator
-//! cannot do it. Bytes above the rate queue up to a bound, past which and for requests above the burst it throttles, as
-//! stores do.
+//! A store slowed down to given limits: latency, bytes/s and requests/s. For tests, and where neither the block layer
+//! nor the emulator can do it. Bytes above the rate queue up to a bound. Above that bound, and for requests above the
+//! burst, it throttles as stores do.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,17 +16,18 @@ use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, Ob
 /// Limits of a store; the default has none.
 #[derive(Debug, Clone, Default)]
 pub struct ThrottleConfig {
-    /// Median time before an answer begins.
+    /// Median time before a response begins.
     pub latency: Duration,
-    /// 99th percentile of the latency; a log-normal distribution goes through both. Zero: every answer takes the median.
+    /// 99th percentile of the latency; together with the median it defines a log-normal distribution. Zero: every
+    ///    response takes the median.
     pub latency_p99: Duration,
-    /// Body bytes, both ways together.
+    /// Body bytes per second, both directions together.
     pub bytes_per_s: Option<f64>,
-    /// Requests.
+    /// Requests per second.
     pub requests_per_s: Option<f64>,
-    /// Requests that may come at once before the rate binds.
+    /// Number of requests that may arrive at once before the rate applies.
     pub burst: u32,
-    /// Time that bytes may queue; a request that finds more ahead of it is throttled.
+    /// Maximum queueing time of bytes; a request beyond it is throttled.
     pub queue: Duration,
 }
 
@@ -40,7 +41,7 @@ pub struct ThrottledStore {
 #[derive(Debug)]
 struct Throttle {
     limits: ThrottleConfig,
-    /// When the bytes, and the requests, that were let in so far will have passed at the rate.
+    /// Times at which the bytes, and the requests, admitted so far will have passed at the rate.
     bytes_until: Mutex<Option<Instant>>,
     requests_until: Mutex<Option<Instant>>,
 }
@@ -50,7 +51,7 @@ fn lock(mutex: &Mutex<Option<Instant>>) -> std::sync::MutexGuard<'_, Option<Inst
 }
 
 impl Throttle {
-    /// Lets a request in after its latency, or throttles it.
+    /// Admits a request after its latency, or throttles it.
     async fn enter(&self, place: impl Fn() -> String) -> Result<()> {
         let throttled = |wait: Duration| Error::Throttled {
             place: place(),
@@ -104,14 +105,14 @@ impl Throttle {
             *until = Some(next);
             next
         };
-        // Who gives up on his bytes has taken the bandwidth all the same.
+        // An abandoned read has used the bandwidth all the same.
         tokio::time::sleep_until(deadline.instant().map_or(until, |at| at.min(until)).into()).await;
-        deadline.check("bytes of a shaped store")
+        deadline.check("a transfer of a throttled store")
     }
 }
 
 impl ThrottledStore {
-    /// Holds `inner` to `limits`.
+    /// Wraps `inner` and applies `limits` to it.
     pub fn new(inner: Arc<dyn Store>, limits: ThrottleConfig) -> Self {
         let gate = Throttle { limits, bytes_until: Mutex::new(None), requests_until: Mutex::new(None) };
         Self { inner, gate: Arc::new(gate) }
@@ -121,7 +122,7 @@ impl ThrottledStore {
         &*self.inner
     }
 
-    /// One request that carries `bytes`.
+    /// Admits one request that carries `bytes`.
     pub(crate) async fn pass(&self, key: &Key, bytes: u64, deadline: Deadline) -> Result<()> {
         self.enter(key, deadline).await?;
         self.gate.pass(bytes, deadline).await
@@ -131,7 +132,7 @@ impl ThrottledStore {
         let work = self.gate.enter(|| crate::place(self.inner.root(), key));
         match deadline.instant() {
             Some(at) => {
-                let what = "a request to a shaped store";
+                let what = "a request to a throttled store";
                 tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what)))
             }
             None => work.await,
@@ -181,8 +182,8 @@ impl Store for ThrottledStore {
         self.inner.put(key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
-        self.inner().uploads().map(|_| self as &dyn MultipartStore)
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
+        self.inner().multipart().map(|_| self as &dyn MultipartStore)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tries of one call: back-off, budgets, and a limit for silence.
+//! Attempts of one call: back-off, budgets and an idle timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch};
 use crate::Store;
 use crate::rate_backoff::AdaptiveRate;
 
-/// When to send again, and when to give up.
+/// When to retry, and when to give up.
 #[derive(Debug, Clone)]
 pub struct RetryPolicy {
     /// Wall-clock budget for one call while the store throttles.
@@ -21,8 +21,8 @@ pub struct RetryPolicy {
     pub never_reached_after: Duration,
     /// Mean of the first wait is half of this; it doubles from try to try.
     pub first_wait: Duration,
-    /// No wait is longer, but for what the store asks.
-    pub longest_wait: Duration,
+    /// Maximum wait, unless the store asks for a longer one.
+    pub max_wait: Duration,
     /// A request that brings no byte for this long is sent again.
     pub stall_after: Duration,
 }
@@ -31,11 +31,11 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             give_up_after: Duration::from_secs(300),
-            // An outage of a minute, and the longest wait between two tries of it.
+            // Covers an outage of a minute plus the longest wait between two tries.
             unreachable_after: Duration::from_secs(90),
             never_reached_after: Duration::from_secs(10),
             first_wait: Duration::from_millis(100),
-            longest_wait: Duration::from_secs(10),
+            max_wait: Duration::from_secs(10),
             stall_after: Duration::from_secs(30),
         }
     }
@@ -47,7 +47,7 @@ pub(crate) struct Shared {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) policy: RetryPolicy,
     pub(crate) metrics: Arc<Metrics>,
-    /// How fast it is asked, since it refused.
+    /// Request rate since the store refused.
     pace: AdaptiveRate,
     /// The store has answered, were it with an error.
     reached: AtomicBool,
@@ -81,7 +81,7 @@ impl Tries {
         let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
         self.shared.metrics.time(Metric::ThrottleWait, turn.waited);
         if self.sent == 0 {
-            // Who waits behind others is not refused: the budget is for what follows.
+            // Waiting for other calls is not a refusal: the budget starts now.
             self.started = Stopwatch::start();
         }
         self.sent += 1;
@@ -89,7 +89,7 @@ impl Tries {
         match &result {
             Err(Error::Throttled { .. }) => self.shared.pace.refused(turn),
             Err(Error::Unreachable { .. } | Error::Server { .. } | Error::Deadline { .. } | Error::Interrupted) => {}
-            // An answer, if not the one that was hoped for: the store had room for the request.
+            // Any other response shows that the store had capacity for the request.
             Ok(_) | Err(_) => self.shared.pace.passed(turn),
         }
         if !matches!(result, Err(Error::Unreachable { .. })) {
@@ -119,7 +119,8 @@ impl Tries {
         (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
     }
 
-    /// The caller asks for more: as long as nothing has failed, the time that it took is not the store's.
+    /// The caller asks for more: while nothing has failed, the time that the caller took does not count against the
+    /// store.
     pub(crate) fn asked(&mut self) {
         if self.step == 0 {
             self.started = Stopwatch::start();
@@ -140,16 +141,16 @@ impl Tries {
         };
         let throttled = matches!(error, Error::Throttled { .. });
         self.refused += u32::from(throttled);
-        let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.longest_wait);
+        let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.max_wait);
         self.step += 1;
-        // Full jitter (M. Brooker, "Exponential backoff and jitter"); what a store asks for is waited in full.
+        // Full jitter (M. Brooker, "Exponential backoff and jitter"); a wait that the store asks for is kept in full.
         let jitter = ceiling.mul_f64(rand::random::<f64>());
         let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));
         if elapsed.saturating_add(wait) > budget {
             return Err(self.exhausted(error, elapsed));
         }
         if self.deadline.left().is_some_and(|left| left <= wait) {
-            return Err(self.deadline.error(&format!("{} ({}, the last: {error})", self.what, self.tries())));
+            return Err(self.deadline.error(&format!("{} ({}, last error: {error})", self.what, self.tries())));
         }
         self.shared.metrics.count(Metric::Retries);
         tokio::time::sleep(wait).await;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one module through which time is read (`clippy.toml` forbids the others), so that a deadline is a value.
+//! The clock: the only module that reads the time (`clippy.toml` forbids others), so that a deadline is a value.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,13 +11,13 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// The time since the Unix epoch; zero on a machine whose clock is before it.
+/// Time since the Unix epoch; zero on a machine whose clock is before it.
 #[expect(clippy::disallowed_methods, reason = "this is the one door to the clock")]
 pub fn unix_now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// The moment by which a call must have answered. Every store call takes one.
+/// Time by which a call must return. Every store call takes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     at: Option<Instant>,
@@ -30,30 +30,30 @@ impl Deadline {
         Self { at: now().checked_add(limit), limit }
     }
 
-    /// No deadline: only for calls whose caller holds one already.
+    /// No deadline: only for calls whose caller already has one.
     pub const NEVER: Self = Self { at: None, limit: Duration::MAX };
 
-    /// The time left; `None` when there is no deadline, zero when it has passed.
+    /// Remaining time; `None` without a deadline, zero when it has passed.
     pub fn left(&self) -> Option<Duration> {
         self.at.map(|at| at.saturating_duration_since(now()))
     }
 
-    /// The moment itself, for timers; `None` when there is no deadline.
+    /// The deadline as an instant, for timers; `None` without a deadline.
     pub fn instant(&self) -> Option<Instant> {
         self.at
     }
 
-    /// True once the moment has passed.
+    /// True once it has passed.
     pub fn passed(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Errs with [`Error::Deadline`] once the moment has passed.
+    /// Errs with [`Error::Deadline`] once it has passed.
     pub fn check(&self, what: &str) -> Result<()> {
         if self.passed() { Err(self.error(what)) } else { Ok(()) }
     }
 
-    /// The error that this deadline's passing is.
+    /// Error for this deadline.
     pub fn error(&self, what: &str) -> Error {
         Error::Deadline { what: what.to_owned(), limit: self.limit }
     }
@@ -74,7 +74,7 @@ impl Stopwatch {
         now().saturating_duration_since(self.0)
     }
 
-    /// Time since the start (or the last lap), and starts again.
+    /// Time since the start or the last lap; restarts the count.
     pub fn lap(&mut self) -> Duration {
         let at = now();
         let took = at.saturating_duration_since(self.0);

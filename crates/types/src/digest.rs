@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Digests of stored and of inflated bytes, with the algorithm that made them.
+//! Digests of stored and of decompressed bytes, with their algorithm.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Algorithm of a digest. Stores give all but `Xxh3` (128 bits), which is Penstock's own.
+/// Algorithm of a digest. Stores provide all except `Xxh3` (128 bits), which is Penstock's own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// CRC-32 (ISO-HDLC), as in gzip.
@@ -25,7 +25,7 @@ pub enum Algorithm {
     Md5,
     /// XXH3, 128 bits: detects damage, resists no attacker.
     Xxh3,
-    /// A digest of the digests of parts of so many bytes each, of which the last may be shorter: what S3 knows of a
+    /// A digest of the digests of parts with this size in bytes, the last of which may be shorter: S3's checksum of a
     /// multipart upload.
     Parts(PartDigest, u64),
 }
@@ -42,7 +42,7 @@ pub enum PartDigest {
 }
 
 impl PartDigest {
-    /// The algorithm that each part's digest is of.
+    /// Algorithm of each part's digest.
     pub fn of_a_part(self) -> Algorithm {
         match self {
             Self::Crc32 => Algorithm::Crc32,
@@ -57,7 +57,7 @@ impl PartDigest {
 }
 
 impl Algorithm {
-    /// Its name in manifests and journals; of parts, that of the parts' own.
+    /// Name in manifests and journals; for composite digests, that of the parts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32 => "crc32",
@@ -90,7 +90,7 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A digest: an algorithm and its big-endian value. Printed and stored as `algorithm:hex`, of parts as
+/// A digest: an algorithm and its big-endian value. Printed and stored as `algorithm:hex`, composite digests as
 /// `algorithm@part-bytes:hex`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {

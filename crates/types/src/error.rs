@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One enum for every way a call can fail. A variant is something that a caller can act on; the rest is `Bug`.
+//! The error type of all calls. A variant is something that a caller can act on; everything else is `Bug`.
 //!
-//! Messages name the thing, what happened and the numbers. `crates/python` matches this enum without a wildcard, so a
-//! variant that Python has no class for does not compile.
+//! Messages name the thing, the problem and the numbers. `crates/python` matches this enum without a wildcard, so a
+//! variant without a Python class does not compile.
 
 use std::time::Duration;
 
@@ -14,21 +14,21 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Error of any Penstock call, by what the caller can do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No object, bucket, folder or file of that name.
-    #[error("{place} does not exist")]
+    /// No object, bucket, folder or file has that name.
+    #[error("{}", not_found(place))]
     NotFound {
-        /// URL or path.
+        /// URL or path, or `any object under URL`.
         place: String,
     },
-    /// Credentials or permissions refused it.
-    #[error("{place} may not be accessed: {reason}")]
+    /// Credentials or permissions do not allow it.
+    #[error("{place} cannot be accessed: {reason}")]
     Denied {
         /// URL or path.
         place: String,
         /// Message of the store or the system, without secrets.
         reason: String,
     },
-    /// The store refused for rate, and the wall-clock budget for waiting is spent.
+    /// The store refused because of its rate limit, and the time budget for waiting is used up.
     #[error("{place} refused {refused} of {sent} requests in {:.1} s", window.as_secs_f64())]
     Throttled {
         /// URL.
@@ -37,14 +37,14 @@ pub enum Error {
         refused: u32,
         /// Requests sent.
         sent: u32,
-        /// How long we went on asking.
+        /// Time for which requests were repeated.
         window: Duration,
         /// Time to wait before the next attempt, if the store gave one.
         retry_after: Option<Duration>,
-        /// The last refusal's HTTP status; 0 where it was no HTTP.
+        /// HTTP status of the last refusal; 0 if it was not HTTP.
         status: u16,
     },
-    /// Nothing answers there: name, connection, TLS, or the connection broke.
+    /// No answer: name resolution, connection or TLS failed, or the connection broke.
     #[error("{place} cannot be reached: {reason}")]
     Unreachable {
         /// Endpoint or URL.
@@ -52,12 +52,12 @@ pub enum Error {
         /// Message of the network.
         reason: String,
     },
-    /// The server's certificate is not one that this machine trusts: unknown authority, another name, expired.
+    /// This machine does not trust the server's certificate: unknown authority, other name, or expired.
     #[error("the certificate of {place} is not trusted: {reason}")]
     Untrusted {
         /// Endpoint or URL.
         place: String,
-        /// Why not.
+        /// Reason of the refusal.
         reason: String,
     },
     /// The store answered 5xx (other than throttling) or broke the protocol; another try may help.
@@ -65,7 +65,7 @@ pub enum Error {
     Server {
         /// URL.
         place: String,
-        /// HTTP status, or 0 when the answer was no HTTP.
+        /// HTTP status, or 0 if the response was not HTTP.
         status: u16,
         /// Its message.
         reason: String,
@@ -75,10 +75,10 @@ pub enum Error {
     Deadline {
         /// The call.
         what: String,
-        /// The limit it had.
+        /// Its time limit.
         limit: Duration,
     },
-    /// Bytes that are not what they should be: truncated, wrong checksum, not of the format.
+    /// Wrong bytes: truncated, wrong checksum, or not of the format.
     #[error("{place} {problem}")]
     Corrupt {
         /// URL or path, with the record when known.
@@ -86,15 +86,15 @@ pub enum Error {
         /// Problem with its numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
         problem: String,
     },
-    /// A record that is whole, but does not hold what a field asks of it.
+    /// A record that is whole, but does not hold what a field requires.
     #[error("{place}: {problem}")]
     Mismatch {
         /// URL or path, with the record.
         place: String,
-        /// Which field, what it asks for, and what the record holds.
+        /// The field, what it requires, and what the record holds.
         problem: String,
     },
-    /// The object is no longer the version that was pinned.
+    /// The object no longer has the pinned version.
     #[error("{place} was replaced while it was read (version {want} pinned, {have} found)")]
     Changed {
         /// URL.
@@ -104,23 +104,23 @@ pub enum Error {
         /// The version found, or `another`.
         have: String,
     },
-    /// A conditional write found its condition untrue (an object is already there, say).
+    /// The condition of a conditional write was false (for example, an object already exists).
     #[error("{place} was not written: {reason}")]
     Precondition {
         /// URL or path.
         place: String,
-        /// The condition and what was found.
+        /// The condition, and what was found.
         reason: String,
     },
-    /// Another process holds it.
+    /// Another process holds the lock.
     #[error("{place} is in use: {holder}")]
     Busy {
         /// URL or path.
         place: String,
-        /// The other process, and what it does there.
+        /// The other process, and what it does.
         holder: String,
     },
-    /// A setting, flag or argument that cannot be.
+    /// An invalid setting, flag or argument.
     #[error("{what}: {problem}")]
     Config {
         /// The setting.
@@ -133,11 +133,15 @@ pub enum Error {
     Unsupported {
         /// The operation.
         what: String,
-        /// Who cannot do it.
+        /// The component that does not support it.
         by: String,
     },
-    /// The memory budget is too small for what was asked.
-    #[error("{what} needs {} bytes and the memory budget is {} bytes", with_separators(*need), with_separators(*budget))]
+    /// The memory budget is too small for the request.
+    #[error(
+        "{what} needs {} bytes, but the memory budget is {} bytes",
+        with_separators(*need),
+        with_separators(*budget)
+    )]
     BudgetExceeded {
         /// Purpose of the memory.
         what: String,
@@ -151,22 +155,22 @@ pub enum Error {
     NoSpace {
         /// Path.
         place: String,
-        /// Bytes needed; 0 when only a write was refused.
+        /// Bytes needed; 0 if only a write was refused.
         need: u64,
         /// Bytes free.
         free: u64,
     },
-    /// A key that cannot be a file under the destination, or two that cannot exist side by side.
+    /// A key that cannot be a file under the destination, or two that cannot coexist.
     #[error("key `{key}` cannot be written under {place}: {reason}")]
     KeyRefused {
         /// The key, escaped.
         key: String,
         /// The destination.
         place: String,
-        /// Why: leaves the folder, too long, equals another but for case, file against folder.
+        /// Reason: leaves the folder, too long, equal except for case, file against folder.
         reason: String,
     },
-    /// The operating system refused for a reason of its own (EIO, ELOOP, ...).
+    /// The operating system refused for another reason (EIO, ELOOP, ...).
     #[error("{place}: {reason}")]
     System {
         /// Path or endpoint.
@@ -174,7 +178,7 @@ pub enum Error {
         /// Message of the system.
         reason: String,
     },
-    /// Another rank of the job failed, so this one cannot go on.
+    /// Another rank of the job failed, so this one cannot continue.
     #[error("rank {rank} failed: {reason}")]
     RankFailed {
         /// Its number.
@@ -185,7 +189,7 @@ pub enum Error {
     /// The user interrupted.
     #[error("interrupted")]
     Interrupted,
-    /// Ours to mend: a state that cannot be.
+    /// A bug in Penstock: a state that should be impossible.
     #[error("this is a bug in Penstock: {what}")]
     Bug {
         /// Violated invariant.
@@ -193,10 +197,17 @@ pub enum Error {
     },
 }
 
+fn not_found(place: &str) -> String {
+    match place.strip_prefix("any ") {
+        Some(what) => format!("there is no {what}"),
+        None => format!("{place} does not exist"),
+    }
+}
+
 fn no_space(place: &str, need: u64, free: u64) -> String {
     match need {
         0 => format!("{place} could not be written: its disk is full"),
-        need => format!("{place} has {} bytes free and {} are needed", with_separators(free), with_separators(need)),
+        need => format!("{place} has {} bytes free, but {} are needed", with_separators(free), with_separators(need)),
     }
 }
 
@@ -227,12 +238,12 @@ impl Error {
         }
     }
 
-    /// True when the same request may succeed if sent again.
+    /// True if the same request may succeed later.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Throttled { .. } | Self::Unreachable { .. } | Self::Server { .. } | Self::Deadline { .. })
     }
 
-    /// One line of advice, where one helps.
+    /// One line of advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::NotFound { place } if place.starts_with("s3:") => {
@@ -248,7 +259,9 @@ impl Error {
             Self::Denied { place, .. } if place.starts_with("hdfs:") => {
                 "check HADOOP_USER_NAME or the Kerberos ticket (`klist`), and the owner and mode of the folder"
             }
-            Self::Denied { place, .. } if place.starts_with("http") => "the server wants a login, which is not sent",
+            Self::Denied { place, .. } if place.starts_with("http") => {
+                "use a public URL: Penstock sends no login to web servers"
+            }
             Self::Denied { place, .. } if place.contains("://") && !place.starts_with("file:") => {
                 "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) and that they may list and read this bucket"
             }
@@ -261,23 +274,23 @@ impl Error {
                 "check the NameNode's RPC address (fs.defaultFS, not its web address) and that its DataNodes are up: `hdfs dfsadmin -report`"
             }
             Self::Unreachable { .. } => {
-                "check that the endpoint is up and its address (AWS_ENDPOINT_URL or its like) right"
+                "check that the endpoint is up and that its address (such as AWS_ENDPOINT_URL) is right"
             }
             Self::Untrusted { reason, .. } if reason.starts_with("it is signed") => {
                 "name the PEM file of that authority in SSL_CERT_FILE, or for S3 in AWS_CA_BUNDLE"
             }
             Self::Untrusted { .. } => "check the endpoint's name, and the certificate that its server sends",
-            Self::Server { .. } => "the store is at fault; try again later",
+            Self::Server { .. } => "try again later: the store failed",
             Self::Deadline { .. } => "raise --timeout, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
             Self::Mismatch { .. } => {
-                "say the fields as the records hold them; `penstock.open(url).schema()` shows the first record's"
+                "declare the fields as the records contain them; `penstock.open(url).schema()` shows the first record's"
             }
             Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
             Self::Precondition { place, .. } if !place.contains("://") => {
                 "choose another folder, or give --overwrite to replace what is there"
             }
-            Self::Precondition { .. } => "another writer was there first; choose another name or remove the object",
+            Self::Precondition { .. } => "choose another name or remove the object: another writer was first",
             Self::Busy { .. } => "wait until the other process ends, or stop it; then run the same command again",
             Self::BudgetExceeded { .. } => "raise the memory budget or make the batch smaller",
             Self::NoSpace { .. } => {
@@ -285,12 +298,12 @@ impl Error {
             }
             Self::KeyRefused { .. } => "rename the object at its source, or stage a prefix without it",
             Self::RankFailed { .. } => "read that rank's log",
-            Self::Bug { .. } => "please report it with the output of the same command under --debug",
+            Self::Bug { .. } => "report it with the output of the same command under --debug",
             Self::Unsupported { by, .. } if by.starts_with("penstock.open") => {
-                "convert the objects, or give format= if their names hide one of these"
+                "convert the objects, or set format= if their names do not show it"
             }
             Self::Unsupported { what, .. } if what == Self::HUB => {
-                "give the addresses of its files, https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE, or \
+                "use the URLs of its files, https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE, or \
                  download them first"
             }
             Self::Config { .. } | Self::Unsupported { .. } | Self::System { .. } | Self::Interrupted => return None,
@@ -311,7 +324,7 @@ impl Error {
         Self::Corrupt { place: place.into(), problem: problem.into() }
     }
 
-    /// A [`Error::Changed`] that shows by an object's size.
+    /// A [`Error::Changed`] detected by an object's size.
     pub fn resized(place: impl Into<String>, want: u64, have: u64) -> Self {
         let (want, have) = (with_separators(want), with_separators(have));
         Self::Changed { place: place.into(), want: format!("of {want} bytes"), have: format!("one of {have} bytes") }
@@ -327,7 +340,7 @@ impl Error {
         Self::Bug { what: what.into() }
     }
 
-    /// The variant that an operating system's error is, at `place`.
+    /// The variant for an operating system's error at `place`.
     pub fn from_io(place: impl Into<String>, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let place = place.into();
@@ -337,7 +350,7 @@ impl Error {
                 Self::Denied { place, reason: error.to_string() }
             }
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::NoSpace { place, need: 0, free: 0 },
-            ErrorKind::AlreadyExists => Self::Precondition { place, reason: "it exists already".to_owned() },
+            ErrorKind::AlreadyExists => Self::Precondition { place, reason: "it already exists".to_owned() },
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::UnexpectedEof => Self::Corrupt { place, problem: "ends too early".to_owned() },
             _ => Self::System { place, reason: error.to_string() },
@@ -361,6 +374,8 @@ mod tests {
         };
         assert_eq!(error.to_string(), "s3://frames/a refused 3 of 9 requests in 1.5 s");
         assert!(error.retryable() && error.hint().is_some());
+        let error = Error::NotFound { place: "any object under s3://frames/".into() };
+        assert_eq!(error.to_string(), "there is no object under s3://frames/");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The nouns that every Penstock crate speaks: errors, URLs, keys, ranges, shapes, digests, metrics, the clock and a timer.
+//! Types that every Penstock crate uses: errors, URLs, keys, ranges, shapes, digests, metrics, the clock and a timer.
 //!
-//! No I/O happens here and no other Penstock crate is known here.
+//! Does no I/O and depends on no other Penstock crate.
 
 mod clock;
 mod digest;

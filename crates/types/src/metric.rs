@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The registry of counters: a name and a unit are defined here once, and nowhere else.
+//! Registry of counters: each name and unit is defined here once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use std::time::Duration;
 /// Unit of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// Things.
+    /// A number of things.
     Count,
     /// Bytes.
     Bytes,
-    /// Time, held in nanoseconds.
+    /// Time, stored in nanoseconds.
     Nanoseconds,
 }
 
@@ -25,7 +25,7 @@ macro_rules! metrics {
             /// Every counter, in the order of the registry.
             pub const ALL: &'static [Metric] = &[$(Metric::$variant),+];
 
-            /// Its name in reports and JSON; a time ends in `_s` there.
+            /// Name in reports and JSON; times end in `_s`.
             pub fn name(self) -> &'static str {
                 match self { $(Metric::$variant => $name),+ }
             }
@@ -43,7 +43,7 @@ metrics! {
     Requests = ("requests", Count),
     /// GET requests sent.
     Gets = ("gets", Count),
-    /// LIST pages asked for.
+    /// LIST pages requested.
     Lists = ("lists", Count),
     /// HEAD requests sent.
     Heads = ("heads", Count),
@@ -51,55 +51,55 @@ metrics! {
     Puts = ("puts", Count),
     /// Objects deleted.
     Deletes = ("deletes", Count),
-    /// Bytes that the caller asked for.
+    /// Bytes that the caller requested.
     BytesRequested = ("bytes_requested", Bytes),
-    /// Body bytes that crossed the wire inwards, retries included.
+    /// Body bytes received, including retries.
     BytesIn = ("bytes_in", Bytes),
     /// Bytes sent.
     BytesSent = ("bytes_sent", Bytes),
-    /// Requests sent again.
+    /// Retried requests.
     Retries = ("retries", Count),
-    /// GETs asked a second time because the first answer was late.
+    /// GETs sent a second time because the first response was late.
     Hedges = ("hedges", Count),
-    /// Second answers that came before the first.
+    /// Second responses that arrived before the first.
     HedgesWon = ("hedges_won", Count),
-    /// Answers 429 and 503.
+    /// Responses 429 and 503.
     Throttles = ("throttles", Count),
-    /// Other errors answered.
+    /// Other error responses.
     Errors = ("errors", Count),
-    /// Time spent waiting because a store asked us to slow down.
+    /// Time spent waiting because a store asked for it.
     ThrottleWait = ("throttle_wait_s", Nanoseconds),
     /// Time from sending a GET to its first body byte, summed over requests.
     FirstByteWait = ("first_byte_s", Nanoseconds),
     /// Time from the first body byte to the last, summed over requests.
     Transfer = ("transfer_s", Nanoseconds),
-    /// Reads answered from the node's cache.
+    /// Reads served from the node cache.
     CacheHits = ("cache_hits", Count),
-    /// Objects fetched into the node's cache.
+    /// Objects fetched into the node cache.
     CacheMisses = ("cache_misses", Count),
-    /// Reads past the node's cache, where nothing in it is needed later than what is read.
+    /// Reads that bypass the node cache, because every entry in it is needed sooner.
     CacheBypasses = ("cache_bypasses", Count),
-    /// Bytes answered from the node's cache.
+    /// Bytes served from the node cache.
     CacheBytes = ("cache_bytes", Bytes),
-    /// Entries evicted from the node's cache.
+    /// Entries evicted from the node cache.
     CacheEvictions = ("cache_evictions", Count),
-    /// Objects that the node's cache has transcoded into planes.
+    /// Objects that the node cache has transposed.
     CacheTranscodes = ("cache_transcodes", Count),
-    /// Entries of the node's cache that were not what was written there, and were fetched again.
+    /// Corrupt entries of the node cache, which were fetched again.
     CacheCorrupt = ("cache_corrupt", Count),
-    /// Reads and writes of the node's cache that its disk refused.
+    /// Reads and writes of the node cache that its disk refused.
     CacheFailures = ("cache_failures", Count),
-    /// Reads in a pool of this node's own files.
+    /// Reads in a pool from this node's own files.
     PoolOwnReads = ("pool_own_reads", Count),
-    /// Their bytes.
+    /// Bytes of those reads.
     PoolOwnBytes = ("pool_own_bytes", Bytes),
-    /// Reads in a pool by the engine's protocol, which may end on this node too.
+    /// Reads in a pool through the engine's protocol, possibly from this node.
     PoolEngineReads = ("pool_engine_reads", Count),
-    /// Their bytes.
+    /// Bytes of those reads.
     PoolEngineBytes = ("pool_engine_bytes", Bytes),
-    /// Reads of what a pool had lost, from the bucket.
+    /// Reads of objects that a pool had lost, from its origin.
     PoolBucketReads = ("pool_bucket_reads", Count),
-    /// Their bytes, as the pool had them.
+    /// Bytes of those reads, in the pool's form.
     PoolBucketBytes = ("pool_bucket_bytes", Bytes),
     /// Lost objects that were put into the pool again.
     PoolRefills = ("pool_refills", Count),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers as messages print them.
+//! Formats numbers for messages.
 
 /// `number` with commas between thousands, so that a byte count can be read: `2,828,486`.
 pub fn with_separators(number: u64) -> String {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Panics of libraries that meet hostile input: caught, and not printed.
+//! Catches panics of libraries that meet hostile input, without printing them.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// How many calls of [`catch_panic`] this thread is in.
+    /// Nesting depth of [`catch_panic`] on this thread.
     static CAUGHT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -16,13 +16,13 @@ pub struct Panicked;
 
 /// Runs `call`; a panic inside it on this thread becomes an error and prints nothing.
 ///
-/// The first use wraps the process's panic hook: panics outside of such calls still go to the hook that was there.
+/// The first use wraps the process's panic hook: other panics still go to the previous hook.
 pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, Panicked> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // A thread that is ending has no counter any more; its panics are not ours to hide.
+            // A thread that is ending has no counter any more; its panics are printed.
             if CAUGHT.try_with(Cell::get).unwrap_or(0) == 0 {
                 before(info);
             }
@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(CAUGHT.get(), 0);
     }
 
-    /// The hook is the process's: a child runs the test by itself, and its output is read.
+    /// The hook belongs to the process, so a child runs the test alone and its output is read.
     #[test]
     fn catch_panic_prints_nothing_and_panics_elsewhere_still_print() {
         const ROLE: &str = "catch_panic_prints_nothing_and_panics_elsewhere_still_print";

@@ -22,7 +22,7 @@ impl ByteRange {
         Self { start, len }
     }
 
-    /// True when it asks for everything.
+    /// True for a range that covers everything.
     pub fn is_whole(&self) -> bool {
         *self == Self::WHOLE
     }

@@ -11,12 +11,12 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// A field is missing, unknown or of another type; the error names the field, or `what` where there is none.
+/// Errs if a field is missing, unknown or of another type; the error names the field, or `what` without one.
 pub fn parse_settings<'de, T: Deserialize<'de>>(what: &str, json: &'de str) -> Result<T> {
     let mut document = serde_json::Deserializer::from_str(json);
     serde_path_to_error::deserialize(&mut document).map_err(|error| {
         let path = error.path().to_string();
-        // The position is one in a document that the user never sees.
+        // The document is internal, so its positions are not shown.
         let text = error.inner().to_string();
         let problem = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
         Error::config(if matches!(&*path, "." | "?") { what } else { &path }, problem)
@@ -27,7 +27,7 @@ pub fn parse_settings<'de, T: Deserialize<'de>>(what: &str, json: &'de str) -> R
 ///
 /// # Errors
 ///
-/// It is negative, not finite, or larger than a duration holds; the error is about `what`.
+/// Errs if it is negative, not finite, or too large; the error is about `what`.
 pub fn duration(what: &str, seconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| Error::config(what, format!("{seconds} is not a duration in seconds")))

@@ -70,7 +70,7 @@ impl DType {
         }
     }
 
-    /// Bytes an element takes.
+    /// Bytes per element.
     pub fn size(self) -> usize {
         match self {
             Self::Bool | Self::U8 | Self::I8 => 1,
@@ -108,13 +108,13 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Elements in one sample; errs when the product does not fit.
+    /// Number of elements in one sample; errs on overflow.
     pub fn elements(&self) -> Result<usize> {
         self.shape
             .iter()
             .try_fold(1usize, |product, &side| product.checked_mul(side))
             .filter(|elements| elements.checked_mul(self.dtype.size()).is_some())
-            .ok_or_else(|| Error::config("shape", format!("{:?} has more bytes than memory has addresses", self.shape)))
+            .ok_or_else(|| Error::config("shape", format!("{:?} has more bytes than the address space", self.shape)))
     }
 
     /// Bytes in one sample.

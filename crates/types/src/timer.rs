@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A timer that fires within a tenth of a millisecond. A runtime's own rounds up to whole milliseconds, which is a twentieth
-//! of a store's latency and more; what measures or imitates one waits here. Knows no runtime: it wakes the task that polls.
+//! A timer that fires within a tenth of a millisecond. A runtime's own timer rounds up to whole milliseconds, which is
+//! a twentieth of a store's latency or more. Code that measures or imitates a latency waits here. Works with any
+//! runtime: it wakes the task that polls it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -11,11 +12,11 @@ use std::time::Instant;
 
 use crate::{Error, Result, lock, now};
 
-/// One thread that wakes futures at their moments. Clones share it; it ends with the last of them.
+/// One thread that wakes futures at their times. Clones share it; it ends with the last of them.
 #[derive(Debug, Clone)]
 pub struct Timer(Arc<Owner>);
 
-/// Tells the thread to end. The thread itself holds only what it shares.
+/// Stops the thread when dropped. The thread itself holds only the shared state.
 #[derive(Debug)]
 struct Owner(Arc<Shared>);
 
@@ -27,7 +28,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// By moment, then by number: two may want the same one.
+    /// Ordered by time, then by number, because two may have the same time.
     wakers: BTreeMap<(Instant, u64), Waker>,
     numbers: u64,
     has_ended: bool,
@@ -48,7 +49,7 @@ impl Shared {
             let left = first.key().0.saturating_duration_since(now());
             if left.is_zero() {
                 let waker = first.remove();
-                // A waker may run code of its own, which may come back here.
+                // A waker may run code that calls this timer again.
                 drop(queue);
                 waker.wake();
                 queue = self.queue();
@@ -71,7 +72,7 @@ impl Timer {
         Ok(Self(Arc::new(Owner(shared))))
     }
 
-    /// Is ready once `at` has come.
+    /// A future that is ready at `at`.
     pub fn until(&self, at: Instant) -> Sleep {
         Sleep { timer: self.clone(), at, number: None }
     }
@@ -132,9 +133,9 @@ mod tests {
 
     use super::*;
 
-    struct Told(Mutex<Sender<u64>>, u64);
+    struct TestWaker(Mutex<Sender<u64>>, u64);
 
-    impl Wake for Told {
+    impl Wake for TestWaker {
         fn wake(self: Arc<Self>) {
             let _ = self.0.lock().unwrap().send(self.1);
         }
@@ -149,12 +150,12 @@ mod tests {
             .map(|ms| timer.until(start + Duration::from_millis(ms)))
             .into_iter()
             .enumerate()
-            .map(|(number, until)| (Waker::from(Arc::new(Told(Mutex::new(send.clone()), number as u64))), until))
+            .map(|(number, until)| (Waker::from(Arc::new(TestWaker(Mutex::new(send.clone()), number as u64))), until))
             .collect();
         for (waker, until) in &mut waits {
             assert!(Pin::new(until).poll(&mut Context::from_waker(waker)).is_pending());
         }
-        // One that is dropped wakes no task.
+        // A dropped one wakes no task.
         let (_, given_up) = waits.remove(2);
         drop(given_up);
         let order: Vec<u64> = (0..3).map(|_| woken.recv_timeout(Duration::from_secs(60)).unwrap()).collect();

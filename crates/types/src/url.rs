@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where an object lies. Keys are bytes: a store may hold any, and none is trusted.
+//! URLs of objects. Keys are bytes: a store may hold any bytes, and none are trusted.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,9 +13,9 @@ use crate::{Error, Result};
 pub enum Scheme {
     /// A local folder.
     File,
-    /// In this process.
+    /// In-process memory.
     Memory,
-    /// S3 and whatever speaks like it.
+    /// S3 and compatible stores.
     S3,
     /// Azure Blob Storage.
     Azure,
@@ -126,7 +126,7 @@ impl fmt::Debug for Key {
 pub struct Url {
     /// The kind of store.
     pub scheme: Scheme,
-    /// Bucket, container or host; empty for `file`, and for `hdfs` where the configuration's default is meant.
+    /// Bucket, container or host; empty for `file`, and for `hdfs` with the configuration's default.
     pub authority: String,
     /// The rest, unescaped. For `file` the path without its leading `/`.
     pub key: Key,
@@ -138,7 +138,7 @@ impl Url {
         Self { key, ..self.clone() }
     }
 
-    /// Its key taken as a folder.
+    /// The same URL with its key as a folder.
     pub fn as_folder(&self) -> Self {
         self.with_key(self.key.as_folder())
     }
@@ -179,12 +179,12 @@ impl fmt::Display for Url {
     }
 }
 
-/// Schemes of other programs (Hadoop, gcsfs, adlfs) for stores that have one here.
+/// Schemes of other programs (Hadoop, gcsfs, adlfs) for stores that are supported here.
 const SYNONYMS: [(&str, &str); 4] = [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az")];
 
-/// Text is taken literally, not percent-decoded: keys hold `%` and `+` freely. URLs of web servers alone are what
-/// browsers take, percent-encoded; their queries are refused, as those sign or generate. A text without a scheme must be an
-/// absolute path; relative ones are resolved by the caller, who knows the working directory.
+/// Text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of web servers are
+/// percent-encoded, as browsers take them; their queries are refused, because they sign or generate. A text without a
+/// scheme must be an absolute path; the caller resolves relative ones, because it knows the working directory.
 impl FromStr for Url {
     type Err = Error;
 
@@ -206,14 +206,14 @@ impl FromStr for Url {
             ));
         };
         if scheme == Scheme::File {
-            // file://host/path is not ours to resolve; file:///path and file://localhost/path are.
+            // file://host/path is refused; file:///path and file://localhost/path are local.
             let path = rest.strip_prefix("localhost").unwrap_or(rest);
             return Self::from_path(std::path::Path::new(path));
         }
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
-        // hdfs:///path is of the file system that the Hadoop configuration names as its default.
+        // hdfs:///path refers to the default file system of the Hadoop configuration.
         if authority.is_empty() && scheme != Scheme::Hdfs {
-            return Err(Error::config("url", format!("{name}:// is followed by no bucket")));
+            return Err(Error::config("url", format!("{name}:// needs a bucket")));
         }
         if matches!(scheme, Scheme::S3 | Scheme::Azure | Scheme::Gcs) {
             refuse_secrets(authority, key)?;
@@ -227,38 +227,37 @@ impl FromStr for Url {
     }
 }
 
-/// Refuses a bucket's URL that holds credentials. It is not shown: URLs appear in logs, manifests and results.
+/// Refuses a bucket URL that contains credentials. The URL is not shown, because it would appear in logs.
 fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     let bad = |problem: &str| Err(Error::config("url", problem));
-    // A secret may itself hold a `/`, which ends the authority: then a `:` is left, which no bucket's name holds.
+    // A secret may itself contain a `/`, which ends the authority; the `:` before it remains, and no bucket name
+    // contains one.
     if authority.contains(['@', ':']) {
-        return bad("it holds credentials or a port before the key; credentials come from variables, files or a login");
+        return bad("it contains credentials or a port; set credentials by environment variables, files or a login");
     }
     let query = key.rsplit_once('?').map(|(_, query)| query.to_ascii_lowercase()).unwrap_or_default();
     let is_signature = |name: &str| {
         matches!(name, "sig" | "signature" | "x-amz-signature" | "x-goog-signature" | "x-amz-security-token")
     };
     if query.split('&').filter_map(|pair| pair.split_once('=')).any(|(name, _)| is_signature(name)) {
-        return bad("it is a signed URL; a SAS goes into AZURE_STORAGE_SAS_TOKEN, other signatures are not taken");
+        return bad("it is a signed URL; put a SAS in AZURE_STORAGE_SAS_TOKEN (other signatures are not supported)");
     }
     Ok(())
 }
 
-/// The key of a web URL that holds `?`, `#` or `@`. What is refused is not shown: it may be a secret.
+/// Parses the key of a web URL that holds `?`, `#` or `@`. Refused text is not shown: it may be a secret.
 fn web_key(authority: &str, key: &str) -> Result<Key> {
     let bad = |problem: &str| Err(Error::config("url", problem));
     if authority.contains('@') {
-        return bad("it holds a user name or a password, which are not sent to web servers");
+        return bad("it contains a user name or a password, which Penstock does not send to web servers");
     }
     if authority.contains(['?', '#']) || key.contains(['?', '#']) {
-        return bad(
-            "it holds a query or a fragment; an object's own `?` is written %3F, and signed URLs are not taken",
-        );
+        return bad("it contains a query or a fragment; write a `?` in a name as %3F (signed URLs are not supported)");
     }
     Ok(percent_decoded(key))
 }
 
-/// `%2F` and its like as bytes; any other `%` is literal.
+/// Decodes `%2F` and the like to bytes; any other `%` is literal.
 fn percent_decoded(text: &str) -> Key {
     let bytes = text.as_bytes();
     let digit = |at: usize| bytes.get(at).and_then(|&byte| char::from(byte).to_digit(16));

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurement: the result schema, its writer and reader, and the card of the machine that measured."""
+"""Benchmarks: the result schema, its reader and writer, and the description of the measuring machine."""

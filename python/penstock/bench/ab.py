@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A/B comparison of two commands: runs them in turn until a difference, its absence, or the run limit is reached.
+"""A/B comparison of two commands: runs both until a difference is shown or excluded, or the run limit is reached.
 
-Starts the commands in blocks of A B B A or B A A B, drawn by the seed, so that even drift (a warming machine, a filling
-cache, burst credits) cancels in each block's ratio. `sequential` decides when the evidence is enough.
+Each block runs A B B A or B A A B, chosen by the seed. Steady drift (a warming machine, a filling cache, burst credits)
+therefore cancels in each block's ratio. `sequential` decides when the evidence is enough.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Comparison", "Metric", "Side", "compare", "runner"]
 
 RUNS_A_BLOCK = 4
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-# The output of a benchmark is a few pages; anything longer is its data.
+# A benchmark prints a few pages; longer output is data and is cut.
 _LIMIT_OUTPUT_BYTES = 64_000_000
 
 
@@ -41,8 +41,8 @@ class Metric(msgspec.Struct, frozen=True):
     """The compared quantity: `wall` or `cpu` seconds of a run, or a number from its output (`printed`).
 
     Attributes:
-        pattern: Regular expression that finds the number: its first group if it has one; the last match in the output
-            counts.
+        pattern: Regular expression for the number: its first group, or the whole match if it has no group. The
+            last match in the output counts.
     """
 
     name: str = "wall"
@@ -63,8 +63,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         verdict: `different`, `same` (within the margin) or `none shown`.
         interval: Confidence interval of the ratio, valid at every look; the verdict uses this one.
-        bootstrap: Narrower interval, comparable with tools that fix the number of runs; not valid as a reason to stop.
-        evidence: How many times likelier the blocks are under some difference than under none.
+        bootstrap: Narrower interval, for comparison with tools that fix the number of runs. It is not a valid
+            reason to stop.
+        evidence: How many times more likely the blocks are with a difference than without one.
         stopped: Reason why no further block was run.
     """
 
@@ -90,8 +91,8 @@ def _printed(text: str, pattern: str | None, name: str) -> float:
     found: list[Any] = re.findall(pattern or _NUMBER, text)
     if not found:
         raise ConfigError(
-            f"{name} printed no number" + (f" that fits {pattern!r}" if pattern else ""),
-            hint="--pattern is a regular expression; its first group is the number",
+            f"{name} printed no number" + (f" that matches {pattern!r}" if pattern else ""),
+            hint="give --pattern a regular expression whose first group is the number",
         )
     last = found[-1][0] if isinstance(found[-1], tuple) else found[-1]
     try:
@@ -116,7 +117,7 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
             start = time.perf_counter()
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             try:
-                # A session of its own, so that a stopped command is stopped with all its child processes.
+                # Own session, so that a stopped command ends with all its child processes.
                 with child_process(argv, grace_s=0.0, start_new_session=True, **streams) as child:
                     status, used = _wait(child, start, limit_s, name)
                     wall_s = time.perf_counter() - start
@@ -124,13 +125,13 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
             except FileNotFoundError:
                 raise NotFound(f"{name}: no command `{argv[0]}`", where=argv[0]) from None
             except PermissionError:
-                raise Denied(f"{name}: `{argv[0]}` may not be run", where=argv[0]) from None
+                raise Denied(f"{name}: `{argv[0]}` cannot be run: permission denied", where=argv[0]) from None
             if code != 0:
                 err.seek(0)
                 last = err.read(_LIMIT_OUTPUT_BYTES).decode(errors="replace").strip().rpartition("\n")[2][:200]
                 raise SystemFault(
                     f"{name} ended with {code} after {wall_s:.2f} s" + (f": {last}" if last else ""),
-                    hint="only runs that succeed can be compared",
+                    hint="fix the command: only runs that succeed can be compared",
                 )
             if metric.name == "printed":
                 out.seek(0)
@@ -179,16 +180,18 @@ def compare(
         ConfigError: `max_runs` is too small for any conclusion, or a level is out of range.
     """
     if not 0 < alpha < 1 or not 0 <= margin < 1:
-        raise ConfigError(f"alpha ({alpha:g}) must lie between 0 and 1, and margin ({margin:g}) from 0 to below 1")
+        raise ConfigError(f"alpha ({alpha:g}) must be between 0 and 1, and margin ({margin:g}) from 0 to below 1")
     if max_runs < 2 * RUNS_A_BLOCK:
-        raise ConfigError(f"{max_runs} runs are too few: a block takes {RUNS_A_BLOCK}, and spread needs two of them")
+        raise ConfigError(
+            f"{max_runs} runs are too few: a block takes {RUNS_A_BLOCK} runs, and the spread needs two blocks"
+        )
     draw = random.Random(seed)
     for _ in range(warm_up):
         run(a, "A")
         run(b, "B")
     values: dict[str, list[float]] = {"A": [], "B": []}
     blocks: list[float] = []
-    stopped = f"{max_runs} runs are spent"
+    stopped = f"the limit of {max_runs} runs is reached"
     verdict = "none shown"
     while RUNS_A_BLOCK * (len(blocks) + 1) <= max_runs:
         block = {"A": 0.0, "B": 0.0}
@@ -204,7 +207,7 @@ def compare(
         if all(evidence(blocks, math.log1p(edge)) >= 1 / alpha for edge in (-margin, margin)) and (
             math.log1p(-margin) < math.fsum(blocks) / len(blocks) < math.log1p(margin)
         ):
-            verdict, stopped = "same", f"no difference above {margin:.1%} is left"
+            verdict, stopped = "same", f"any difference is at most {margin:.1%}"
             break
     interval = always_valid(blocks, alpha)
     narrow = bootstrap(blocks, alpha, seed=seed)
@@ -228,5 +231,5 @@ def compare(
 
 
 def _ratio(logarithm: float) -> float | None:
-    """The ratio of a difference of logarithms; None while it is unknown."""
+    """Ratio for a difference of logarithms; None if it is not finite."""
     return math.exp(logarithm) if math.isfinite(logarithm) else None

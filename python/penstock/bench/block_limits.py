@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Limits of a block device for all programs, set through cgroup v1 (blkio.throttle) or v2 (io.max).
+"""Block device limits for all programs, set through cgroup v1 (blkio.throttle) or v2 (io.max).
 
-Owns only the files of those limits. Under v1 the root group can be limited, and each group below it gets the same
-limits for itself; under v2 only groups below the root can be limited.
+Writes only the files of these limits. With v1, the root group can be limited, and each group below it gets its own
+limit of the same size. With v2, only groups below the root can be limited.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _groups() -> Iterator[tuple[Path, bool]]:
 
 
 def set_limits(device: str, limits: BlockLimits) -> None:
-    """Set limits on a device (`7:0`) in every control group that exists now. Without any limit, remove them.
+    """Set the limits of a device (`7:0`) in every control group that exists now; `BlockLimits()` removes them.
 
     Raises:
         Denied: The process is not root.
@@ -87,7 +87,9 @@ def set_limits(device: str, limits: BlockLimits) -> None:
         except FileNotFoundError:
             continue  # a group that has ended in the meantime
         except PermissionError as error:
-            raise Denied(f"{group} may not be written to: {error.strerror}", hint="be root", where=str(group)) from None
+            raise Denied(
+                f"{group} cannot be written: {error.strerror}", hint="run it as root", where=str(group)
+            ) from None
 
 
 def read_limits(device: str) -> BlockLimits:

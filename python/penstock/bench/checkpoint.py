@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint benchmark: time in which the ranks of a node write and restore a checkpoint. The slowest rank counts.
+"""Checkpoint benchmark: how long the ranks of a node take to write and restore a checkpoint. The slowest rank counts.
 
-Owns the files that it writes and removes them. The clock runs from the moment that all ranks are ready until `fsync`
-returns. A restore starts after the files' pages are dropped from this host's cache.
+Creates its own files and removes them. The clock runs from the moment that all ranks are ready until `fsync` returns. A
+restore starts after the files' pages are dropped from this host's cache.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
         RankFailed: A process ended without a result.
     """
     if total_bytes < ranks or ranks < 1:
-        raise ConfigError(f"a checkpoint of {total_bytes} bytes has no byte for each of {ranks} ranks")
+        raise ConfigError(f"a checkpoint of {total_bytes} bytes is too small for {ranks} ranks")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -101,9 +101,9 @@ def _collect(pipes: list[Connection]) -> list[tuple[float, float]]:
         try:
             results.append(pipe.recv())
         except EOFError:
-            results.append(RankFailed(f"rank {rank} of the checkpoint ended without a word", rank=rank))
+            results.append(RankFailed(f"rank {rank} of the checkpoint ended without a result", rank=rank))
     errors = [one for one in results if isinstance(one, Exception)]
-    # Ranks that waited for the failed one report a broken barrier, which explains nothing: sort them last.
+    # Ranks that waited for the failed one report a broken barrier, which does not explain the failure: sort them last.
     for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
         raise as_fault(error, str(error.filename or "the checkpoint")) if isinstance(error, OSError) else error
     return results
@@ -121,7 +121,7 @@ def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) 
         read = _read(file, size)
         restore_s = time.perf_counter() - began
         if read != written:
-            raise Corrupt(f"{file}: rank {rank} read back other bytes than it wrote", where=str(file))
+            raise Corrupt(f"{file}: rank {rank} read back bytes that differ from those it wrote", where=str(file))
         pipe.send((write_s, restore_s))
     except Exception as error:
         barrier.abort()
@@ -129,7 +129,9 @@ def _rank(pipe: Connection, barrier: Barrier, file: Path, size: int, rank: int) 
 
 
 def _write(file: Path, noise: bytearray, size: int) -> int:
-    """CRC-32 of the content written. Each block contains its number, so that storage cannot deduplicate blocks."""
+    """Write the file; return the CRC-32 of its content. Each block contains its offset, so that storage cannot
+    deduplicate blocks.
+    """
     crc, done = 0, 0
     with file.open("xb", buffering=0) as out:
         while done < size:

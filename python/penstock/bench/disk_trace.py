@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disk trace: samples a disk during a command, and reports which of the disk's limits was hit.
+"""Disk trace: samples a disk while a command runs, and reports which of the disk's limits was hit.
 
-Starts the command that it is given and nothing else; prints nothing.
+Starts only the given command and prints nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskLimits", "DiskSample", "DiskTrace", "judge", "trace"]
 
-# Share of a limit from which a sample counts as at the limit: throttling passes slightly less than its setting.
+# A sample at this share of a limit counts as at the limit: throttling passes slightly less than its setting.
 _AT_LIMIT = 0.93
-# A limit counts as hit if samples are at it for this share of the time in which the disk was used.
+# A limit counts as hit if samples are at it for this share of the time that the disk was in use.
 _BOUND = 0.3
 _USED = 0.05
 _GRACE_S = 10.0
@@ -133,10 +133,10 @@ def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, 
     }
 
     def has(sample: DiskSample, share: float) -> list[str]:
-        """The limits of which the sample reaches this share."""
+        """Limits for which the sample reaches at least this share."""
         return [what for what, limit in known.items() if sample.used(what, shared=limits.is_shared) >= share * limit]
 
-    # A fast device under a low limit is hardly busy, so bytes moved count as use, too.
+    # A fast device with a low limit is hardly busy, so a sample that uses enough of a limit counts as use, too.
     used = [sample for sample in samples if sample.utilisation >= _USED or has(sample, _USED)]
     total = sum(sample.seconds for sample in used)
     shares: dict[str, float] = {}
@@ -152,7 +152,7 @@ def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, 
 
 
 def limits_in_force(device: str) -> DiskLimits:
-    """Limits that control groups set on the device: the tighter of the two directions."""
+    """Limits that control groups set on the device: the lower of the read limit and the write limit."""
     number = read_counters()[device].number
     found = read_limits(number)
     moved = [rate for rate in (found.read_bytes_per_s, found.write_bytes_per_s) if rate]
@@ -170,7 +170,7 @@ def limits_in_force(device: str) -> DiskLimits:
 def trace(
     command: Sequence[str], devices: Sequence[str], *, limits: DiskLimits | None = None, every_s: float = 0.25
 ) -> list[DiskTrace]:
-    """Run a command to its end and sample the devices meanwhile.
+    """Run a command to its end and sample the devices while it runs.
 
     Args:
         command: Program and arguments; run without a shell.

@@ -17,7 +17,9 @@ _SECTOR = 512  # sector size of these counters, whatever the device's own is
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of one device since it appeared. `busy_s` is time with requests in flight, `waited_s` their summed wait."""
+    """Counters of one device since it appeared. `busy_s` is the time with requests in flight, `waited_s` the sum of
+    their waits.
+    """
 
     number: str
     at_s: float
@@ -86,4 +88,4 @@ def device_of(text: str) -> str:
     for name, counters in known.items():
         if counters.number == wanted:
             return name
-    raise ConfigError(f"{text} lies on no block device that the kernel counts", where=text)
+    raise ConfigError(f"{text} is not on a block device with kernel statistics", where=text)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loader comparison: Penstock's loader and others read one dataset with the same fields, batch size and cores.
 
-Owns the task that all contestants get and the rows made from their passes. Each contestant is a process with a driver
-of `penstock.bench.peers`. The first pass of each warms it up and is hashed, to compare the bytes; it is not timed.
+Owns the task that all participants receive and the rows made from their passes. Each participant is a process with a
+driver of `penstock.bench.peers`. Its first pass is not timed: it warms up the process, and its samples are hashed to
+compare the bytes.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import msgspec
 
 from penstock import env
 from penstock.bench import results
-from penstock.bench.contest import Contestant, quartiles, turns
-from penstock.bench.peers import DRIVE, PEERS
+from penstock.bench.interleaved import Participant, abba_order, quartiles
+from penstock.bench.peers import PEERS, RUNNER
 from penstock.errors import ConfigError, PenstockError, RankFailed
 
 if TYPE_CHECKING:
@@ -45,8 +46,8 @@ _BRIGHTNESS = 0.03
 """Decoders and resizers differ by rounding, random crops by their draws. A larger difference means other images."""
 
 _HOW = {
-    "warm": "an uncounted pass over all of it came before",
-    "cold": "posix_fadvise(DONTNEED) on every file before each pass; of a remote store only what the contestant keeps itself",
+    "warm": "an uncounted pass over the whole dataset ran before",
+    "cold": "posix_fadvise(DONTNEED) on every file before each pass; for a remote store, only the contestant's own cache is cleared",
 }
 
 
@@ -59,8 +60,8 @@ class Request:
         against: Names of `PEERS`.
         peers: Folder of their environments; None uses this interpreter's own.
         arrays: Type of our batches: `numpy` or `torch`.
-        cores: Cores that each contestant may use.
-        repeats: Timed passes per contestant and cache state.
+        cores: Cores that each participant may use.
+        repeats: Timed passes per participant and cache state.
     """
 
     dataset: Dataset
@@ -80,11 +81,11 @@ class Contest:
     """Result of a comparison.
 
     Attributes:
-        rows: One per contestant and cache state, ours first.
+        rows: One per participant and cache state, ours first.
         ratios: Speed of Penstock over each peer's: above 1 where Penstock is faster.
         not_run: Peers that were not run, and why.
         failed: Peers that failed, and why.
-        is_same: Whether all contestants that deliver samples delivered the same ones.
+        is_same: Whether all participants that deliver samples delivered the same ones.
     """
 
     rows: list[results.RunRecord] = field(default_factory=list)
@@ -97,7 +98,7 @@ class Contest:
 
 
 def task_of(request: Request) -> dict[str, Any]:
-    """The task that every contestant gets, as plain data."""
+    """Task that every participant receives, as plain data."""
     dataset = request.dataset
     source, place = dataset.source, urlsplit(dataset.url)
     keys = [source.key(number) for number in range(source.objects)]
@@ -131,9 +132,7 @@ def task_of(request: Request) -> dict[str, Any]:
 
 
 def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Fields in the form that drivers read: the core's description, flattened; for TFRecord also how a feature is
-    stored.
-    """
+    """Fields in the form that drivers read: the core's description, flattened, and how a TFRecord feature is stored."""
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}
     for name, spec in dataset.batch_fields().items():
@@ -152,12 +151,12 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
         ("scheme", task["scheme"], peer.schemes),
     ):
         if value not in known:
-            return f"reads {what} {', '.join(sorted(known))}, and this is {value}"
+            return f"reads {what} {', '.join(sorted(known))}, but this is {value}"
     kinds = sorted(facts["kind"] for facts in task["fields"].values())
     if "tar" in peer.formats and kinds != ["image", "tensor"]:
-        return "its driver knows a picture and a number (jpg=image:224, cls=int64), and these are other fields"
+        return "its driver reads only a picture and a number (jpg=image:224, cls=int64)"
     if "fixed" in peer.formats and len(task["fields"]) != 1:
-        return "its driver knows objects of one column"
+        return "its driver reads only objects of one column"
     return None
 
 
@@ -171,7 +170,7 @@ def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
     return (str(python), "") if found.returncode == 0 else (None, f"not installed: {python} has no {peer.module}")
 
 
-def run(request: Request, *, talk: Callable[[str], None] = lambda _: None) -> Contest:
+def run(request: Request, *, log: Callable[[str], None] = lambda _: None) -> Contest:
     """Run the comparison. A peer that cannot run is reported; only a failure of Penstock's own loader raises.
 
     Raises:
@@ -180,18 +179,18 @@ def run(request: Request, *, talk: Callable[[str], None] = lambda _: None) -> Co
     """
     unknown = [name for name in request.against if name not in PEERS]
     if unknown:
-        raise ConfigError(f"--against: no peer `{unknown[0]}`", hint=f"there are {', '.join(PEERS)}")
+        raise ConfigError(f"--against: no peer `{unknown[0]}`", hint=f"use one of {', '.join(PEERS)}")
     contest, task = Contest(), task_of(request)
     if not task["keys"]:
-        raise ConfigError(f"{task['url']} holds no objects", where="URL")
+        raise ConfigError(f"{task['url']} contains no objects", where="URL")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-feed-", dir=request.scratch) as scratch:
-        running: dict[str, Contestant] = {}
+        running: dict[str, Participant] = {}
         try:
-            _enter(request, task, Path(scratch), contest, running, talk)
-            measured = _measure(request, contest, running, talk)
+            _enter(request, task, Path(scratch), contest, running, log)
+            measured = _measure(request, contest, running, log)
         finally:
-            for contestant in running.values():
-                contestant.end()
+            for participant in running.values():
+                participant.end()
     contest.is_same = _is_same(contest)
     _rows(request, task, contest, measured)
     return contest
@@ -202,18 +201,18 @@ def _enter(
     task: dict[str, Any],
     scratch: Path,
     contest: Contest,
-    running: dict[str, Contestant],
-    talk: Callable[[str], None],
+    running: dict[str, Participant],
+    log: Callable[[str], None],
 ) -> None:
-    """Start all contestants, one after the other, each until its hashed pass has ended."""
-    ours = {OURS: (sys.executable, "ours", dict[str, Any]())}
+    """Start all participants, one after the other, each until its hashed pass has ended."""
+    ours = {OURS: (sys.executable, "penstock_loader", dict[str, Any]())}
     peers = {}
     for name in dict.fromkeys(request.against):
         why = unsuited(PEERS[name], task)
         python, missing = (None, "") if why else _interpreter(PEERS[name], request.peers)
         if python is None:
             contest.not_run[name] = why or missing
-            talk(f"{name}: {contest.not_run[name]}")
+            log(f"{name}: {contest.not_run[name]}")
         else:
             peers[name] = (python, PEERS[name].driver, PEERS[name].options)
     variables = dict(env.read()) | {"PYTHONWARNINGS": "ignore", "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
@@ -221,44 +220,44 @@ def _enter(
         work = scratch / name
         work.mkdir()
         isolated = [] if name == OURS else ["-P"]
-        contestant = Contestant(name, [python, *isolated, str(DRIVE)], variables, limit_s=request.limit_s)
-        running[name] = contestant
+        participant = Participant(name, [python, *isolated, str(RUNNER)], variables, limit_s=request.limit_s)
+        running[name] = participant
         try:
-            begun = contestant.ask(
+            begun = participant.ask(
                 {"do": "begin", "driver": driver, "task": task | {"work": str(work), "options": options}}
             )
-            hashed = contestant.ask({"do": "pass", "hash": True})
+            hashed = participant.ask({"do": "pass", "hash": True})
         except RankFailed as error:
-            _leave(name, error, contest, running, talk)
+            _leave(name, error, contest, running, log)
             continue
         contest.begun[name], contest.hashed[name] = begun, hashed
-        talk(f"{name}: {hashed['samples']:,} samples in the first pass, {hashed['wall_s']:.2f} s")
+        log(f"{name}: {hashed['samples']:,} samples in the first pass, {hashed['wall_s']:.2f} s")
 
 
 def _leave(
-    name: str, error: PenstockError, contest: Contest, running: dict[str, Contestant], talk: Callable[[str], None]
+    name: str, error: PenstockError, contest: Contest, running: dict[str, Participant], log: Callable[[str], None]
 ) -> None:
     if name == OURS:
         raise error
     running.pop(name).end()
     contest.failed[name] = str(error)
-    talk(f"{name}: failed: {error}")
+    log(f"{name}: failed: {error}")
 
 
 def _measure(
-    request: Request, contest: Contest, running: dict[str, Contestant], talk: Callable[[str], None]
+    request: Request, contest: Contest, running: dict[str, Participant], log: Callable[[str], None]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Timed passes, by cache state and contestant."""
+    """Run the timed passes; return them by cache state and participant."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for cache in request.caches:
         passes: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
-        for name in turns(list(running), request.repeats):
+        for name in abba_order(list(running), request.repeats):
             if name not in running:
                 continue
             try:
                 made = running[name].ask({"do": "pass", "evict": cache == "cold"})
             except RankFailed as error:
-                _leave(name, error, contest, running, talk)
+                _leave(name, error, contest, running, log)
                 continue
             passes[name].append(made | {"load": os.getloadavg()[0]})
         found[cache] = {name: made for name, made in passes.items() if name in running}
@@ -266,7 +265,7 @@ def _measure(
 
 
 def _is_same(contest: Contest) -> bool:
-    """Whether every contestant that delivers samples delivered the same ones as ours."""
+    """Whether every participant that delivers samples delivered the same ones as ours."""
     mine = contest.hashed[OURS]
     for name, theirs in contest.hashed.items():
         if name != OURS and PEERS[name].is_roofline:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Test disk with the limits of a cloud disk: a loop device with a file system, throttled by cgroups.
 
-Every program sees the same disk. Root only. Owns the image, the loop device, the mount and the burst credits; removes
-all of them at the end.
+All programs see the same disk. Needs root. Owns the image, the loop device, the mount and the burst credits, and
+removes all of them at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TICK_S = 1.0
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """Burst above the base rate while credits last: `credits` is the maximum, `held` the initial number."""
+    """Burst above the base rate, as long as there are credits: `credits` is the maximum, `held` the initial number."""
 
     per_s: float
     credits: float
@@ -58,7 +58,7 @@ class _Bucket:
     @property
     def limit_per_s(self) -> float:
         burst = self._rate.burst
-        # The credits must cover a second of the burst; otherwise the bucket would be overdrawn before the next check.
+        # The credits must cover one tick of the burst; otherwise the bucket would be overdrawn before the next check.
         if burst and self.held >= (burst.per_s - self._rate.base_per_s) * _TICK_S:
             return max(burst.per_s, self._rate.base_per_s)
         return self._rate.base_per_s
@@ -71,7 +71,8 @@ class LoopDisk:
         mount: An empty folder.
         size_bytes: Size of the device; the image is sparse.
         ios, moved: I/Os and bytes per second; None means unlimited.
-        io_bytes: Largest I/O that counts once; a larger one is split into this size and counts once per part.
+        io_bytes: Largest I/O that counts as one; a larger one is split into parts of this size, and each part
+            counts.
         images: Folder of the image file; a temporary folder by default.
     Raises:
         Denied: Not root.
@@ -90,7 +91,7 @@ class LoopDisk:
         images: Path | None = None,
     ) -> None:
         if size_bytes < 16 << 20:
-            raise ConfigError(f"size: {size_bytes:,} bytes are too few for a file system", where="--size")
+            raise ConfigError(f"size: {size_bytes:,} bytes is too small for a file system", where="--size")
         self._mount, self._size, self._io_bytes, self._images = mount, size_bytes, io_bytes, images
         self._buckets = [_Bucket(rate) if rate else None for rate in (ios, moved)]
         self._stack = ExitStack()
@@ -100,12 +101,12 @@ class LoopDisk:
 
     def __enter__(self) -> Self:
         if os.geteuid() != 0:
-            raise Denied("a disk with limits is a loop device and a mount, which are root's", hint="run it as root")
+            raise Denied("a disk with limits needs a loop device and a mount, which need root", hint="run it as root")
         if not self._mount.is_dir() or any(self._mount.iterdir()):
             raise PreconditionFailed(f"{self._mount} is not an empty folder", where=str(self._mount))
         for program in ("losetup", "mkfs.ext4", "mount", "umount"):
             if shutil.which(program) is None:
-                raise Unsupported(f"a disk with limits needs {program}, which is not installed here")
+                raise Unsupported(f"a disk with limits needs {program}, which is not installed")
         try:
             self._make()
         except BaseException:
@@ -148,7 +149,7 @@ class LoopDisk:
         self._apply(self._buckets)
 
     def _keep(self) -> None:
-        """Apply the limits to groups that begin later, and earn and spend credits."""
+        """Apply the limits to control groups that are created later; earn and spend credits."""
         name = Path(self.device).name
         before = read_counters()[name]
         while not self._stop.wait(_TICK_S):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Object store benchmark: throughput, latency and refused requests of PUT, GET, LIST, HEAD and DELETE.
 
-Owns the folder of objects that a benchmark creates: a fresh name below the URL, removed at the end, also after an
-error. Writes and deletes nothing else. Reads objects of others only on request.
+Owns the folder of objects that a benchmark creates. The folder has a fresh name below the URL and is removed at the
+end, even after an error. Nothing else is written or deleted. Existing objects are read only on request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OPERATIONS = {
 }
 _BODIES = {"put", "get", "range"}
 _WRITES = {"put", "delete"}
-_MOST_EXISTING = 1_000_000
+_MAX_EXISTING = 1_000_000
 
 
 class ObjectPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class ObjectPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings except the points. `mix` replaces the single operations between the first PUT and the last DELETE."""
+    """All settings except the points. With `mix`, one mixed phase replaces the phases of single operations."""
 
     operations: tuple[str, ...] = ("put", "get", "head", "list", "delete")
     mix: dict[str, float] | None = None
@@ -77,7 +77,7 @@ class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
     def native(
         self, url: str, point: ObjectPoint, mix: dict[str, float], existing: list[str], *, once: bool
     ) -> dict[str, Any]:
-        """One phase of requests, in the core's form. Limits do not apply to a phase that takes each object once."""
+        """Spec of one phase of requests, in the core's form. Limits do not apply to a phase that uses each object once."""
         return {
             "url": url,
             "existing": existing,
@@ -155,7 +155,7 @@ def run(
     if stage.is_local(url):
         url = str(Path(stage.local_path(url)).absolute())
     variables = dict(env.read())
-    existing = _native.object_keys(url, variables, min(bench.objects, _MOST_EXISTING)) if bench.existing else []
+    existing = _native.object_keys(url, variables, min(bench.objects, _MAX_EXISTING)) if bench.existing else []
     place = url if bench.existing else below(url, folder or f"penstock-bench-{secrets.token_hex(4)}")
     try:
         rows = collect(points, lambda point: _point(place, bench, point, existing, hooks), hooks)
@@ -184,16 +184,16 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
         )
     if bench.existing and (writes := sorted(asked & _WRITES)):
         raise ConfigError(
-            f"existing: objects of others are read only, and {' and '.join(writes)} would change them",
+            f"existing: existing objects are only read, but {' and '.join(writes)} would change them",
             where="--existing",
-            hint="say --operations get,range,head,list",
+            hint="use --operations get,range,head,list",
         )
     if not bench.existing and not bench.operations and not bench.mix:
         raise ConfigError("operations: nothing to measure", where="--operations")
     if not points:
         raise ConfigError("no point to measure", where="--concurrency")
     if bench.mix and not bench.has_limit:
-        raise ConfigError("mix: needs an end: --duration, --request-limit or --until-stable", where="--mix")
+        raise ConfigError("mix: it needs an end: --duration, --request-limit or --until-stable", where="--mix")
 
 
 def clear(folder: str) -> None:
@@ -205,9 +205,9 @@ def clear(folder: str) -> None:
     """
     root = Path(stage.local_path(folder)) if stage.is_local(folder) else None
     if root is not None and root.is_symlink():
-        raise PreconditionFailed(f"{root} is a link, which the bench did not make", hint="remove it")
+        raise PreconditionFailed(f"{root} is a link that the benchmark did not create", hint="remove it")
     _native.clear_objects(folder, dict(env.read()))
-    # Folders that represent prefixes; only ours, and only empty ones.
+    # The folders of our prefixes; they are removed only if empty.
     for inner in (*root.glob("*/"), root) if root is not None else ():
         remove_empty_folder(inner)
 
@@ -231,7 +231,8 @@ def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[s
         report(bench, {"put": 1.0}, Hooks(), once=True)  # creates objects for the other phases; its rate is not used
     for name in OPERATIONS:
         if name in bench.operations:
-            # LIST has no objects of its own, so it never ends by itself; writes end when all objects are written.
+            # LIST does not use up objects, so it would never end without a limit; PUT and DELETE end after the last
+            # object.
             once = name in _WRITES or (name != "list" and not bench.has_limit)
             endless = name == "list" and not bench.has_limit
             limited = msgspec.structs.replace(bench, request_limit=point.concurrency * 4) if endless else bench
@@ -272,7 +273,7 @@ def _row(operation: dict[str, Any], report: dict[str, Any], bench: ObjectBench, 
         throttled_s=operation["throttled_s"],
         bytes_refetched=operation["bytes_refetched"],
         series=series_of(report["series"], entries="requests"),
-        invalid=() if last.entries else ("no request was answered in the time given",),
+        invalid=() if last.entries else ("no request was answered within the time limit",),
         raw=raw,
         **facts_of(report),
     )

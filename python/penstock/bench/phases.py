@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a phase in the core and converts its report to a row, for every benchmark that consists of phases.
 
-Owns the loop over points and phases, and the parts that all reports share. Knows neither files nor objects.
+Owns the loop over points and phases, and the parts that all reports share. Independent of files and objects.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["Hooks", "Phase", "collect", "end_of", "facts_of", "raw_of", "report_of", "series_of"]
 
 _LOOK_S = 0.1
-# Maximum wait for reads and writes under way.
+# Maximum wait for reads and writes in progress.
 _END_S = 10.0
 _Point = TypeVar("_Point")
 
 
 class Phase(Protocol):
-    """Interface of a phase that the core has begun."""
+    """Interface of a running phase."""
 
     def progress(self) -> tuple[int, int, int]: ...
     def wait(self, timeout_s: float) -> str | None: ...
@@ -101,7 +101,7 @@ def _ended(phase: Phase) -> None:
 def end_of(
     seconds: float, cpu_percent: float | None, *, entries: int | None, ios: int | None, moved: int | None
 ) -> End:
-    """One of a phase's two ends; a count is None where the phase does not have it."""
+    """One of a phase's two ends; a count that the phase does not have is None."""
 
     def rate(count: int | None) -> float | None:
         return count / seconds if count is not None and seconds > 0 else None
@@ -119,14 +119,14 @@ def end_of(
 
 
 def series_of(samples: list[dict[str, Any]], *, entries: str, ios: str | None = None) -> tuple[Sample, ...]:
-    """Cumulative samples as rates of each interval. `entries` and `ios` are the core's names of the counters."""
+    """Convert cumulative samples to rates per interval. `entries` and `ios` are the core's names of the counters."""
     made, before = [], {"t_s": 0.0, "bytes": 0, "throttles": 0, entries: 0, **({ios: 0} if ios else {})}
     for sample in samples:
         seconds = sample["t_s"] - before["t_s"]
         made.append(
             Sample(
                 at_s=sample["t_s"],
-                # Bytes of a failed attempt are subtracted again.
+                # The count may fall: the core subtracts the bytes of a failed attempt.
                 bytes_per_s=max(0, sample["bytes"] - before["bytes"]) / seconds,
                 entries_per_s=(sample[entries] - before[entries]) / seconds,
                 ios_per_s=(sample[ios] - before[ios]) / seconds if ios else None,
@@ -150,7 +150,7 @@ def facts_of(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def raw_of(report: dict[str, Any]) -> dict[str, str]:
-    """Report fields without a field of their own in a row."""
+    """Report fields that a row has no field for."""
     raw: dict[str, str] = {}
     if report["ended_by"]:
         raw["ended_by"] = report["ended_by"]

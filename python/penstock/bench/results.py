@@ -146,8 +146,8 @@ def _git(*argv: str) -> str | None:
 
 
 def provenance() -> Provenance:
-    """Origin of this process's code. The commit is set only if git tracks this very file: an environment inside another
-    repository does not have that repository's commit.
+    """Origin of this process's code. The commit is set only if git tracks this file, because an environment inside
+    another repository does not have that repository's commit.
     """
     from penstock import _native
 
@@ -166,15 +166,17 @@ def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
     """Raise ConfigError for a debug build, because its figures do not show the program's speed."""
     if build_profile != "release" and not allow_debug:
         raise ConfigError(
-            f"a {build_profile} build may not save results: its rates are not the program's",
+            f"a {build_profile} build cannot save results: its rates do not show the program's speed",
             hint="build with `make build` (release), or pass --allow-debug to save rows marked INVALID",
         )
 
 
 def finite(value: Any, path: str) -> None:
-    """Raise Corrupt for NaN and infinity: JSON has neither. Such a figure must be absent, or the run invalid, never null."""
+    """Raise Corrupt for NaN and infinity, which JSON does not have. Leave the figure out or mark the run invalid; never
+    write null.
+    """
     if isinstance(value, float) and not math.isfinite(value):
-        raise Corrupt(f"result field {path} is {value}: not a figure")
+        raise Corrupt(f"result field {path} is {value}, not a finite number")
     if isinstance(value, dict):
         for name, inner in value.items():
             finite(inner, f"{path}.{name}" if path else str(name))
@@ -213,8 +215,8 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that appears under its name only when it is complete and synced to disk. Creates its folder.
 
     Raises:
-        Denied, NoSpace, SystemFault: The system refused. The partial file is removed, and an earlier file of the name
-            stays.
+        Denied, NoSpace, SystemFault: The file cannot be written. The partial file is removed, and an earlier file
+            with this name is kept.
     """
     written = 0
     try:
@@ -231,7 +233,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def as_fault(error: OSError, place: str, *, written: str | None = None) -> PenstockError:
-    """Convert an OSError into the error that a caller can handle; `written` is how far a write came."""
+    """Convert an OSError into the error that a caller can handle; `written` describes what was written before it."""
     if isinstance(error, PermissionError):
         return Denied(f"{place} cannot be written: {error.strerror}", where=place)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -255,7 +257,7 @@ def load(path: Path) -> RunRecord:
     try:
         raw = file.read_bytes()
     except FileNotFoundError:
-        raise NotFound(f"no result at {file}", where=str(file)) from None
+        raise NotFound(f"{file} does not exist, so there is no result", where=str(file)) from None
     except OSError as error:
         raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
     try:
@@ -274,7 +276,7 @@ def refuse_newer(raw: bytes, place: str) -> None:
     version = msgspec.json.decode(raw, type=_Versioned).schema_version
     if version > SCHEMA_VERSION:
         raise Corrupt(
-            f"{place} has schema version {version}, this build reads up to {SCHEMA_VERSION}",
+            f"{place} has schema version {version}, but this build reads up to {SCHEMA_VERSION}",
             hint="update penstock",
             where=place,
         )
@@ -287,5 +289,5 @@ def load_all(runs: Path) -> list[RunRecord]:
         NotFound: The folder does not exist.
     """
     if not runs.is_dir():
-        raise NotFound(f"no folder of runs at {runs}", where=str(runs))
+        raise NotFound(f"{runs} is not a folder of runs", where=str(runs))
     return [load(file) for file in sorted(runs.glob("*/result.json"))]

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmark rows: each is one measured phase, an operation at one size and one concurrency.
+"""Benchmark rows: each row is one measured phase, an operation at one size and one concurrency.
 
 Every benchmark writes rows. A folder of results contains `rows.jsonl` (one row per line), `machine.json` (provenance)
-and `spec.toml` (the request). Judgements (regimes, advice, ratios) are computed from the rows each time and never
-stored in them. Fields are only ever added; a reader ignores fields that it does not know. docs/reference/results.md
-describes each.
+and `spec.toml` (the request). Judgements (regimes, advice, ratios) are always computed from the rows and never stored
+in them. Fields are only ever added; a reader ignores unknown fields. docs/reference/results.md describes each field.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ if TYPE_CHECKING:
 
 __all__ = ["End", "Latency", "Results", "Row", "Sample", "moves_bytes", "read_results", "write_results"]
 
-# Operations by elbencho's names, so that its CSV and our rows agree. The name of a mix contains its share of reads or
-# its readers; `+s` and `+r` are a stat and a read beside each file; NET is elbencho's network test.
+# Operations have elbencho's names, so that its CSV and our rows agree. The name of a mix contains its share of reads or
+# its readers. `+s` and `+r` add a stat and a read of each file. NET is elbencho's network test.
 _DATA_OPERATION = re.compile(r"(?:READ|WRITE|RWMIX\d*|MIX-T\d+|NET)(?:\+[sr])*")
 # Rows observed from outside: a disk under a run, or a training run itself.
 WATCHED = frozenset({"TRACE", "TRAIN"})
-# Operations that are not a phase of one size, or run between phases; timed, and never judged.
+# Operations that have no single size, or run between phases. They are timed and never judged.
 HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"}) | WATCHED
 # Percentiles by name, with the core's names for them.
 _PERCENTILES = {"50": "p50_us", "90": "p90_us", "95": "p95_us", "99": "p99_us", "99.9": "p99_9_us"}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """Work done when a phase had run for `time_s`: at its first worker's end, or at its last one's.
+    """Work done in the first `time_s` of a phase, until its first or its last worker ended.
 
     Attributes:
-        entries: Files, objects or folders done; None where none was finished or counted.
+        entries: Files, objects or folders done; None if none was finished or counted.
         ios: Blocks read or written.
         cpu: Busy share, 0 to 1, of the processors that the measuring program may run on (its affinity).
     """
@@ -63,12 +62,12 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency of one kind of operation, in microseconds. `percentiles` is by name: "50", "99.9".
+    """Latency of one kind of operation, in microseconds. `percentiles_us` is by name: "50", "99.9".
 
     Attributes:
         count: Operations measured.
-        buckets: (bucket, count) of the core's histogram, from which the latencies of several hosts are merged: bucket i
-            < 128 is i ns; above, bucket i begins at (128 + i % 128) << (i // 128 - 1) ns.
+        buckets: (bucket, count) of the core's histogram, used to merge the latencies of several hosts. Bucket i <
+            128 is i ns; any other bucket i begins at (128 + i % 128) << (i // 128 - 1) ns.
     """
 
     count: int | None = None
@@ -94,7 +93,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_fields(self) -> dict[str, Any]:
-        """Latency as the core's JSON, for merging; without percentiles, because a merge needs only the buckets."""
+        """Latency as the core's JSON, for merging; the merge ignores the percentiles."""
         count, mean = self.count or 0, self.mean_us or 0.0
         return {
             "count": count,
@@ -127,7 +126,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured phase. `threads` counts those of one host; `files` those of one thread and folder, as elbencho does.
+    """One measured phase. As in elbencho, `threads` is per host, and `files` is per thread and folder.
 
     Attributes:
         path_type: `dir`, `file`, `blockdev` or `object`.
@@ -136,21 +135,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         entry_latency: Latency of a whole file or object, including open.
         io_latency: Latency of one block.
         first_byte_latency: Time until an object's first byte.
-        service_latency: In an open loop, latency since the request was sent; the others count from its scheduled time.
+        service_latency: In an open loop, latency since the request was sent; the other latencies count from its
+            scheduled time.
         errors_by_class: Failed requests, by class: "429", "503", "5xx", "reset", "timeout".
         throttled_s: Worker-seconds spent backing off.
         bytes_refetched: Bytes transferred again after a failed attempt.
         open_loop_per_s: Arrival rate of an open loop; None for a closed loop.
-        limits: Limits that the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`; drawn beside the
-            series.
+        limits: Limits that the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`. Charts draw them
+            with the series.
         lost_s_by_cause: Worker-seconds lost, by cause.
         cpu_s: Processor seconds of the measuring program itself, on all hosts.
-        cores: Processors that each host may keep busy (its affinity and its control group's quota). If several hosts
-            share a machine, the machine's processors divided by the number of hosts.
-        prices_as_of: Dates of the prices behind `usd`.
-        invalid: Reason why the figures are not valid; empty for a valid row.
+        cores: Processors that each host may keep busy (its affinity and its control group's quota). If several
+            hosts share a machine, the machine's processors divided by the number of hosts.
+        prices_as_of: Dates of the prices that `usd` is computed from.
+        invalid: Reasons why the figures are not valid; empty for a valid row.
         source: Tool and version that measured the row.
-        raw: Fields of an imported file without a field here.
+        raw: Fields of an imported file that this schema does not have.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -227,7 +227,7 @@ def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
 
 
 def _toml(table: dict[str, Any], name: str = "") -> str:
-    """A specification as TOML: scalars, lists of scalars and tables of these. A specification contains nothing else."""
+    """Convert a specification to TOML. It contains only scalars, lists of scalars and tables of these."""
     # JSON's strings, numbers and booleans are valid TOML; None has no form in TOML and is left out.
     lines = [f"[{name}]"] if name else []
     lines += [
@@ -274,7 +274,7 @@ def write_results(
     return folder / "rows.jsonl"
 
 
-# Fields that version 1 named otherwise.
+# Fields that had other names in version 1.
 _VERSION_1 = {"statuses": "errors_by_class", "loss_s": "lost_s_by_cause"}
 
 
@@ -300,7 +300,7 @@ def read_results(folder: Path) -> Results:
         fields = tomllib.loads(spec.read_text(encoding="utf-8")) if spec.exists() else {}
         origin = msgspec.json.decode(machine.read_bytes(), type=Provenance) if machine.exists() else None
     except FileNotFoundError:
-        raise NotFound(f"no rows at {file}", where=str(file)) from None
+        raise NotFound(f"{file} does not exist, so there are no rows", where=str(file)) from None
     except (tomllib.TOMLDecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Corrupt(f"{folder} is not a folder of results: {error}", where=str(folder)) from None
     except OSError as error:
@@ -317,5 +317,5 @@ def read_results(folder: Path) -> Results:
                 row = msgspec.structs.replace(row, cores=origin.machine.cores)
             rows.append(row)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Corrupt(f"{file}, line {number} is no row: {error}", where=str(file)) from None
+            raise Corrupt(f"{file}, line {number} is not a row: {error}", where=str(file)) from None
     return Results(rows=tuple(rows), spec=fields, provenance=origin)

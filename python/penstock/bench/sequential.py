@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequential test for a difference: its error rate holds although it is evaluated after every block.
 
-Each block gives one number: the mean logarithm of B's runs less that of A's. Without a difference these are symmetric
-about 0. The evidence is a Bayes factor for "the mean is not 0" with the scale unknown (right Haar prior), averaged over
-three widths of the effect. Without a difference it is a non-negative martingale, so it exceeds 1/alpha at *any* look
-with a probability of at most alpha (Ville; exact for Gaussian blocks, conservative for heavier tails, see tests). Pure:
-no clock and no process.
+Each block gives one number: the mean logarithm of B's runs minus that of A's. Without a difference, these numbers are
+symmetric about 0. The evidence is a Bayes factor for "the mean is not 0" with unknown scale (right Haar prior),
+averaged over three widths of the effect. Without a difference it is a non-negative martingale, so the probability that
+it exceeds 1/alpha at *any* look is at most alpha (Ville; exact for Gaussian blocks, conservative for heavier tails, see
+tests). Pure functions: no clock and no process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _factor(n: int, t_squared: float) -> float:
     total = 0.0
     for width in _WIDTHS:
         wide = 1 + n * width
-        # In logarithms, because t may be as large as a machine without noise makes it.
+        # In logarithms, because t is very large on a machine with little noise.
         if math.isinf(t_squared):
             gained = (free + 1) / 2 * math.log(wide)
         else:
@@ -52,7 +52,7 @@ def _factor(n: int, t_squared: float) -> float:
 
 
 def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
-    """How many times likelier the blocks are under another mean than under this one; 1 for fewer than two blocks."""
+    """Likelihood ratio of the blocks under another mean against this one; 1 for fewer than two blocks."""
     n = len(blocks)
     if n < 2:
         return 1.0
@@ -64,7 +64,7 @@ def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
 
 
 def always_valid(blocks: Sequence[float], alpha: float) -> Interval:
-    """Confidence interval of the mean that contains the true one at every look at once, with probability 1 - alpha."""
+    """Confidence interval of the mean that contains the true one at all looks together, with probability 1 - alpha."""
     n = len(blocks)
     if n < 2 or _factor(n, math.inf) < 1 / alpha:
         return Interval(-math.inf, math.inf)

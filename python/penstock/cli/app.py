@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS", "main", "print_error"]
 
-# Verb -> what it is for. Kept here so that `penstock --help` imports no verb.
+# Verb -> its purpose. Kept here so that `penstock --help` imports no verb.
 VERBS = {
     "demo": "Show the whole path on real input: four storage paths, one model, one report.",
     "dataset": "Make realistic datasets to try things on.",
@@ -159,7 +159,7 @@ def _foreseen(error: Exception) -> PenstockError:
         if isinstance(error, PermissionError):
             return Denied(text)
         return NoSpace(text) if error.errno in (errno.ENOSPC, errno.EDQUOT) else SystemFault(text)
-    return Bug(f"{type(error).__name__}: {error}", hint="this is ours to mend; --debug shows where it was raised")
+    return Bug(f"{type(error).__name__}: {error}", hint="report it with the output of the same command under --debug")
 
 
 def _print_redacted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -185,7 +185,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
     except click.exceptions.Abort as abort:
-        # click makes one Abort of every interrupt; ours may carry advice (how to go on).
+        # click turns every interrupt into an Abort; ours may carry a hint.
         what, code = stopped(abort.__cause__ or abort)
         if isinstance(abort.__cause__, PenstockError) and abort.__cause__.hint:
             _print(abort.__cause__)

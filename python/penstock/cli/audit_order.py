@@ -31,7 +31,7 @@ class _Numbers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         except ValueError:
             numbers = ()
         if not numbers or min(numbers) < 1:
-            self.fail(f"`{value}` is no row of whole numbers (1,4,8)", param, ctx)
+            self.fail(f"`{value}` is not a list of whole numbers (such as 1,4,8)", param, ctx)
         return numbers
 
 
@@ -137,9 +137,11 @@ def _read_saved(path: Path) -> dict[str, Any]:
         saved = json.loads(path.read_text())
         steps = saved["steps"]
         if not all(len(step) == 2 for step in steps):
-            raise ValueError("its steps are no pairs")
+            raise ValueError("its steps are not pairs")
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is no audit: {error}", hint="write one with --output") from None
+        raise ConfigError(
+            f"{path} is not an audit: {error}", hint="run penstock audit-order with --output to write one"
+        ) from None
     return dict(saved)
 
 

@@ -148,7 +148,7 @@ def emulated(
     """
     from dataclasses import asdict, replace
 
-    from penstock.bench.dlio import model_settings
+    from penstock.bench.importers.dlio import model_settings
     from penstock.extras import require
 
     require("penstock dataset emulated", "numpy")
@@ -189,7 +189,7 @@ def _refuse_store(out: str) -> None:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal; gives what is called with (bytes stored, how many are done)."""
+    """A progress bar on a terminal; returns a function of (bytes stored, number done)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -130,7 +130,7 @@ def _show(facts: Comparison) -> None:
 
 @contextlib.contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
-    """Tells each step on stderr with the seconds it took: one live line on a terminal, plain lines elsewhere."""
+    """Prints each step on stderr with its seconds: one live line on a terminal, plain lines elsewhere."""
     from rich.console import Console
     from rich.markup import escape
 

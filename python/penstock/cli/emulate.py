@@ -152,12 +152,12 @@ def _refuse_remote(bind: str, allow_remote: bool) -> None:
     try:
         is_loopback = ipaddress.ip_address(address).is_loopback
     except ValueError:
-        raise ConfigError(f"bind: `{bind}` is not ADDRESS:PORT (127.0.0.1:0, say)", where="bind") from None
+        raise ConfigError(f"bind: `{bind}` is not ADDRESS:PORT (such as 127.0.0.1:0)", where="bind") from None
     if not is_loopback and not allow_remote:
         raise ConfigError(
-            f"bind: {address} can be reached from outside this machine, and the emulator speaks in clear",
+            f"bind: {address} can be reached from other machines, but the emulator does not encrypt",
             where="bind",
-            hint="give --allow-remote if that is meant",
+            hint="use --allow-remote to allow this",
         )
 
 
@@ -176,7 +176,7 @@ def _readable(server: Emulator, tier: Tier) -> str:
         lines.append(
             f"  {latency.what + ' latency':15} {text:>16}, not scaled   [{latency.confidence}] {latency.source}, {latency.as_of}"
         )
-    return "\n".join([*lines, "", "Ctrl-C ends it."])
+    return "\n".join([*lines, "", "Press Ctrl-C to stop."])
 
 
 def _rate(value: float, unit: str) -> str:

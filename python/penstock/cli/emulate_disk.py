@@ -31,8 +31,8 @@ def emulate_disk(
     as_json: bool,
     ends: set[signal.Signals],
 ) -> int:
-    """Mount a disk of the book at an empty folder, until one of `ends` comes. Its rates are those of the size that its
-    study speaks of: the file system on it is smaller, as is what is measured here.
+    """Mount a disk of the book at an empty folder, until one of `ends` arrives. Its rates are those of the disk size in
+    its study; the file system on it is smaller, and so is the measured data.
     """
     from penstock.bench.loop_disk import Burst, LoopDisk, Rate
     from penstock.price import disks
@@ -82,7 +82,7 @@ def _readable(facts: dict[str, object], title: str) -> str:
         [
             f"{facts['mount']} is {facts['device']}, {format_bytes(float(str(facts['size_bytes'])))}",
             f"tier {facts['tier']}{scaled}: {title}",
-            f"  {'–' if ios is None else format(ios, ',.0f')} I/Os a second, {'–' if moved is None else format_rate(float(str(moved)))}; reads and writes each",
-            "Ctrl-C ends it.",
+            f"  {'–' if ios is None else format(ios, ',.0f')} I/Os per second, {'–' if moved is None else format_rate(float(str(moved)))}; reads and writes each",
+            "Press Ctrl-C to stop.",
         ]
     )

@@ -18,7 +18,11 @@ def money_text(money: dict[str, Any]) -> str:
     lines = [f"{format_bytes(money['size_bytes'])} x {of}, {money['tier']} ({how}):"]
     for name, label in (("without_cache", "without the node's cache"), ("with_cache", "with it")):
         way = money[name]
-        egress = "" if way["egress_usd"] is None else f", egress {_usd(way['egress_usd'])} if the nodes lie outside it"
+        egress = (
+            ""
+            if way["egress_usd"] is None
+            else f", egress {_usd(way['egress_usd'])} if the nodes are outside the cloud"
+        )
         lines.append(f"  {label}: requests {_usd(way['requests_usd'])}{egress}")
     return "\n".join([*lines, f"  {money['dates']}"])
 

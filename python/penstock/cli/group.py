@@ -21,9 +21,9 @@ class LazyGroup(click.Group):
     """Verbs of one package, one module each, which exports `command`.
 
     Args:
-        package: Where the modules are, such as `penstock.cli.bench`; a verb `disk-trace` is its `disk_trace`.
-        verbs: Verb -> what it is for, in the order of the help.
-        unlisted: Verbs that Penstock starts itself, which no help and no completion shows.
+        package: Package of the modules, such as `penstock.cli.bench`; the module of verb `disk-trace` is `disk_trace`.
+        verbs: Verb -> its purpose, in the order of the help.
+        unlisted: Verbs that Penstock starts itself; help and completion do not show them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(self.verbs.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
-        """The verbs with their words from the table, so that a press of Tab imports none of them."""
+        """The verbs with their help from the table, so that pressing Tab imports none of them."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(v, help=what) for v, what in self.verbs.items() if v.startswith(incomplete)]

@@ -66,9 +66,11 @@ def command(
     from penstock.errors import ConfigError
 
     if dry_run and not records:
-        raise ConfigError("--dry-run: it goes with --records; a listing reads no object", where="--dry-run")
+        raise ConfigError("--dry-run: it needs --records; a listing reads no objects", where="--dry-run")
     if records and (select or exclude):
-        raise ConfigError("--records: indexes all of URL; it does not go with --select or --exclude", where="--records")
+        raise ConfigError(
+            "--records: it indexes all of URL and cannot be combined with --select or --exclude", where="--records"
+        )
 
     facts = stage.index(
         url,
@@ -94,7 +96,7 @@ def command(
 
 
 def _scan(dataset: penstock.Dataset) -> dict[str, Any]:
-    """By which rung the records are found, and what a scan of all objects reads and costs where there is none."""
+    """Source of the record offsets; without one, the bytes and the cost of a scan of all objects."""
     from penstock.price.estimates import estimate_stage
 
     rung = dataset.indexed_rung()
@@ -108,14 +110,14 @@ def _announced(facts: dict[str, Any]) -> str:
     from penstock.units import format_bytes
 
     if facts["rung"] != "scan":
-        return f"records are known without a scan, by rung `{facts['rung']}` of the ladder"
+        return f"record counts are known without a scan (source: `{facts['rung']}`)"
     text = f"a scan reads {format_bytes(facts['scan_bytes'])} in {facts['scan_requests']:,} requests"
     money = facts["scan_money"]
     if money is None:
         return text
     text += f": ${money['requests_usd']:,.2f} for the requests ({money['tier']})"
     if money["egress_usd"] is not None:
-        text += f", and ${money['egress_usd']:,.2f} where the bytes leave the cloud"
+        text += f", and ${money['egress_usd']:,.2f} if the bytes leave the cloud"
     return text
 
 

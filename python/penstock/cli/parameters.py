@@ -91,7 +91,7 @@ def patterns(command: Callable[..., Any]) -> Callable[..., Any]:
 def settable(command: click.Command) -> dict[str, click.Option]:
     """Key -> option, for every flag of a verb that a file or the environment may set.
 
-    A flag that may be repeated belongs to one run, and is not one of them.
+    A repeatable flag belongs to one run, and is not included.
     """
     options = [
         p
@@ -104,7 +104,7 @@ def settable(command: click.Command) -> dict[str, click.Option]:
 
 
 def is_harmless(option: click.Option) -> bool:
-    """Whether a file that its user has not read may set the option: a quantity or one of a few choices.
+    """Whether a file that its user has not read may set the option: true for a quantity or a fixed choice.
 
     A text or a path may name a program, an endpoint or a file to overwrite, and a flag may permit something.
     """
@@ -119,9 +119,9 @@ def default_map(
     """click's default map for a verb: its own settings, and those of its sub-verbs under their names.
 
     Args:
-        asks_consent: Refuse what a file may set only with its user's consent.
+        asks_consent: Refuse settings that a file may set only with its user's consent.
     Raises:
-        ConfigError: A file sets what the verb does not have, what it may not set, or a value that the flag would refuse.
+        ConfigError: A file sets an unknown option, one that it may not set, or a value that the flag would refuse.
     """
     from penstock.cli.renamed import new_key
 
@@ -133,7 +133,7 @@ def default_map(
         if option is None:
             known = ", ".join(sorted(options)) or "none"
             raise ConfigError(
-                f"{where} is no setting of `penstock {' '.join(verb)}`", hint=f"its settings are: {known}"
+                f"{where} is not a setting of `penstock {' '.join(verb)}`", hint=f"use one of its settings: {known}"
             )
         if asks_consent and not config.trusts(path) and not is_harmless(option):
             raise needs_consent(path, f"[{'.'.join(verb)}] {key}")

@@ -25,7 +25,7 @@ STYLES = ("auto", "bar", "lines", "json", "none")
 _LINES_S = 10.0
 _EVENTS_S = 1.0
 _LOOK_S = 0.1
-# The first node shows the others for as long as they speak.
+# Time for which the first node shows a node that no longer reports.
 _LINGER_S = 10.0
 
 
@@ -53,8 +53,8 @@ _SECRET = re.compile(r"(://(?=[^/\s]*@)|\?(?=\S*=))[^\s@?]*")
 
 
 class Log:
-    """A file that lines are added to, each whole, so that nodes may share one. Opened once: a stage fails at its start
-    or not at all for want of a log.
+    """Append-only log of whole lines, so that nodes may share the file. Opened once, so that a missing log makes a
+    stage fail at its start or not at all.
     """
 
     def __init__(self, path: str | Path | None, node: int = 0, nodes: int = 1) -> None:
@@ -97,7 +97,7 @@ def _nodes(now: dict[str, Any]) -> list[str]:
     if now["nodes"] < 2:
         return []
     silent = now["nodes"] - now["nodes_seen"]
-    text = [f"{now['nodes']:,} nodes" + (f" ({silent:,} not heard)" if silent else "")]
+    text = [f"{now['nodes']:,} nodes" + (f" ({silent:,} not reporting)" if silent else "")]
     if now["slowest_node"] is not None:
         text.append(f"slowest node {now['slowest_node']} at {100 * now['slowest_share']:.0f} %")
     return text

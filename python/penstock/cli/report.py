@@ -51,19 +51,19 @@ def command(
 
     if (path / "comparison.json").is_file():
         if pictures or csv_file or as_json:
-            raise ConfigError(f"{path} is a comparison of paths: it has a page alone, and comparison.json is its data")
+            raise ConfigError(f"{path} is a comparison of paths, which has only a page; its data is comparison.json")
         _of_comparison(path, output or path / "report.html")
         return
     import msgspec
 
-    from penstock.bench.old_results import read_any
+    from penstock.bench.importers.read_any import read_any
     from penstock.report.sweep import summarise
 
     results = read_any(path)
     if not results.rows:
         from penstock.errors import NotFound
 
-        raise NotFound(f"{path} holds no rows", where=str(path))
+        raise NotFound(f"{path} contains no rows", where=str(path))
     report = summarise(results)
     if as_json:
         click.echo(msgspec.json.encode(report))
@@ -82,7 +82,7 @@ def command(
         for file in export_images(sweep_charts(report.groups, results.rows), pictures, picture_format):
             _print(file, as_json=as_json)
     if csv_file is not None:
-        from penstock.bench.elbencho import render
+        from penstock.bench.importers.elbencho import render
         from penstock.report.document import write_whole
 
         write_whole(render(results.rows), csv_file)

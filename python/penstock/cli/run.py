@@ -92,9 +92,9 @@ def command(
     from penstock.stage.job import for_nodes
 
     if wait and not submit:
-        raise ConfigError("--wait: a job that is not submitted is waited for anyway", where="--wait", hint="--submit")
+        raise ConfigError("--wait: it applies only to --submit", where="--wait", hint="--submit")
     if submit and export:
-        raise ConfigError("--export prints the job and --submit hands it over: one of them", where="--export")
+        raise ConfigError("--export and --submit cannot be combined", where="--export")
     job = load(file, warn_of_rename)
     if submit or export:
         return submit_or_export(

@@ -16,27 +16,25 @@ def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
         return []
     nodes, rate = result["nodes"], result["source_bytes_per_s"]
     if rate is None:
-        return [
-            "pool: break-even unknown; set source_rate in [demand] to the bandwidth of the source, all nodes together"
-        ]
+        return ["pool: break-even unknown; set source_rate in [demand] to the total bandwidth of the source"]
     delivers = f"{format_rate(rate)} ({result['rate_source']})"
     if "faster" not in result:
         return [
             (
-                f"pool: the source delivers {delivers}, {format_rate(rate / nodes)} to each of {nodes} nodes; a pool pays off"
-                " where a node reads faster (set node_rate in [demand] to the rate of yours)"
+                f"pool: the source delivers {delivers}, {format_rate(rate / nodes)} to each of {nodes} nodes; a pool pays"
+                " off if a node reads faster than that (set node_rate in [demand])"
             )
         ]
     epochs, more = result["epochs"], result["from_epochs"]
-    by_epochs = "no number of epochs repays it" if more is None else f"it repays its stage after {more:,} epochs"
+    by_epochs = "its stage never pays off" if more is None else f"its stage pays off after {more:,} epochs"
     return [
         (
             f"pool: an epoch of {format_bytes(result['stored_bytes'])} in {format_seconds(result['epoch_s'])} is"
-            f" {format_rate(result['node_bytes_per_s'])} a node; the source delivers {delivers}: a pool pays off at"
+            f" {format_rate(result['node_bytes_per_s'])} per node; the source delivers {delivers}: a pool pays off at"
             f" {result['from_nodes']:,} or more such nodes; this job has {nodes}"
         ),
         (
             f"pool: {epochs:,} epochs: streamed {format_seconds(result['stream_s'])}, from a pool {format_seconds(result['pool_s'])}"
-            f" ({format_seconds(result['before_s'])} of it before the first): {result['faster']} is faster; {by_epochs}"
+            f" ({format_seconds(result['before_s'])} before the first epoch): {result['faster']} is faster; {by_epochs}"
         ),
     ]

@@ -35,7 +35,7 @@ def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict
 
 
 def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
-    """The cost as text; a price that is not set has a line that says what to set."""
+    """The cost as text; for each missing price a line explains how to set it."""
     from penstock.units import format_bytes
 
     nodes, per_hour, lines = money["nodes"], money["usd_per_node_hour"], []
@@ -43,7 +43,7 @@ def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
         lines.append("nodes: no price set; in [money], set node to an item of the price book, or usd_per_node_hour")
     else:
         whose = f" ({money['node']['item']}, {money['node']['region']})" if money["node"] else ""
-        lines.append(f"nodes: {nodes} x {per_hour:g} USD/h{whose}: {usd(nodes * per_hour)} an hour")
+        lines.append(f"nodes: {nodes} x {per_hour:g} USD/h{whose}: {usd(nodes * per_hour)} per hour")
     if money["tier"] is not None:
         lines.append(
             f"stage: {money['stage_objects']:,} objects, {money['stage_requests']:,} requests: {usd(money['requests_usd'])}"

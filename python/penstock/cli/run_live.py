@@ -28,7 +28,7 @@ _STYLES = {"done": "green", "failed": "red", "skipped": "dim", "running": "bold"
 
 
 class LiveView:
-    """`with View(name) as view:` shows itself on stderr until the end; `say` and `on_line` feed it, from any thread."""
+    """Context manager of a live view on stderr; `say` and `on_line` feed it, from any thread."""
 
     def __init__(self, job: str, console: Console | None = None) -> None:
         self._job = job
@@ -71,7 +71,7 @@ class LiveView:
         self._steps.clear()
 
     def on_line(self, node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG002
-        """A rank has said a line."""
+        """A rank has printed a line."""
         with self._lock:
             lines = self._nodes.get(node, (0.0, 0, 0, ""))[2]
             self._nodes[node] = (time.monotonic(), rank, lines + 1, line.decode(errors="replace"))

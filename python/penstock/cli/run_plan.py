@@ -34,7 +34,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
         nodes = len(with_nodes.cluster.nodes)
     finally:
         with_nodes.close()
-    # One listing for all that is said of it.
+    # One listing serves all these outputs.
     found = list_source(job, nodes) if source_of(job) and tier_of(job) is not None else None
     rows = [_planned(execution_of(one), nodes, found) for one in ways]
     pays = job_breakeven(job, nodes, found or (list_source(job, nodes) if needs_listing(job) else None))
@@ -77,10 +77,10 @@ def _print_plan(row: dict[str, Any], whose: str) -> None:
 
 
 def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_quiet: bool) -> dict[str, Any] | None:
-    """Print the break-even of a pool, for a job that brings none up or compares paths; return its numbers for JSON.
+    """Print the break-even of a pool, for a job that starts none or compares paths; return its numbers for JSON.
 
-    The source is listed only if the job has a `[demand]`, and only for a short time. If the listing fails, a line on stderr
-    says so, and the stage fails on it later.
+    The source is listed only if the job has a `[demand]`, and only for a short time. If the listing fails, a line on
+    stderr reports that, and the stage fails on it later.
     """
     from penstock.cli.run_breakeven import breakeven_lines
     from penstock.cli.run_cost import list_source
@@ -88,7 +88,7 @@ def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_qu
     from penstock.plan.job_breakeven import job_breakeven, needs_listing
     from penstock.price.job_cost import source_of
 
-    def talk(line: str) -> None:
+    def log(line: str) -> None:
         if not is_quiet:
             click.echo(line, err=True)
 
@@ -99,17 +99,17 @@ def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_qu
     try:
         nodes = len(execution.cluster.nodes)
         if needs_listing(job):
-            talk(f"pool: {source_of(job)} is being listed, to find the break-even of a pool")
+            log(f"pool: listing {source_of(job)} to find the break-even of a pool")
             found = list_source(job, nodes, timeout_s=_LISTING_TIMEOUT_S)
         pays = job_breakeven(job, nodes, found)
     except PenstockError as error:
         is_late = isinstance(error, Deadline)
         why = f"{source_of(job)} was not listed within {_LISTING_TIMEOUT_S:g} s" if is_late else str(error)
-        talk(f"pool: break-even unknown: {why}")
+        log(f"pool: break-even unknown: {why}")
         return None
     finally:
         execution.close()
     if pays is not None and pays["source_bytes_per_s"] is not None:
         for line in breakeven_lines(pays):
-            talk(line)
+            log(line)
     return pays

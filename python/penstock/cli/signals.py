@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TerminationSignal", "before_end", "end", "end_at_once", "listening", "signal_exit_code", "stopped"]
 
-# Longer than any work of ours that keeps the main thread from Python, and with the callbacks' limit well within 10 s: what
-# container runtimes give between SIGTERM and SIGKILL (Slurm and Kubernetes give 30 s).
+# Longer than any of our work that keeps the main thread out of Python. Together with the callbacks' limit it is well
+# below 10 s, which container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
 _GRACE_S = 4.0
 _CALLBACKS_S = 3.0
 # A scheduler may send a signal to the group and to the process: two within this time are one.
@@ -35,7 +35,9 @@ _HANDLED = 0x80
 
 
 class TerminationSignal(KeyboardInterrupt):
-    """SIGTERM. As Python's own interrupt, no `PenstockError`: what goes on after an error must not go on after this."""
+    """SIGTERM. Like Python's own interrupt it is not a `PenstockError`: code that continues after an error must not
+    continue after this.
+    """
 
     signal_name = "SIGTERM"
 
@@ -60,10 +62,11 @@ _KINDS: dict[int, type[Interrupted]] = {signal.SIGTERM: Terminated, signal.SIGIN
 
 
 class _Watch:
-    """The thread, and the pipe on which it receives the number of each signal, and the number again once it was handled.
+    """The thread, and the pipe on which it receives the number of each signal, and the number again once it was
+    handled.
 
-    A command that a test or another program calls in its own process may run beside a wakeup descriptor of that program's:
-    then there is no watch.
+    If a test or another program calls a command in its own process and already has a wakeup descriptor, there is no
+    watch.
     """
 
     current: ClassVar[_Watch | None] = None
@@ -130,7 +133,7 @@ class _Watch:
         thread.join(_CALLBACKS_S)
         kind = _KINDS[number]
         with suppress(OSError):  # not by sys.stderr, whose lock the main thread may hold
-            os.write(2, f"{kind.code}: the command waited in native code and gave {why}\n".encode())
+            os.write(2, f"{kind.code}: the command was waiting in native code: {why}\n".encode())
         os._exit(kind.exit_code)
 
     def _call(self, name: str) -> None:

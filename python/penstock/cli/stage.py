@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock stage`: a dataset, or this node's share of it, into a folder or a store."""
+"""`penstock stage`: copy a dataset, or this node's share of it, into a folder or a store."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def command(
             summary = _follow(spec, style=style, log=log_file, folder=progress_dir)
         except KeyboardInterrupt as stop:
             what, code = stopped(stop)
-            click.echo(f"{what}; finished files are kept, and the same command goes on from there", err=True)
+            click.echo(f"{what}; finished files are kept, and the same command resumes from there", err=True)
             log_file.write("end", what)
             # Do not wait for requests in flight on other threads.
             return code
@@ -203,7 +203,7 @@ def command(
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
     if summary["failed"]:
         click.echo(
-            f"  hint: {len(summary['failed']):,} of {summary['objects']:,} objects are not staged; mend them at the source and run the same command again",
+            f"  hint: repair {len(summary['failed']):,} of {summary['objects']:,} objects at the source (they are not staged), then run the same command again",
             err=True,
         )
     click.echo(json.dumps(summary) if as_json else _readable(summary))
@@ -240,7 +240,7 @@ def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dic
         return stage.wait(stage.start(spec))
     job = stage.start(spec)
     place = folder_for(env.read(), rank, folder, spec.source)
-    # One display for the launch: the other nodes only tell the first one how far they are.
+    # One display per launch: the other nodes only report their progress to the first one.
     board = None if place is None else SharedProgress(place, rank.node, rank.nodes)
     shows = board is None or rank.node == 0
     return Follow(style=style, log=log, board=board, shows=shows).wait(job)
@@ -256,12 +256,12 @@ def _readable(summary: dict[str, Any]) -> str:
     rate = format_rate(summary["bytes_in"] / max(summary["seconds"], 1e-9))
     lines = [
         f"{share}{whole} in {summary['destination']}",
-        f"  {summary['moved']:,} moved, {summary['skipped']:,} there already, {len(summary['failed']):,} failed",
+        f"  {summary['moved']:,} moved, {summary['skipped']:,} already there, {len(summary['failed']):,} failed",
         f"  {format_bytes(summary['bytes_in'])} read, {format_bytes(summary['bytes_out'])} written in {format_seconds(summary['seconds'])} ({rate})",
     ]
     if summary["without_checksum"] and not summary["source"].startswith("file:"):
         lines.append(
-            f"  {summary['without_checksum']:,} came without a checksum of their store; the manifest holds ours"
+            f"  {summary['without_checksum']:,} had no checksum from their store; the manifest contains Penstock's"
         )
     for mirror in summary.get("mirrors", []):
         lines.append(f"  {mirror['url']}: {format_bytes(mirror['bytes'])} in {mirror['reads']:,} reads")

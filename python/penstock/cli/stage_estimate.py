@@ -45,7 +45,7 @@ def readable(summary: dict[str, Any]) -> str:
         how = "by the URL" if money["is_inferred"] else "as given"
         lines.append(f"  requests {usd(money['requests_usd'])} in all ({money['tier']}, {how})")
         if money["egress_usd"] is not None:
-            lines.append(f"  egress $0.00 inside the cloud; {usd(money['egress_usd'])} where the nodes lie outside it")
+            lines.append(f"  egress $0.00 inside the cloud; {usd(money['egress_usd'])} if the nodes are outside it")
         lines += [f"  {price}" for price in money["prices"]]
         lines += _wrapped(money["dates"])
     return "\n".join(lines)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.train.progress import Progress
 
-__all__ = ["Talk", "command"]
+__all__ = ["ProgressPrinter", "command"]
 
 _LINE_S = 10.0
 
@@ -145,7 +145,7 @@ def command(
     from penstock.train import TrainSpec, run
 
     if batch_size is not None and global_batch is not None:
-        raise ConfigError("--batch-size and --global-batch say the same thing twice", hint="give one of them")
+        raise ConfigError("--batch-size and --global-batch cannot be combined", hint="give only one of them")
     here = launchers.detect(env.read())
     world = here.world if here.world > 1 else ranks
     named = {"voxels": voxels, "filters": filters, "recipe": recipe}
@@ -157,7 +157,7 @@ def command(
         runs=None if no_save else output,
         **rest,
     )
-    talk = Talk(price_tier)
+    printer = ProgressPrinter(price_tier)
     if here.world > 1:
         from penstock.cli import signals
         from penstock.train import peers
@@ -165,18 +165,18 @@ def command(
         signals.end_at_once()
         signals.before_end(peers.signalled)
     try:
-        result = run(spec, report=talk, on_lost=_end)
+        result = run(spec, report=printer, on_lost=_end)
     finally:
-        talk.end()
+        printer.end()
     if here.rank == 0:
         if as_json:
-            click.echo(json.dumps(result if talk.money is None else {**result, "money": talk.money}))
+            click.echo(json.dumps(result if printer.money is None else {**result, "money": printer.money}))
         else:
             _print_progress(result, output, saved=not no_save)
 
 
 def _end(cause: PenstockError) -> None:
-    """Ends a rank whose main thread still waits for one that has failed."""
+    """Ends a rank whose main thread still waits for a failed one."""
     from penstock.cli.app import print_error
     from penstock.cli.signals import signal_exit_code
     from penstock.train.worker import exit_now
@@ -185,7 +185,7 @@ def _end(cause: PenstockError) -> None:
     exit_now(print_error(cause) if code is None else code)
 
 
-class Talk:
+class ProgressPrinter:
     """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase.
 
     Before the first, the cost of all epochs, if their requests are billed.
@@ -255,11 +255,11 @@ def _print_progress(result: dict[str, Any], runs: str, *, saved: bool) -> None:
     if result["losses"]:
         click.echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
     if result["mae"] is not None:
-        click.echo(f"mae {result['mae']:.4f} on validation, a constant would have {result['mae_constant']:.4f}")
+        click.echo(f"mae {result['mae']:.4f} on validation, a constant answer has {result['mae_constant']:.4f}")
     facts = result["workload"]
     if "emulated" in facts:
         click.echo(
-            f"emulated {facts['emulated']}: {1000 * facts['sample_step_s']:.2f} ms a sample, {100 * result['utilisation']:.1f} % busy"
+            f"emulated {facts['emulated']}: {1000 * facts['sample_step_s']:.2f} ms per sample, {100 * result['utilisation']:.1f} % busy"
         )
     if "deviation" in facts:
         click.echo(f"not MLPerf's model: {facts['deviation']}")

@@ -91,7 +91,7 @@ def command(
             found = Follow(style="none" if quiet else style, log=log_file, verb="verify").wait(job)
         except KeyboardInterrupt as stop:
             what, code = stopped(stop)
-            click.echo(f"{what}; what was repaired is recorded, the rest is as it was", err=True)
+            click.echo(f"{what}; repairs are recorded, and all other files are unchanged", err=True)
             log_file.write("end", what)
             return code
         for wrong in found["failed"]:
@@ -108,7 +108,7 @@ def command(
     if (left := len(found["failed"]) - _MAX_SHOWN) > 0:
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
     if found["failed"] and not repair:
-        click.echo("  hint: penstock verify DST --repair fetches exactly these again", err=True)
+        click.echo("  hint: run penstock verify DST --repair to fetch exactly these again", err=True)
     for share in found["unfinished"]:
         click.echo(f"{click.style('unfinished', fg='red', bold=True)}: {_unfinished(share)}", err=True)
     if found["unfinished"]:
@@ -121,8 +121,8 @@ def _unfinished(share: dict[str, Any]) -> str:
     node, nodes = share["share"].split("-of-")
     of_node = f" of node {node} of {nodes}" if nodes != "1" else ""
     if share["failed"] is None:
-        return f"the last stage from {share['source']}{of_node} has not ended; objects are missing"
-    return f"the last stage from {share['source']}{of_node} could not bring {share['failed']:,} objects"
+        return f"the last stage from {share['source']}{of_node} has not finished; objects are missing"
+    return f"the last stage from {share['source']}{of_node} could not copy {share['failed']:,} objects"
 
 
 def _readable(found: dict[str, Any]) -> str:
@@ -135,5 +135,5 @@ def _readable(found: dict[str, Any]) -> str:
     ]
     if found["unexpected_total"]:
         names = ", ".join(found["unexpected"][:3]) + (", ..." if found["unexpected_total"] > 3 else "")
-        lines.append(f"  {found['unexpected_total']:,} files are none of the stage's: {names}")
+        lines.append(f"  {found['unexpected_total']:,} unexpected files (not staged by Penstock): {names}")
     return "\n".join(lines)

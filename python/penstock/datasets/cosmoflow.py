@@ -117,10 +117,10 @@ def generate(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """Write a dataset: same arguments, same bytes.
+    """Write a dataset. The same arguments give the same bytes.
 
     Args:
-        out: Folder; created if missing. It must contain nothing but samples of this dataset.
+        out: Folder; created if missing. It must contain only samples of this dataset.
         samples: Files to write; only some cubes of the last universe may be used.
         voxels: Side of a sample, 8 to 512.
         seed: Seed of parameters and phases.
@@ -202,7 +202,7 @@ def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress:
     if not 8 <= voxels <= 512:
         raise ConfigError(f"voxels: {voxels} is not between 8 and 512")
     if cubes not in _CUBES_PER_SIDE:
-        raise ConfigError(f"cubes-per-universe: {cubes} is not one of 1, 8, 64 (a cube number of cubes fills a box)")
+        raise ConfigError(f"cubes-per-universe: {cubes} is not one of 1, 8, 64 (only cubic numbers fill a box)")
     if voxels * _CUBES_PER_SIDE[cubes] > 1024:
         raise ConfigError(
             f"cubes-per-universe: {cubes} cubes of {voxels} voxels need a grid of {voxels * _CUBES_PER_SIDE[cubes]}³, more than 1024³"
@@ -213,4 +213,4 @@ def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress:
         raise ConfigError(f"box: {box_mpc:g} Mpc/h is not between 1 and 10,000")
     last = first_universe + -(-samples // cubes) - 1
     if first_universe < 0 or last > 9_999_999:
-        raise ConfigError(f"universes {first_universe} to {last} do not fit the seven digits of a sample's name")
+        raise ConfigError(f"universes {first_universe} to {last} do not fit in the seven digits of a sample name")

@@ -45,7 +45,7 @@ class Cosmology:
 
     @classmethod
     def of_unit(cls, u: NDArray[np.float64]) -> Cosmology:
-        """The universe of four numbers in [-1, 1], the labels of the published set.
+        """Universe for four numbers in [-1, 1], the labels of the published set.
 
         Source:
             Central values and the 10 % half-width of each range: NERSC/cosmoflow-sims, `janWorkflow`.
@@ -120,12 +120,12 @@ def growth(z: float, omega_m: float) -> float:
 def volume(cosmology: Cosmology, voxels: int, box_mpc_per_h: float, rng: np.random.Generator) -> NDArray[np.int16]:
     """Particle counts of one universe on a periodic grid at four redshifts.
 
-    One particle starts on each grid point and is displaced by second-order Lagrangian perturbation theory; counts are by
-    nearest grid point, so that each channel sums to voxels³.
+    One particle starts on each grid point and is displaced by second-order Lagrangian perturbation theory. Each
+    particle counts at its nearest grid point, so that each channel sums to voxels³.
 
     Args:
         cosmology: The universe.
-        voxels: Grid points a side.
+        voxels: Grid points per side.
         box_mpc_per_h: Side, Mpc/h.
         rng: Source of the initial phases, the same for all four redshifts.
 

@@ -51,13 +51,14 @@ def generate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """Write a dataset: same arguments, same bytes.
+    """Write a dataset. The same arguments give the same bytes.
 
     Args:
-        out: Folder; created if missing. It must contain nothing but files of this dataset.
-        format: "tfrecord" (features `image` and `size`), "npz" (`x` uint8 [n, n, records] and `y`), "jpeg" or "png".
-        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; for an image, of its pixel
-            bytes.
+        out: Folder; created if missing. It must contain only files of this dataset.
+        format: "tfrecord" (features `image` and `size`), "npz" (`x` uint8 [n, n, records] and `y`), "jpeg" or
+            "png".
+        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size; for an image, of its
+            pixel bytes.
         compresses: Approximate gzip ratio of the records; 1 is noise. Not for images.
         progress: Called with (bytes stored, files done) after each file.
 
@@ -66,21 +67,24 @@ def generate(
         NoSpace, Denied, SystemFault: The folder cannot be written.
     """
     if min(files, records_per_file, record_bytes) < 1 or record_deviation_bytes < 0 or seed < 0:
-        raise ConfigError("files, records a file and their size must be at least 1, deviation and seed not negative")
+        raise ConfigError(
+            "files, records per file and record size must be at least 1; deviation and seed must not be negative"
+        )
     if compresses < 1:
-        raise ConfigError(f"compresses: {compresses:g} is less than 1: noise does not get smaller")
+        raise ConfigError(f"compresses: {compresses:g} is less than 1: compression cannot make the data larger")
     write = {"tfrecord": _tfrecord, "npz": _npz, "jpeg": _picture, "png": _picture}.get(format)
     if write is None:
         raise ConfigError(f"format `{format}` is not one of tfrecord, npz, jpeg, png")
     if records_per_file > 1 and write is _picture:
-        raise ConfigError(f"a {format} file holds one picture, not {records_per_file}")
+        raise ConfigError(f"a {format} file contains one picture, not {records_per_file}")
     digits = len(str(files))
     names = [f"img_{i:0{digits}d}_of_{files}.{format}" for i in range(files)]
     prepare_folder(out, set(names))
     stored = 0
     for i, name in enumerate(names):
         rng = np.random.default_rng([seed, i])
-        # DLIO draws the sides of a square record, not its bytes; we do the same, for the same distribution of sizes.
+        # DLIO draws the side of a square record at random, not its size in bytes. We do the same, to get the same
+        # sizes.
         side = record_bytes**0.5
         spread = record_deviation_bytes / (2 * side)
         sides = [max(1, int(n)) for n in (rng.normal(side, spread, 2) if spread else (side, side))]
@@ -93,7 +97,7 @@ def generate(
 
 
 def _noise(rng: np.random.Generator, size: int, compresses: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes of which one in `compresses` is noise, in runs long enough that any codec compresses the rest."""
+    """Bytes with a share of 1 / `compresses` noise, in runs long enough that any codec compresses the rest."""
     block = np.zeros(size, np.uint8)
     run = 1024
     for start in range(0, size, run):

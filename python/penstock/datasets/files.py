@@ -35,8 +35,8 @@ def prepare_folder(out: Path, names: set[str]) -> None:
         raise _refused(error, out) from error
     if strangers:
         raise ConfigError(
-            f"{out} holds {len(strangers)} other files ({strangers[0]}, ...)",
-            hint="choose an empty folder: a dataset's folder holds its samples and nothing else",
+            f"{out} contains {len(strangers)} other files ({strangers[0]}, ...)",
+            hint="choose an empty folder: the folder of a dataset contains only its samples",
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparison of the demo's runs for its report. Pure: reads records, predictions and books."""
+"""Compares the demo's runs for its report. Pure: uses only records, predictions and books."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MeasuredPath", "compare"]
 
-# Purposes of the loader's waits, with the bottleneck to report if most of a path's waiting is of that kind.
+# Loader waits by cause: the name of the wait, and the bottleneck to report if most waiting of a path is of that kind.
 _WAITS = {
-    "first_byte_s": ("first bytes", "latency: requests that had not answered yet"),
-    "transfer_s": ("bytes on their way", "bytes on their way"),
-    "throttle_s": ("throttled", "a store that asked to slow down"),
+    "first_byte_s": ("first bytes", "latency: requests without a response yet"),
+    "transfer_s": ("bytes in transit", "bytes in transit"),
+    "throttle_s": ("throttled", "throttling by the store"),
     "inflate_s": ("inflating", "inflating on this machine’s cores"),
     "decode_s": ("checking and copying", "checking and copying on this machine’s cores"),
-    "overhead_s": ("not asked for yet", "requests not sent yet: too few in flight"),
+    "overhead_s": ("not yet requested", "requests not yet sent: too few in flight"),
 }
 _OF_THE_STORE = {"first_byte_s", "transfer_s", "overhead_s"}
 _LIMITED = 0.05  # share of waiting; below it, the accelerators set the pace
@@ -54,7 +54,9 @@ SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 3
 
 
 class MeasuredPath(msgspec.Struct, frozen=True):
-    """Measurements of one path: `learnt` with real steps, `timed` with emulated ones, `prediction` from before both."""
+    """Measurements of one path: `learnt` with real steps, `timed` with emulated ones. `prediction` was made before
+    both.
+    """
 
     path: DemoPath
     tier: Tier
@@ -74,8 +76,8 @@ def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
     """Samples/s, share of waiting and seconds per step by part, all after the first batch, which is reported
     separately.
 
-    A published epoch has 2,048 steps and one first batch; in a rehearsal of five steps, it would weigh four hundred
-    times as much.
+    A published epoch has one first batch in 2,048 steps. In a rehearsal of five steps, the first batch would weigh four
+    hundred times as much.
     """
     passes = record.loader.get("passes") or [{}]
     first_s = float(passes[0].get("first_batch_s") or 0.0)
@@ -110,8 +112,8 @@ def missed(rate: float, prediction: float, parts: dict[str, float]) -> str:
     longest = max(waits, key=waits.__getitem__, default="")
     reasons = [_slow_steps(parts)]
     if waits and waits[longest] > _LIMITED * sum(parts.values()):
-        reasons.append(f"a step waited {format_seconds(sum(waits.values()))}, most of it for “{longest}”")
-    return "; ".join(filter(None, reasons)) or "the loop spent the time outside of steps and waits"
+        reasons.append(f"a step waited {format_seconds(sum(waits.values()))}, mostly for “{longest}”")
+    return "; ".join(filter(None, reasons)) or "the time was spent outside of steps and waits"
 
 
 def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: bool) -> str:
@@ -121,7 +123,7 @@ def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: b
     classes = _seconds(record)
     worst = max(_WAITS, key=lambda name: classes[name])
     if mount and worst in _OF_THE_STORE:
-        # A reader that takes one file at a time has no other requests in flight: both waits belong to it.
+        # A plain reader takes one file at a time and has no other requests in flight, so it causes all these waits.
         return "the mount: one file at a time at the rate of one reader"
     return _WAITS[worst][1]
 
@@ -321,9 +323,7 @@ def compare(
             direct=(direct.total_h, direct.cost.total_usd, TERM_LABELS[direct.limited_by]),
             stage_min=stage.stage_s / 60,
             stage_limit=TERM_LABELS[stage.limited_by],
-            doubts=[
-                f"INVALID as a measurement: {', '.join(invalid)}. Rates and waits say nothing of the program’s speed."
-            ]
+            doubts=[f"INVALID as a measurement: {', '.join(invalid)}. Rates and waits do not show the program’s speed."]
             if invalid
             else [],
         ),

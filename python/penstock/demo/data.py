@@ -29,8 +29,8 @@ def check_space(folder: Path, need_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < need_bytes:
         raise NoSpace(
-            f"{folder} has {free / 1e9:.1f} GB free, the demo's data need {need_bytes / 1e9:.1f} GB",
-            hint="--output on another disk",
+            f"{folder} has {free / 1e9:.1f} GB free, but the demo's data need {need_bytes / 1e9:.1f} GB",
+            hint="use --output on another disk",
             need=need_bytes,
             free=free,
         )

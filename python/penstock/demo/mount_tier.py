@@ -24,11 +24,11 @@ OBSERVED = "fuse-reader-bytes"
 
 
 def mounted(tier: Tier, file_bytes: int) -> Tier:
-    """`tier` with a connection limit, with which one reader takes as long for a whole file as in the study.
+    """`tier` with a connection limit at which one reader needs as long for a whole file as in the study.
 
     Args:
-        tier: A tier with the observation `fuse-reader-bytes`. It includes latency; that of one request is subtracted,
-            because the tier adds its own.
+        tier: A tier with the observation `fuse-reader-bytes`. The observation includes latency. The latency of
+            one request is subtracted, because the tier adds its own.
         file_bytes: Size of the files in the study.
     Raises:
         ConfigError: The tier lacks that observation.

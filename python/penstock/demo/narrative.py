@@ -52,7 +52,7 @@ def lead(paths: list[PathFacts], *, identical: bool, scale: float) -> str:
     same = (
         "The losses agree to the last bit, so the paths differ in time and money only"
         if identical
-        else "The losses do not agree, which they must"
+        else "The losses do not agree, but they must"
     )
     if len(others) == 2:
         point = "Hot, Premium and a local copy feed the accelerators equally well: what matters is how the objects are read, not what is paid for them."
@@ -84,30 +84,40 @@ def notes(
     """Caveats that a reader needs before quoting a number."""
     hungry_rate, hungry_limit = hungry
     beyond = (
-        f"Streaming holds up to {spent_at - 1} such nodes; from {spent_at} on one account no longer carries it, and a pool or more accounts begin to pay."
+        f"Streaming scales up to {spent_at - 1} such nodes; from {spent_at} on, one account is not enough, and a "
+        "pool or more accounts pay off."
         if spent_at
-        else "Streaming from one account holds at every number of nodes that was modelled."
+        else "Streaming from one account is enough at every number of nodes that was modelled."
     )
     return [
         *doubts,
         "Measured here: samples/s, data wait, first batch, bytes, throttles, staging, losses, MAE. Modelled: every hour and dollar of the published job, and what happens on more nodes.",
         (
-            f"The accelerators of the storage comparison are emulated: {batch} samples a step of {step_s * 1000:.0f} ms, the rate of 32 V100 that the article "
-            "measured on local NVMe. It is the most that anyone published for that code on those GPUs, not a proved ceiling. The gradient steps of the loss curve are real, on this machine’s CPU."
+            f"The accelerators of the storage comparison are emulated: {batch} samples per step of "
+            f"{step_s * 1000:.0f} ms, the rate of 32 V100 that the article "
+            "measured on local NVMe. It is the highest published rate for that code on those GPUs, not a proven "
+            "maximum. The gradient steps of the loss curve are real, on this machine’s CPU."
         ),
         (
             f"F = {scale:g}: volumes have {voxels}³ voxels where the published ones have 128³, so {scale:g} of the bytes, and every rate of the tier is cut by the same factor. "
-            "Latencies are not scaled. Network cards are not emulated; the predictions include them (5 Gb/s a node, the lower of the stated 5–6)."
+            "Latencies are not scaled. Network cards are not emulated; the predictions include them (5 Gb/s per "
+            "node, the lower of the stated 5–6)."
         ),
         f"{distinct} distinct volumes are served under {volumes} names. The endpoint, the loader and the inflating share this machine’s cores, and its page cache is warm.",
         (
-            f"The mount is played back, not explained: each of 32 readers gets the {mount_bytes_per_s / 1e6:.0f} MB/s that follow from the article’s 0.24 steps/s, "
-            "so that its predicted hours agree with the published ones by construction. No limit of the tier asks for that rate: the same raw files read whole and "
-            f"without a mount would take {direct[0]:.0f} h and ${direct[1]:,.0f}, limited by {direct[2]}. Most of the tenfold is the mount, the rest is not to send raw bytes."
+            f"The mount is replayed, not modelled: each of 32 readers gets the {mount_bytes_per_s / 1e6:.0f} MB/s "
+            "that follow from the article’s 0.24 steps/s, "
+            "so that its predicted hours agree with the published ones by construction. No limit of the tier "
+            "explains that rate: the same raw files read whole and "
+            f"without a mount would take {direct[0]:.0f} h and ${direct[1]:,.0f}, limited by {direct[2]}. Most of "
+            "the factor of ten is the mount; the rest comes from not sending raw bytes."
         ),
         f"Staging of the published set is modelled at {stage_min:.0f} min, limited by {stage_limit}. The article took 13 min, which its network cards do not explain (7 min): decompression or the write.",
         beyond,
-        f"With MLPerf Storage’s emulated V100 (107 samples/s a GPU, 11 times the measured one) the streamed Hot path would deliver {hungry_rate:,.0f} samples/s, limited by {hungry_limit}.",
+        (
+            "With MLPerf Storage’s emulated V100 (107 samples/s per GPU, 11 times the measured one) the streamed Hot "
+            f"path would deliver {hungry_rate:,.0f} samples/s, limited by {hungry_limit}."
+        ),
         CONTRADICTION,
         "Not modelled: a straggling rank, the exposed part of an allreduce, validation, the time to build the pool, and upload of the data.",
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four paths: location of the bytes, way of reading them, and the article's statement about each."""
+"""The four paths: where the bytes are, how they are read, and what the article states about each path."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PATHS = (
     DemoPath(
         name="streamed-hot",
         label="gzip stream, Hot",
-        how="The gzip’d objects as they lie in the Hot tier, read ahead, inflated into the batch.",
+        how="The gzip’d objects as stored in the Hot tier, read ahead and inflated into the batch.",
         tier="azure-hot",
         stored="gzip",
         staged=False,

@@ -66,7 +66,7 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
     def scaled(self, factor: float) -> Limits:
-        """Rates times F; the latency is unchanged."""
+        """Limits with all rates multiplied by F; the latency is unchanged."""
         return Limits(
             self.account_bytes_per_s * factor,
             self.connection_bytes_per_s * factor,
@@ -212,7 +212,7 @@ def scaling(
 
 
 def saturation_nodes(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, most: int = 256) -> int | None:
-    """Fewest nodes at which the accelerators no longer limit the path; None up to `most`."""
+    """Smallest number of nodes at which the accelerators no longer limit the path; None if it is above `most`."""
     for nodes, prediction in scaling(path, limits, costs, probe, list(range(1, most + 1))):
         if prediction.limited_by != "compute":
             return nodes

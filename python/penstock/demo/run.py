@@ -81,7 +81,7 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
         bucket = work / "bucket"
         data.make(bucket, size, spec.seed, lambda what: progress(f"Making {what}"))
         stored = _mean_size(bucket / "gzip" / "volumes")
-        progress("Probing this machine: what one core takes to inflate and check a byte")
+        progress("Probing this machine: time for one core to inflate and check a byte")
         probe = _probe(bucket / "gzip" / "volumes", size)
         found = {path.name: _tier(path) for path in PATHS}
         prediction = {
@@ -95,7 +95,8 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
         measured = []
         for path in PATHS:
             progress(
-                f"{path.label}: {size.volumes} volumes for 32 emulated accelerators (the model says {prediction[path.name].samples_per_s:.0f} samples/s)"
+                f"{path.label}: {size.volumes} volumes for 32 emulated accelerators (the model predicts "
+                f"{prediction[path.name].samples_per_s:.0f} samples/s)"
             )
             took, moved = staged if path.staged else (0.0, 0)
             with _served(path, found[path.name], bucket, work, size.scale) as server:
@@ -121,9 +122,13 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
     except PreconditionFailed:
         raise
     except PermissionError as error:
-        raise Denied(f"{spec.out} cannot be written: {error.strerror}", hint="--output on a folder of yours") from error
+        raise Denied(
+            f"{spec.out} cannot be written: {error.strerror}", hint="use --output with a folder that you own"
+        ) from error
     except OSError as error:
-        raise SystemFault(f"{spec.out} cannot be a folder: {error.strerror}", hint="--output DIR") from error
+        raise SystemFault(
+            f"{spec.out} cannot be used as a folder: {error.strerror}", hint="use --output DIR"
+        ) from error
     made = identity_of(work)
     try:
         yield work
@@ -142,15 +147,17 @@ def _kept(folder: Path) -> Path:
         with OwnedFolder.made(str(folder), is_private=False) as held:
             if held.names() and held.read(_MARK) is None:
                 raise PreconditionFailed(
-                    f"{folder} is there, and not of an earlier demo", where=str(folder), hint="--output another folder"
+                    f"{folder} exists and is not from an earlier demo",
+                    where=str(folder),
+                    hint="use --output with another folder",
                 )
-            # The marker is written first: a folder without kept data is removed itself.
+            # The marker is written first, because `remove` deletes the folder itself if nothing in it is kept.
             held.write(
                 _MARK, b"Data of penstock demo: the next demo with --keep removes what lies here.\n", replaces=True
             )
             held.remove(keep=(_MARK,))
     except NotOwned as error:
-        raise PreconditionFailed(str(error), where=str(folder), hint="--output another folder") from error
+        raise PreconditionFailed(str(error), where=str(folder), hint="use --output with another folder") from error
     return folder
 
 
@@ -169,7 +176,7 @@ def _open(url: str, voxels: int) -> Any:
 
 
 def _probe(folder: Path, size: Size) -> predict.Probe:
-    """Read local files once with one decoding thread: CPU seconds to decompress and decode a raw byte."""
+    """Read local files once with one decoding thread; return the CPU seconds to decompress and decode a raw byte."""
     import penstock
 
     loader = penstock.Loader(
@@ -295,7 +302,7 @@ def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
         max_in_flight=path.max_in_flight,
         runs=str(spec.out / RUNS),
         allow_debug=True,
-        notes=("learning: several paths at once on this machine, so its rates are no measurement",),
+        notes=("learning: several paths at once on this machine, so its rates are not a measurement",),
     )
 
 

@@ -19,8 +19,8 @@ class Size(msgspec.Struct, frozen=True):
         learn_samples, held_out: Samples of the real training, 32 voxels per side.
         learn_epochs, learn_batch: Epochs and batch size of the real training.
         voxels: Side of a volume of the storage comparison.
-        distinct: Volumes that are generated for it.
-        volumes: Names under which they are served; the comparison reads each once.
+        distinct: Number of different volumes that are generated for the comparison.
+        volumes: Number of names under which they are served; the comparison reads each name once.
         free_bytes: Required free disk space.
     """
 

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training on several paths at once: one process with one torch thread per path, as many at a time as there are cores.
+"""Real training on several paths at once: one process with one torch thread per path, as many at a time as there are
+cores.
 
-Each has one thread, because torch's threads spin while they wait, and because losses are then the same on any number of
-cores (docs/decisions/0601-demo-recipe.md). Each is a process, because environment variables select the path.
+Each process has one thread, because torch's threads spin while they wait, and because losses are then the same on any
+number of cores (docs/decisions/0601-demo-recipe.md). Each path has its own process, because environment variables
+select the path.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 import time
@@ -18,7 +21,6 @@ import msgspec
 from penstock import env, errors
 from penstock.bench.results import RunRecord
 from penstock.child_process import child_process
-from penstock.errors import PenstockError
 from penstock.train import rank_files
 
 if TYPE_CHECKING:
@@ -89,10 +91,8 @@ def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecor
         return msgspec.json.decode((folder / rank_files.RESULT).read_bytes(), type=RunRecord)
     error_file = folder / rank_files.ERROR.format(rank=0)
     if error_file.exists():
-        failure = msgspec.json.decode(error_file.read_bytes(), type=rank_files.RankFailure)
-        kind = getattr(errors, failure.kind, PenstockError)
-        raise kind(failure.message, hint=failure.hint)
+        raise errors.from_wire(json.loads(error_file.read_bytes()))
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
     raise errors.RankFailed(
-        f"the training over {name} ended with {child.returncode}: {' '.join(last) or 'no word'}", rank=0
+        f"the training over {name} ended with {child.returncode}: {' '.join(last) or 'no output'}", rank=0
     )

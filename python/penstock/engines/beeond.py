@@ -97,32 +97,32 @@ class BeeondEngine(SharedFolderEngine):
             raise ConfigError(f"engine beeond: version {parsed['version']} is neither 7 nor 8", where="version")
         given = [name for name, default in _KNOWN.items() if parsed[name] != default]
         if parsed["version"] == 7 and (newer := [name for name in _OF_8 if name in given]):
-            raise Unsupported(f"engine beeond: BeeOND 7 has no {', '.join(newer)}", hint="version = 8")
+            raise Unsupported(f"engine beeond: BeeOND 7 does not support {', '.join(newer)}", hint="set version = 8")
         if (
             parsed["version"] == 8
             and not parsed["license"]
             and (bound := [name for name in _LICENSED if name in given])
         ):
             raise Unsupported(
-                f"engine beeond: {', '.join(bound)} is an enterprise feature of BeeGFS 8, which BeeOND refuses without a licence",
-                hint="license = the path of a license.pem, or leave it out",
+                f"engine beeond: {', '.join(bound)} is an enterprise feature of BeeGFS 8 and needs a licence",
+                hint="set license to the path of a license.pem, or leave this setting out",
             )
         if not parsed["config"] and (bare := [name for name in _INTO_CONFIG if name in given]):
-            raise ConfigError(f"engine beeond: {', '.join(bare)} goes into the folder of `config`, and none is given")
+            raise ConfigError(f"engine beeond: {', '.join(bare)} goes into the folder of `config`, which is not given")
         if parsed["pdsh_program"] and not parsed["pdsh"]:
-            raise ConfigError("engine beeond: pdsh_program names a program that `pdsh` does not ask for")
+            raise ConfigError("engine beeond: pdsh_program needs `pdsh`")
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         lacks = []
         for node, found in facts.items():
             if not found["programs"].get("beeond"):
-                lacks.append(f"{node}: there is no beeond (the package `beeond` of BeeGFS)")
+                lacks.append(f"{node}: beeond is not installed (package `beeond` of BeeGFS)")
             if found["user"] != 0:
-                lacks.append(f"{node}: BeeOND mounts, which wants root, and this is user {found['user']}")
+                lacks.append(f"{node}: BeeOND needs root to mount, but this is user {found['user']}")
         if spec.copies > 1 and not self._settings["mirrors_storage"]:
-            lacks.append(f"{spec.copies} copies want mirrors_storage, which is a licensed feature of BeeGFS")
+            lacks.append(f"{spec.copies} copies need mirrors_storage, a licensed feature of BeeGFS")
         if spec.copies > 2:
-            lacks.append(f"{spec.copies} copies are more than the two of BeeGFS's mirrors")
+            lacks.append(f"{spec.copies} copies exceed the two that BeeGFS mirroring keeps")
         return lacks
 
     # ------------------------------------------------------------ up
@@ -130,7 +130,7 @@ class BeeondEngine(SharedFolderEngine):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         until = time.monotonic() + timeout_s
         if "{" in spec.disk:
-            raise ConfigError("engine beeond: its disk is one path on all nodes, as BeeOND wants it", where="disk")
+            raise ConfigError("engine beeond: its disk must be the same path on all nodes", where="disk")
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         agents.call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = pool_root(spec, leader)
@@ -160,7 +160,7 @@ class BeeondEngine(SharedFolderEngine):
             name for name, state in self._states(pool, agents, _AGENT_TIMEOUT_S).items() if state != "up"
         ]:
             if time.monotonic() > until:
-                text = f"pool {spec.name}: beeond has ended, and {', '.join(missing[:4])} shows no mount within {timeout_s:g} s"
+                text = f"pool {spec.name}: beeond has ended, but {', '.join(missing[:4])} has no mount after {timeout_s:g} s"
                 raise Deadline(text, limit_s=timeout_s)
             time.sleep(_POLL_S)
         return pool

@@ -111,7 +111,7 @@ class FuseEngine(AgentManagedEngine):
         lacks = []
         for node, found in facts.items():
             if not found["programs"].get(self._client):
-                lacks.append(f"{node}: there is no {self._client}")
+                lacks.append(f"{node}: {self._client} is not installed")
             if not found["fuse"]:
                 lacks.append(f"{node}: /dev/fuse cannot be opened")
         return lacks
@@ -144,10 +144,8 @@ class FuseEngine(AgentManagedEngine):
         ]:
             agents.raise_if_dead(_AGENT_TIMEOUT_S)
             if time.monotonic() > until:
-                text = (
-                    f"pool {spec.name}: {self._client} shows nothing within {timeout_s:g} s on {', '.join(missing[:4])}"
-                )
-                raise Deadline(text, limit_s=timeout_s, hint=f"{self._source} may be empty")
+                text = f"pool {spec.name}: {self._client} shows no files within {timeout_s:g} s on {', '.join(missing[:4])}"
+                raise Deadline(text, limit_s=timeout_s, hint=f"check that {self._source} is not empty")
             time.sleep(_POLL_S)
         return pool
 

@@ -54,11 +54,11 @@ class HdfsEngine(AgentManagedEngine):
         lacks = []
         for node, found in facts.items():
             if not found["java"] and self._settings["java"] == "java":
-                lacks.append(f"{node}: there is no Java (11 or 17)")
+                lacks.append(f"{node}: Java (11 or 17) is not installed")
             if found["unresolved"]:
                 lacks.append(f"{node}: it cannot resolve {', '.join(found['unresolved'])}")
         if spec.copies > len(facts):
-            lacks.append(f"{spec.copies} copies want as many nodes, and there are {len(facts)}")
+            lacks.append(f"{spec.copies} copies need as many nodes, but there are {len(facts)}")
         return lacks
 
     # ------------------------------------------------------------ up
@@ -152,7 +152,7 @@ class HdfsEngine(AgentManagedEngine):
                     agents.call("http", left + 1, on=[pool.nodes[0]], url=url, limit_s=left)
                     return
                 seen = (
-                    f"{live} of {len(pool.nodes)} DataNodes have reported, {', '.join(missing[:4])} not"
+                    f"{live} of {len(pool.nodes)} DataNodes have reported; missing: {', '.join(missing[:4])}"
                     if missing
                     else state["safemode"]
                 )
@@ -171,7 +171,7 @@ class HdfsEngine(AgentManagedEngine):
         answer = agents.call("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
         beans = answer.get("beans") if isinstance(answer, dict) else None
         if not beans:
-            raise Unreachable(f"{leader[0].name}: the NameNode has not begun to speak", where=leader[0].name)
+            raise Unreachable(f"{leader[0].name}: the NameNode does not answer yet", where=leader[0].name)
         live = {facts["xferaddr"] for facts in json.loads(beans[0]["LiveNodes"]).values()}
         return {
             "live": [name for name, facts in pool.facts["nodes"].items() if facts["data"] in live],

@@ -40,8 +40,8 @@ class LocalEngine(AgentManagedEngine):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         if spec.copies != 1:
             raise Unsupported(
-                f"engine local: {spec.copies} copies are more than the one that a folder is",
-                hint="--engine hdfs keeps copies",
+                f"engine local: {spec.copies} copies are not possible, since a folder is one copy",
+                hint="use --engine hdfs to keep copies",
             )
         AgentClient(spec, runner).call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}

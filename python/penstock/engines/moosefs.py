@@ -60,12 +60,13 @@ class MooseFsEngine(AgentManagedEngine):
             missing = [name for name in _PROGRAMS if not found["programs"].get(name)]
             if missing:
                 lacks.append(
-                    f"{node}: there is no {', '.join(missing)} (Debian: moosefs-master, -chunkserver, -client, -cli)"
+                    f"{node}: {', '.join(missing)} is not installed (Debian: moosefs-master, -chunkserver, -client, "
+                    "-cli)"
                 )
             if not found["fuse"]:
                 lacks.append(f"{node}: /dev/fuse cannot be opened")
         if spec.copies > min(len(facts), _MAX_COPIES):
-            lacks.append(f"{spec.copies} copies want as many nodes, and there are {len(facts)}")
+            lacks.append(f"{spec.copies} copies need as many nodes, but there are {len(facts)}")
         return lacks
 
     # ------------------------------------------------------------ up
@@ -74,7 +75,9 @@ class MooseFsEngine(AgentManagedEngine):
         until = time.monotonic() + timeout_s
         if "{" in spec.disk:
             # Programs get one path of the mount, which must be the same on every node.
-            raise ConfigError(f"engine moosefs: `{spec.disk}`: its disk is one path on all nodes", where="disk")
+            raise ConfigError(
+                f"engine moosefs: `{spec.disk}`: its disk must be the same path on all nodes", where="disk"
+            )
         for node in runner.nodes:
             _refuse_loopback(node)
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
@@ -174,7 +177,7 @@ class MooseFsEngine(AgentManagedEngine):
                 missing = [node.name for node in pool.nodes if node.name not in serving]
                 if not missing:
                     return
-                seen = f"{len(serving)} of {len(pool.nodes)} chunk servers serve, {', '.join(missing[:4])} not"
+                seen = f"{len(serving)} of {len(pool.nodes)} chunk servers are ready; missing: {', '.join(missing[:4])}"
             except PenstockError as error:
                 seen = str(error)
             if tries % 4 == 0:
@@ -248,7 +251,7 @@ class MooseFsAccess(FolderAccess):
             )
         except (OSError, subprocess.SubprocessError) as error:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise SystemFault(f"{names[0]}{more}: where it lies is not known: {error}", where=names[0]) from error
+            raise SystemFault(f"{names[0]}{more}: the location is unknown: {error}", where=names[0]) from error
         holders = self._holders(done.stdout)
         return {
             name: [
@@ -281,9 +284,9 @@ def _refuse_loopback(node: Node) -> None:
         is_loopback = node.address == "localhost"
     if is_loopback:
         raise ConfigError(
-            f"{node.name}: {node.address} is a loopback address, by which a MooseFS master cannot tell its servers apart",
+            f"{node.name}: {node.address} is a loopback address, so a MooseFS master cannot distinguish its servers",
             where=node.name,
-            hint="penstock cluster rehearse makes hosts with addresses of their own",
+            hint="use penstock cluster rehearse to make hosts with their own addresses",
         )
 
 
@@ -322,7 +325,7 @@ def _failed(ended: Exit, program: str) -> PenstockError:
     if isinstance(ended.fault, PenstockError):
         return ended.fault
     output = (ended.err or ended.out).decode(errors="replace").strip().splitlines()
-    content = output[-1][:300] if output else "no words"
+    content = output[-1][:300] if output else "no output"
     return SystemFault(f"{ended.node}: {program} ended with {ended.code}: {content}", where=ended.node)
 
 

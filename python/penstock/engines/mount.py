@@ -39,12 +39,12 @@ class MountEngine(SharedFolderEngine):
                 spec.disk == disk["path"] or spec.disk.startswith(disk["path"].rstrip("/") + "/")
                 for disk in found["disks"]
             ):
-                lacks.append(f"{node}: {spec.disk} lies on nothing that is mounted")
+                lacks.append(f"{node}: {spec.disk} is not on a mounted file system")
         return lacks
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         if "{" in spec.disk:
-            raise ConfigError("engine mount: its disk is one path for all nodes", where="disk")
+            raise ConfigError("engine mount: its disk must be the same path on all nodes", where="disk")
         agents, leader = AgentClient(spec, runner), [runner.nodes[0]]
         agents.call("prepare", timeout_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = pool_root(spec, leader[0])
@@ -52,7 +52,7 @@ class MountEngine(SharedFolderEngine):
         for node, is_seen in seen.items():
             if not is_seen:
                 raise ConfigError(
-                    f"{node}: it does not see {root}, which {leader[0].name} has made: the mount is not shared",
+                    f"{node}: it does not see {root}, which {leader[0].name} created: the mount is not shared",
                     where=node,
                 )
         facts = {"root": root, **_stripes(runner, leader, f"{root}/data", timeout_s)}

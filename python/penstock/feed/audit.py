@@ -61,8 +61,8 @@ def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
     name, size, _, _ = files.head(key)
     if size > _LARGEST:
         raise Unsupported(
-            f"{dataset.url}{name.decode()} has {size:,} bytes, too many to guess fields from",
-            hint="say --field NAME=DTYPE:SHAPE",
+            f"{dataset.url}{name.decode()} has {size:,} bytes, too many to infer its fields",
+            hint="give --field NAME=DTYPE:SHAPE",
         )
     (stored,) = files.read(key, [(0, max(size, 1))])
     example = _native.decode_tfrecord(stored)[0]
@@ -73,7 +73,7 @@ def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
         if isinstance(first, bytes):
             if len(items) > 1:
                 raise Unsupported(
-                    f"feature {feature} holds {len(items)} byte strings", hint="say --field NAME=DTYPE:SHAPE"
+                    f"feature {feature} contains {len(items)} byte strings", hint="give --field NAME=DTYPE:SHAPE"
                 )
             found[feature] = tensor("uint8", (len(first),))
         elif first is not None:
@@ -106,11 +106,11 @@ def audit(
             if rank == 0:
                 rows.append([])
             if step >= len(rows):
-                raise ConfigError(f"rank {rank} makes more than {len(rows)} steps", where="ranks")
+                raise ConfigError(f"rank {rank} makes more than the {len(rows)} steps of rank 0", where="ranks")
             rows[step] += _digests(batch)
             made += 1
         if made != len(rows):
-            raise ConfigError(f"rank {rank} makes {made} steps where rank 0 makes {len(rows)}", where="ranks")
+            raise ConfigError(f"rank {rank} makes {made} steps, but rank 0 makes {len(rows)}", where="ranks")
     course, steps = dataset.course(), []
     sources, samples = course.sources, course.samples
     for step, digests in enumerate(rows):

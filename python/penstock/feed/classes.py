@@ -37,7 +37,7 @@ def names(source: _native.Source) -> tuple[str, ...]:
     """
     if not has_folder_labels(source):
         raise ConfigError(
-            f"{source.url}: it has no class folders",
+            f"{source.url} has no class folders",
             where="classes",
             hint='open a folder of images that has a folder for each class, with format="images"',
         )

@@ -169,9 +169,10 @@ class Cuda:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
             raise Unsupported(
-                f"device: torch {torch.__version__} sees {count or 'no'} CUDA devices here, and {device} was asked for",
+                f"device: torch {torch.__version__} sees {count or 'no'} CUDA devices, but {device} was requested",
                 where="device",
-                hint="nvidia-smi says what GPUs there are; torch.version.cuda whether this torch was built for them",
+                hint="run nvidia-smi to list the GPUs; check torch.version.cuda to see if this torch was built for "
+                "them",
             )
         index = torch.cuda.current_device() if device.index is None else device.index
         self._device = torch.device("cuda", index)

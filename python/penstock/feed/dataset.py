@@ -100,7 +100,7 @@ class Dataset(DatasetBase):
         for name, spec in specs.items():
             if not isinstance(spec, kinds.FieldSpec):
                 raise ConfigError(
-                    f"fields: {name} is no penstock.tensor(dtype, shape), nor any other kind of field", where="fields"
+                    f"fields: {name} is not a penstock.tensor(dtype, shape) or another kind of field", where="fields"
                 )
         return replace(self, specs=tuple(specs.items()))
 
@@ -131,10 +131,10 @@ class Dataset(DatasetBase):
         if window is not None and not 1 <= window < 2**63:
             raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
         if self.map_steps:
-            raise ConfigError("shuffle: it comes before map()", where="shuffle")
+            raise ConfigError("shuffle: it must come before map()", where="shuffle")
         if not self.indexed:
             if window is not None:
-                raise ConfigError("window: unindexed, records mix within their objects only", where="window")
+                raise ConfigError("window: an unindexed dataset mixes records only within an object", where="window")
             return replace(self, seed=seed)
         steps = self.steps
         names = [name for name, _, _ in steps]
@@ -142,9 +142,9 @@ class Dataset(DatasetBase):
         is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
         if is_behind or "repeat" in names:
             raise ConfigError(
-                "shuffle: it comes before repeat, and is not given again behind other steps",
+                "shuffle: it must come before repeat, and cannot be repeated after other steps",
                 where="shuffle",
-                hint="ds.shuffle(seed).repeat(n) gives each pass an order of its own",
+                hint="use ds.shuffle(seed).repeat(n): each pass has its own order",
             )
         if steps and "shuffle" not in names:
             steps = (*steps, ("shuffle", 0, 0))
@@ -161,14 +161,14 @@ class Dataset(DatasetBase):
         """
         if self.locality is None:
             raise ConfigError(
-                f"{self.url}: this process knows no pool that holds it, so it has no part on this node",
+                f"{self.url}: this process has no pool with this dataset, so the node has no part of it",
                 where="scope",
-                hint="penstock run sets PENSTOCK_JOB_POOL for its ranks",
+                hint="start the ranks with penstock run, which sets PENSTOCK_JOB_POOL",
             )
         listed = json.loads(self.source.manifest())
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
         if not listed["objects"]:
-            raise ConfigError(f"{self.url}: node {self.locality.node} holds nothing of it", where="scope")
+            raise ConfigError(f"{self.url}: node {self.locality.node} holds none of its objects", where="scope")
         declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
             # This node may lack some classes; labels stay those of the whole dataset.
@@ -207,7 +207,7 @@ class Dataset(DatasetBase):
             return [None]  # the pool is the node's cache
         if not self.indexed:
             if self.requested_cache.is_on:
-                raise ConfigError("cache: what is read unindexed is not kept on the node", where="cache")
+                raise ConfigError("cache: the node cache does not support unindexed datasets", where="cache")
             return [None]
         return [node_cache.resolve(self.requested_cache, self.url, self.source.size_bytes, env.read())]
 
@@ -265,7 +265,7 @@ class Dataset(DatasetBase):
             partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
             return dict(self.specs)
         for name, reason in self.schema().left_out:
-            _LOG.warning("%s: the default fields leave out `%s`: %s", self.url, name, reason)
+            _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)
         return dict(self.schema().specs)
 
     def counted(self) -> _native.Counted:
@@ -274,9 +274,9 @@ class Dataset(DatasetBase):
         """
         if not self.indexed:
             raise ConfigError(
-                f"{self.url}: it was opened with indexed=False, and this needs its records counted",
+                f"{self.url}: it was opened with indexed=False, but this needs record counts",
                 where="indexed",
-                hint="open it without, or make the counts ahead of time: penstock index URL --records",
+                hint="open it without indexed=False, or count the records beforehand: penstock index URL --records",
             )
         if self._counts.found is None:
             found = self._count(self.records_per_object, scans=False)
@@ -294,8 +294,8 @@ class Dataset(DatasetBase):
             found = self.source.kept_count(variables, folder) if shared else None
             if found is None:
                 _LOG.warning(
-                    "%s: its objects do not say how many records they hold, so %s: %d objects, %s bytes. Say "
-                    "records_per_object=N, or give a manifest with counts, to spare that.",
+                    "%s: its objects do not state their record counts, so %s: %d objects, %s bytes. To avoid this, "
+                    "set records_per_object=N or give a manifest with counts.",
                     self.url,
                     "all are read once and indexed" if shared else "each process reads all of them once",
                     self.source.objects,
@@ -310,7 +310,7 @@ class Dataset(DatasetBase):
         empty, first = found.empty_objects
         if empty:
             name, objects = self.source.key(first), self.source.objects
-            _LOG.warning("%s: %d of %d objects hold no record; the first is %s", self.url, empty, objects, name)
+            _LOG.warning("%s: %d of %d objects contain no record; the first is %s", self.url, empty, objects, name)
         self._counts.found = found
         return found
 
@@ -320,7 +320,7 @@ class Dataset(DatasetBase):
             declared, scans=scans, env=variables, cache=cache_dirs.record_index_dir(variables)
         )
         for note in notes:
-            _LOG.warning("%s: an index is set aside: %s", self.url, note)
+            _LOG.warning("%s: an index is ignored: %s", self.url, note)
         return found
 
     def _indexed(self) -> _native.Counted | None:
@@ -400,7 +400,8 @@ def open(  # noqa: A001 - the verb is the API
         NotFound: No object matches, or an object of a list is missing.
         Unsupported: The objects' format is not supported; the message names it.
         ConfigError: An object lies beside its decompressed copy, so that each sample would be read twice.
-        Denied, Unreachable, Throttled: The store refused or did not answer. Warns:
+        Denied, Unreachable, Throttled: The store refused or did not answer.
+    Warns:
         UserWarning: No format is given, and more objects are ignored than read.
     """
     listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
@@ -436,9 +437,7 @@ def open(  # noqa: A001 - the verb is the API
         resolved = hdf5_chunks.read(source, declared)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
     if not indexed and records_per_object is not None:
-        raise ConfigError(
-            "records_per_object: it says counts, and indexed=False wants none", where="records_per_object"
-        )
+        raise ConfigError("records_per_object: it cannot be combined with indexed=False", where="records_per_object")
     locality = None
     if (pool := pool_locality.find(source.url, env.read())) is not None:
         source, locality = pool_locality.with_pool_routes(source, pool, env.read())
@@ -454,12 +453,12 @@ def open(  # noqa: A001 - the verb is the API
 def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
     kind = json.loads(source.format)["name"]
     if is_chosen or source.ignored <= source.objects:
-        _LOG.warning("%s: %d objects are no %s by name and are left aside", source.url, source.ignored, kind)
+        _LOG.warning("%s: %d objects are ignored: by name they are not %s", source.url, source.ignored, kind)
         return
     # The folder is probably not the one that the user meant, and a program may hide its log.
     warnings.warn(
         f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read, as {kind}; "
-        f"{source.ignored:,} of other formats are left aside. Give a pattern (`*.suffix`) or format= to choose.",
+        f"{source.ignored:,} of other formats are ignored. Give a pattern (`*.suffix`) or format= to choose.",
         stacklevel=3,
     )
 
@@ -467,7 +466,7 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
 def _located(url: str | os.PathLike[str], what: str) -> str:
     text = os.fsdecode(url)
     if not text:
-        raise ConfigError(f"{what}: it is empty", where=what, hint="the working directory is `.`")
+        raise ConfigError(f"{what}: it is empty", where=what, hint="write `.` for the working directory")
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
         text = str(Path(text).expanduser().absolute()) + tail
@@ -480,6 +479,6 @@ def _read(manifest: Path) -> bytes:
     except FileNotFoundError:
         raise NotFound(f"{manifest} does not exist", where=str(manifest)) from None
     except PermissionError as error:
-        raise Denied(f"{manifest} may not be accessed: {error.strerror}", where=str(manifest)) from None
+        raise Denied(f"{manifest} cannot be accessed: {error.strerror}", where=str(manifest)) from None
     except OSError as error:
         raise SystemFault(f"{manifest}: {error.strerror}", where=str(manifest)) from None

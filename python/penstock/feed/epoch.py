@@ -96,7 +96,7 @@ class Epoch(Generic[Batch]):
 
     def _raise_if_ended(self) -> None:
         if self._why is not None:
-            raise ConfigError(f"iterator: it has ended, since {self._why}", where="iterator")
+            raise ConfigError(f"iterator: it has ended because {self._why}", where="iterator")
         if self._run is None:
             raise StopIteration
 
@@ -178,7 +178,7 @@ class Epoch(Generic[Batch]):
         """Copy the native side's times and counters into the pass's measurements."""
         if self._run is not None and self._pid == os.getpid():
             self._measured.timing = self._run.timing()
-            self._measured.mended = self._run.mended()
+            self._measured.error_counts = self._run.error_counts()
             after = self._feed.metrics()
             self._measured.counters = {name: after[name] - self._before[name] for name in after}
 

@@ -9,6 +9,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
+from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ __all__ = [
     "to_json",
 ]
 
-MOST_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000
 """Default maximum of an image's pixels: slightly above Pillow's warning limit."""
 
 _FORMATS = {
@@ -61,7 +62,7 @@ class FieldSpec:
         """
         parts = tuple(name for name in names.split(";") if name)
         if not parts:
-            raise ConfigError(f"of: {names!r} names no part", where="fields")
+            raise ConfigError(f"of: {names!r} does not name a part", where="fields")
         return replace(self, parts=parts)  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,14 +146,14 @@ class ImageSpec(FieldSpec):
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     orient: bool = False
-    most_pixels: int = MOST_PIXELS
+    max_pixels: int = MAX_PIXELS
     exact: bool = False
     parts: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         names = (
             *("height", "width", "crop", "resize", "area", "ratio", "flip"),
-            *("layout", "mean", "std", "orient", "most_pixels", "exact"),
+            *("layout", "mean", "std", "orient", "max_pixels", "exact"),
         )
         spec_dict = {name: getattr(self, name) for name in names}
         return {"kind": "image", "dtype": self.dtype, "of": list(self.parts), "image": spec_dict}
@@ -183,7 +184,9 @@ def _shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
     except TypeError:
         sides = (-1,)
     if any(side < 0 for side in sides):
-        raise ConfigError(f"shape: {shape!r} is no row of whole numbers (one side: `(4,)`)", where="shape")
+        raise ConfigError(
+            f"shape: {shape!r} is not a tuple of integers (for one dimension write `(4,)`)", where="shape"
+        )
     return sides
 
 
@@ -198,7 +201,7 @@ def _packed(dtype: str, value: float) -> bytes:
             return struct.pack(f"<{_FORMATS[dtype]}", value)
     except (KeyError, struct.error, OverflowError, TypeError):
         pass
-    raise ConfigError(f"default: {value!r} is not a value of dtype {dtype}", where="fields")
+    raise ConfigError(f"default: {value!r} is not a value of type {dtype}", where="fields")
 
 
 def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | None = None) -> TensorSpec:
@@ -226,7 +229,7 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
     """
     sides = _shape(shape)
     if 0 in sides:
-        raise ConfigError(f"shape: items of shape {shape!r} have no bytes", where="shape")
+        raise ConfigError(f"shape: items of shape {shape!r} have 0 bytes", where="shape")
     return RaggedSpec(_dtype(dtype), sides)
 
 
@@ -252,6 +255,7 @@ def raw_list() -> RawListSpec:
     return RawListSpec()
 
 
+@renamed_parameters({"most_pixels": "max_pixels"})
 def image(
     height: int,
     width: int | None = None,
@@ -266,7 +270,7 @@ def image(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     orient: bool = False,
-    most_pixels: int = MOST_PIXELS,
+    max_pixels: int = MAX_PIXELS,
     exact: bool = False,
 ) -> ImageSpec:
     """A field of images (JPEG, PNG), decoded in the feed's threads directly into the batch.
@@ -283,7 +287,7 @@ def image(
         layout: `HWC` or `CHW`.
         mean, std: One value for each of the three channels; for float32.
         orient: Turn images by their EXIF orientation (torchvision and Pillow do not by default).
-        most_pixels: Maximum of an image's pixels; a larger one is `Corrupt`.
+        max_pixels: Maximum of an image's pixels; a larger one is `Corrupt`.
         exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU. Otherwise a
             JPEG that is at least twice the sample's size is decoded at 1/2, 1/4 or 1/8 first, which differs more.
     Raises:
@@ -292,13 +296,13 @@ def image(
     """
     height, width = operator.index(height), operator.index(height if width is None else width)
     if not (0 < height < 2**31 and 0 < width < 2**31):
-        raise ConfigError(f"image: {height} x {width} is no size", where="image")
+        raise ConfigError(f"image: {height} x {width} is not a valid size", where="image")
     channels = {"mean": (0.0, 0.0, 0.0) if mean is None else mean, "std": (1.0, 1.0, 1.0) if std is None else std}
     found: dict[str, tuple[float, ...]] = {}
     for name, values in channels.items():
         found[name] = tuple(float(value) for value in values)
         if len(found[name]) != 3:
-            raise ConfigError(f"image: {name} has {len(found[name])} values, and there are 3 channels", where="image")
+            raise ConfigError(f"image: {name} has {len(found[name])} values, but there are 3 channels", where="image")
     shorter = -(-max(height, width) * 256 // 224) if resize is None else resize
     return ImageSpec(
         height=height,
@@ -313,7 +317,7 @@ def image(
         mean=found["mean"],
         std=found["std"],
         orient=orient,
-        most_pixels=most_pixels,
+        max_pixels=max_pixels,
         exact=bool(exact),
     )
 

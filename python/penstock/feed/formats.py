@@ -83,12 +83,12 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
         ConfigError: The columns are missing, or one is not a `penstock.tensor(dtype, shape)`.
     """
     if not columns:
-        raise ConfigError("format: a fixed record has at least one column", where="format")
+        raise ConfigError("format: a fixed record needs at least one column", where="format")
     for name, spec in columns.items():
         if not isinstance(spec, TensorSpec):
-            raise ConfigError(f"format: {name} is no penstock.tensor(dtype, shape)", where="format")
+            raise ConfigError(f"format: {name} is not a penstock.tensor(dtype, shape)", where="format")
         if spec.default is not None:
-            raise ConfigError(f"format: {name} has a default; each fixed record has every column", where="format")
+            raise ConfigError(f"format: {name} has a default, but every fixed record has all columns", where="format")
     described = [{"name": name, "dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in columns.items()]
     return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": described})
 
@@ -105,7 +105,7 @@ def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, hea
     """
     step = length if stride is None else stride
     if length < 1 or step < 1:
-        raise ConfigError(f"format: windows of {length} tokens, {step} apart, cannot be", where="format")
+        raise ConfigError(f"format: windows of {length} tokens, {step} apart, are not possible", where="format")
     return Format(
         "tokens", {"length": length, "stride": step, "dtype": str(dtype), "header_bytes": _bytes(header_bytes)}
     )
@@ -173,11 +173,11 @@ def images(
     if classes is None:
         return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
     if labels is not None:
-        raise ConfigError("format: labels= and classes= exclude each other", where="format")
+        raise ConfigError("format: labels= and classes= cannot be combined", where="format")
     given = tuple(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in given) or len(set(given)) < len(given):
         raise ConfigError(
-            f"format: the {len(given):,} classes are not a list of different names",
+            f"format: the {len(given):,} classes are not a list of distinct names",
             where="format",
             hint="give the `classes` of the dataset that a model was trained on",
         )
@@ -205,13 +205,13 @@ def hdf5(*datasets: str) -> Format:
         ConfigError: No dataset is named.
     """
     if not datasets:
-        raise ConfigError('format: say which datasets, penstock.formats.hdf5("/images")', where="format")
+        raise ConfigError('format: name the datasets, such as penstock.formats.hdf5("/images")', where="format")
     return Format("hdf5", {"datasets": [name.strip("/") for name in datasets]})
 
 
 def _bytes(count: int) -> int:
     if count < 0:
-        raise ConfigError(f"format: a header of {count} bytes cannot be", where="format")
+        raise ConfigError(f"format: a header of {count} bytes is not possible", where="format")
     return count
 
 
@@ -235,8 +235,8 @@ def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the arg
     if made is None:
         known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "LabelFile", "named")))
         raise ConfigError(
-            f"format: `{format}` is none that needs no facts ({', '.join(sorted(_PLAIN))})",
+            f"format: `{format}` is not a format without settings ({', '.join(sorted(_PLAIN))})",
             where="format",
-            hint=f"penstock.formats has {known}",
+            hint=f"use a function of penstock.formats: {known}",
         )
     return made()

@@ -44,12 +44,12 @@ def read(source: _native.Source, declared: Format) -> Format:
     left = _MAX_CHUNKS
     for entry in json.loads(source.manifest())["objects"]:
         if "key" not in entry:
-            raise Unsupported("HDF5 files whose names are no UTF-8", where=source.url)
+            raise Unsupported("HDF5 files with names that are not UTF-8 are not supported", where=source.url)
         place = source.url + entry["key"]
         arrays = _describe(h5py, _Object(objects, entry), declared.facts["datasets"], place)
         left -= sum(len(array["chunks"]) for array in arrays)
         if left < 0:
-            raise Unsupported(f"{place}: more than {_MAX_CHUNKS:,} chunks", where=place)
+            raise Unsupported(f"{place}: more than {_MAX_CHUNKS:,} chunks are not supported", where=place)
         files.append({"key": entry["key"], "size": entry["size"], "arrays": arrays})
     return replace(declared, facts={**declared.facts, "files": files})
 
@@ -61,7 +61,8 @@ def _describe(h5py: Any, content: _Object, names: list[str], place: str) -> list
             with h5py.File(stream, "r") as file:
                 if file.userblock_size:
                     raise Unsupported(
-                        f"{place}: a user block of {file.userblock_size:,} bytes before the HDF5 file, as MATLAB writes it",
+                        f"{place}: a user block of {file.userblock_size:,} bytes before the HDF5 file (as MATLAB "
+                        "writes it) is not supported",
                         where=place,
                         hint="remove the user block: h5unjam -i OLD -o NEW",
                     )
@@ -71,7 +72,7 @@ def _describe(h5py: Any, content: _Object, names: list[str], place: str) -> list
         except _DAMAGE as error:
             # h5py may replace a store's error with its own message.
             failed = content.error or Corrupt(
-                f"{place} does not read as HDF5: {type(error).__name__}: {error}",
+                f"{place} cannot be read as HDF5: {type(error).__name__}: {error}",
                 where=place,
                 hint="fetch the object again, or compare it with its source",
             )
@@ -124,7 +125,7 @@ def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
     kind = found.dtype
     dtype = kind.newbyteorder("=").name
     if kind.kind not in "iufb" or kind.subdtype is not None or kind.itemsize > 8:
-        raise Unsupported(f"{place}: `{name}` holds {kind}, no plain numbers", where=place)
+        raise Unsupported(f"{place}: `{name}` contains {kind}, not plain numbers", where=place)
     plist, space = found.id.get_create_plist(), found.id
     array: dict[str, Any] = {
         "dtype": dtype,
@@ -141,7 +142,7 @@ def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
         names = {h5py.h5d.COMPACT: "compact", h5py.h5d.VIRTUAL: "virtual"}
         kind_of_layout = "external" if is_external else names.get(layout, "unknown")
         raise Unsupported(
-            f"{place}: the {kind_of_layout} layout of `{name}`",
+            f"{place}: the {kind_of_layout} layout of `{name}` is not supported",
             where=place,
             hint="write the dataset again, contiguous or chunked: new.create_dataset(NAME, data=old[NAME][:])",
         )

@@ -44,7 +44,7 @@ class Loader(BaseLoader[dict[str, Any]]):
             arguments.setdefault("tail", "drop")
             if arguments["tail"] == "ragged":
                 raise ConfigError(
-                    "tail: a sharded array cannot be ragged", where="tail", hint='say tail="drop" or tail="pad"'
+                    "tail: a sharded array cannot be ragged", where="tail", hint='use tail="drop" or tail="pad"'
                 )
         super().__init__(dataset, **arguments)
         self.sharding = sharding
@@ -66,9 +66,9 @@ class Loader(BaseLoader[dict[str, Any]]):
         if have != want:
             raise ConfigError(
                 f"sharding: the devices of process {self.rank} of {self.world} hold rows {have[0]} to {have[1]} of a batch"
-                f" of {self.global_batch}, and its feed reads {want[0]} to {want[1]}",
+                f" of {self.global_batch}, but its feed reads {want[0]} to {want[1]}",
                 where="sharding",
-                hint="lay the mesh out so that the first axis runs over the processes in their order",
+                hint="lay out the mesh so that its first axis follows the order of the processes",
             )
 
     def _prepare(self) -> None:
@@ -106,7 +106,7 @@ class Loader(BaseLoader[dict[str, Any]]):
 
 def _no_array(name: str, kind: str) -> ConfigError:
     return ConfigError(
-        f"fields: {name} is {kind}, and JAX has arrays of numbers of one shape only",
+        f"fields: {name} is {kind}, but JAX supports only arrays of numbers with a fixed shape",
         where="fields",
         hint=f"leave {name} out of .fields(...), make it a tensor or an image, or use penstock.Loader",
     )
@@ -126,8 +126,8 @@ def _in_range(name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     bad = ((rows < limits.min) | (rows > limits.max)) & np.isfinite(rows)
     if bad.any():
         raise ConfigError(
-            f"fields: {name} holds {rows[bad][0]}, which does not fit {kept}; JAX makes {kept} of {rows.dtype} while x64 "
-            "is off",
+            f"fields: {name} contains {rows[bad][0]}, which does not fit {kept}; JAX converts {rows.dtype} to {kept} "
+            "while x64 is off",
             where="fields",
             hint="set JAX_ENABLE_X64=1, or jax.config.update('jax_enable_x64', True) before the first array",
         )

@@ -34,7 +34,7 @@ def read(
     _, size, version, _ = store.head(name.encode())
     if size > _MAX_BYTES:
         raise ConfigError(
-            f"labels: {place} has {size:,} bytes, more than the {_MAX_BYTES:,} of a list of labels", where=place
+            f"labels: {place} has {size:,} bytes (a list of labels has at most {_MAX_BYTES:,})", where=place
         )
     content = store.read(name.encode(), [(0, size)], version=version)[0] if size else b""
     files, values = (
@@ -51,7 +51,7 @@ def _column(requested: str, there: list[str], place: str) -> str:
         raise ConfigError(
             f"labels: {place} has no column `{requested}`; it has {shown or 'none'}",
             where=place,
-            hint='formats.images(labels=..., key="column of files", label="column of labels")',
+            hint='name the columns: formats.images(labels=..., key="column of files", label="column of labels")',
         )
     return requested
 
@@ -67,7 +67,7 @@ def _csv(content: bytes, requested: LabelFile, place: str) -> tuple[list[str], d
                 raise ConfigError(f"labels: {place} ends inside line {rows.line_num}", where=place)
             pairs.append((row[key], row[label]))
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"labels: {place} does not read as CSV: {error}", where=place) from None
+        raise ConfigError(f"labels: {place} cannot be read as CSV: {error}", where=place) from None
     return [file for file, _ in pairs], _typed([text for _, text in pairs])
 
 

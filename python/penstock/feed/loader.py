@@ -69,7 +69,7 @@ def _sizes(batch_size: int | None, global_batch: int | None, world: int) -> int:
     size = global_batch if batch_size is None else batch_size * world
     if size is None or not 1 <= size < 2**63:
         name = "global_batch" if batch_size is None else "batch_size"
-        raise ConfigError(f"{name}: {size} samples make no batch", where=name)
+        raise ConfigError(f"{name}: {size} is not a valid batch size", where=name)
     return size
 
 
@@ -131,22 +131,22 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(f"on_error: `{on_error}` is not one of {', '.join(_ON_ERROR)}", where="on_error")
         if on_error == "skip" and tail == "drop":
             raise ConfigError(
-                'on_error: skip makes a batch smaller, and tail="drop" promises equal ones',
+                'on_error: skip makes batches smaller, but tail="drop" promises equal ones',
                 where="on_error",
-                hint='say substitute, or tail="pad"',
+                hint='use substitute, or tail="pad"',
             )
         if on_error == "skip" and dataset.map_steps:
             raise ConfigError(
-                "on_error: map() seeds its functions by the row's position, which skip would move",
+                "on_error: map() seeds its functions by row position, which skip would change",
                 where="on_error",
-                hint="say substitute",
+                hint="use substitute",
             )
         batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
         memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
         # The ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):
-            raise ConfigError("rank: rank and world come together", where="rank")
+            raise ConfigError("rank: give both rank and world, or neither", where="rank")
         if rank is None or world is None:
             rank, world = self._place()
             found = ranks.detect(env.read())
@@ -228,8 +228,8 @@ class BaseLoader(Generic[Batch]):
     def __getitem__(self, index: object) -> Any:
         """Not supported: a loader yields whole batches in its own order."""
         raise Unsupported(
-            f"a Loader has no item {index!r}: it makes batches by itself, with threads of its own",
-            hint="for a torch DataLoader there is penstock.torch.MapDataset(dataset)",
+            f"a Loader cannot be indexed (item {index!r}): it makes its batches in its own threads",
+            hint="for a torch DataLoader, use penstock.torch.MapDataset(dataset)",
         )
 
     def __len__(self) -> int:
@@ -310,7 +310,8 @@ class BaseLoader(Generic[Batch]):
         """
         if _in_data_worker():
             raise Unsupported(
-                "a Loader was iterated inside a worker of a torch DataLoader, where each worker would give every sample",
+                "a Loader was iterated inside a worker of a torch DataLoader, where each worker would return every "
+                "sample",
                 hint="iterate the Loader itself, or give the DataLoader penstock.torch.MapDataset(dataset)",
             )
         self._supersede("a newer iterator of the same loader was made")
@@ -335,8 +336,8 @@ class BaseLoader(Generic[Batch]):
         if self.dataset.differs_by_epoch:
             self._has_warned = True
             _LOG.warning(
-                "%r: epoch %d begins again with the same batches: its last pass ended after %d batches. Call set_epoch(%d) "
-                "before the next pass to train on others, or load_state_dict(state_dict()) to go on.",
+                "%r: epoch %d starts again with the same batches: its last pass ended after %d batches. Call "
+                "set_epoch(%d) before the next pass to train on other batches, or load_state_dict(state_dict()) to continue.",
                 self.dataset,
                 self._epoch,
                 before.batches,

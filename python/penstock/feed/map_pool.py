@@ -200,7 +200,7 @@ class WorkerPool:
                 self._lost(chosen)
             except OSError as error:
                 raise SystemFault(
-                    f"map: {size:,} bytes to share with a worker: {error.strerror}", where="map"
+                    f"map: {size:,} bytes cannot be shared with a worker: {error.strerror}", where="map"
                 ) from None
             chosen.tasks += 1
 
@@ -243,17 +243,18 @@ class WorkerPool:
         held = [task for task in self.tasks.values() if task.worker is lost and task.result is None]
         began = lost.is_ready
         self.end()
-        how = f"was ended by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         what = (
-            f" while it had positions {held[0].positions[0]:,} to {held[-1].positions[-1]:,} of epoch {held[0].epoch}"
+            f" while it processed positions {held[0].positions[0]:,} to {held[-1].positions[-1]:,} of epoch "
+            f"{held[0].epoch}"
             if held
             else ""
         )
         hint = None
         if code == -9:
-            hint = "signal 9 is how the system ends a process when memory is short; fewer workers need less"
+            hint = "use fewer workers: signal 9 usually means that the system ran out of memory"
         elif not began:
-            hint = 'a script that starts workers needs `if __name__ == "__main__":` around its main part'
+            hint = 'put the main part of the script under `if __name__ == "__main__":`'
         raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
 
     def collect(self, task: MapTask) -> dict[str, Any] | None:

@@ -52,9 +52,9 @@ class MapStep:
         """
         workers = operator.index(workers)
         if not callable(function):
-            raise ConfigError(f"map: {function!r} cannot be called", where="map")
+            raise ConfigError(f"map: {function!r} is not callable", where="map")
         if not 0 <= workers <= 1024:
-            raise ConfigError(f"workers: {workers} is not within 0 to 1024", where="workers")
+            raise ConfigError(f"workers: {workers} is not between 0 and 1024", where="workers")
         try:
             wants_seed = "seed" in inspect.signature(function).parameters
         except (TypeError, ValueError):
@@ -64,9 +64,9 @@ class MapStep:
                 pickle.dumps(function)
             except Exception as error:
                 raise ConfigError(
-                    f"map: {function!r} does not pickle, so no other process can run it: {error}",
+                    f"map: {function!r} cannot be pickled for other processes: {error}",
                     where="map",
-                    hint="define it at the top of a module, or say workers=0",
+                    hint="define it at the top of a module, or set workers=0",
                 ) from None
         return cls(function, wants_seed, workers)
 
@@ -177,9 +177,9 @@ class MapRun:
         """Times of the native run, and the time waited for functions."""
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
-    def mended(self) -> tuple[int, int, list[str]]:
+    def error_counts(self) -> tuple[int, int, list[str]]:
         """Errors that the native run skipped or substituted."""
-        return self._run.mended()
+        return self._run.error_counts()
 
     def is_ready(self) -> bool:
         """True if `next` would return at once; always False without workers, because `next` then runs the functions."""

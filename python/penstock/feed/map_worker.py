@@ -208,7 +208,7 @@ def each(
         except Exception as error:
             raise FunctionFailed(row, f"{type(error).__name__}: {error}", traceback.format_exc()) from error
         if not isinstance(made, dict):
-            raise FunctionFailed(row, f"fn gave {type(made).__name__}, not a dict", "")
+            raise FunctionFailed(row, f"fn returned {type(made).__name__}, not a dict", "")
         found.append(made)
     return found
 
@@ -237,14 +237,14 @@ def apply(
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             raise FunctionFailed(row, text, traceback.format_exc()) from error
-        problem = None if isinstance(made, dict) else f"fn gave {type(made).__name__}, not a dict"
+        problem = None if isinstance(made, dict) else f"fn returned {type(made).__name__}, not a dict"
         if problem is None:
             try:
                 if results is None:
                     results = _begin(made, len(seeds), room)
                 problem = _put(results, row, made)
             except (TypeError, ValueError) as error:
-                problem = f"fn gave what makes no array: {error}"
+                problem = f"fn returned a value that is not an array: {error}"
         if problem is not None:
             raise FunctionFailed(row, problem, "")
     return results or MapResults()
@@ -271,7 +271,7 @@ def _put(results: MapResults, row: int, made: dict[str, Any]) -> str | None:
     import numpy as np
 
     if made.keys() != results.arrays.keys() | results.lists.keys():
-        return f"fn gave {', '.join(made)} where it gave {', '.join([*results.arrays, *results.lists])} before"
+        return f"fn returned {', '.join(made)}, but before {', '.join([*results.arrays, *results.lists])} before"
     for name, items in results.lists.items():
         items.append(made[name])
     for name, array in results.arrays.items():
@@ -279,8 +279,9 @@ def _put(results: MapResults, row: int, made: dict[str, Any]) -> str | None:
         view = array[row, ...]
         if value.shape != view.shape or value.dtype != view.dtype:
             return (
-                f"fn gave `{name}` as {value.dtype} {list(value.shape)} where it gave {view.dtype} {list(view.shape)} before"
-                " (give a list where lengths differ)"
+                f"fn returned `{name}` as {value.dtype} {list(value.shape)}, but before as {view.dtype} "
+                f"{list(view.shape)}"
+                " (return a list if lengths differ)"
             )
         view[...] = value
     return None
@@ -370,7 +371,7 @@ def _run(pipe: Connection, functions: Any, slots: _Slots, message: Any) -> None:
     try:
         pipe.send(answer)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
-        pipe.send(("failed", number, 0, f"fn gave a list that does not pickle: {error}", ""))
+        pipe.send(("failed", number, 0, f"fn returned a list that cannot be pickled: {error}", ""))
         if descriptor is not None:
             os.close(descriptor)
         return

@@ -126,21 +126,21 @@ def mix(
         raise ConfigError("mix: no dataset is given", where="mix")
     for part, weight in pairs:
         if not isinstance(part, DatasetBase):
-            raise ConfigError(f"mix: {type(part).__name__} is no penstock.Dataset", where="mix")
+            raise ConfigError(f"mix: {type(part).__name__} is not a penstock.Dataset", where="mix")
         if part.map_steps:
-            raise ConfigError("mix: map() comes after mix()", where="mix", hint="mix({a: 1, b: 1}).map(fn)")
+            raise ConfigError("mix: map() must come after mix()", where="mix", hint="write mix({a: 1, b: 1}).map(fn)")
         if not math.isfinite(weight) or weight <= 0:
-            raise ConfigError(f"mix: {weight!r} is no weight (above 0)", where="mix")
+            raise ConfigError(f"mix: {weight!r} is not a weight above 0", where="mix")
         if part.specs != pairs[0][0].specs:
             raise ConfigError(
-                f"mix: {part!r} has other fields than {pairs[0][0]!r}",
+                f"mix: the fields of {part!r} differ from those of {pairs[0][0]!r}",
                 where="mix",
                 hint="give every part the same .fields(...)",
             )
     if samples is not None:
         samples = operator.index(samples)
         if not 1 <= samples < 2**63:
-            raise ConfigError(f"samples: {samples} make no epoch", where="samples")
+            raise ConfigError(f"samples: {samples} is not a valid epoch length", where="samples")
     total = sum(Fraction(weight) for _, weight in pairs)
     scaled = [max(1, round(Fraction(weight) / total * _SCALE)) for _, weight in pairs]
     divisor = math.gcd(*scaled)

@@ -44,7 +44,7 @@ def refuse(
             raise ConfigError(
                 f"fields: {name} is read from `{column}`, which is {partitions[column]}",
                 where="fields",
-                hint=f"open the folders of one value at a time (`{column}=VALUE/**`), and read them together by penstock.mix",
+                hint=f"open the folders of each value (`{column}=VALUE/**`), and combine them with penstock.mix",
             )
 
 
@@ -52,4 +52,4 @@ def _reason(name: str, values: list[str]) -> str:
     shown = ", ".join(f"`{name}={value}`" for value in values[:_MAX_SHOWN]) + (
         ", …" if len(values) > _MAX_SHOWN else ""
     )
-    return f"a Hive partition of {len(values):,} values ({shown}): the folders hold it, the files do not"
+    return f"a Hive partition of {len(values):,} values ({shown}); it is in the folder names, not in the files"

@@ -82,7 +82,7 @@ class DatasetBase:
         """
         count = operator.index(count)
         if not 0 <= count < 2**63:
-            raise ConfigError(f"take: {count} samples cannot be taken", where="take")
+            raise ConfigError(f"take: {count} is not a valid number of samples", where="take")
         return self._step("take", count, 0)
 
     def shard(self, index: int, count: int) -> Self:
@@ -100,7 +100,7 @@ class DatasetBase:
         """`times` epochs as one: epoch e of the result is epochs e x times to (e + 1) x times - 1, each in its own order."""
         times = operator.index(times)
         if not 1 <= times < 2**63:
-            raise ConfigError(f"repeat: {times} times make no epoch", where="repeat")
+            raise ConfigError(f"repeat: {times} is not a valid number of repeats", where="repeat")
         return self._step("repeat", times, 0)
 
     def map(self, fn: Callable[..., dict[str, Any]], workers: int = 0) -> Self:
@@ -120,7 +120,7 @@ class DatasetBase:
 
     def _step(self, *step: Any) -> Self:
         if self.map_steps:
-            raise ConfigError(f"{step[0]}: it comes before map()", where=step[0])
+            raise ConfigError(f"{step[0]}: it must come before map()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 
     def _steps_repr(self) -> str:

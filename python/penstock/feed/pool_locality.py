@@ -163,7 +163,9 @@ def _locate_all(
                 break
             except PenstockError as error:
                 if last or not error.retryable:
-                    _LOG.warning("pool: where %s and %d more lie is not known: %s", part[0], len(part) - 1, error)
+                    _LOG.warning(
+                        "pool: the location of %s and %d more objects is unknown: %s", part[0], len(part) - 1, error
+                    )
                     return dict.fromkeys(part, (None, None))
         found: dict[str, tuple[str | None, list[str] | None]] = {}
         for key in part:

@@ -24,14 +24,14 @@ CLASSES = (
 
 _LIMIT_TEXTS = {
     "compute_s": "the consumer's own work",
-    "first_byte_s": "requests that had not answered yet (latency)",
-    "transfer_s": "bytes on their way (bandwidth)",
-    "throttle_s": "a store that asked us to slow down",
+    "first_byte_s": "requests without a response yet (latency)",
+    "transfer_s": "bytes in transit (bandwidth)",
+    "throttle_s": "throttling by the store",
     "inflate_s": "inflating (CPU)",
     "decode_s": "checking and copying records (CPU)",
     "map_s": "the functions of map()",
     "host_to_device_s": "copies to the device",
-    "overhead_s": "requests not sent yet (read-ahead or memory budget) and hand-over",
+    "overhead_s": "requests not yet sent (read-ahead or memory budget) and hand-over",
 }
 
 _POOL = (
@@ -64,7 +64,7 @@ class EpochMeasurements:
     complete: bool = False
     timing: dict[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
-    mended: tuple[int, int, list[str]] = (0, 0, [])
+    error_counts: tuple[int, int, list[str]] = (0, 0, [])
 
 
 class Report(Mapping[str, Any]):
@@ -136,11 +136,11 @@ class Report(Mapping[str, Any]):
             read = max(1, self["pool_own_bytes"] + self["pool_engine_bytes"] + self["pool_bucket_bytes"])
             shares = (f"{100 * self[f'pool_{way}_bytes'] / read:.1f} %" for way in ("own", "engine", "bucket"))
             lines.append(
-                "  pool: {} of the bytes from this node's own files, {} by the engine, {} from the bucket again".format(
+                "  pool: {} of the bytes from this node's own files, {} by the engine, {} refetched from the bucket".format(
                     *shares
                 )
-                + f" ({self['pool_refills']:,} objects put back); {100 * where['expected_local_share']:.1f} % local is what a"
-                f" global order gives ({where['copies']} of {where['nodes']})"
+                + f" ({self['pool_refills']:,} objects put back); {100 * where['expected_local_share']:.1f} % would "
+                f"be local in a global order ({where['copies']} of {where['nodes']})"
             )
         if self["device"] is not None:
             lines.append(f"  batches are copied to {self['device']}")
@@ -156,14 +156,14 @@ class Report(Mapping[str, Any]):
 _COUNTS = {
     "samples": "Samples delivered",
     "batches": "Batches delivered",
-    "bytes_in": "Bytes that came from the store",
+    "bytes_in": "Bytes received from the store",
     "bytes_out": "Bytes of the batches delivered",
     "requests": "Requests sent to the store",
-    "throttles": "Requests that the store refused for rate",
+    "throttles": "Requests throttled by the store",
     "retries": "Requests sent again",
     "hedges": "Requests sent a second time because the first was late",
     "hedges_won": "Second requests that were answered first",
-    "errors": "Other errors that the store answered",
+    "errors": "Other errors returned by the store",
     "skipped": "Bad samples left out",
     "substituted": "Bad samples replaced by others",
     "cache_hits": "Reads answered from the node's cache",
@@ -172,7 +172,7 @@ _COUNTS = {
     "cache_transcodes": "Objects that the node's cache has rewritten in planes",
     "pool_own_bytes": "Bytes read in a pool from this node's own files",
     "pool_engine_bytes": "Bytes read in a pool by its engine",
-    "pool_bucket_bytes": "Bytes that a pool had lost, read from the bucket again",
+    "pool_bucket_bytes": "Bytes that a pool had lost, read refetched from the bucket",
     "pool_refills": "Lost objects that were put into the pool again",
 }
 """Counters of a pass, as they are exported to Prometheus."""
@@ -185,7 +185,7 @@ def _exposition(rows: Mapping[str, Any]) -> str:
     """
     where = f'rank="{rows["rank"]}",epoch="{rows["epoch"]}"'
     lines = [
-        "# HELP penstock_feed_seconds Where the wall time of the epoch's pass went; the classes sum to it",
+        "# HELP penstock_feed_seconds Wall time of the epoch's pass by class; the classes add up to it",
         "# TYPE penstock_feed_seconds gauge",
         *(
             f'penstock_feed_seconds{{{where},class="{name.removesuffix("_s")}"}} {float(rows[name])!r}'
@@ -260,9 +260,9 @@ def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
             "cache_failures": int(counters.get("cache_failures", 0)),
             "cache_bytes": int(counters.get("cache_bytes", 0)),
             **{name: int(counters.get(name, 0)) for name in _POOL},
-            "skipped": measured.mended[0],
-            "substituted": measured.mended[1],
-            "bad_samples": measured.mended[2],
+            "skipped": measured.error_counts[0],
+            "substituted": measured.error_counts[1],
+            "bad_samples": measured.error_counts[2],
             "limiting": limiting,
             "reason": reason,
             **facts,

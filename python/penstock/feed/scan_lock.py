@@ -69,7 +69,7 @@ def _locked(folder: Path, name: str, url: str) -> tuple[int, Path] | None:
         except BlockingIOError:
             os.close(descriptor)
             if not warned:
-                _LOG.warning("%s: another process reads all objects once and indexes them; waiting for its index", url)
+                _LOG.warning("%s: another process is reading and indexing all objects; waiting for its index", url)
                 warned = True
             time.sleep(_POLL_S)
         except OSError:  # the file system does not support locks

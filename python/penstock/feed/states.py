@@ -18,12 +18,12 @@ __all__ = ["STATE_VERSION", "check", "make"]
 STATE_VERSION = 1
 
 _ADVICE = {
-    "version": "read it by the version of Penstock that wrote it",
-    "order": "read it by the version of Penstock that wrote it",
+    "version": "load it with the version of Penstock that wrote it",
+    "order": "load it with the version of Penstock that wrote it",
     "seed": "give shuffle() the seed of the state",
     "window": "give shuffle() the window of the state",
-    "samples": "give the dataset the steps (take, shard, repeat) that it had",
-    "steps": "give the dataset the steps (take, shard, repeat) that it had",
+    "samples": "give the dataset the same steps (take, shard, repeat) as before",
+    "steps": "give the dataset the same steps (take, shard, repeat) as before",
 }
 
 
@@ -47,9 +47,9 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
     """
     if "unindexed" in state:
         raise ConfigError(
-            "state: it is of an unindexed pass, which counted no samples; this dataset's are counted",
+            "state: it belongs to an unindexed pass, but this dataset has record counts",
             where="state",
-            hint="penstock.open(url, indexed=False) goes on from it",
+            hint="use penstock.open(url, indexed=False) to continue from it",
         )
     mine = make(dataset, 0, 0)
     for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
@@ -58,7 +58,7 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
         if name == "fingerprint":
             raise _changed(state, mine)
         raise ConfigError(
-            f"state: its {name} is {state.get(name)!r} and this loader's is {mine.get(name)!r}",
+            f"state: its {name} is {state.get(name)!r} but this loader's is {mine.get(name)!r}",
             where="state",
             hint=_ADVICE[name],
         )
@@ -75,13 +75,13 @@ def _changed(state: Mapping[str, Any], mine: Mapping[str, Any]) -> ConfigError:
     if not isinstance(was, int):
         change = f"{now:,} samples now"
     elif was == now:
-        change = f"{now:,} samples then and now, in other objects, or parts or weights of a mixture"
+        change = f"{now:,} samples then and now, but other objects, or other parts or weights of a mixture"
     else:
         change = f"{was:,} samples then and {now:,} now ({now - was:+,})"
     return ConfigError(
-        f"state: the dataset is not the one that it was taken of: {change}; its fingerprint is "
-        f"{state.get('fingerprint')!r} and this loader's is {mine['fingerprint']!r}",
+        f"state: it belongs to another dataset: {change}; its fingerprint is "
+        f"{state.get('fingerprint')!r} but this loader's is {mine['fingerprint']!r}",
         where="state",
-        hint="open the dataset as it was, by its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), or "
-        "begin a new run without the state",
+        hint="open the dataset as it was with its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), "
+        "or start a new run without the state",
     )

@@ -66,16 +66,18 @@ class Loader(BaseLoader[dict[str, Any]]):
         samples, left = self.dataset.samples, self.dataset.samples % self.global_batch
         if self.tail == "drop" and 0 < samples < self.global_batch:
             _LOG.warning(
-                "%r: an epoch has no batch: %d samples are fewer than the global batch of %d, and the tail is dropped. Say "
-                'tail="ragged" or tail="pad", or make batches smaller.',
+                "%r: an epoch has no batch: %d samples are fewer than the global batch of %d, and the tail is "
+                "dropped. Set "
+                'tail="ragged" or tail="pad", or use smaller batches.',
                 self.dataset,
                 samples,
                 self.global_batch,
             )
         elif self.tail == "ragged" and 0 < left < self.world:
             _LOG.warning(
-                "%r: the last batch of an epoch has %d samples for %d ranks, so %d ranks get a batch of none, whose mean loss "
-                'is NaN. Say tail="drop" or tail="pad", or tail="ragged" if that is meant.',
+                "%r: the last batch of an epoch has %d samples for %d ranks, so %d ranks get an empty batch, whose "
+                "mean loss "
+                'is NaN. Set tail="drop" or tail="pad", or tail="ragged" to allow this.',
                 self.dataset,
                 left,
                 self.world,

@@ -23,7 +23,7 @@ __all__ = ["NOTICE", "Unindexed"]
 VERSION = 1
 """Version of the state and of its order."""
 
-NOTICE = "unindexed: a place in this rank's own objects, which no other world size can go on from"
+NOTICE = "unindexed: a position in this rank's own objects, valid only for the same world size"
 
 _RECORDS = 1 << 40
 """Factor of the cursor, object x 2^40 + record: the unit in which native passes count."""
@@ -36,21 +36,22 @@ class Unindexed:
         if dataset.steps or dataset.map_steps:
             what = dataset.steps[0][0] if dataset.steps else "map"
             raise ConfigError(
-                f"{what}: it needs positions, which an unindexed dataset has none of",
+                f"{what}: it needs sample positions, which an unindexed dataset does not have",
                 where=what,
                 hint="open the dataset without indexed=False",
             )
         dataset.caches()  # raises if a cache was requested
         if tail == "pad":
             raise ConfigError(
-                'tail: "pad" fills the epoch\'s last batch from its first, and unindexed ranks end at different batches',
+                'tail: "pad" fills the epoch\'s last batch from its first, but unindexed ranks end at different '
+                "batches",
                 where="tail",
-                hint='say "drop" or "ragged"',
+                hint='use "drop" or "ragged"',
             )
         if global_batch % world:
             raise ConfigError(
-                f"global_batch: {global_batch} samples are not a whole number for each of {world} ranks, which unindexed "
-                "ranks need",
+                f"global_batch: {global_batch} is not a multiple of {world}, the number of ranks, as unindexed ranks "
+                "need",
                 where="global_batch",
             )
         self.dataset, self.rank, self.world, self.tail = dataset, rank, world, tail
@@ -98,18 +99,22 @@ class Unindexed:
         """
         if "unindexed" not in state:
             raise ConfigError(
-                "state: it counts samples, and this dataset is unindexed",
+                "state: it counts samples, but this dataset is unindexed",
                 where="state",
-                hint="open the dataset without indexed=False to go on from it",
+                hint="open the dataset without indexed=False to continue from it",
             )
         mine = self.identity()
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ConfigError(
-                    f"state: its {name} is {state.get(name)!r} and this loader's is {value!r}"
-                    + ("; unindexed ranks go on only in the world they began in" if name in ("rank", "world") else ""),
+                    f"state: its {name} is {state.get(name)!r} but this loader's is {value!r}"
+                    + (
+                        "; unindexed ranks can continue only with the same rank and world"
+                        if name in ("rank", "world")
+                        else ""
+                    ),
                     where="state",
-                    hint="with counts (penstock index --records) a state goes on in any world"
+                    hint="count the records (penstock index --records) to continue in any world"
                     if name in ("rank", "world")
                     else None,
                 )
@@ -122,5 +127,5 @@ class Unindexed:
 def _number(state: Mapping[str, Any], name: str, most: int) -> int:
     number = state.get(name)
     if not isinstance(number, int) or not 0 <= number < most:
-        raise ConfigError(f"state: {name} {number!r} cannot be", where="state")
+        raise ConfigError(f"state: {name} {number!r} is not valid", where="state")
     return number

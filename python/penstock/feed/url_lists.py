@@ -32,7 +32,7 @@ def joined(urls: Sequence[str]) -> str:
         raise ConfigError("url: the list is empty", where="url")
     if len(urls) > _MAX_URLS:
         raise ConfigError(
-            f"url: {len(urls):,} URLs are more than {_MAX_URLS:,}",
+            f"url: {len(urls):,} URLs exceed the limit of {_MAX_URLS:,}",
             where="url",
             hint="give the folder or a pattern, or a manifest (penstock index)",
         )
@@ -42,13 +42,15 @@ def joined(urls: Sequence[str]) -> str:
     if len(set(urls)) < len(urls):
         twice = next(url for url in urls if urls.count(url) > 1)
         raise ConfigError(
-            f"url: {twice} is in the list twice", where="url", hint="repeat() reads a dataset several times"
+            f"url: {twice} is in the list twice", where="url", hint="use repeat() to read a dataset several times"
         )
     names = [_below(url, folder) for url in urls]
     for name in names:
         if "," in re.sub(r"\{[^{}]*\}", "", name):
             raise ConfigError(
-                f"url: {name} has a comma, which a list cannot hold", where="url", hint="give a pattern or a manifest"
+                f"url: {name} has a comma, which a list cannot contain",
+                where="url",
+                hint="give a pattern or a manifest",
             )
     return f"{folder}{{{','.join(names)}}}"
 
@@ -78,7 +80,7 @@ def _folder(urls: Sequence[str]) -> str:
         raise ConfigError(
             f"url: {shortest} and {longest} are in different stores or buckets",
             where="url",
-            hint="penstock.mix reads several datasets in one epoch",
+            hint="use penstock.mix to read several datasets in one epoch",
         )
     return folder
 

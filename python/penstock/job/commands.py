@@ -121,8 +121,8 @@ class StepCommands:
         if section.holds_launcher:
             if not rank_prefix.argv or rank_prefix.cleanup_argv:
                 raise ConfigError(
-                    f"container.holds_launcher: mpirun cannot run inside by {section.runtime}",
-                    hint="apptainer, singularity and charliecloud can",
+                    f"container.holds_launcher: {section.runtime} cannot run mpirun inside",
+                    hint="use apptainer, singularity or charliecloud",
                 )
             rank_prefix = replace(rank_prefix, is_outermost=True)
         return rank_prefix, data

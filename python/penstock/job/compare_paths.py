@@ -53,7 +53,7 @@ def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> 
         try:
             steps[path] = one.run(resume=resume and one.has_begun())
             if one.is_partial:
-                faults[path] = f"{', '.join(one.lost)} lost, and their ranks were not run again"
+                faults[path] = f"{', '.join(one.lost)} lost, and their ranks were not rerun"
         except PenstockError as error:
             steps[path], faults[path] = one.steps(), str(error)
     return summarize(steps, faults), not faults

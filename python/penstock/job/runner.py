@@ -92,7 +92,8 @@ class Execution:
         self._node_slice = node_slice
         if node_slice is not None and job.pool is not None:
             raise ConfigError(
-                "pool: one node alone brings none up", hint="a [stage] with a destination stages its share"
+                "pool: one node alone cannot start a pool",
+                hint="use a [stage] with a destination, which stages its share",
             )
         self._state = _State(hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:16])
         self._pool: Pool | None = None
@@ -155,8 +156,8 @@ class Execution:
         """Raise ConfigError if the folder contains an earlier start."""
         if self.has_begun():
             raise ConfigError(
-                f"{self.folder} holds an earlier start of this job",
-                hint="--resume goes on with it; --output names another folder",
+                f"{self.folder} contains an earlier start of this job",
+                hint="use --resume to continue it, or --output to choose another folder",
             )
 
     def steps(self) -> list[StepRow]:
@@ -226,13 +227,13 @@ class Execution:
             found = msgspec.json.decode(path.read_bytes(), type=_State)
             if found.job != self._state.job:
                 raise ConfigError(
-                    f"{self.folder} holds a start of another job file",
+                    f"{self.folder} contains a start of another job file",
                     hint="resume with the file that it was started with",
                 )
             self._state.marks, self._state.lease = found.marks, found.lease
             self._earlier = {row.name: row.seconds for row in found.steps if row.state in ("done", "skipped")}
         elif resume:
-            raise NotFound(f"{self.folder} holds no start of a job to go on with")
+            raise NotFound(f"{self.folder} contains no start of a job to resume")
         self._save()
 
     def _take_folder(self, *, is_new: bool) -> None:
@@ -249,7 +250,7 @@ class Execution:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(lock)
-            raise Busy(f"{self.folder}: another command runs this job") from None
+            raise Busy(f"{self.folder}: another command is running this job") from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 os.close(lock)
@@ -316,8 +317,8 @@ class Execution:
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
                 raise PenstockError(
-                    f"{text}; what an earlier start's pool has there is there still",
-                    hint=f"penstock pool down --name {self.job.name}, when they do",
+                    f"{text}; the pool of an earlier start still has files there",
+                    hint=f"run penstock pool down --name {self.job.name} when they answer",
                 )
             is_own = False
         return self._bring_up("" if is_own else uuid4().hex[:16])
@@ -333,7 +334,7 @@ class Execution:
             timeout_s=parse_seconds(section.timeout), launcher=self.job.cluster.launcher, launcher_settings=self.job.cluster.given(),
             lease=self._state.lease, holder=str(self.folder.absolute()), stranded=stranded,
         )  # fmt: skip
-        stays = "" if self._has_own_pool() else ", and stays: this job did not bring it up"
+        stays = "" if self._has_own_pool() else "; left running, since this job did not start it"
         return f"{self._pool.url}{f' (was up{stays})' if was_up else ''}"
 
     def _stage(self) -> str:
@@ -467,8 +468,10 @@ class Execution:
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")
         if ended.unreached:
-            text = f"{', '.join(ended.unreached)} did not answer; what the pool has there is there still"
+            text = f"{', '.join(ended.unreached)} did not answer; the pool still has files there"
             if set(ended.unreached) <= set(self.lost):
                 return text
-            raise PenstockError(f"pool down: {text}", hint=f"penstock pool down --name {self.job.name}, when they do")
+            raise PenstockError(
+                f"pool down: {text}", hint=f"run penstock pool down --name {self.job.name} when they answer"
+            )
         return f"{len(ended.receipts)} nodes"

@@ -244,7 +244,9 @@ def load(path: Path, on_renamed: Callable[[str, str], None] = lambda _old, _new:
             section = content.get(name)
             if isinstance(section, dict) and old in section:
                 if new in section:
-                    raise ConfigError(f"{path}: [{name}] {old} and {new} are one key; give {new} only", where=str(path))
+                    raise ConfigError(
+                        f"{path}: [{name}] {old} and {new} are the same key; give only {new}", where=str(path)
+                    )
                 section[new] = section.pop(old)
                 on_renamed(f"[{name}] {old}", new)
         job = msgspec.convert(content, Job)
@@ -271,17 +273,18 @@ def for_path(job: Job, path: str) -> Job:
     name = f"{job.name}-{re.sub(r'[^A-Za-z0-9]+', '-', path).strip('-')}"
     if len(name) > _MAX_NAME_CHARS:
         raise ConfigError(
-            f"paths: `{name}` is too long for a name: {_MAX_NAME_CHARS} at most", hint="a shorter name of the job"
+            f"paths: `{name}` is too long for a name (at most {_MAX_NAME_CHARS} characters)",
+            hint="use a shorter job name",
         )
     if job.stage is None:
-        raise ConfigError("paths: there is no [stage], whose source all paths begin at", where="paths")
+        raise ConfigError("paths: they need a [stage], whose source all paths read", where="paths")
     base = msgspec.structs.replace(job, name=name, paths=(), pool=None)
     stage = job.stage
     if kind == "stream" and not which:
         argv = tuple(arg.replace("{data}", stage.source) for arg in job.run.argv)
         return msgspec.structs.replace(base, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
     if job.pool is None:
-        raise ConfigError(f"paths: `{path}` wants the disk that a [pool] names", where="paths")
+        raise ConfigError(f"paths: `{path}` needs the disk of a [pool]", where="paths")
     if kind == "staged" and not which:
         whole = (*stage.args, "--node", "0", "--nodes", "1")
         there = msgspec.structs.replace(stage, destination=_staged_dir(job, name), args=whole)
@@ -318,35 +321,37 @@ def staged_leftover(job: Job) -> str | None:
 
 def _check(job: Job) -> None:
     if not _NAME.fullmatch(job.name):
-        raise ConfigError(f"name: `{job.name}` is not a name: letters, digits and dashes, 40 at most")
+        raise ConfigError(f"name: `{job.name}` is not a valid name (letters, digits and dashes, at most 40)")
     if not job.run.argv:
         raise ConfigError("run.argv: no command")
     if job.run.ranks_per_node < 1:
-        raise ConfigError(f"run.ranks_per_node: {job.run.ranks_per_node} ranks run nothing")
+        raise ConfigError(f"run.ranks_per_node: {job.run.ranks_per_node} is less than 1")
     for part in (job.provision, job.pool, job.stage, job.run, job.archive):
         if part is not None:
             parse_seconds(part.timeout)
     if job.money is not None and (job.money.node is None) == (job.money.usd_per_node_hour is None):
-        raise ConfigError("money: it wants a node of the price book, or usd_per_node_hour", hint="one of them")
+        raise ConfigError(
+            "money: it needs a node of the price book or usd_per_node_hour", hint="give exactly one of them"
+        )
     if job.demand is not None:
         _check_demand(job.demand)
     if job.submit is not None:
         parse_seconds(job.submit.limit)
         if job.submit.nodes is not None and job.submit.nodes < 1:
-            raise ConfigError(f"submit.nodes: {job.submit.nodes} nodes run nothing")
+            raise ConfigError(f"submit.nodes: {job.submit.nodes} is less than 1")
     if job.stage is not None and (job.pool is None) == (job.stage.destination is None):
-        what = "a destination as well as a [pool]" if job.pool else "neither a destination nor a [pool]"
-        raise ConfigError(f"stage: it has {what}", hint="one of them says where the dataset goes")
+        what = "both a destination and a [pool]" if job.pool else "neither a destination nor a [pool]"
+        raise ConfigError(f"stage: it has {what}", hint="give exactly one of them for the dataset")
     if job.pool is not None and job.stage is None:
-        raise ConfigError("pool: nothing is staged into it", hint="a [stage] with a source fills it")
+        raise ConfigError("pool: no [stage] fills it", hint="add a [stage] with a source")
     if job.stage is None and any("{data}" in arg for arg in job.run.argv):
-        raise ConfigError("run.argv: it has {data}, and no [stage] says which")
+        raise ConfigError("run.argv: it has {data}, but there is no [stage]")
 
 
 def _check_demand(demand: DemandSection) -> None:
     if (demand.epoch is None) == (demand.node_rate is None):
-        raise ConfigError("demand: it wants the time of an epoch, or node_rate", hint="one of them")
+        raise ConfigError("demand: it needs the time of an epoch or node_rate", hint="give exactly one of them")
     rates = [parse_rate(text) for text in (demand.node_rate, demand.source_rate, demand.nic_rate) if text is not None]
     times = [parse_seconds(demand.epoch)] if demand.epoch is not None else []
     if demand.epochs < 1 or not min([*rates, *times, demand.compression_ratio]) > 0:
-        raise ConfigError("demand: epochs, times and rates are more than 0")
+        raise ConfigError("demand: epochs, times and rates must be above 0")

@@ -67,7 +67,7 @@ def system_of(request: ExportRequest) -> str:
     found = request.submit.system or request.job.cluster.launcher
     if found not in _SYSTEMS:
         raise ConfigError(
-            f"submit.system: launcher {found} belongs to no batch system", hint='[submit] system = "slurm" or "pbs"'
+            f"submit.system: launcher {found} has no batch system", hint='set system = "slurm" or "pbs" in [submit]'
         )
     return found
 
@@ -133,7 +133,7 @@ def submit(
         raise
     if not _JOB_ID.fullmatch(job_id):
         last = (stderr.strip() or job_id or f"exit code {running.returncode}").splitlines()[-1]
-        raise SystemFault(f"{line[0]}: {last.removeprefix(f'{line[0]}: ')[:300]}", hint=f"the script is {script}")
+        raise SystemFault(f"{line[0]}: {last.removeprefix(f'{line[0]}: ')[:300]}", hint=f"check the script {script}")
     return running.returncode
 
 
@@ -145,7 +145,9 @@ def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> sub
             start_new_session=True,
         )  # fmt: skip
     except OSError as error:
-        raise NotFound(f"{line[0]}: {error.strerror}", hint=f"this machine submits no jobs; {hint}") from error
+        raise NotFound(
+            f"{line[0]}: {error.strerror}", hint=f"submit from another machine: this one cannot submit jobs; {hint}"
+        ) from error
 
 
 def _late_job_id(running: subprocess.Popen[str]) -> str:
@@ -157,9 +159,9 @@ def _late_job_id(running: subprocess.Popen[str]) -> str:
 
 def _no_answer(program: str) -> Deadline:
     return Deadline(
-        f"{program} has not answered within {_COMMAND_TIMEOUT_S} s",
+        f"{program} did not answer within {_COMMAND_TIMEOUT_S} s",
         limit_s=_COMMAND_TIMEOUT_S,
-        hint="it may have taken the job: look at its queue",
+        hint="check its queue: it may have accepted the job",
     )
 
 

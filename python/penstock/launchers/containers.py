@@ -62,7 +62,7 @@ def _binds(spec: ContainerSpec) -> list[tuple[str, str, bool]]:
     for bind in spec.binds:
         match = _BIND.fullmatch(bind)
         if match is None:
-            raise ConfigError(f"container: `{bind}` is no bind: write /src:/dst or /src:/dst:ro, without commas")
+            raise ConfigError(f"container: `{bind}` is not a bind: write /src:/dst or /src:/dst:ro, without commas")
         found.append((match["src"], match["dst"], match["mode"] == "ro"))
     return found
 
@@ -117,7 +117,7 @@ class _Charliecloud:
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         binds = _binds(spec)
         if any(is_read for *_, is_read in binds):
-            raise Unsupported("container: ch-run binds for reading and writing", hint="leave `:ro` out")
+            raise Unsupported("container: ch-run has no read-only binds", hint="leave `:ro` out")
         options = [f"--bind={src}:{dst}" for src, dst, _ in binds]
         cwd = [f"--cd={spec.cwd}"] if spec.cwd else []
         # ch-run requires USER, which batch systems and minimal containers often leave unset.
@@ -137,7 +137,9 @@ class _Pyxis:
         # Enroot's hook exposes the GPUs if this variable is set.
         step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
         if any("{" in option for option in step):
-            raise Unsupported("container: srun takes one line for all nodes, so it cannot contain {node} and {rank}")
+            raise Unsupported(
+                "container: srun uses one command line for all nodes, so it cannot contain {node} or {rank}"
+            )
         return RankPrefix(launcher_args=(*step, *spec.args))
 
 

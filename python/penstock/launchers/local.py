@@ -49,7 +49,9 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Loc
     if "hosts" in found:
         hosts = Hosts.attach(found["hosts"])
         if "nodes" in found and nodes != len(hosts.nodes()):
-            raise ConfigError(f"launcher local: nodes = {nodes}, but the hosts `{hosts.name}` are {len(hosts.nodes())}")
+            raise ConfigError(
+                f"launcher local: nodes = {nodes}, but there are {len(hosts.nodes())} hosts `{hosts.name}`"
+            )
     return LocalLauncher(
         environment, nodes=nodes, hosts=hosts, first=found.get("first", 0), python=found.get("python", "")
     )

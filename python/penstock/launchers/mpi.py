@@ -100,7 +100,9 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
             check=False,
         ).stdout
     except (OSError, subprocess.SubprocessError):
-        raise NotFound(f"launcher mpi: there is no {program}", hint="--set program=mpiexec.hydra, say") from None
+        raise NotFound(
+            f"launcher mpi: {program} is not installed", hint="set another one, such as --set program=mpiexec.hydra"
+        ) from None
     if found.get("nodes"):
         names = [item.strip() for item in found["nodes"].split(",") if item.strip()]
     else:
@@ -109,7 +111,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
         if not _HOST.fullmatch(name):
             raise ConfigError(f"nodes: `{name}` is not a host")
     if len(set(names)) < len(names) or not names:
-        raise ConfigError(f"nodes: `{found.get('nodes', '')}` names a host twice, or none")
+        raise ConfigError(f"nodes: `{found.get('nodes', '')}` contains a host twice, or no host")
     return MpiLauncher(
         environment, [Node(name, name) for name in names], program=program, label=_label_pattern(version_text),
         args=shlex.split(found.get("args", "")), python=found.get("python", ""),

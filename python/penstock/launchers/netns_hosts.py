@@ -79,7 +79,7 @@ class Hosts:
             (_STATE / name).mkdir(mode=0o755)
         except FileExistsError:
             raise ConfigError(
-                f"hosts: `{name}` is there already", hint=f"penstock cluster rehearse {name} --end"
+                f"hosts: `{name}` already exists", hint=f"run penstock cluster rehearse {name} --end"
             ) from None
         hosts = cls(name, {"pids": {}, "subnet": "", "rate": rate_bytes_per_s})
         try:
@@ -105,7 +105,7 @@ class Hosts:
             raise Denied(f"hosts: {error}", hint=error.hint or None) from None
         except (OSError, ValueError, KeyError, TypeError):
             raise NotFound(
-                f"hosts: there are none of the name `{name}`", hint=f"penstock cluster rehearse {name} --nodes 3"
+                f"hosts: `{name}` does not exist", hint=f"run penstock cluster rehearse {name} --nodes 3"
             ) from None
         return cls(name, state)
 
@@ -259,7 +259,8 @@ class Hosts:
         with started.stdout, started.stderr:
             if started.stdout.readline() != b"\n":
                 raise SystemFault(
-                    f"hosts: no namespaces for {name}: {started.stderr.read().decode(errors='replace').strip()}"
+                    f"hosts: namespaces for {name} could not be created: "
+                    f"{started.stderr.read().decode(errors='replace').strip()}"
                 )
         # With --pid, unshare itself stays outside, as the parent of the host's first process.
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
@@ -291,9 +292,9 @@ def _die_with_parent() -> None:
 
 def _check(name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"hosts: `{name}` is not a name: a letter, then at most 15 letters, digits and dashes")
+        raise ConfigError(f"hosts: `{name}` is not a valid name (a letter, then at most 15 letters, digits and dashes)")
     if os.geteuid() != 0:
-        raise Denied("hosts: network namespaces want root")
+        raise Denied("hosts: network namespaces need root")
 
 
 def _mark(name: str) -> str:

@@ -178,7 +178,7 @@ class SshLauncher:
                 await self._channel(connection, options, request, stdin, keep or out, err)
         except TimeoutError:
             # The node's rank wrapper has the same deadline, so a command that could not be ended from here still ends.
-            fault = Deadline(f"{node.name}: it has not answered within {limit_s:g} s", where=node.name, limit_s=limit_s)
+            fault = Deadline(f"{node.name}: it did not answer within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=error)
@@ -201,7 +201,9 @@ class SshLauncher:
             process = await connection.create_process(line, encoding=None)
         except (asyncssh.Error, OSError) as error:
             self._connections.pop(options["node"], None)
-            raise Unreachable(f"{options['node']}: no session: {error}", where=options["node"]) from error
+            raise Unreachable(
+                f"{options['node']}: the session could not be opened: {error}", where=options["node"]
+            ) from error
         async with process:
             process.stdin.write(packed + b"\n" + json.dumps(dict(request.env)).encode() + b"\n")
             feeding = asyncio.ensure_future(_feed(process, stdin))
@@ -216,7 +218,7 @@ class SshLauncher:
                 # command.
                 self._connections.pop(options["node"], None)
                 raise Unreachable(
-                    f"{options['node']}: the connection was lost under way: {error}", where=options["node"]
+                    f"{options['node']}: the connection was lost: {error}", where=options["node"]
                 ) from error
             finally:
                 feeding.cancel()
@@ -240,7 +242,7 @@ class SshLauncher:
                     self._jump = await self._dial(through, ports.get(through.name), users.get(through.name), None)
                 except PenstockError as error:
                     raise type(error)(
-                        f"{node.name}: on the way there, {error}", hint=error.hint, where=node.name
+                        f"{node.name}: through its jump host: {error}", hint=error.hint, where=node.name
                     ) from error
         return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), self._jump)
 
@@ -257,14 +259,14 @@ class SshLauncher:
         known = Path(given.get("known_hosts") or self._home / ".ssh/known_hosts")
         if not known.is_file():
             raise Denied(
-                f"{node.name}: no host key is known: {known} is not there",
+                f"{node.name}: no host key is known: {known} does not exist",
                 where=node.name,
-                hint=f"ssh-keyscan {node.address} >> {known}, and compare the keys with the node's own",
+                hint=f"run ssh-keyscan {node.address} >> {known}, and compare the keys with the node's own",
             )
         config = Path(given.get("config") or self._home / ".ssh/config")
         options: dict[str, Any] = {"known_hosts": str(known), "config": [str(config)] if config.is_file() else []}
         if "config" in given and not config.is_file():
-            raise ConfigError(f"launcher ssh: config = {config} is not there")
+            raise ConfigError(f"launcher ssh: config = {config} does not exist")
         found = {"username": user or given.get("user"), "port": port or given.get("port"), "tunnel": tunnel}
         options |= {name: value for name, value in found.items() if value}
         if "key" in given:
@@ -281,15 +283,15 @@ class SshLauncher:
             )
         except asyncssh.HostKeyNotVerifiable as error:
             raise Denied(
-                f"{node.name}: {known} does not hold the key that it shows: {error.reason}",
+                f"{node.name}: {known} does not contain its host key: {error.reason}",
                 where=node.name,
-                hint="another host may be answering; compare the key before you add it",
+                hint="compare the key before you add it: another host may be answering",
             ) from error
         except asyncssh.PermissionDenied as error:
             raise Denied(
-                f"{node.name}: it refused our keys: {error.reason}",
+                f"{node.name}: it refused the ssh keys: {error.reason}",
                 where=node.name,
-                hint="ssh-copy-id, or name a key with --set key=FILE",
+                hint="run ssh-copy-id, or choose a key with --set key=FILE",
             ) from error
         except (asyncssh.KeyImportError, FileNotFoundError, PermissionError) as error:
             raise Denied(f"{node.name}: a key cannot be read: {error}", where=node.name) from error
@@ -339,7 +341,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
         found = _HOST.fullmatch(place)
         if found is None or place.startswith("-") or (port and not 0 < int(port) < 65536):
             raise ConfigError(
-                f"nodes: `{item}` is not a host", hint="write host, user@host or user@host:port, with commas between"
+                f"nodes: `{item}` is not a host", hint="write host, user@host or user@host:port, separated by commas"
             )
         # Several entries may be one host with several ports: then the port is part of the name.
         name = found["host"].strip("[]") + (f":{port}" if port else "")
@@ -351,7 +353,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
         if found["user"]:
             users[name] = found["user"]
     if not nodes:
-        raise ConfigError("launcher ssh: it needs nodes", hint="--nodes h1,h2 or --nodes @FILE")
+        raise ConfigError("launcher ssh: it needs nodes", hint="give --nodes h1,h2 or --nodes @FILE")
     return nodes, ports, users
 
 

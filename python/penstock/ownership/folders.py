@@ -70,13 +70,14 @@ def check_parents(path: str) -> str:
         loose = stat.S_IWOTH | (stat.S_IWGRP if us == 0 and found.st_gid != 0 else 0)
         if stat.S_ISDIR(found.st_mode) and found.st_mode & loose and not found.st_mode & stat.S_ISVTX:
             raise NotOwned(
-                f"{at} may be written by other users (mode {stat.S_IMODE(found.st_mode):o}), who could replace {name} in it",
-                f"chmod go-w {at}, or name a folder of your own",
+                f"{at} is writable by other users (mode {stat.S_IMODE(found.st_mode):o}), who could replace {name} "
+                "in it",
+                f"run chmod go-w {at}, or use a folder that you own",
             )
         if above.st_mode & stat.S_IWOTH and found.st_uid not in (0, us):
             raise NotOwned(
-                f"{at} belongs to user {found.st_uid} and lies in a folder that all users may write",
-                "name a folder of your own",
+                f"{at} belongs to user {found.st_uid} and is in a folder that all users can write to",
+                "use a folder that you own",
             )
     return os.path.join(real, name)
 
@@ -114,9 +115,9 @@ class OwnedFolder:
         try:
             found = os.fstat(self.fd)
             if found.st_uid != os.geteuid():
-                raise NotOwned(f"{path} belongs to user {found.st_uid}, and this is user {os.geteuid()}")
+                raise NotOwned(f"{path} belongs to user {found.st_uid}, but this is user {os.geteuid()}")
             if is_private and found.st_mode & _OTHERS_WRITE:
-                raise NotOwned(f"{path} may be written by other users (mode {stat.S_IMODE(found.st_mode):o})")
+                raise NotOwned(f"{path} is writable by other users (mode {stat.S_IMODE(found.st_mode):o})")
             self._mount = mount_of(self.fd)
         except BaseException:
             os.close(self.fd)
@@ -163,7 +164,7 @@ class OwnedFolder:
             os.mkdir(name, 0o700, dir_fd=self.fd)
         found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise NotOwned(f"{self.path}/{name} is not a folder of ours")
+            raise NotOwned(f"{self.path}/{name} is not a folder made by Penstock")
 
     def read(self, name: str) -> bytes | None:
         """Content of our file in it; None if it does not exist.
@@ -182,7 +183,7 @@ class OwnedFolder:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise NotOwned(f"{self.path}/{name} is not a file of ours")
+                raise NotOwned(f"{self.path}/{name} is not a file made by Penstock")
             return os.read(fd, _MAX_LEASE_BYTES)
         finally:
             os.close(fd)
@@ -216,7 +217,7 @@ class OwnedFolder:
         others = [path for path in found if not any(path == own or path.startswith(own + "/") for own in ours)]
         if others:
             raise NotOwned(
-                f"{others[0]} is mounted below {self.path}, and not by Penstock",
+                f"{others[0]} is mounted below {self.path}, but not by Penstock",
                 f"unmount it first: umount {others[0]}",
             )
         return [path for path in found if unmount(path)]
@@ -270,7 +271,7 @@ class OwnedFolder:
         try:
             if mount_of(inner) != self._mount:
                 raise NotOwned(
-                    f"{path} is mounted below {self.path}, and not by Penstock", f"unmount it first: umount {path}"
+                    f"{path} is mounted below {self.path}, but not by Penstock", f"unmount it first: umount {path}"
                 )
             self._empty(inner, path, depth=depth)
         finally:
@@ -379,7 +380,7 @@ def remove_file(path: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        raise NotOwned(f"{os.fspath(path)} is not a file of ours")
+        raise NotOwned(f"{os.fspath(path)} is not a file made by Penstock")
     with suppress(FileNotFoundError):
         os.unlink(path)
     return True
@@ -403,7 +404,7 @@ def remove_below(folder: str | os.PathLike[str], name: str) -> bool:
         return False
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise NotOwned(f"{os.fspath(folder)}/{name}: a part of the name is a link or not a folder") from None
+            raise NotOwned(f"{os.fspath(folder)}/{name}: a component is a link or not a folder") from None
         raise
     finally:
         os.close(fd)

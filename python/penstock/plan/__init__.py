@@ -1,2 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probe → model → prediction: duration of a job on a path, its bottleneck, its cost. Pure; moves no bytes."""
+"""Predicts the duration, the bottleneck and the cost of a job on a path, from a probe and a model. Pure; moves no
+bytes.
+"""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break-even of a pool: the number of nodes that a store can no longer feed, and of epochs that repay the stage.
+"""Break-even of a pool: from how many nodes a store is too slow, and after how many epochs the stage pays off.
 
-Pure arithmetic on bytes, nodes, epochs and rates, whose origin the caller knows. Streaming overlaps with computing
-through the loader's read-ahead; a stage does not.
+Pure arithmetic on bytes, nodes, epochs and rates; the caller knows the origin of the rates. Streaming overlaps with
+computing through the loader's read-ahead; a stage does not.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
         counts = (self.nodes, self.epochs, self.copies)
         rates = (self.epoch_s, self.source_bytes_per_s, self.nic_bytes_per_s, self.compression_ratio)
         if min(counts) < 1 or self.stored_bytes < 0 or self.ready_s < 0 or any(not rate > 0 for rate in rates):
-            raise ConfigError(f"a job eats positive counts, sizes and rates, not {self}")
+            raise ConfigError(f"a job needs positive counts, sizes and rates, not {self}")
 
 
 class BreakEven(msgspec.Struct, frozen=True):
@@ -52,12 +52,13 @@ class BreakEven(msgspec.Struct, frozen=True):
 
     Attributes:
         node_bytes_per_s: Stored bytes that one node reads.
-        from_nodes: The fewest such nodes that together read faster than the store delivers: a pool pays off from there.
-        stream_epoch_s, pool_epoch_s: An epoch either way: the longest of computing and reading.
-        before_s: The time before the first epoch from a pool: its start and the stage.
-        stream_s, pool_s: The whole job.
-        from_epochs: The fewest epochs after which the pool finishes first; None if it never does.
-        faster: `stream` or `pool`: the one that finishes this job first.
+        from_nodes: Smallest number of nodes that together read faster than the store delivers. A pool pays off
+            from this number on.
+        stream_epoch_s, pool_epoch_s: Seconds of one epoch: the longer of computing and reading.
+        before_s: Seconds before the first epoch from a pool: its start and the stage.
+        stream_s, pool_s: Seconds of the whole job.
+        from_epochs: Smallest number of epochs with which the pool finishes first; None if it never does.
+        faster: `stream` or `pool`, whichever finishes this job first.
     """
 
     node_bytes_per_s: float
@@ -72,14 +73,15 @@ class BreakEven(msgspec.Struct, frozen=True):
 
 
 def break_even(demand: JobDemand) -> BreakEven:
-    """Compute whether, and from when, a pool pays off.
+    """Compute whether a pool pays off, and from how many nodes and epochs.
 
     Source: STUDIES A: 0.25 GB/s per node and 50 Gbit/s for an account: "about 25 nodes at the measured rate".
     """
     one = demand.stored_bytes / demand.nodes / demand.epoch_s
     fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)
     stream = max(demand.epoch_s, demand.stored_bytes / fed)
-    # In a global order, the share copies / nodes of the reads is local; the others cross the network, decompressed.
+    # In a global order, the share copies / nodes of the reads is local; the rest crosses the network as decompressed
+    # bytes.
     remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.compression_ratio
     pool = max(demand.epoch_s, remote / (demand.nodes * demand.nic_bytes_per_s))
     before = demand.ready_s + demand.stored_bytes / fed

@@ -18,15 +18,18 @@ __all__ = ["job_breakeven", "needs_listing"]
 
 
 def needs_listing(job: Job) -> bool:
-    """Whether `job_breakeven` needs a listing of the job's source: the source's rate and the job's demand are known."""
+    """Whether `job_breakeven` needs a listing of the job's source. It does if the source's rate and the job's demand
+    are known.
+    """
     return source_of(job) is not None and job.demand is not None and _source_rate(job)[0] is not None
 
 
 def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """The break-even of a pool, rates in bytes/s; None if the job file names no source.
+    """Break-even of a pool, with rates in bytes/s; None if the job file does not name a source.
 
     Args:
-        found: The listing of the source; needed if `needs_listing`. Without a demand only the source's rate is returned.
+        found: The listing of the source; needed if `needs_listing`. Without a demand, only the source's rate is
+            returned.
     """
     source, demand = source_of(job), job.demand
     if source is None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + allreduce.
 
-A reader without read-ahead overlaps nothing, so its reads are added to the compute time instead of hidden behind it.
-The allreduce counts only where compute does not hide it. All functions are pure; the caller passes limits (from a tier, a
-data sheet or a probe) and knows their origin.
+Without read-ahead, nothing overlaps: the time of the reads is added to the compute time. The allreduce counts only as
+far as compute does not hide it. All functions are pure; the caller passes the limits (from a tier, a data sheet or a
+probe) and knows their origin.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class Route(msgspec.Struct, frozen=True):
 
     Attributes:
         wire_bytes: Bytes of one sample on the wire: stored size, or raw size if whole raw files are read.
-        from_store: False if epochs read local disks, without NIC and account.
-        overlaps: True if reads overlap with compute (read-ahead). False for a plain reader: one file at a time per
-            rank.
+        from_store: False if epochs read local disks; NIC and account then do not limit the reads.
+        overlaps: True if reads overlap with compute (read-ahead). False for a plain reader, which reads one file
+            at a time per rank.
         latency_s: Median time to first byte of one request.
         connection_bytes_per_s: Rate of one connection (one file being read), or inf.
         requests_per_s: The store's request limit for the whole account, or inf.
@@ -175,13 +175,16 @@ def predict(
 ) -> Prediction:
     """Predict a whole job on one route.
 
+    In a synchronous job all ranks wait for the slowest rank. This delay is not modelled.
+
     Args:
         stage_s: Seconds of staging before the first step, billed like the run.
-        usd_per_request: Price of one read. Every sample costs `requests_per_sample` reads in every epoch, or only once
-            if the route reads local disks.
+        usd_per_request: Price of one read. Every sample costs `requests_per_sample` reads in every epoch, or only
+            once if the route reads local disks.
         storage_usd: Cost of storing the data for the duration of the job.
-        egress_usd: Cost of bytes that leave the region. Source: DESIGN section 4, Plan. In a synchronous job all ranks
-            wait for the slowest; that straggler is not modelled.
+        egress_usd: Cost of bytes that leave the region.
+    Source:
+        DESIGN section 4, Plan.
     """
     terms = _terms(job, route)
     reading = {name: seconds for name, seconds in terms.items() if name != "compute"}
@@ -250,11 +253,11 @@ def predict_stage(
 def explain_stage(
     observed_s: float, predicted: StagePrediction, *, nodes: int, written_bytes: float, slack: float = 1.15
 ) -> str:
-    """Check whether the modelled limits explain an observed staging time, and compute the unexplained rest.
+    """Describe whether the modelled limits explain an observed staging time, and what remains if they do not.
 
     Args:
-        slack: Maximum ratio of observed to modelled time that the limit explains; 1.15 covers protocol overhead (5 %
-            for Ethernet, IP and TCP at an MTU of 1500) and a ramp.
+        slack: Maximum ratio of observed to modelled time that the limit explains; 1.15 covers protocol overhead
+            (5 % for Ethernet, IP and TCP at an MTU of 1500) and a ramp.
     """
     ratio = observed_s / predicted.stage_s
     if ratio <= slack:
@@ -262,7 +265,7 @@ def explain_stage(
     per_node = written_bytes / nodes / observed_s
     return (
         f"not bound by {TERM_LABELS[predicted.limited_by]} ({predicted.stage_s / 60:.1f} min modelled, {observed_s / 60:.1f} min observed): "
-        f"what is left is decompression or the write, {per_node / 1e9:.2f} GB/s a node"
+        f"the remaining cause is decompression or the write, {per_node / 1e9:.2f} GB/s per node"
     )
 
 
@@ -273,7 +276,7 @@ def replay(job: TrainingJob, steps_per_s: float, usd_per_node_hour: float) -> tu
         steps = floor(n / (GPUs x batch)); epoch = steps / rate; run = epochs x epoch; USD = nodes x $/h x run.
     """
     if not steps_per_s > 0:
-        raise ConfigError(f"a rate of {steps_per_s} steps/s trains nothing")
+        raise ConfigError(f"a rate of {steps_per_s} steps/s is not above 0")
     epoch_s = job.steps_per_epoch / steps_per_s
     run_h = job.epochs * epoch_s / 3600
     return epoch_s / 60, run_h, job_cost(nodes=job.nodes, usd_per_node_hour=usd_per_node_hour, run_h=run_h).total_usd

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reference job of the first study: the article's statements, their consequences, and their contradictions.
 
-The figures are facts of the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021). Figures
+The figures come from the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021). Figures
 derived from them by arithmetic are marked.
 """
 
@@ -31,14 +31,16 @@ JOB = TrainingJob(
     sample_bytes=16_777_216,  # 128^3 x 4 x int16
     stored_bytes=round(1.1e12 / 327_680),  # "5.1 TB -> 1.1 TB" over 262,144 + 65,536 files: 3.36 MB each
     cores_per_node=40,  # ND40rs_v2
-    # "NIC per node 5-6 Gb/s". The lower value is used, because a planner should rather promise too little.
+    # "NIC per node 5-6 Gb/s". The lower value is used, because a planner should promise too little rather than too
+    # much.
     nic_bytes_per_s=5e9 / 8,
     # "one storage account gives 50 Gb/s at most"
     account_bytes_per_s=50e9 / 8,
 )
 
-# MLPerf Storage's replacement for a V100's step, in seconds per sample (mlcommons/storage, cosmoflow_v100.yaml). It is
-# 107 samples/s per GPU. The article measured 9.2, and MLPerf HPC v0.7 12 to 28: no real run has this demand.
+# MLPerf Storage's replacement for a V100's step, in seconds per sample (mlcommons/storage, cosmoflow_v100.yaml). It
+# means 107 samples/s per GPU. The article measured 9.2, and MLPerf HPC v0.7 measured 12 to 28: no real run has this
+# demand.
 EMULATED_V100_SAMPLE_S = 0.00936
 
 
@@ -56,7 +58,7 @@ class Published(msgspec.Struct, frozen=True):
     stage_min: float | None = None
 
 
-# Both notations are kept: the printed text, and the number for a bar.
+# Both forms are kept: the printed text, and the number for a bar chart.
 PUBLISHED = {
     "hot-mount": Published("Hot blob through a FUSE mount", "> 120", "> 110", "~$12,000", 120.0, 110.0, 12_000.0, 0.24),
     "premium-mount": Published(

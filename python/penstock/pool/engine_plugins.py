@@ -17,8 +17,8 @@ __all__ = ["GROUP", "load", "names"]
 GROUP = "penstock.engines"
 # Services of a site that outlive a job: used where they run, not started.
 _SERVICES = {
-    "aistore": "AWS_ENDPOINT_URL_S3=http://PROXY:51080/s3, and s3://BUCKET/ as source or destination",
-    "juicefs": "--engine mount --disk /MOUNTED/JUICEFS on nodes that have it mounted",
+    "aistore": "set AWS_ENDPOINT_URL_S3=http://PROXY:51080/s3, and use s3://BUCKET/ as source or destination",
+    "juicefs": "use --engine mount --disk /MOUNTED/JUICEFS on nodes that have it mounted",
 }
 
 
@@ -35,8 +35,6 @@ def load(name: str, settings: Mapping[str, Any]) -> Engine:
         Unsupported: It is a service that Penstock uses but does not start.
     """
     if name in _SERVICES:
-        raise Unsupported(
-            f"engine {name}: Penstock uses the service where it runs, and does not start it", hint=_SERVICES[name]
-        )
+        raise Unsupported(f"engine {name}: Penstock uses a running service and does not start it", hint=_SERVICES[name])
     made: Engine = plugins.load(GROUP, name, Engine, lambda factory: factory(dict(settings), env.read()))
     return made

@@ -115,14 +115,15 @@ def find(name: str) -> PoolRecord | None:
         return None
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(
-            f"{path} is no record of a pool: {error}", hint="remove it, and audit the nodes with --engine and --nodes"
+            f"{path} is not a record of a pool: {error}",
+            hint="remove it, and audit the nodes with --engine and --nodes",
         ) from error
 
 
 def _record_path(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name: `{name}` is not a name of a pool: letters, digits and dashes, 40 at most", where="--name"
+            f"--name: `{name}` is not a name of a pool (letters, digits and dashes, at most 40)", where="--name"
         )
     return _records_dir() / f"{name}.json"
 
@@ -143,7 +144,7 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
             out.write(msgspec.json.encode(record))
     except FileExistsError:
         raise PreconditionFailed(
-            f"pool {record.spec.name}: another start brings up a pool of this name at this moment",
+            f"pool {record.spec.name}: another start is creating a pool with this name",
             hint="use another --name",
         ) from None
 
@@ -219,16 +220,17 @@ def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
         keeps = "; it keeps the data" if known.keep_data else ""
         where = ", ".join([*known.nodes, *known.stranded][:4])
         raise PreconditionFailed(
-            f"pool {name}: an earlier {what} of it, on {where}, has not finished{keeps}", hint=f"{ends} finishes it"
+            f"pool {name}: an earlier {what} on {where} has not finished{keeps}", hint=f"run {ends} to finish it"
         )
     if known.holder and known.lease != lease:
         raise PreconditionFailed(
-            f"pool {name}: the job in {known.holder} brought it up and holds it",
-            hint=f"give this job another name, or wait for that one; if it was killed: {ends}",
+            f"pool {name}: the job in {known.holder} started it and is using it",
+            hint=f"give this job another name, or wait for that one; if it was killed, run {ends}",
         )
     if not is_same:
         raise PreconditionFailed(
-            f"pool {name}: it is up with other nodes or settings", hint=f"use another name, or end it: {ends}"
+            f"pool {name}: it is running with other nodes or settings",
+            hint=f"use another name, or run {ends} to end it",
         )
     return known.pool
 
@@ -240,25 +242,25 @@ def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, timeout_
         return True
     name = known.spec.name
     raise PreconditionFailed(
-        f"pool {name}: it was brought up, and is not whole any more",
-        hint=f"penstock pool status --name {name} says where; then pool down",
+        f"pool {name}: it was started but is no longer complete",
+        hint=f"run penstock pool status --name {name} to see where, then pool down",
     )
 
 
 def _check_spec(spec: PoolSpec) -> None:
     _record_path(spec.name)
     if not spec.disk.startswith("/"):
-        raise ConfigError(f"--disk: `{spec.disk}` is no absolute path", where="--disk")
+        raise ConfigError(f"--disk: `{spec.disk}` is not an absolute path", where="--disk")
     if any("\ud800" <= letter <= "\udfff" for letter in spec.disk):
-        raise ConfigError("--disk: its bytes are not UTF-8, which records and nodes' programs want", where="--disk")
+        raise ConfigError("--disk: it is not UTF-8, which records and the programs on the nodes need", where="--disk")
     if spec.copies < 1:
-        raise ConfigError(f"--copies: {spec.copies} copies keep nothing", where="--copies")
+        raise ConfigError(f"--copies: {spec.copies} is less than 1", where="--copies")
 
 
 def clock_skew_problems(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Messages about nodes whose clock differs too much from this machine's."""
     return [
-        f"{node}: its clock is {found['skew_s']:+.0f} s from this machine's"
+        f"{node}: its clock differs by {found['skew_s']:+.0f} s from this machine's"
         for node, found in facts.items()
         if abs(found["skew_s"]) > _SKEW_S
     ]
@@ -268,7 +270,9 @@ def _raise_for_problems(spec: PoolSpec, lacks: list[str], facts: Mapping[str, Ma
     lacks += clock_skew_problems(facts)
     if lacks:
         more = f" (and {len(lacks) - 1} more)" if len(lacks) > 1 else ""
-        raise SystemFault(f"pool {spec.name}: {lacks[0]}{more}", hint="penstock doctor says what every node lacks")
+        raise SystemFault(
+            f"pool {spec.name}: {lacks[0]}{more}", hint="run penstock doctor to list what each node lacks"
+        )
 
 
 def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, timeout_s: float) -> None:
@@ -276,12 +280,13 @@ def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, timeou
         ended = _down(cluster, record, keep_data=False, timeout_s=timeout_s)
         if ended.unreached:
             error.add_note(
-                f"not taken back on {', '.join(ended.unreached)}, which did not answer: penstock pool down --name {record.spec.name}"
+                f"no rollback on {', '.join(ended.unreached)}, which did not answer; run penstock pool down --name "
+                f"{record.spec.name}"
             )
         else:
             _delete_record(record)
     except PenstockError as second:
-        error.add_note(f"what had been begun could not be taken back: {second}")
+        error.add_note(f"the rollback failed: {second}")
 
 
 def status(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> dict[str, str]:
@@ -303,8 +308,8 @@ def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeo
     if found is not None:
         if found.lease != record.lease:
             raise PreconditionFailed(
-                f"pool {record.spec.name}: another start has brought up a pool of this name",
-                hint=f"penstock pool down --name {record.spec.name} ends that one",
+                f"pool {record.spec.name}: another start has created a pool with this name",
+                hint=f"run penstock pool down --name {record.spec.name} to end that one",
             )
         record.state = "stopping"
         _write_record(record)
@@ -342,5 +347,5 @@ def forget(name: str) -> None:
     """
     record = find(name)
     if record is None:
-        raise NotFound(f"no pool `{name}` is known here")
+        raise NotFound(f"no pool `{name}` is recorded on this machine")
     _delete_record(record)

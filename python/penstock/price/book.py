@@ -35,7 +35,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not _MONTH.match(self.as_of):
             raise ValueError(f"as_of of {self.item} is `{self.as_of}`, not YYYY-MM")
         if not (0 <= self.value < 1e6) or self.per < 1:
-            raise ValueError(f"{self.item} costs {self.value} per {self.per}: not a price")
+            raise ValueError(f"{self.item} costs {self.value} per {self.per}, which is not a price")
         if not self.source.strip() or not self.region.strip():
             raise ValueError(f"{self.item} has no source or no region")
 
@@ -67,7 +67,7 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return row
         known = sorted({row.item for row in self.price})
         where = f" in {region}" if region else ""
-        raise ConfigError(f"the price book has no `{item}`{where}", hint=f"it knows {', '.join(known)}")
+        raise ConfigError(f"the price book has no `{item}`{where}", hint=f"use one of {', '.join(known)}")
 
 
 def load(text: str | None = None) -> PriceBook:
@@ -83,7 +83,7 @@ def load(text: str | None = None) -> PriceBook:
     except (msgspec.DecodeError, ValueError) as error:
         raise ConfigError(f"the price book cannot be read: {error}") from error
     if book.schema_version != 1:
-        raise ConfigError(f"the price book has schema_version {book.schema_version}, this build reads 1")
+        raise ConfigError(f"the price book has schema_version {book.schema_version}, but this build reads 1")
     return book
 
 

@@ -64,7 +64,7 @@ def storage_usd(size_bytes: float, usd_per_gib_month: float, hours: float) -> fl
 
 
 def egress_usd(size_bytes: float, usd_per_gib: float) -> float:
-    """Cost of bytes that leave the region, in USD; 0 inside it."""
+    """Cost of bytes that leave the region, in USD; bytes that stay inside cost nothing."""
     _not_negative(size_bytes=size_bytes, usd_per_gib=usd_per_gib)
     return size_bytes / GIB * usd_per_gib
 

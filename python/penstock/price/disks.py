@@ -34,7 +34,7 @@ class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if any(number is not None and not 0 < number < float("inf") for number in numbers):
             raise ValueError("a limit is not a positive number")
         if (self.burst is None) != (self.credits is None):
-            raise ValueError("burst and credits go together")
+            raise ValueError("burst and credits must be given together")
 
     def base(self, size_bytes: int) -> float:
         """Sustained limit of a disk of this size."""
@@ -43,7 +43,7 @@ class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return min(self.value, max(self.floor, self.per_gib * size_bytes / 2**30))
 
     def most(self, size_bytes: int) -> float:
-        """Limit while burst credits last."""
+        """Limit as long as there are burst credits."""
         return max(self.base(size_bytes), self.burst or 0.0)
 
 
@@ -93,10 +93,10 @@ def load() -> dict[str, Disk]:
 
 
 def find(name: str) -> Disk:
-    """The disk of that name, with or without its year.
+    """The disk of this name, with or without its year.
 
     Raises:
-        ConfigError: The disk is unknown; the text lists the known ones.
+        ConfigError: The disk is unknown; the error lists the known ones.
     """
     disks = load()
     if name not in disks:

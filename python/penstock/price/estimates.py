@@ -19,7 +19,7 @@ def estimate_stage(
     max_requests_per_s: float | None = None,
     max_bytes_per_s: float | None = None,
 ) -> dict[str, Any]:
-    """The summary of a dry run with `money` (None if nothing is billed) and `eta_s` (None if no rate is known).
+    """Add `money` (None if nothing is billed) and `eta_s` (None if no rate is known) to the summary of a dry run.
 
     Raises:
         ConfigError: The tier is unknown.

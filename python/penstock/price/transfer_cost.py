@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIERS", "EpochsCost", "TransferCost", "epochs_cost", "tier_of_url", "transfer_cost"]
 
-# For each store the rows of the book: price of a read, and of a byte of internet egress.
+# Items of the price book for each store: price of a read, and of internet egress.
 TIERS: dict[str, tuple[str, str | None]] = {
     "s3-standard": ("s3-standard-read", "s3-egress-internet"),
     "gcs-standard": ("gcs-standard-read", "gcs-egress-internet"),
@@ -130,7 +130,7 @@ def epochs_cost(
         ConfigError: The tier is unknown, or the number of epochs or nodes is 0.
     """
     if epochs < 1 or nodes < 1:
-        raise ConfigError(f"{epochs} epochs on {nodes} nodes read nothing")
+        raise ConfigError(f"{epochs} epochs on {nodes} nodes: both must be at least 1")
     held = nodes * (1 - (1 - 1 / nodes) ** epochs)
     streamed = transfer_cost(url, [round(requests * epochs)], [size_bytes * epochs], tier=tier, book=book)
     cached = transfer_cost(url, [round(objects * held)], [round(size_bytes * held)], tier=tier, book=book)

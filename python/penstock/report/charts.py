@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite specs of a comparison. Colours are names (`@hot`) that the page replaces for a light or dark scheme.
+"""Vega-Lite specs of a comparison. Colours are names (`@path1`) that the page replaces for a light or dark scheme.
 
-Only this module imports altair, at the first chart.
+Imports altair only when it makes the first chart.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["charts", "per_point"]
 
 _ROW = {"step": 46}
-# Parts of a step: compute has a muted colour, each kind of waiting its own hue.
+# Colours of the parts of a step: muted for compute, a separate hue for each kind of waiting.
 _PARTS = {
     "accelerators": "@compute",
     "first bytes": "@wait",
-    "bytes on their way": "@path1",
+    "bytes in transit": "@path1",
     "throttled": "@path4",
     "inflating": "@path3",
     "checking and copying": "@path2",
-    "not asked for yet": "@line",
+    "not yet requested": "@line",
 }
 MAX_POINTS = 64
 Spec = dict[str, Any]
@@ -70,7 +70,7 @@ def _labels(facts: Comparison) -> Any:
 
 
 def rates(facts: Comparison) -> Spec:
-    """Samples/s of the rehearsal, the ceiling beside it, and the model's earlier prediction."""
+    """Chart of samples/s in the rehearsal, with the ceiling and the model's earlier prediction."""
     import altair as alt
 
     ceiling = facts.rehearsal.batch / facts.rehearsal.step_s if facts.rehearsal.step_s else 0.0
@@ -90,13 +90,13 @@ def rates(facts: Comparison) -> Spec:
     tip = [
         alt.Tooltip("path:N"),
         alt.Tooltip("rate:Q", format=".1f", title="measured samples/s"),
-        alt.Tooltip("model:Q", format=".1f", title="model said before"),
+        alt.Tooltip("model:Q", format=".1f", title="model's prediction"),
         alt.Tooltip("limit:N", title="limited by"),
     ]
     bars = base.mark_bar(height=20, cornerRadiusEnd=3).encode(x=axis, color=_colour(facts), tooltip=tip)
     text = base.mark_text(align="right", dx=-7, fontWeight=600, color="@paper").encode(x="rate:Q", text="text:N")
     model_mark = base.mark_tick(thickness=2, size=30, color="@ink").encode(x="model:Q", tooltip=tip)
-    line = alt.Chart(alt.Data(values=[{"x": ceiling, "text": "all that the accelerators take"}]))
+    line = alt.Chart(alt.Data(values=[{"x": ceiling, "text": "maximum of the accelerators"}]))
     rule = line.mark_rule(strokeDash=[4, 3], color="@muted").encode(x="x:Q")
     note = line.mark_text(align="right", dx=-5, dy=2, baseline="top", color="@muted", fontSize=11).encode(
         x="x:Q", y=alt.value(0), text="text:N"
@@ -119,7 +119,7 @@ def steps(facts: Comparison) -> Spec:
         .mark_bar(height=20)
         .encode(
             y=_labels(facts),
-            x=alt.X("seconds:Q", title="seconds a step", axis=alt.Axis(tickCount=6)),
+            x=alt.X("seconds:Q", title="seconds per step", axis=alt.Axis(tickCount=6)),
             color=alt.Color(
                 "part:N",
                 scale=alt.Scale(domain=order, range=[_PARTS.get(part, "@muted") for part in order]),

@@ -108,7 +108,7 @@ class Learning(msgspec.Struct, frozen=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """How the laptop represented the cluster."""
+    """The scaled-down job with which the laptop represented the cluster."""
 
     voxels: int
     samples: int
@@ -189,16 +189,16 @@ def read(file: Path) -> Comparison:
 
     Raises:
         NotFound: The file does not exist.
-        ConfigError: The file is not a comparison, or of a later version than this build reads.
+        ConfigError: The file is not a comparison, or has another version than this build reads.
     """
     try:
         text = file.read_bytes()
     except FileNotFoundError as error:
-        raise NotFound(f"{file} is not there", hint="`penstock demo` writes one") from error
+        raise NotFound(f"{file} does not exist", hint="run `penstock demo` to write one") from error
     try:
         version = msgspec.json.decode(text, type=dict).get("schema_version")
         if version != SCHEMA_VERSION:
-            raise ConfigError(f"{file} has schema_version {version}, this build reads {SCHEMA_VERSION}")
+            raise ConfigError(f"{file} has schema_version {version}, but this build reads {SCHEMA_VERSION}")
         return msgspec.json.decode(text, type=Comparison)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file} is not a comparison: {error}") from error

@@ -38,7 +38,7 @@ def _measured(facts: Comparison) -> str:
     head = [
         ("", "path"),
         ("n", "samples/s"),
-        ("n", "model said"),
+        ("n", "predicted"),
         ("n", "data wait"),
         ("n", "first batch"),
         ("n", "staging"),
@@ -155,9 +155,10 @@ def _learning(facts: Comparison) -> str:
     good = ratio <= 0.9
     mae = f'<span class="verdict{"" if good else " bad"}"><b>{"✓" if good else "✗"}</b> held-out MAE {learnt.mae:.3f}, constant answer {learnt.mae_constant:.3f}</span>'
     text = (
-        "The lines lie on each other, so each is drawn thinner than the one beneath: order and content of the samples do not depend on the path. "
+        "The lines coincide, so each is drawn thinner than the one below: order and content of the samples do not "
+        "depend on the path. "
         if learnt.identical
-        else "The paths did not give the same losses: something between store and model depends on the path. "
+        else "The paths have different losses: something between store and model depends on the path. "
     )
     small = f"{learnt.samples:,} samples of {learnt.voxels}³ × 4, {learnt.epochs} epochs of batch {learnt.batch}, {learnt.held_out:,} held out; real gradient steps on this machine's CPU."
     return f'<h2>One loss curve on every path</h2><p>{one}{mae}</p><p class="note">{text}{escape(small)}</p>' + figure(
@@ -200,14 +201,16 @@ def page(facts: Comparison) -> str:
         ),
         figure(
             "rates",
-            "Samples/s through the whole path. The upright mark is what the model said before the run; the dashed line is what the emulated accelerators can take.",
+            "Samples/s through the whole path. The vertical mark is the model’s prediction before the run; the "
+            "dashed line is the maximum of the emulated accelerators.",
         ),
-        figure("steps", "Mean seconds of one step, by what they went to."),
+        figure("steps", "Mean seconds of one step, by cause."),
         _measured(facts),
         _learning(facts) if "losses" in specs else "",
         (
-            "<h2>When does a pool begin to pay?</h2>"
-            '<p class="note">The same model on more nodes: one storage account serves them all. Where a line bends, the account is spent; staged nodes go on.</p>'
+            "<h2>When does a pool pay off?</h2>"
+            '<p class="note">The same model on more nodes: one storage account serves them all. Where a line bends, '
+            "the account is at its limit; staged nodes continue to scale.</p>"
             + figure(
                 "scaling",
                 "Modelled, not measured. V100 at the rate the article measured, one storage account, no allreduce cost, one reader per GPU.",
@@ -219,7 +222,10 @@ def page(facts: Comparison) -> str:
         f'<h2>Prices</h2><p class="note">{escape(facts.prices_line[:1].upper() + facts.prices_line[1:])}.</p>{_prices(facts)}',
         f'<h2>Read this before you quote it</h2><ul class="notes">{"".join(f"<li>{escape(n)}</li>" for n in facts.notes)}</ul>',
         f'<h2>The machine</h2><dl class="machine">{"".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.machine.items())}</dl>',
-        f"<footer>Made by <code>penstock demo</code> in {format_seconds(facts.seconds)}. This file is whole: it loads nothing from anywhere.</footer>",
+        (
+            f"<footer>Made by <code>penstock demo</code> in {format_seconds(facts.seconds)}. This file is self-contained "
+            "and loads nothing.</footer>"
+        ),
     ]
     return document(f"Penstock: {facts.headline[0]}", parts, specs)
 

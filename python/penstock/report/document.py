@@ -23,7 +23,7 @@ __all__ = ["asset", "document", "escape", "figure", "refuse_without_charts", "ta
 
 # The favicon is inlined, so that no browser requests one.
 _ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1C11 6 13 8 13 10.5a5 5 0 0 1-10 0C3 8 5 6 8 1z' fill='%230067ab'/%3E%3C/svg%3E"
-# The three libraries as globals, which the bundler creates by default.
+# Exposes the three libraries as globals, as the bundler does by default.
 _EMBED = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"
 
@@ -44,7 +44,7 @@ def _script_json(value: object) -> str:
 
 
 def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """Table; head and cells are (class, html), and a cell of class `head` is the row's name."""
+    """Table. Head entries are (class, text) and cells are (class, html); a cell of class `head` is the row's name."""
     top = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for kind, text in head)
     body = "".join(
         "<tr>"

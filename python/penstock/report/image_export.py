@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Charts as PNG or SVG files, in the page style's light colours."""
+"""Exports charts as PNG or SVG files, in the light colours of the page style."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SCALE = 2.0
 
 
 def _print_colours() -> dict[str, str]:
-    """Colours by name, from the first block of the style sheet, which is that of the light scheme."""
+    """Colours by name, from the first block of the style sheet, which defines the light scheme."""
     light = asset("page.css").partition(":root {")[2].partition("}")[0]
     return {f"@{name}": value.strip() for name, value in re.findall(r"--(\w+):\s*(#[0-9a-fA-F]+)", light)}
 

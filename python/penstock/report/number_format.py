@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of hours, dollars, shares and rates; sizes and seconds are in `penstock.units`."""
+"""Formats hours, dollars, shares and rates as text; `penstock.units` formats sizes and seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 
 __all__ = ["MISSED", "count", "hours", "rate", "share", "usd"]
 
-MISSED = "The rehearsal on this machine was more than 20 % away from the model, so the model is not confirmed here."
+MISSED = "The rehearsal on this machine differed from the model by more than 20 %, so it does not confirm the model."
 
 
 def hours(amount: float) -> str:
@@ -26,7 +26,7 @@ def rate(amount: float) -> str:
 
 
 def share(amount: float) -> str:
-    """A share as a percentage; a small one that is not 0 is not printed as 0."""
+    """A share as a percentage; a small share above 0 is not printed as 0."""
     if 0 < amount < 0.005:
         return "< 1 %"
     return f"{amount * 100:.0f} %"

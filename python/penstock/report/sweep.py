@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Content of the sweep page: the verdict, recomputed from the rows, and the rows worth a chart.
 
-Selects and words the content. Draws nothing.
+Selects the content and writes its sentences. Draws no charts.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["CellGroup", "SweepReport", "name_of", "rate_label", "summarise"]
 
 SCHEMA_VERSION = 2
 _WAITS = {
-    "concurrency": "have too few requests under way",
+    "concurrency": "have too few requests in flight",
     "metadata": "wait for opening files",
-    "bandwidth": "are at the bandwidth",
-    "client": "are at the end of the client",
-    "iops": "are at the disk's operations a second",
-    "throttle": "are refused for rate",
+    "bandwidth": "are at the bandwidth limit",
+    "client": "are at the limit of the client",
+    "iops": "are at the disk's limit of operations per second",
+    "throttle": "are throttled by the store",
 }
 
 
@@ -104,7 +104,7 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ..
     blocks_swept = {key[:-2] for key, count in points.items() if count > 1}
     for cell in cells:
         like = _like(cell)
-        # If block sizes are swept, each file size has a surface of its own.
+        # If block sizes are swept, each file size has a separate surface.
         families.setdefault((*like, cell.file_size_bytes if like in blocks_swept else None), []).append(cell)
     several_hosts = len({r.hosts for r in rows}) > 1
     several_depths = len({r.io_depth for r in rows}) > 1
@@ -130,16 +130,16 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ..
 
 def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str, str]:
     if not groups and watched:
-        texts = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was watched'}" for row in watched]
+        texts = [f"{row.label} {'is ' + row.raw['limit'] if 'limit' in row.raw else 'was traced'}" for row in watched]
         stated = ", ".join(dict.fromkeys(row.raw["stated by"] for row in watched if row.raw.get("stated by")))
         more = (
             f"Limits are stated by: {stated}."
             if stated
-            else "As each run said of itself, of the rank that waited longest."
+            else "As reported by each run for the rank that waited longest."
         )
         return "; ".join(texts), more
     if not groups:
-        return "Nothing here can be judged", "No row is a sound measurement of an operation; the table says why."
+        return "Nothing here can be classified", "No row is a valid measurement of an operation; the table shows why."
     top = next((g for g in groups if g.best.bytes_per_s), groups[0])
     best = top.best
     at = f"{_threads(best.threads)}{f' on each of {best.hosts} hosts' if best.hosts > 1 else ''}"
@@ -147,7 +147,7 @@ def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str,
     headline = f"{top.operation.capitalize()} peaks at {rate_label(best)}, with {at}{size}"
     regime, count = next(iter(top.regimes.items()))
     of = len(top.cells)
-    lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its one point: {_WAITS[regime]}"
+    lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its only point {_singular(_WAITS[regime])}"
     if top.retrograde:
         lead += f"; {top.retrograde} are slower than with fewer threads"
     # Advice for the best number of threads, not for points that would never be used.
@@ -157,9 +157,14 @@ def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str,
         assert c.advice is not None
         lead += (
             f". At {_threads(c.threads)} and files of {_size_label(c.file_size_bytes)}, {c.advice.text}: "
-            f"{c.advice.gain:.1f} times as fast by the model"
+            f"{c.advice.gain:.1f} times as fast according to the model"
         )
     return headline, lead + "."
+
+
+def _singular(text: str) -> str:
+    verb, _, rest = text.partition(" ")
+    return f"{ {'have': 'has', 'are': 'is'}.get(verb, verb + 's') } {rest}"
 
 
 def summarise(results: Results) -> SweepReport:
@@ -172,30 +177,33 @@ def summarise(results: Results) -> SweepReport:
     hashes = tuple(sorted({r.spec_hash for r in rows if r.spec_hash}))
     warnings = []
     if len(hashes) > 1:
-        warnings.append(f"rows of {len(hashes)} specifications are together here: their rates cannot be compared")
+        warnings.append(f"the rows have {len(hashes)} different specifications: their rates cannot be compared")
     if sound and all(r.cache.state == "unknown" for r in sound):
         warnings.append("the state of caches was not recorded: reads may come from memory, not from storage")
     if any(r.operation == "WRITE" and not r.direct for r in sound):
-        warnings.append("buffered writes may be of memory: only what was synced inside the clock is durable")
+        warnings.append("buffered writes may still be in memory: only data synced within the measured time is durable")
     short = sum(0 < r.last.time_s < 1 for r in sound)
     if short:
         warnings.append(
-            f"{short} of {len(sound)} phases took less than a second: rounding and start-up weigh on their rates"
+            f"{short} of {len(sound)} phases took less than a second: rounding and start-up distort their rates"
         )
     tails = sum(bool(r.first and r.first.time_s > 0 and r.last.time_s > 1.5 * r.first.time_s) for r in sound)
     if tails:
         warnings.append(
-            f"in {tails} phases the last worker took 1.5 times as long as the first: those are judged at the first's end"
+            f"in {tails} phases the last worker took 1.5 times as long as the first: those are judged at the end of "
+            "the first worker"
         )
     crowded = sum("crowded" in c.evidence for c in verdict.cells)
     if crowded:
         warnings.append(
-            f"at {crowded} of {len(verdict.cells)} points other programs kept the measuring machine busy: rates there are too low, "
-            "and no point is called the client's end for it"
+            f"at {crowded} of {len(verdict.cells)} points other programs kept the measuring machine busy: their "
+            "rates are too low, and this alone does not make a point limited by the client"
         )
     noise = max((c.evidence.get("noise") or 0.0 for c in verdict.cells), default=0.0)
     if noise > 0.15:
-        warnings.append(f"the model misses cells by {noise:.0%}: limits near each other cannot be separated there")
+        warnings.append(
+            f"the model deviates from points by {noise:.0%}: limits close to each other cannot be separated there"
+        )
     origin = results.provenance
     return SweepReport(
         headline=headline,

@@ -183,7 +183,7 @@ def series(rows: Sequence[Row]) -> Spec | None:
     import altair as alt
 
     moving = [row for row in rows if any(s.bytes_per_s for s in row.series)]
-    # Deletions beside reads would be a line at zero bytes.
+    # Rows that move no bytes, such as deletions, would be lines at zero.
     named = _with_series(moving or rows)
     if not named:
         return None
@@ -265,7 +265,7 @@ def limits(rows: Sequence[Row]) -> dict[str, Spec]:
 
 
 def losses(rows: Sequence[Row]) -> Spec | None:
-    """Worker-seconds of each phase, by use."""
+    """Worker-seconds of each phase, by cause."""
     import altair as alt
 
     shown = _numbered([r for r in rows if sum(r.lost_s_by_cause.values()) > 0][:_MAX_BARS])

@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 __all__ = ["sweep_page"]
 
 _REGIMES = {
-    "concurrency": "too few requests under way: more threads bring more",
-    "metadata": "what serves the opening of files is full: larger files bring more bytes, more threads nothing",
-    "bandwidth": "the bytes themselves: neither threads nor sizes bring more",
-    "client": "the measuring hosts are full (processors or network): more hosts would bring more",
-    "iops": "the disk's operations a second: larger blocks bring more bytes",
-    "throttle": "the store refuses for rate, and what is refused costs time: fewer at once, or a higher limit",
+    "concurrency": "too few requests in flight: more threads raise the rate",
+    "metadata": "the server for opening files is saturated: larger files move more bytes, more threads do not help",
+    "bandwidth": "the byte rate is saturated: neither threads nor sizes raise it",
+    "client": "the measuring hosts are saturated (processors or network): more hosts would raise the rate",
+    "iops": "the disk's operations per second are saturated: larger blocks move more bytes",
+    "throttle": "the store throttles, and refused requests cost time: send fewer at once, or raise the limit",
 }
 _CAPTIONS = {
-    "latencies": "Percentiles of latency; a line that turns up at the right is a tail.",
-    "series": "Rate over time. A triangle marks a refusal of the store.",
-    "losses": "What the workers' time went to.",
-    "limit-bytes_per_s": "Bytes a second against the limit that is stated for the disk or tier.",
-    "limit-ios_per_s": "I/O operations a second against the stated limit.",
-    "limit-entries_per_s": "Operations a second against the stated limit.",
+    "latencies": "Percentiles of latency; a line that rises at the right shows a tail.",
+    "series": "Rate over time. A triangle marks a refusal by the store.",
+    "losses": "How the workers spent their time.",
+    "limit-bytes_per_s": "Bytes per second against the limit stated for the disk or tier.",
+    "limit-ios_per_s": "I/O operations per second against the stated limit.",
+    "limit-entries_per_s": "Operations per second against the stated limit.",
 }
 _MAX_ROWS = 400
-_GAINS = "gains are predictions of the fitted model, offered as the next measurement; beyond what was measured they are extrapolated"
+_GAINS = "gains are predictions of the fitted model for the next measurement; outside the measured range they are extrapolated"
 
 
 def _size(value: int | None) -> str:
@@ -89,7 +89,8 @@ def _surface(index: int, group: CellGroup) -> str:
     slower = f"; {group.retrograde} slower than with fewer threads (▼)" if group.retrograde else ""
     return f"<h3>{escape(group.title)}</h3>" + figure(
         f"surface-{index}",
-        f"Best {escape(rate_label(group.best))}. {escape(counts)}{escape(slower)}. The stronger a colour, the nearer to the best rate.",
+        f"Best {escape(rate_label(group.best))}. {escape(counts)}{escape(slower)}. A stronger colour is nearer to "
+        "the best rate.",
     )
 
 
@@ -140,14 +141,18 @@ def sweep_page(report: SweepReport, rows: Sequence[Row]) -> str:
         ),
         (
             "<h2>Every point</h2>"
-            '<p class="note">Shares are of the fitted time of one operation: a worker’s own waiting, what operations share, what bytes share. '
-            "Elasticities are measured between neighbours: 1 doubles with a doubling, 0 does not change.</p>"
-            + _cells(report.verdict.cells)
+            '<p class="note">Shares of the fitted time of one operation: the worker’s own waiting, time per '
+            "operation, time per byte. "
+            "Elasticities are measured between neighbours: at 1 the rate doubles with the input, at 0 it does not "
+            "change.</p>" + _cells(report.verdict.cells)
         )
         if report.verdict.cells
         else "",
         f'<h2>Read this before you quote it</h2><ul class="notes">{"".join(f"<li>{escape(n)}</li>" for n in (*report.warnings, _GAINS))}</ul>',
         f'<h2>Where it comes from</h2><dl class="machine">{"".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts.items())}</dl>',
-        "<footer>Made by <code>penstock report</code> from the rows alone; the verdict was computed again. This file is whole: it loads nothing from anywhere.</footer>",
+        (
+            "<footer>Made by <code>penstock report</code> from the rows alone; the verdict was computed again. This file "
+            "is self-contained and loads nothing.</footer>"
+        ),
     ]
     return document(f"Penstock: {report.headline}", parts, specs)

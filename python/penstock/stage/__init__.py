@@ -19,9 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from penstock.stage.collective import Staged, everywhere
-from penstock.stage.job import StageSpec, index, is_local, local_path, run, run_as, start, wait
+from penstock.stage.job import StageSpec, index, is_local, local_path, raise_for_failures, run, run_as, start, wait
 from penstock.stage.verification import VerifySpec, diff, start_verify, verify
-from penstock.stage.wire_errors import raise_for_failures
 
 __all__ = [
     "StageSpec",

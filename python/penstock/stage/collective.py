@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import env, ranks
 from penstock.deprecation import renamed_attribute, renamed_parameters
-from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed
+from penstock.errors import ConfigError, Deadline, PenstockError, RankFailed, from_wire, to_wire
 from penstock.ranks import Rank
 from penstock.stage import job as jobs
-from penstock.stage.job import ALIASES, RENAMED, StageSpec
+from penstock.stage.job import ALIASES, RENAMED, StageSpec, raise_for_failures
 from penstock.stage.progress_files import summed
 from penstock.stage.rank_channel import RankChannel, find
-from penstock.stage.wire_errors import dump_error, load_error, raise_for_failures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,7 +116,7 @@ def everywhere(
         try:
             raise_for_failures(summary)
         except PenstockError as error:
-            error.add_note("allow_partial=True goes on without them")
+            error.add_note("use allow_partial=True to continue without them")
             raise
     where: Path | str = summary["destination"]
     manifest: Path | str = summary["manifest"]
@@ -159,7 +158,7 @@ def _by_files(
         return jobs.wait(jobs.start(spec), look=look)
     reported = json.loads(spec.request().leader_ends(start_s=join_timeout_s, silence_s=max(heartbeat_timeout_s, 2.0)))
     if "failed" in reported:
-        raise _cause(load_error(reported["failed"]), spec.rank.rank - spec.rank.local_rank)
+        raise _cause(from_wire(reported["failed"]), spec.rank.rank - spec.rank.local_rank)
     summary: dict[str, Any] = reported["summary"]
     return summary
 
@@ -212,7 +211,7 @@ def _together(
         node, nodes, local_rank = assignments[channel.rank]
         # The launch has no name here: other ranks get the result through the channel and read no record.
         rank = Rank(node, nodes, local_rank, channel.rank, channel.world, None, channel.name)
-        leaders = {seat[0]: at for at, seat in enumerate(assignments) if seat[2] == 0}
+        leaders = {slot[0]: at for at, slot in enumerate(assignments) if slot[2] == 0}
         watch = _Monitor(channel, leaders, heartbeat_timeout_s, spec.timeout_s, progress)
         if local_rank == 0:
             _lead(channel, replace(spec, rank=Rank(node, nodes)), watch)
@@ -220,12 +219,12 @@ def _together(
         limit_s = _FINAL_MESSAGE_S
     except BaseException as error:
         with suppress(PenstockError):
-            channel.fail(dump_error(_cause(error, channel.rank)))
+            channel.fail(to_wire(_cause(error, channel.rank)))
         raise
     finally:
         channel.close(limit_s)
     if "failed" in ended:
-        raise load_error(ended["failed"])
+        raise from_wire(ended["failed"])
     summary: dict[str, Any] = ended["summaries"][str(node)]
     return summary, rank
 
@@ -235,7 +234,7 @@ def _cause(error: BaseException, rank: int) -> BaseException:
     if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
         return error
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return RankFailed(f"rank {rank} failed: it left penstock.stage by {text}", rank=rank)
+    return RankFailed(f"rank {rank} failed: it left penstock.stage with {text}", rank=rank)
 
 
 def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
@@ -250,21 +249,21 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
             if None in who:
                 if time.monotonic() > until:
                     raise RankFailed(
-                        f"rank {missing[0]} failed: it did not come to penstock.stage within {join_timeout_s:.0f} s"
+                        f"rank {missing[0]} failed: it did not call penstock.stage within {join_timeout_s:.0f} s"
                         f" ({len(missing):,} of {channel.world:,} ranks did not)",
                         rank=missing[0],
-                        hint="all ranks have to call penstock.stage, and as often",
+                        hint="call penstock.stage on all ranks, the same number of times",
                     )
                 if (left := channel.failed()) is not None:
-                    raise load_error(left)
+                    raise from_wire(left)
                 time.sleep(_LOOK_S / 4)
         channel.broadcast("assignments", _assign_nodes(who))
     while (assignments := channel.recv_broadcast("assignments")) is None:
         # A short stage may end within one poll: then its assignments came just before its end.
         if "failed" in (end := channel.recv_broadcast("end") or {}):
-            raise load_error(end["failed"])
+            raise from_wire(end["failed"])
         if time.monotonic() > until + _FINAL_MESSAGE_S:
-            raise RankFailed(f"rank 0 failed: it did not come to penstock.stage within {join_timeout_s:.0f} s", rank=0)
+            raise RankFailed(f"rank 0 failed: it did not call penstock.stage within {join_timeout_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
     found: list[list[int]] = assignments
     return found
@@ -294,7 +293,7 @@ def _lead(channel: RankChannel, spec: StageSpec, watch: _Monitor) -> None:
     except PenstockError as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        channel.send_to_root("ended", {"failed": dump_error(error)})
+        channel.send_to_root("ended", {"failed": to_wire(error)})
 
 
 class _Ended(Exception):
@@ -363,10 +362,11 @@ class _Monitor:
                 self._signs[node] = (sign, moment)
             elif moment - self._signs[node][1] > self._heartbeat_timeout_s:
                 lost = RankFailed(
-                    f"rank {leader} failed: it stages for node {node} and gave no sign for {self._heartbeat_timeout_s:.0f} s",
+                    f"rank {leader} failed: it stages for node {node} and sent no heartbeat for "
+                    f"{self._heartbeat_timeout_s:.0f} s",
                     rank=leader,
                 )
-                channel.broadcast("end", {"failed": dump_error(lost)})
+                channel.broadcast("end", {"failed": to_wire(lost)})
                 return
         if len(self._ended) == len(self._leaders):
             channel.broadcast("end", {"summaries": {str(node): one["summary"] for node, one in self._ended.items()}})
@@ -384,7 +384,9 @@ class _Monitor:
                 if alive != sign:
                     sign, since = alive, moment
                 elif moment - since > self._heartbeat_timeout_s:
-                    raise RankFailed(f"rank 0 failed: it gave no sign for {self._heartbeat_timeout_s:.0f} s", rank=0)
+                    raise RankFailed(
+                        f"rank 0 failed: it sent no heartbeat for {self._heartbeat_timeout_s:.0f} s", rank=0
+                    )
             if self._until is not None and moment > self._until:
                 raise Deadline(f"the stage did not finish in {self._limit_s:.1f} s", limit_s=self._limit_s)
             time.sleep(_LOOK_S)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import env
 from penstock.deprecation import renamed_parameters
-from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported
+from penstock.errors import ConfigError, Interrupted, NotFound, Unsupported, of_code
 from penstock.ranks import Rank
 
 if TYPE_CHECKING:
@@ -23,7 +23,18 @@ if TYPE_CHECKING:
 
     from penstock._native import StageJob, StageRequest
 
-__all__ = ["StageSpec", "for_nodes", "index", "is_local", "local_path", "run", "run_as", "start", "wait"]
+__all__ = [
+    "StageSpec",
+    "for_nodes",
+    "index",
+    "is_local",
+    "local_path",
+    "raise_for_failures",
+    "run",
+    "run_as",
+    "start",
+    "wait",
+]
 
 # Interval in seconds at which a waiting Python thread checks for Ctrl-C.
 _LOOK_S = 0.1
@@ -83,11 +94,11 @@ class StageSpec:
         from penstock import _native
 
         if self.level is not None and self.compress is None:
-            raise ConfigError("--level: needs --compress", where="--level")
+            raise ConfigError("--level: it needs --compress", where="--level")
         if self.concurrency < 1:
-            raise ConfigError(f"--concurrency: {self.concurrency} requests move nothing", where="--concurrency")
+            raise ConfigError(f"--concurrency: {self.concurrency} is less than 1", where="--concurrency")
         if self.memory_bytes < 32 << 20:
-            raise ConfigError(f"--memory: {self.memory_bytes:,} bytes are less than 32 MiB", where="--memory")
+            raise ConfigError(f"--memory: {self.memory_bytes:,} bytes is less than 32 MiB", where="--memory")
         settings = asdict(self)
         journal, manifest, destination = (settings.pop(name) for name in ("journal", "manifest", "destination"))
         del settings["wait_timeout_s"]
@@ -131,7 +142,7 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
     """
     scheme = destination.partition("://")[0]
     if scheme in ("http", "https"):
-        raise Unsupported(f"{scheme}:// as a destination is not supported by web servers, which take no uploads")
+        raise Unsupported(f"{scheme}:// as a destination is not supported: web servers accept no uploads")
     home = env.state_home(env.read())
     if journal:
         base = Path(journal)
@@ -141,11 +152,11 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
         raise ConfigError(
             "HOME and XDG_STATE_HOME are not set, so there is no place for the stage's journal",
             where="--journal",
-            hint="give one: --journal DIR",
+            hint="give a folder with --journal DIR",
         )
     standing = next((path for path in (base, *base.absolute().parents) if path.exists()), None)
     if standing is not None and not standing.is_dir():
-        raise ConfigError(f"--journal: {base} can be no folder, since {standing} is a file", where="--journal")
+        raise ConfigError(f"--journal: {base} cannot be a folder, since {standing} is a file", where="--journal")
     names = f"{source}\n{destination.rstrip('/')}"
     return os.path.abspath(base / hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:24])  # noqa: PTH100 - links are not resolved
 
@@ -169,7 +180,7 @@ def absolute(url: str) -> str:
     if "://" in url:
         return url
     if not url:
-        raise ConfigError("url: it is empty", where="url", hint="the working directory is `.`")
+        raise ConfigError("url: it is empty", where="url", hint="write `.` for the working directory")
     return os.path.abspath(url) + ("/" if url.endswith("/") else "")  # noqa: PTH100 - links are not resolved
 
 
@@ -186,10 +197,10 @@ def local_path(url: str) -> str:
     """
     if not is_local(url):
         scheme = url.partition("://")[0]
-        raise Unsupported(f"{scheme}:// as a folder is not supported: `{url}` lies in a store")
+        raise Unsupported(f"{scheme}:// as a folder is not supported: `{url}` is in a store")
     path = url.removeprefix("file://").removeprefix("localhost")
     if url.startswith("file://") and not path.startswith("/"):
-        raise ConfigError(f"destination: `{url}` names another host", where="destination")
+        raise ConfigError(f"destination: `{url}` is on another host", where="destination")
     if not path:
         raise ConfigError("destination: it is empty", where="destination")
     return os.path.abspath(path)  # noqa: PTH100 - links are not resolved
@@ -275,3 +286,19 @@ def run_as(spec: StageSpec) -> dict[str, Any]:
 def run(source: str, destination: str, **options: Any) -> dict[str, Any]:
     """Stage and return the summary; `failed` lists the objects that could not be staged. Options are `StageSpec`'s."""
     return run_as(StageSpec(source, destination, **options))
+
+
+def raise_for_failures(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the summary unchanged if every object was staged.
+
+    Raises:
+        PenstockError: The first failed object's error, with the number of failed objects.
+    """
+    if not summary["failed"]:
+        return summary
+    first = summary["failed"][0]
+    error = of_code(first["code"], first["error"])
+    error.add_note(
+        f"{len(summary['failed']):,} of {summary['objects']:,} objects of node {summary['node']} are not staged"
+    )
+    raise error

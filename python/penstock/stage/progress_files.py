@@ -36,7 +36,7 @@ COUNTERS = (
 _WRITES_PER_S = 50
 _PERIOD_S = 1.0
 # A file of counters is short; a longer one is not ours.
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 # Age in seconds after which a launch's folder is removed as abandoned.
 _OLD_S = 7 * 86400
 _FOLDER = re.compile(r"[0-9a-f]{24}")
@@ -137,7 +137,7 @@ class SharedProgress:
             given: Any = None
             # One invalid file must not prevent reading the others.
             with suppress(OSError, ValueError, RecursionError):
-                given = json.loads((held.read(name) or b"")[:_MOST_BYTES])
+                given = json.loads((held.read(name) or b"")[:_MAX_BYTES])
             if not isinstance(given, dict) or not all(isinstance(given.get(name), int) for name in COUNTERS):
                 continue
             node = int(number)

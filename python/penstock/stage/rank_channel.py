@@ -106,7 +106,7 @@ class _Torch:
         try:
             return self._worker.call(call, self._answer_s)
         except Empty:
-            why = f"gave no answer for {self._answer_s:.0f} s"
+            why = f"did not answer for {self._answer_s:.0f} s"
         except (RuntimeError, OSError) as error:
             why = f"does not answer ({(str(error).strip().splitlines() or ['no message'])[0][:200]})"
         raise RankFailed(f"rank 0 failed: the process group's store {why}", rank=0)
@@ -173,9 +173,10 @@ class _Mpi:
         while not request.Test():
             if time.monotonic() > until:
                 raise RankFailed(
-                    f"rank {self.rank} failed: not all of {self.world:,} ranks came to penstock.stage within {limit_s:.0f} s",
+                    f"rank {self.rank} failed: not all of {self.world:,} ranks called penstock.stage within "
+                    f"{limit_s:.0f} s",
                     rank=self.rank,
-                    hint="all ranks have to call penstock.stage, and as often",
+                    hint="call penstock.stage on all ranks, the same number of times",
                 )
             time.sleep(0.005)
         self._comm = comm

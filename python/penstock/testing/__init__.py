@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test suites for authors of launchers and engines, to run on their own plug-in.
+"""Test suites for authors of launchers and engines, to run on their own plug-ins.
 
-`LauncherSuite(my_launcher, "/tmp/suite", tmp_path, is_shared=False).run()` in a test of any runner.
+Call `LauncherSuite(my_launcher, "/tmp/suite", tmp_path, is_shared=False).run()` in a test of any runner.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contract of every engine, as checks for any test runner: `EngineSuite(engine, cluster, ...).run()`.
 
-The suite brings one pool up and takes it down; the checks between share it, in the order of `CHECKS`. Objects are read and
-written on the nodes themselves, by `penstock.pool.rpc`, so Penstock must be installed there.
+The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`.
+`penstock.pool.rpc` reads and writes objects on the nodes themselves, so Penstock must be installed there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class EngineSuite:
         disk: A folder that can be created on every node; it contains `{node}` if nodes share it.
         files: A folder with the same path on this machine and on every node.
         shared: Every node can read objects of all nodes (a pool); otherwise only its own (`local`).
-        environment: Variables for the access on the nodes, for example the path of an external package.
+        environment: Environment variables for `penstock.pool.rpc` on the nodes, for example the path of an
+            external package.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class EngineSuite:
         self.bodies: dict[str, bytes] = {}
 
     def run(self) -> list[str]:
-        """Run all checks in order; returns their names. The pool is taken down also after a failure."""
+        """Run all checks in order; return their names. The pool is taken down even after a failure."""
         try:
             for name in CHECKS:
                 getattr(self, f"check_{name}")()
@@ -122,7 +123,7 @@ class EngineSuite:
         assert isinstance(engine_plugins.load(self.engine, self.settings), Engine)
         began = time.monotonic()
         self.pool, was_up = self.up()
-        assert time.monotonic() - began <= self.timeout_s, "up outlived its deadline"
+        assert time.monotonic() - began <= self.timeout_s, "`up` took longer than its deadline"
         assert not was_up
         again, was_up = self.up()
         assert was_up
@@ -203,7 +204,9 @@ class EngineSuite:
             except PenstockError as error:
                 refusal = str(error)
                 raise
-        assert any(node in refusal for node in self.nodes), f"a second start of the same pool was taken: {refusal}"
+        assert any(node in refusal for node in self.nodes), (
+            f"a second start of the same pool was not refused: {refusal}"
+        )
         made.down(self.spec, self.cluster, lease="0" * 16, keep_data=False, timeout_s=_LIMIT_S)
         name, body = next((n, b) for n, b in self.bodies.items() if n.startswith("set 0/") and b)
         assert self.is_body(self.do(self.nodes[0], ["read", name, 0, 10**8])[0], body)

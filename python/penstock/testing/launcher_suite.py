@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contract of every launcher, as checks for any test runner: `LauncherSuite(launcher, folder).run()`.
 
-A check is a method `check_…`; it raises AssertionError. The nodes need a POSIX shell and Python.
+Each check is a method `check_…` that raises AssertionError on failure. The nodes need a POSIX shell and Python.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LauncherSuite:
 
     def check_contract_is_fulfilled(self) -> None:
         assert isinstance(self.launcher, Launcher)
-        assert len(self.nodes) > 1, "the suite wants two nodes"
+        assert len(self.nodes) > 1, "the suite needs two nodes"
         assert len({node.name for node in self.nodes}) == len(self.nodes)
         assert self.nodes == list(self.launcher.nodes()), "the order of nodes changes"
 
@@ -137,7 +137,7 @@ class LauncherSuite:
         text = 'mkdir -p "$(dirname "$1")"; (while :; do date +%s%N > "$1.new"; mv "$1.new" "$1"; sleep 0.1; done) & sleep 300'
         began = time.monotonic()
         [ended] = self._run(self._sh(text, mark), self.nodes[-1:], timeout_s=3)
-        assert time.monotonic() - began < 3 + 20, "the call outlived its deadline"
+        assert time.monotonic() - began < 3 + 20, "the call took longer than its deadline"
         assert ended.code is None
         assert isinstance(ended.fault, Deadline), ended
         assert self.nodes[-1].name in str(ended.fault)
@@ -150,8 +150,8 @@ class LauncherSuite:
             [ended] = self._run(["cat", mark], self.nodes[-1:])
             output.append(ended.out)
             time.sleep(0.5)
-        assert output[0], "the command had not begun"
-        assert output[0] == output[1], "the command goes on after its end"
+        assert output[0], "the command did not start"
+        assert output[0] == output[1], "the command runs on after its end"
 
     def check_what_stands_around_a_rank_is_its_own(self) -> None:
         rank_prefix = RankPrefix(argv=("env", "SUITE_AROUND={rank}-{node}"))
@@ -186,7 +186,7 @@ class LauncherSuite:
         text = 'echo begun; n=0; while [ ! -e "$1" ] && [ $n -lt 300 ]; do sleep 0.1; n=$((n+1)); done; [ -e "$1" ] && echo ended'
         runner = threading.Thread(target=lambda: self._run(self._sh(text, gate), self.nodes[:1], on_line=on_line))
         runner.start()
-        assert first.wait(_LIMIT_S), "nothing was heard"
+        assert first.wait(_LIMIT_S), "no output arrived"
         self._run(self._sh('mkdir -p "$(dirname "$1")"; : > "$1"', gate), self.nodes[:1])
         runner.join(_LIMIT_S)
         assert [line for *_, line in received] == [b"begun", b"ended"], received
@@ -219,7 +219,7 @@ class LauncherSuite:
                 self._run(argv, on)
             except PenstockError:
                 continue
-            raise AssertionError(f"run({argv}, {on}) was taken")
+            raise AssertionError(f"run({argv}, {on}) was accepted")
 
     def check_line_is_a_list_that_holds_the_command(self) -> None:
         lines = self.launcher.line(RunRequest(["hostname", "a b"], self.nodes))

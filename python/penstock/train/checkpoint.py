@@ -83,17 +83,17 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
         raise Corrupt(
-            f"{file} is no checkpoint that can be read: {first}",
+            f"{file} is not a readable checkpoint: {first}",
             hint="delete it, or train without --resume",
             where=str(file),
         ) from None
     if not isinstance(state, dict) or state.get("version") != _VERSION:
-        raise Corrupt(f"{file} is no checkpoint of this version", where=str(file))
+        raise Corrupt(f"{file} is not a checkpoint of this version", where=str(file))
     differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
     if differs:
-        differences = ", ".join(f"{name} {have!r} there, {want!r} here" for name, (have, want) in differs.items())
+        differences = ", ".join(f"{name} is {have!r} in it, but {want!r} now" for name, (have, want) in differs.items())
         raise ConfigError(
-            f"{file} is of another training: {differences}",
+            f"{file} belongs to another training: {differences}",
             hint="resume with the same settings, or start in another folder",
         )
     return dict(state)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import Bug, ConfigError, PenstockError, of_code
+from penstock.errors import ConfigError, PenstockError, from_wire, to_wire
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
 from penstock.train.group import ProcessGroup
@@ -134,12 +134,12 @@ class Driver:
                 count = torch.cuda.device_count()
                 if self.rank.local_rank >= count:
                     raise ConfigError(
-                        f"local rank {self.rank.local_rank} finds {count} GPUs on this node",
-                        hint="at most one rank a GPU: fewer --ranks, or --device cpu",
+                        f"local rank {self.rank.local_rank} has no GPU: this node has {count}",
+                        hint="use fewer --ranks (at most one per GPU), or --device cpu",
                     )
                 return f"cuda:{self.rank.local_rank}" if wanted in {"auto", "cuda"} else wanted
             if wanted != "auto":
-                raise ConfigError(f"device {wanted}: torch sees no GPU here", hint="--device cpu")
+                raise ConfigError(f"device {wanted}: torch sees no GPU", hint="use --device cpu")
         return "cpu"
 
     # ------------------------------------------------------------ the world
@@ -191,7 +191,7 @@ class Driver:
             )
             if spec.resume:
                 self.group.agree(
-                    {f"the checkpoint that they find in {spec.checkpoint}": checkpoint.described(kept)},
+                    {f"the checkpoint that they see in {spec.checkpoint}": checkpoint.described(kept)},
                     hint="give --checkpoint a folder that all nodes share, or copy last.pt to each node",
                 )
             opened_s = time.perf_counter()
@@ -199,7 +199,7 @@ class Driver:
             if len(feed) == 0:
                 raise ConfigError(
                     f"{spec.data} has fewer samples than one global batch of {spec.global_batch}, so there is nothing to train on",
-                    hint="a smaller --global-batch",
+                    hint="use a smaller --global-batch",
                 )
             self._epoch_steps = len(feed)
             self._data = facts(feed, self.rank)
@@ -302,8 +302,8 @@ class Driver:
             if cost.loss is not None:
                 if not math.isfinite(cost.loss):
                     raise PenstockError(
-                        f"step {steps_before + steps}: the loss is {cost.loss}, the training has diverged",
-                        hint="a smaller learning rate",
+                        f"step {steps_before + steps}: the loss is {cost.loss}: the training has diverged",
+                        hint="use a smaller learning rate",
                     )
                 losses.append(cost.loss)
             before = clock()
@@ -392,21 +392,19 @@ class Driver:
             "loader": dict(feed.state_dict()),
             "workload": workload.state_dict(),
         }
-        failed: tuple[str, str, str | None] | None = None
+        failed: dict[str, Any] | None = None
         if self.rank.rank == 0:
             try:
                 checkpoint.write(Path(self.spec.checkpoint), state)
             except Exception as error:
                 if self.rank.world == 1:
                     raise
-                fault = error if isinstance(error, PenstockError) else Bug(f"{type(error).__name__}: {error}")
-                failed = fault.code, str(fault), fault.hint
+                failed = to_wire(error)
         # All ranks learn of a failure at once and raise the same error: otherwise some would wait in the next
         # collective call.
         failed = self.group.gather(failed)[0]
         if failed is not None:
-            code, message, hint = failed
-            raise of_code(code, f"rank 0: {message}", hint=hint, rank=0)
+            raise from_wire(failed, prefix="rank 0: ", rank=0)
 
     def _resume(self, kept: dict[str, Any], workload: Workload, feed: Feed) -> None:
         workload.load_state_dict(kept["workload"])

@@ -53,7 +53,7 @@ class ProcessGroup:
                 if not is_echo(error):
                     raise
                 raise RankFailed(
-                    f"rank {self._rank.rank} of {self._rank.world} did not meet the others: {_first_line(error)}",
+                    f"rank {self._rank.rank} of {self._rank.world} did not reach the other ranks: {_first_line(error)}",
                     rank=self._rank.rank,
                     hint="check MASTER_ADDR and MASTER_PORT, and that every rank starts",
                 ) from error

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import subprocess
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock import env, errors, ranks
+from penstock import env, ranks
 from penstock.bench import machine_card, results
 from penstock.child_process import child_process
-from penstock.errors import ConfigError, PenstockError, RankFailed
+from penstock.errors import ConfigError, PenstockError, RankFailed, from_wire
 from penstock.train import rank_files
 from penstock.train.archive import archive
 from penstock.train.driver import Driver
@@ -69,17 +70,18 @@ def run(
     here = ranks.detect(env.read())
     if here.world > 1:
         if source is not None:
-            raise ConfigError("a source of the caller's own works with one rank only")
+            raise ConfigError("a custom source works with only one rank")
         if "MASTER_ADDR" not in env.read():
             raise ConfigError(
-                f"{here.launcher} started {here.world} ranks, but MASTER_ADDR does not say where they meet",
-                hint='export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" MASTER_PORT=29500',
+                f"{here.launcher} started {here.world} ranks, but MASTER_ADDR is not set for their rendezvous",
+                hint='run export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)" '
+                "MASTER_PORT=29500",
             )
         return run_as_rank(spec, here, report=report, on_lost=on_lost)
     if spec.ranks == 1:
         return run_as_rank(spec, here, source=source, report=report)
     if source is not None:
-        raise ConfigError("a source of the caller's own works with one rank only")
+        raise ConfigError("a custom source works with only one rank")
     return _under_torchrun(spec, report)
 
 
@@ -134,7 +136,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
 
     if find_spec("torch") is None:
         raise ConfigError(
-            f"{spec.ranks} ranks meet through torch, which is not installed", hint="pip install 'penstock[torch]'"
+            f"{spec.ranks} ranks need torch, which is not installed", hint="pip install 'penstock[torch]'"
         )
     with tempfile.TemporaryDirectory(prefix="penstock-train-") as name:
         folder = Path(name)
@@ -187,27 +189,23 @@ def _follow(child: subprocess.Popen[bytes], folder: Path, report: Report | None)
 def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
     """The first cause: a rank's own error, else a signal that ended a rank, else a rank's report about another rank."""
     reported = [
-        (msgspec.json.decode(file.read_bytes(), type=rank_files.RankFailure), file.stem.removeprefix("error-"))
-        for file in folder.glob("error-*.json")
+        (json.loads(file.read_bytes()), file.stem.removeprefix("error-")) for file in folder.glob("error-*.json")
     ]
-    reported.sort(key=lambda one: (one[0].kind == RankFailed.__name__, one[0].seen_s))
+    reported.sort(key=lambda one: (one[0]["code"] == RankFailed.code, one[0]["seen_s"]))
     first = folder / _FIRST
     ended = msgspec.json.decode(first.read_bytes(), type=FirstFailure) if first.exists() else None
-    is_effect = not reported or reported[0][0].kind == RankFailed.__name__
+    is_effect = not reported or reported[0][0]["code"] == RankFailed.code
     if ended is not None and ended.code < 0 and is_effect:
         name = signal.Signals(-ended.code).name
         return RankFailed(
-            f"rank {ended.rank} failed: ended by {name}",
+            f"rank {ended.rank} failed: killed by {name}",
             rank=ended.rank,
             hint="look for the kernel's out-of-memory message (dmesg)" if name == "SIGKILL" else None,
         )
     if reported:
         failure, rank = reported[0]
-        kind: type[PenstockError] = getattr(errors, failure.kind, PenstockError)
-        message = failure.message
-        if not message.startswith(("rank ", "the ranks ")):
-            message = f"rank {rank}: {message}"
-        return kind(message, hint=failure.hint)
+        names_ranks = failure["message"].startswith(("rank ", "the ranks "))
+        return from_wire(failure, prefix="" if names_ranks else f"rank {rank}: ")
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     raised = [found.group(1) for line in lines if (found := _RAISED.match(line))]
     why = raised[0] if raised else next((line for line in reversed(lines) if line.strip("=-")), "no output")

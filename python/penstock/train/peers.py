@@ -159,7 +159,7 @@ class Peers:
                     if rank not in seen or seen[rank][0] != beat:
                         seen[rank] = (beat, now)
                     elif now - seen[rank][1] > _IDLE_TIMEOUT_S:
-                        self._write(rank, f"gave no sign for {_IDLE_TIMEOUT_S:.0f} s", None)
+                        self._write(rank, f"sent no heartbeat for {_IDLE_TIMEOUT_S:.0f} s", None)
             if self._closed.wait(_HEARTBEAT_S):
                 return None
 

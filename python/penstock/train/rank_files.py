@@ -12,19 +12,10 @@ from penstock.atomic_file import atomic_file
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "RankFailure", "write_json"]
+__all__ = ["ALONE", "ERROR", "PROGRESS", "RESULT", "SPEC", "write_json"]
 
 SPEC, RESULT, PROGRESS, ERROR = "spec.json", "result.json", "progress.json", "error-{rank}.json"
-ALONE = "set --ranks 1 to see it happen in one process"
-
-
-class RankFailure(msgspec.Struct, frozen=True):
-    """An error on its way to the parent: class name, text and hint."""
-
-    kind: str
-    message: str
-    hint: str | None = None
-    seen_s: float = 0.0
+ALONE = "use --ranks 1 to reproduce it in one process"
 
 
 def write_json(file: Path, value: object) -> None:

@@ -142,8 +142,8 @@ class DummyFeed:
         name = urlsplit(request.url).netloc
         if not name.isdigit() or int(name) < 1:
             raise ConfigError(
-                f"`{request.url}` does not say how many samples",
-                hint="dummy://1024 is 1,024 samples that cost nothing to read",
+                f"`{request.url}` does not state the number of samples",
+                hint="use a number, such as dummy://1024 for 1,024 samples without reads",
             )
         self._samples, self._request = int(name), request
         self._epoch = self._delivered = 0
@@ -198,7 +198,7 @@ class DummyFeed:
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         if state.get("dummy") != self._samples:
-            raise ConfigError(f"the state is not one of {self._request.url}")
+            raise ConfigError(f"the state does not belong to {self._request.url}")
         self._epoch, self._delivered = int(state["epoch"]), int(state["batches"])
 
     def report(self) -> Mapping[str, Any]:

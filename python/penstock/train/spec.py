@@ -80,9 +80,9 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1, not {value}")
         if self.resume and not self.checkpoint:
-            raise ConfigError("resume needs the folder of the checkpoint", hint="--checkpoint DIR --resume")
+            raise ConfigError("resume needs the folder of the checkpoint", hint="use --checkpoint DIR --resume")
         if self.archive and not self.runs:
-            raise ConfigError("archive copies the run's folder, and none is kept", hint="--output DIR")
+            raise ConfigError("archive copies the folder of the run, but no folder is kept", hint="use --output DIR")
         if self.reader not in ("penstock", "torch"):
             raise ConfigError(f"reader `{self.reader}` is not one of penstock, torch")
         if self.accelerator and self.checkpoint:

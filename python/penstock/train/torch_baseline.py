@@ -63,7 +63,7 @@ class TorchBaseline:
     def __init__(self, request: FeedRequest) -> None:
         if "://" in request.url and not request.url.startswith("file://"):
             raise ConfigError(
-                f"plain PyTorch reads folders, and {request.url} is in a store", hint="mount it, or stage it"
+                f"plain PyTorch reads only folders, but {request.url} is in a store", hint="mount or stage it"
             )
         (name, field), *more = request.demand.fields.items()
         if (
@@ -72,7 +72,7 @@ class TorchBaseline:
             or name not in ("x", "image")
             or (field.dtype, name) == ("bytes", "image")
         ):
-            raise ConfigError("plain PyTorch reads npz and pictures; TFRecord is TensorFlow's")
+            raise ConfigError("plain PyTorch reads only npz and pictures, not TFRecord")
         kind = "image" if field.dtype == "image" else "npz"
         folder = Path(request.url.removeprefix("file://"))
         paths = sorted(p for p in folder.rglob("*") if p.suffix in _SUFFIXES[kind])

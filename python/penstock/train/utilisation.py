@@ -3,6 +3,11 @@
 
 Calibrates the harness, runs the feeds in turn, and judges. Each run is a `train` run with an emulated accelerator. This
 module adds the cost of the loop itself, measured on batches in memory, and refuses a verdict if that cost is too high.
+Accelerator utilisation (AU) is computed from a run's `epoch_times`, by the formula of published storage benchmarks and
+with DLIO's names. The first step of an epoch is left out: it waits for the loader to start.
+
+Source:
+    dlio_benchmark 2.0, utils/statscounter.py: compute_metrics_train, end_train and end_run.
 """
 
 from __future__ import annotations
@@ -14,19 +19,31 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.bench.results import RunRecord
-from penstock.bench.utilisation import MOST_OVERHEAD, utilisation
 from penstock.errors import ConfigError
 from penstock.train.launch import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Literal
+    from collections.abc import Mapping, Sequence
+    from typing import Any, Literal
 
     from penstock.train.progress import Report
     from penstock.train.spec import TrainSpec
 
-__all__ = ["Harness", "UtilisationVerdict", "calibrate", "run_reader", "verdict"]
+__all__ = [
+    "Harness",
+    "UtilisationVerdict",
+    "calibrate",
+    "epoch_utilisation",
+    "run_reader",
+    "summary",
+    "utilisation",
+    "verdict",
+]
 
+MAX_OVERHEAD = 0.01
+"""Maximum share of a step: above it, the harness itself distorts the measurement, and its verdict is refused."""
+
+_MIB = 1 << 20  # DLIO's "MB"
 _CALIBRATION_S = 2.0
 _STEPS = (16, 4096)
 
@@ -75,7 +92,7 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
         ConfigError: The step has length 0, so no share of it can be computed.
     """
     if step_s <= 0:
-        raise ConfigError("a step of 0 s keeps no accelerator busy: give a computation time")
+        raise ConfigError("a step of 0 s keeps no accelerator busy; give a computation time above 0")
     steps = min(max(math.ceil(_CALIBRATION_S / step_s), _STEPS[0]), _STEPS[1])
     null = msgspec.structs.replace(
         spec, data=f"dummy://{steps * spec.global_batch}", manifest=None, epochs=1, steps=None, runs=None, archive=None
@@ -95,13 +112,74 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
 
 def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> UtilisationVerdict:
     """Judge the utilisation of each epoch, 0 to 1, by the required one."""
-    if harness.share > MOST_OVERHEAD:
-        meeting = f", {1e6 * harness.barrier_s:.1f} of them for ranks to meet," if harness.barrier_s else ""
+    if harness.share > MAX_OVERHEAD:
+        meeting = f", {1e6 * harness.barrier_s:.1f} us of it in barriers," if harness.barrier_s else ""
         return UtilisationVerdict(
             "refused",
             f"the loop itself costs {1e6 * harness.overhead_s:.1f} us{meeting} of a {1e3 * harness.step_s:.3f} ms step "
-            f"({100 * harness.share:.1f} %, at most {100 * MOST_OVERHEAD:g} %): this host cannot judge a storage for it",
+            f"({100 * harness.share:.1f} %, at most {100 * MAX_OVERHEAD:g} %): this host is too slow to judge storage with it",
         )
     mean = sum(reached) / len(reached)
     result: Literal["pass", "fail"] = "pass" if mean >= wanted else "fail"
-    return UtilisationVerdict(result, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is asked for")
+    return UtilisationVerdict(result, f"{100 * mean:.2f} % busy, {100 * wanted:g} % is required")
+
+
+def epoch_utilisation(time: Mapping[str, Any]) -> float:
+    """Utilisation of one epoch on one rank, 0 to 1: compute time over wall time, both without the first step."""
+    span = time["wall_s"] - time["first_s"]
+    return (time["compute_s"] - time["first_compute_s"]) / span if span > 0 else 0.0
+
+
+def _by_epoch(times: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    epochs: dict[int, list[Mapping[str, Any]]] = {}
+    for time in times:
+        epochs.setdefault(time["epoch"], []).append(time)
+    return [epochs[number] for number in sorted(epochs)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _deviation(values: Sequence[float]) -> float:
+    middle = _mean(values)
+    return math.sqrt(_mean([(value - middle) ** 2 for value in values]))
+
+
+def utilisation(times: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Utilisation of each epoch, 0 to 1: the mean over ranks."""
+    return [_mean([epoch_utilisation(time) for time in ranks]) for ranks in _by_epoch(times)]
+
+
+def summary(record: RunRecord, *, au_required: float, record_bytes: float) -> dict[str, Any]:
+    """Content of DLIO's `summary.json` for a run, under DLIO's keys.
+
+    Args:
+        au_required: Utilisation that passes, 0 to 1.
+        record_bytes: Nominal bytes of a sample: DLIO computes throughput from it and does not count bytes. Its "MB" is
+            2^20.
+    """
+    busy = [100 * value for value in utilisation(record.epoch_times)]
+    rates = [
+        sum(time["samples"] / time["wall_s"] for time in ranks if time["wall_s"])
+        for ranks in _by_epoch(record.epoch_times)
+    ]
+    metric = {
+        "train_au_percentage": busy,
+        "train_au_mean_percentage": _mean(busy),
+        "train_au_meet_expectation": "success" if _mean(busy) >= 100 * au_required else "fail",
+        "train_au_stdev_percentage": _deviation(busy),
+        "train_throughput_samples_per_second": rates,
+        "train_throughput_mean_samples_per_second": _mean(rates),
+        "train_throughput_stdev_samples_per_second": _deviation(rates),
+        "train_io_mean_MB_per_second": _mean(rates) * record_bytes / _MIB,
+        "train_io_stdev_MB_per_second": _deviation(rates) * record_bytes / _MIB,
+    }
+    return {
+        "num_accelerators": record.world,
+        "start": record.created,
+        "epochs": len(busy),
+        "host_cpu_count": [record.provenance.machine.cores],
+        "host_memory_GB": [record.provenance.machine.memory_bytes / (1 << 30)],
+        "metric": metric,
+    }

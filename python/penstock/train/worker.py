@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from penstock import env, ranks
-from penstock.errors import PenstockError, RankFailed
+from penstock.errors import PenstockError, RankFailed, to_wire
 from penstock.parent_death import end_with_parent
-from penstock.train.rank_files import ALONE, ERROR, PROGRESS, RESULT, SPEC, RankFailure, write_json
+from penstock.train.rank_files import ALONE, ERROR, PROGRESS, RESULT, SPEC, write_json
 from penstock.train.spec import TrainSpec
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def main(folder: Path) -> int:
     def failed(error: PenstockError) -> int:
         write_json(
             folder / ERROR.format(rank=rank.rank),
-            RankFailure(type(error).__name__, str(error), error.hint, time.time()),
+            {**to_wire(error), "seen_s": time.time()},
         )
         return error.exit_code
 

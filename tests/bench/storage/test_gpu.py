@@ -25,7 +25,7 @@ def test_gpu_that_is_not_here_is_refused_before_anything_is_made(run_cli: Callab
     empty.write_bytes(b"")  # also where a real one is installed
     ran = run_cli("bench", "storage", tmp_path / "new", *_SMALL, "--gpu", "0", env={"LD_LIBRARY_PATH": str(tmp_path)})
     assert ran.code == 3
-    assert "no CUDA driver is here" in ran.err
+    assert "this machine has no CUDA driver" in ran.err
     assert not (tmp_path / "new").exists()
 
 
@@ -63,9 +63,11 @@ def test_gpu_faults_and_limits_end_the_phase(run_cli: Callable[..., Any], tmp_pa
         return run_cli("bench", "storage", tmp_path / "new", *flags, "--keep-caches", "--gpu", "0", env=env)
 
     large = bench("--file-size", "32MiB", "--block-size", "32MiB", "--threads", "2", "--files", "1")
-    assert (large.code, "too little memory" in large.err, (tmp_path / "new").exists()) == (3, True, False), large.err
+    assert (large.code, "too little GPU memory" in large.err, (tmp_path / "new").exists()) == (3, True, False), (
+        large.err
+    )
     none = run_cli("bench", "storage", tmp_path / "new", "--gpu", "1", env=env)
-    assert (none.code, "no GPU 1 is here: there are 1" in none.err) == (3, True), none.err
+    assert (none.code, "GPU 1 does not exist: this machine has 1" in none.err) == (3, True), none.err
     limited = bench(
         "--file-size",
         "64KiB",
@@ -108,10 +110,10 @@ def test_gpu_phase_that_is_interrupted_gives_all_back_and_leaves_nothing(tmp_pat
         while len(list((tmp_path / "new").rglob("f0000002"))) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         running.send_signal(signal.SIGINT)
-        _, told = running.communicate(timeout=50)
+        _, result = running.communicate(timeout=50)
     finally:
         running.kill()
-    assert running.returncode == 130, told
+    assert running.returncode == 130, result
     assert (tmp_path / "held").read_text() == "0"
     assert not (tmp_path / "new").exists()
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.bench import caches
-from penstock.bench.elbencho import COLUMNS
+from penstock.bench import page_cache
+from penstock.bench.importers.elbencho import COLUMNS
 from penstock.bench.rows import read_results
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def test_storage_write_now_and_read_later(bench: Callable[..., Any], tmp_path: P
     assert read[0]["raw"]["verified_bytes"] == str(6 * 65536)
     other = bench(tmp_path, *_SMALL, "--phases", "read", "--verify", "6")
     assert other.code == 1
-    assert "is not what was written" in other.err
+    assert "differs from what was written" in other.err
     again = bench(tmp_path, *_SMALL, "--phases", "write")
     assert again.code != 0
-    assert "left of an earlier run" in again.err
+    assert "left from an earlier run" in again.err
     assert bench(tmp_path, *_SMALL, "--phases", "delete").code == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -117,8 +117,8 @@ def test_storage_csv_is_elbencho_s_and_is_appended_to(bench: Callable[..., Any],
     with file.open(newline="") as text:
         lines = list(csv.DictReader(text))
     assert list(lines[0]) == COLUMNS
-    told = [(line["operation"], line["threads"], line["files"], line["entries [last]"]) for line in lines]
-    assert told[:4] == [
+    result = [(line["operation"], line["threads"], line["files"], line["entries [last]"]) for line in lines]
+    assert result[:4] == [
         ("WRITE", "1", "3", "3"),
         ("READ", "1", "3", "3"),
         ("RMFILES", "1", "3", "3"),
@@ -192,10 +192,10 @@ def test_storage_interrupted_run_takes_its_files_with_it(tmp_path: Path) -> None
         while not list(place.rglob("f0000000")) and time.monotonic() < until:
             time.sleep(0.02)
         running.send_signal(signal.SIGINT)
-        _, told = running.communicate(timeout=30)
+        _, result = running.communicate(timeout=30)
     finally:
         running.kill()
-    assert running.returncode == 130, told
+    assert running.returncode == 130, result
     assert not place.exists()
 
 
@@ -257,17 +257,17 @@ def test_storage_file_is_read_only_unless_told(bench: Callable[..., Any], tmp_pa
 def test_caches_that_may_not_be_dropped_leave_warm_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked = tmp_path / "folder"
     locked.mkdir()
-    monkeypatch.setattr(caches, "_DROP", locked)  # a folder cannot be written to, by root neither
-    monkeypatch.setattr(caches, "_IN_MEMORY", set())
-    states = {w: caches.drop(tmp_path, wanted=True, direct=False, was_written=w) for w in (True, False)}
+    monkeypatch.setattr(page_cache, "_DROP", locked)  # a folder cannot be written to, by root neither
+    monkeypatch.setattr(page_cache, "_IN_MEMORY", set())
+    states = {w: page_cache.drop(tmp_path, wanted=True, direct=False, was_written=w) for w in (True, False)}
     assert (states[True].state, states[False].state) == ("warm", "unknown")
-    assert "may not be dropped" in states[True].how
-    assert caches.drop(tmp_path, wanted=True, direct=True, was_written=True).state == "bypassed"
+    assert "cannot be dropped" in states[True].how
+    assert page_cache.drop(tmp_path, wanted=True, direct=True, was_written=True).state == "bypassed"
 
 
 def test_caches_memory_file_system_is_never_cold() -> None:
-    assert caches.file_system_of(Path("/proc/self")) == "proc"
-    assert caches.drop(Path("/dev/shm"), wanted=True, direct=False, was_written=True).state == "warm"
+    assert page_cache.file_system_of(Path("/proc/self")) == "proc"
+    assert page_cache.drop(Path("/dev/shm"), wanted=True, direct=False, was_written=True).state == "warm"
 
 
 @pytest.mark.needs_root

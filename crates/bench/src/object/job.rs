@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stretch of requests from its workers to its report.
+//! One phase of requests, from the start of its workers to its report.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -20,7 +20,7 @@ use super::stats::Stats;
 use super::worker::work;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// Steady: of 25 samples the last 7 lie within 7.5 % of each other (as MinIO's warp ends).
+/// Steady: the last 7 of 25 samples are within 7.5 % of each other (the criterion of MinIO's warp).
 const SAMPLES: usize = 25;
 const STEADY_SAMPLES: usize = 7;
 const STEADY: f64 = 0.075;
@@ -86,7 +86,7 @@ impl ObjectJob {
                     Ok(runtime) => runtime.block_on(run(its, &cancelled, &woken)),
                     Err(error) => Err(Error::from_io("a thread", &error)),
                 };
-                // Nobody listens any more: the job was dropped.
+                // The receiver is gone: the job was dropped.
                 let _ = send.send(report);
             })
             .map_err(|error| Error::from_io("a thread", &error))?;
@@ -99,7 +99,7 @@ impl ObjectJob {
         (sample.requests, sample.bytes, sample.throttles)
     }
 
-    /// Ends it at once: [`Self::wait`] errs with `Interrupted` then.
+    /// Ends the job at once: [`Self::wait`] then errs with `Interrupted`.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.wake.notify_one();
@@ -181,7 +181,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
             }
         }
     };
-    // What is still under way is dropped; bytes that have come are counted, requests are not.
+    // Requests in progress are dropped: their received bytes count, the requests do not.
     let last = shared.ends(start, machine);
     workers.shutdown().await;
     if is_cancelled.load(Ordering::Relaxed) {
@@ -247,7 +247,7 @@ fn thinned(series: Vec<ObjectSample>) -> Vec<ObjectSample> {
     series.into_iter().skip(step - 1).step_by(step).collect()
 }
 
-/// At most `most` keys that a URL means, as they follow it; where a store does not list, the URL's own object.
+/// At most `most` keys below a URL, relative to it; if the store cannot list, the URL's own object.
 pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result<Vec<String>> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;
@@ -268,12 +268,12 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     Ok(found)
 }
 
-/// Deletes what lies below a folder of our own; how many objects that were. Retried as patiently as `settings` say.
+/// Deletes all objects below a folder of our own; returns their number. Retries as `settings` state.
 pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;
     if !prefix.as_bytes().ends_with(b"/") && store.root().to_path().is_none() {
-        return Err(Error::bug(format!("{url} is not a folder of ours")));
+        return Err(Error::bug(format!("{url} is not a folder of the benchmark")));
     }
     let found: Vec<Key> = store.list(&prefix, None, Deadline::NEVER).map_ok(|meta| meta.key).try_collect().await?;
     for keys in found.chunks(1000) {

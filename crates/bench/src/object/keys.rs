@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which objects there are, which comes next, and what each is called.
+//! Choice of objects: which exist, which comes next, and their keys.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use penstock_types::{Key, lock};
 
 use super::spec::{ObjectSpec, Operation};
 
-/// An object by its number among ours, or by its place among those of others.
+/// An object: by its number among ours, or by its index among existing ones.
 #[derive(Debug, Clone)]
 pub(super) struct Chosen {
     pub(super) number: u64,
@@ -79,7 +79,7 @@ impl Keys {
         lock(&self.spare).push(number);
     }
 
-    /// One to delete: of a mix, only what the mix itself has made.
+    /// An object to delete: in a mix, only one that the mix itself has written.
     pub(super) fn spare(&self) -> Option<Chosen> {
         if self.once {
             return self.standing();

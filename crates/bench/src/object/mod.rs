@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object stores: a mix of requests by many workers; attempts are classified by the store's answer.
+//! Object store benchmark: a mix of requests by many workers. Attempts are classified by the store's response.
 
 mod job;
 mod keys;

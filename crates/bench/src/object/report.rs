@@ -13,7 +13,7 @@ use crate::cpu_usage::CpuTime;
 pub struct OperationTotal {
     /// Answered well.
     pub requests: u64,
-    /// Of bodies; a body that is still under way counts with what has come.
+    /// Body bytes, including those of requests in progress.
     pub bytes: u64,
 }
 
@@ -35,7 +35,7 @@ pub struct ObjectSample {
     pub t_s: f64,
     /// Answered well.
     pub requests: u64,
-    /// Of bodies.
+    /// Body bytes.
     pub bytes: u64,
     /// Refusals for rate.
     pub throttles: u64,
@@ -48,11 +48,11 @@ pub struct ObjectSample {
 pub struct OperationReport {
     /// Which.
     pub operation: Operation,
-    /// Of whole requests, attempts and back-off among them; in an open loop since the intended start.
+    /// Latency of whole requests, including attempts and back-off; in an open loop since the intended start.
     pub latency: Latency,
-    /// Of the attempt that succeeded.
+    /// Latency of the successful attempt.
     pub attempt_latency: Latency,
-    /// Of its first byte, where it has a body.
+    /// Time to its first byte, if it has a body.
     pub first_byte_latency: Latency,
     /// Attempts that failed.
     pub failures: Failures,
@@ -85,19 +85,19 @@ impl OperationReport {
 /// Everything that one host measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ObjectReport {
-    /// When it began, seconds since the Unix epoch.
+    /// Start, in seconds since the Unix epoch.
     pub started_s: f64,
     /// Each kind that was sent.
     pub operations: Vec<OperationReport>,
-    /// When the first worker had nothing left to do.
+    /// Counts when the first worker was done.
     pub first: ObjectEnds,
-    /// When the last one had.
+    /// Counts when the last worker was done.
     pub last: ObjectEnds,
     /// Totals when the last worker had started: the ramp is not a steady state.
     pub ramp: Option<ObjectEnds>,
     /// Totals over time.
     pub series: Vec<ObjectSample>,
-    /// Of this process.
+    /// CPU time of this process.
     pub cpu: CpuTime,
     /// Processors that this process could keep busy: its affinity, and the quota of its control group.
     pub cores: usize,

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-/// Histograms are kept in so many places, so that workers seldom wait for one another.
+/// Number of histograms, so that workers rarely wait for one another.
 const PLACES: usize = 8;
 
-/// Counts of one kind, as they grow.
+/// Running counts of one operation.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Live {
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     pub(super) content: Content,
     pub(super) live: [Live; 6],
     pub(super) throttles: AtomicU64,
-    /// Arrivals of an open loop, whose latencies count from their intended start.
+    /// Timer for an open loop's arrivals; latencies count from their intended start.
     pub(super) timer: Timer,
     body: Bytes,
     pub(super) sent: AtomicU64,

@@ -18,7 +18,7 @@ pub enum Operation {
     Range,
     /// Lists keys.
     List,
-    /// Asks for an object's facts.
+    /// Requests an object's metadata.
     Head,
     /// Deletes an object.
     Delete,
@@ -29,7 +29,7 @@ impl Operation {
     pub const ALL: [Self; 6] = [Self::Put, Self::Get, Self::Range, Self::List, Self::Head, Self::Delete];
 }
 
-/// How often one kind of request is sent.
+/// Share of one operation in the mix.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
@@ -43,9 +43,9 @@ pub struct Share {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectSpec {
-    /// Where objects are made: a folder of our own, which ends in `/`.
+    /// Folder of the objects; Penstock owns it, and it ends in `/`.
     pub url: String,
-    /// Keys below the URL that are read although others made them; none of them is ever written or deleted.
+    /// Keys of existing objects below the URL, which are only read, never written or deleted.
     pub existing: Vec<String>,
     /// Operations.
     pub mix: Vec<Share>,
@@ -53,7 +53,7 @@ pub struct ObjectSpec {
     pub object_size: u64,
     /// Bytes of each ranged read.
     pub range_size: u64,
-    /// Objects that exist, or are to be made.
+    /// Number of objects that exist, or are to be written.
     pub objects: u64,
     /// Folders that they are spread over: what limits a prefix shall not be taken for what limits the store.
     pub prefixes: u32,
@@ -61,11 +61,11 @@ pub struct ObjectSpec {
     pub once: bool,
     /// Threads.
     pub concurrency: u32,
-    /// Threads begin one after the other for so long.
+    /// Time over which the starts of the threads are spread, in seconds.
     pub ramp_s: f64,
     /// Ends it.
     pub time_limit_s: Option<f64>,
-    /// Ends it after so many requests.
+    /// Ends the phase after this many requests.
     pub request_limit: Option<u64>,
     /// Ends it once the rate has been steady.
     pub until_stable: bool,
@@ -73,13 +73,13 @@ pub struct ObjectSpec {
     pub sample_s: f64,
     /// Closed or open loop.
     pub arrivals: Schedule,
-    /// Of an open loop: requests a second, all workers.
+    /// For an open loop: requests per second of all workers.
     pub rate: Option<f64>,
     /// Bytes that are read are compared with the content of this salt.
     pub verify: Option<u64>,
     /// Percent of each page that are zeros.
     pub compressible: u32,
-    /// Of choices, orders, arrivals and content.
+    /// Seed of choices, orders, arrivals and content.
     pub seed: u64,
     /// An attempt that brings no byte for this long has failed.
     pub attempt_limit_s: f64,
@@ -110,7 +110,7 @@ impl ObjectSpec {
         for (what, seconds) in [
             ("--ramp", Some(self.ramp_s.max(f64::MIN_POSITIVE))),
             ("--duration", self.time_limit_s),
-            ("the sample distance", Some(self.sample_s)),
+            ("the sample interval", Some(self.sample_s)),
             ("--attempt-timeout", Some(self.attempt_limit_s)),
             ("--retry-timeout", Some(self.give_up_after_s)),
         ] {
@@ -125,30 +125,33 @@ impl ObjectSpec {
         }
         let sum: f64 = self.mix.iter().map(|share| share.weight).sum();
         if self.mix.iter().any(|share| !(share.weight.is_finite() && share.weight >= 0.0)) || sum <= 0.0 {
-            return Err(Error::config("--mix", "its weights are not numbers of which one is above 0"));
+            return Err(Error::config("--mix", "its weights must be at least 0, and one of them above 0"));
         }
         let has = |wanted: &[Operation]| self.mix.iter().any(|s| s.weight > 0.0 && wanted.contains(&s.operation));
         if has(&[Operation::Range]) && self.range_size == 0 {
-            return Err(Error::config("--range-size", "0 bytes are nothing to read"));
+            return Err(Error::config("--range-size", "it must be above 0"));
         }
         if has(&[Operation::Range]) && self.existing.is_empty() && self.range_size > self.object_size {
             let (range, object) = (with_separators(self.range_size), with_separators(self.object_size));
-            return Err(Error::config("--range-size", format!("{range} bytes are more than an object's {object}")));
+            return Err(Error::config(
+                "--range-size",
+                format!("{range} bytes exceed the object size ({object} bytes)"),
+            ));
         }
         if !self.existing.is_empty() && has(&[Operation::Put, Operation::Delete]) {
-            return Err(Error::config("--existing", "objects of others are read, never written or deleted"));
+            return Err(Error::config("--existing", "existing objects can be read, but not written or deleted"));
         }
         if !self.existing.is_empty() && self.verify.is_some() {
-            return Err(Error::config("--verify", "the content of others' objects is not known"));
+            return Err(Error::config("--verify", "the content of existing objects is not known"));
         }
         if self.compressible > 100 {
-            return Err(Error::config("--compressible", format!("{} is no percentage", self.compressible)));
+            return Err(Error::config("--compressible", format!("{} is not a percentage", self.compressible)));
         }
         if !self.once && self.time_limit_s.is_none() && self.request_limit.is_none() && !self.until_stable {
-            return Err(Error::config("--duration", "without any limit the requests would never end"));
+            return Err(Error::config("--duration", "without a limit the requests would never end"));
         }
         if self.once && self.mix.iter().filter(|share| share.weight > 0.0).count() > 1 {
-            return Err(Error::config("--mix", "each object once needs one kind of request"));
+            return Err(Error::config("--mix", "reading each object once needs exactly one kind of request"));
         }
         Arrivals::new(self.arrivals, self.rate, 0, self.concurrency, self.seed).map(drop)
     }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::Histogram;
 
-/// How attempts failed, by class.
+/// Failed attempts, by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Failures {
     /// Too Many Requests.
@@ -73,7 +73,7 @@ impl Failures {
     }
 }
 
-/// Of one kind of request.
+/// Statistics of one operation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stats {
     /// The whole request, attempts and back-off among it; in an open loop since its intended start.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One worker: it sends requests one after the other, repeats those that failed, and keeps apart what each attempt cost.
+//! One worker: sends requests one after the other, repeats those that failed, and records the cost of each attempt
+//! separately.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::Arrivals;
 
 /// Mean of the first back-off is half of this; it doubles.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const MAX_WAIT: Duration = Duration::from_secs(10);
 
 /// An attempt that succeeded.
 struct Answer {
@@ -67,7 +68,7 @@ fn choose(shared: &Shared, random: &mut SmallRng) -> Option<(Operation, Chosen)>
     let chosen = match operation {
         Operation::Put => shared.keys.fresh(),
         Operation::Delete => match shared.keys.spare() {
-            // Nothing to delete yet: what is missing is made.
+            // Nothing to delete yet: write an object first.
             None if !shared.spec.once => return Some((Operation::Put, shared.keys.fresh()?)),
             spare => spare,
         },
@@ -98,7 +99,7 @@ async fn request(
                 let Some(failure) = silence(&error, limit).or_else(|| Failure::of(&error)) else { return Err(error) };
                 own.failed.push(failure);
                 own.refetched += received;
-                // What came for nothing has been counted as it came.
+                // The bytes of this failed attempt were counted as they arrived.
                 live.bytes.fetch_sub(received, Ordering::Relaxed);
                 if failure.is_throttle() {
                     shared.throttles.fetch_add(1, Ordering::Relaxed);
@@ -127,20 +128,20 @@ async fn request(
     }
     stats.bytes += answer.bytes;
     stats.verified_bytes += answer.verified;
-    // `own` counts what failed as it is dropped, and needs the same place.
+    // `own` counts its failures when it is dropped, and needs the same lock.
     drop(stats);
     Ok(())
 }
 
-/// What failed on the way to an answer, which may never come: it is counted where the request ends, however that is. A time
-/// limit that falls into a storm of refusals would else lose most of them.
+/// Failures of a request, counted when the request ends in any way. Otherwise a time limit during a storm of refusals
+/// would lose most of them.
 struct Attempts<'a> {
     shared: &'a Shared,
     operation: Operation,
     number: u64,
     failed: Vec<Failure>,
     throttled: Duration,
-    /// When the refused attempt was sent whose back-off is under way.
+    /// Time when the refused attempt of the current back-off was sent.
     throttled_since: Option<Instant>,
     refetched: u64,
 }
@@ -184,9 +185,9 @@ fn silence(error: &Error, limit: Duration) -> Option<Failure> {
     }
 }
 
-/// Full jitter; what a store asks for is waited in full.
+/// Full jitter; a wait that the store asks for is kept in full.
 fn back_off(error: &Error, tries: usize, random: &mut SmallRng) -> Duration {
-    let ceiling = FIRST_WAIT.saturating_mul(1 << (tries - 1).min(16)).min(LONGEST_WAIT);
+    let ceiling = FIRST_WAIT.saturating_mul(1 << (tries - 1).min(16)).min(MAX_WAIT);
     let jitter = ceiling.mul_f64(random.random::<f64>());
     match error {
         Error::Throttled { retry_after: Some(asked), .. } => asked.saturating_add(jitter.min(*asked / 10)),
@@ -196,7 +197,7 @@ fn back_off(error: &Error, tries: usize, random: &mut SmallRng) -> Duration {
 
 fn range_offset(shared: &Shared, operation: Operation, random: &mut SmallRng) -> u64 {
     let spec = &shared.spec;
-    // Of others' objects the size is not known before the answer: their beginning is read.
+    // The size of existing objects is unknown before the response, so their beginning is read.
     if operation != Operation::Range || !spec.existing.is_empty() {
         return 0;
     }
@@ -248,7 +249,7 @@ async fn attempt(
                 if shared.spec.verify.is_some() {
                     if let Some(at) = shared.content.differs(&chunk.bytes, chosen.number, chunk.offset) {
                         let place = penstock_store::place(store.root(), &chosen.key);
-                        return Err(Error::corrupt(place, format!("is not what was written, from byte {at} on")));
+                        return Err(Error::corrupt(place, format!("differs from what was written, from byte {at} on")));
                     }
                     verified += len;
                 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which bytes of a file come next.
+//! Choice of the next block of a file.
 
 use penstock_dataset::order::Permutation;
 
@@ -19,7 +19,7 @@ impl Walk {
         Self::share(size, block, order, 0, 1)
     }
 
-    /// One worker's even share of them.
+    /// One worker's even share of the blocks.
     pub(super) fn share(size: u64, block: u64, order: Option<Permutation>, worker: u64, workers: u64) -> Self {
         let count = size.div_ceil(block);
         let order = order.unwrap_or_else(|| Permutation::identity(count));

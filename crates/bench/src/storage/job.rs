@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One phase from its threads to its report: all begin together, at an agreed moment where hosts agreed on one.
+//! One phase, from the start of its threads to its report. All threads start together; with several hosts, at an agreed
+//! time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -53,7 +54,7 @@ impl PhaseJob {
         let thread = std::thread::Builder::new()
             .name("penstock-bench".to_owned())
             .spawn(move || {
-                // Nobody listens any more: the job was dropped.
+                // The receiver is gone: the job was dropped.
                 let _ = send.send(run(&its, &cancelled));
             })
             .map_err(|error| Error::from_io("a thread", &error))?;
@@ -92,7 +93,7 @@ impl Drop for PhaseJob {
     }
 }
 
-/// Where threads wait for their start; `None` when they shall not begin after all.
+/// Barrier at which threads wait for their start; `None` cancels it.
 #[derive(Default)]
 struct Gate {
     start: Mutex<Option<Option<Instant>>>,
@@ -251,8 +252,7 @@ fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> 
     let Some(agreed) = spec.start_at_s else { return Ok(None) };
     let left = agreed - unix_now().as_secs_f64();
     if !(0.0..=3600.0).contains(&left) {
-        let problem =
-            format!("the agreed start lies {left:.3} s ahead of this host's clock, not within an hour after now");
+        let problem = format!("the agreed start is {left:.3} s ahead of this host's clock (allowed: 0 to 3,600 s)");
         return Err(Error::config("--start-at", problem));
     }
     crate::arrivals::wait_until(now() + Duration::from_secs_f64(left), &|| is_cancelled.load(Ordering::Relaxed));
@@ -280,7 +280,7 @@ fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Even
                 if at >= next {
                     series.push(Sample { t_s: (at - start).as_secs_f64(), total: shared.total() });
                     if series.len() > MAX_SAMPLES {
-                        // Counts are sums since the start, so every second sample says as much as two.
+                        // Counts are sums since the start, so every second sample has the same information as two.
                         let mut keep = false;
                         series.retain(|_| {
                             keep = !keep;

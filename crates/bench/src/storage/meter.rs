@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counters of each worker, and state that all workers share. Counters belong to one worker each, so that counting is a
-//! plain store that no other core waits for.
+//! Counters of each worker, and the state that all workers share. Each counter belongs to one worker, so counting is a
+//! plain store for which no other core waits.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::content::Content;
 use crate::cpu_usage::CpuTicks;
 use crate::{Arrivals, Histogram};
 
-/// One worker's counts, for others to see; a cache line of its own.
+/// One worker's counters, readable by others; each has its own cache line.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Tally {
@@ -85,7 +85,7 @@ pub(super) struct Meter<'a> {
     pub(super) verified_bytes: u64,
 }
 
-/// When a request was meant to begin, and when it did.
+/// Intended and actual start of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Begun {
     pub(super) intended: Instant,
@@ -117,7 +117,7 @@ impl<'a> Meter<'a> {
         (self.start, self.last) = (start, start);
     }
 
-    /// Reads the clock: what lay between the last request and the next is no part of either.
+    /// Reads the clock: time between two requests belongs to neither.
     pub(super) fn tick(&mut self) -> Instant {
         self.last = now();
         self.last
@@ -128,7 +128,7 @@ impl<'a> Meter<'a> {
         self.last
     }
 
-    /// This worker is to stop, or has done what it may.
+    /// True if this worker must stop, or has reached its limit.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.ios_left == 0 || self.shared.is_stopped()
@@ -150,7 +150,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// The next request, begun: at once in a closed loop, in its time in an open one. `None`: it is not to be sent.
+    /// Starts the next request: at once in a closed loop, at its time in an open one. `None` if it is not to be sent.
     #[inline]
     pub(super) fn begin(&mut self) -> Option<Begun> {
         if self.is_over() {

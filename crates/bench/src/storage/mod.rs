@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks and mounted file systems: phases of many threads over many files, over one file, or over a block device.
+//! Storage benchmark: phases of many threads over many files, over one file, or over a block device.
 
 mod blocks;
 mod job;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The plain engine: pread and pwrite, one at a time, one clock read each.
+//! Synchronous I/O engine: pread and pwrite, one at a time, one clock read each.
 
 use std::os::fd::BorrowedFd;
 
@@ -23,11 +23,11 @@ pub(super) struct Open<'a> {
 
 impl Open<'_> {
     pub(super) fn ended_early(&self, at: u64) -> Error {
-        Error::corrupt((self.place)(), format!("ends at byte {}, where more was written", with_separators(at)))
+        Error::corrupt((self.place)(), format!("ends at byte {}, but more was written", with_separators(at)))
     }
 
     pub(super) fn differs(&self, at: u64) -> Error {
-        Error::corrupt((self.place)(), format!("is not what was written, from byte {} on", with_separators(at)))
+        Error::corrupt((self.place)(), format!("differs from what was written, from byte {} on", with_separators(at)))
     }
 }
 

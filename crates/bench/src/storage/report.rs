@@ -34,7 +34,7 @@ pub struct Ends {
 pub struct Sample {
     /// Since the start.
     pub t_s: f64,
-    /// By all workers.
+    /// Sum over all workers.
     #[serde(flatten)]
     pub total: Total,
 }
@@ -44,25 +44,25 @@ pub struct Sample {
 pub struct PhaseReport {
     /// Which.
     pub phase: &'static str,
-    /// When it began, seconds since the Unix epoch.
+    /// Start, in seconds since the Unix epoch.
     pub started_s: f64,
-    /// How late that was against the agreed start.
+    /// Delay against the agreed start.
     pub start_late_s: Option<f64>,
-    /// When the first worker had nothing left to do: until then all were busy.
+    /// Counts when the first worker was done; until then all were busy.
     pub first: Ends,
-    /// When the last one had.
+    /// Counts when the last worker was done.
     pub last: Ends,
     /// From the first end to the last.
     pub tail_s: f64,
-    /// Of whole files (open, all blocks, fsync, close), or of one call of a metadata phase.
+    /// Latency of whole files (open, all blocks, fsync, close), or of one call of a metadata phase.
     pub entry_latency: Latency,
-    /// Of reads or writes; in an open loop since their intended start.
+    /// Latency of reads or writes; in an open loop since their intended start.
     pub io_latency: Latency,
-    /// Of an open loop's requests since they were really sent.
+    /// Latency of an open loop's requests since their actual start.
     pub service_latency: Option<Latency>,
     /// Requests a second that an open loop meant to send.
     pub offered_per_s: Option<f64>,
-    /// Of this process.
+    /// CPU time of this process.
     pub cpu: CpuTime,
     /// Processors that this process could keep busy: its affinity, and the quota of its control group.
     pub cores: usize,

@@ -14,11 +14,11 @@ use crate::{Arrivals, Schedule};
 pub enum Phase {
     /// Makes the folders.
     Mkdirs,
-    /// Makes the files, or writes the one file or device.
+    /// Writes the files, or the one file or device.
     Write,
-    /// Reads what was written.
+    /// Reads the written data.
     Read,
-    /// Asks for each file's facts.
+    /// Reads each file's metadata.
     Stat,
     /// Deletes the files.
     Delete,
@@ -40,7 +40,7 @@ impl Phase {
     }
 }
 
-/// How reads and writes are sent.
+/// I/O engine of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Engine {
     /// pread and pwrite, one at a time a thread.
@@ -73,15 +73,15 @@ pub struct StorageSpec {
     pub directories: u32,
     /// Files in each folder.
     pub files: u64,
-    /// Bytes of each file; of a shared file or device how much of it is used, 0 for all.
+    /// Size of each file in bytes; for a shared file or device the part in use, 0 for all.
     pub file_size: u64,
     /// Bytes of each read or write.
     pub block_size: u64,
     /// Reads or writes in flight a thread.
     pub depth: u32,
-    /// How they are sent.
+    /// I/O engine.
     pub engine: Engine,
-    /// In which order.
+    /// Order of the blocks.
     pub pattern: Pattern,
     /// O_DIRECT.
     pub direct: bool,
@@ -93,19 +93,19 @@ pub struct StorageSpec {
     pub compressible: u32,
     /// Ends the phase.
     pub time_limit_s: Option<f64>,
-    /// Ends a thread after so many reads or writes.
+    /// Ends a thread after this many reads or writes.
     pub io_limit: Option<u64>,
     /// Begins again at the first file until the time is up.
     pub repeat: bool,
     /// Closed or open loop.
     pub arrivals: Schedule,
-    /// Of an open loop: requests a second, all threads.
+    /// For an open loop: requests per second of all threads.
     pub rate: Option<f64>,
-    /// Of orders and arrivals.
+    /// Seed of orders and arrivals.
     pub seed: u64,
     /// A shared file or device may be written to.
     pub write_shared: bool,
-    /// When all hosts begin, seconds since the Unix epoch.
+    /// Common start of all hosts, in seconds since the Unix epoch.
     pub start_at_s: Option<f64>,
 }
 
@@ -130,15 +130,15 @@ impl StorageSpec {
         if self.engine == Engine::Threads && self.depth > 1 {
             return Err(Error::config(
                 "--depth",
-                format!("{} in flight need `--engine io_uring`; a thread holds one", self.depth),
+                format!("{} in flight need `--engine io_uring`; with threads it is 1", self.depth),
             ));
         }
         if self.compressible > 100 {
-            return Err(Error::config("--compressible", format!("{} is no percentage", self.compressible)));
+            return Err(Error::config("--compressible", format!("{} is not a percentage", self.compressible)));
         }
         if self.file_size > 0 && self.block_size > self.file_size {
             let (block, file) = (with_separators(self.block_size), with_separators(self.file_size));
-            return Err(Error::config("--block-size", format!("{block} bytes are more than a file's {file}")));
+            return Err(Error::config("--block-size", format!("{block} bytes exceed the file size ({file} bytes)")));
         }
         if let Some(limit) = self.time_limit_s
             && !(limit.is_finite() && limit > 0.0 && limit <= 1e9)
@@ -146,7 +146,7 @@ impl StorageSpec {
             return Err(Error::config("--duration", format!("{limit} is not a duration in seconds")));
         }
         if self.repeat && self.time_limit_s.is_none() && self.io_limit.is_none() {
-            return Err(Error::config("--repeat", "needs a --duration or an --io-limit, or it would never end"));
+            return Err(Error::config("--repeat", "it needs --duration or --io-limit to end"));
         }
         if self.io_limit == Some(0) {
             return Err(Error::config("--io-limit", "0 leaves nothing to measure"));

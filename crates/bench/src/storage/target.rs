@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The target path: a folder to hold a tree, or one file or block device that all threads share. Refuses a target that
-//! the spec cannot run on, before any thread begins.
+//! The target path: a folder for a tree of files, or one file or block device that all threads share. Refuses a target
+//! that the spec cannot run on before any thread starts.
 
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::tree::failed;
 pub(super) enum Target {
     /// A folder.
     Tree,
-    /// A file or device, of which so many bytes are used.
+    /// A file or device, with the number of bytes in use.
     Shared(u64),
 }
 
@@ -45,12 +45,12 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
         Phase::Write => {
             let what = if is_device { "a block device" } else { "a file" };
             let problem = format!(
-                "{place} is {what}, and writing would destroy what is on it; say --overwrite-device if that is meant"
+                "{place} is {what}, and writing would destroy its content; to allow that, use --overwrite-device"
             );
             return Err(Error::config("--phases", problem));
         }
         phase => {
-            let problem = format!("{} needs a folder, and {place} is none", phase.name());
+            let problem = format!("{} needs a folder, but {place} is not one", phase.name());
             return Err(Error::config("--phases", problem));
         }
     }
@@ -70,10 +70,10 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
         let want = with_separators(size.max(spec.block_size));
         return Err(Error::config(
             "PATH",
-            format!("{place} has {} bytes and {want} are asked for", with_separators(held)),
+            format!("{place} has {} bytes, but {want} are needed", with_separators(held)),
         ));
     }
-    // Whole blocks only: a device's last odd bytes are no block.
+    // Whole blocks only: a shorter rest at the end is not used.
     let size = if spec.file_size == 0 { size / spec.block_size * spec.block_size } else { size };
     if spec.direct {
         aligned(spec, size)?;
@@ -84,14 +84,15 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
 fn aligned(spec: &StorageSpec, size: u64) -> Result<()> {
     for (what, value) in [("--block-size", spec.block_size), ("--file-size", size)] {
         if !value.is_multiple_of(SECTOR) {
-            let problem = format!("{} bytes are no multiple of {SECTOR}, which --direct needs", with_separators(value));
+            let problem =
+                format!("{} bytes is not a multiple of {SECTOR}, which --direct needs", with_separators(value));
             return Err(Error::config(what, problem));
         }
     }
     Ok(())
 }
 
-/// Opens a file without a name, as O_DIRECT: a file system that has none says so here.
+/// Opens an unnamed file with O_DIRECT: a file system without support refuses it here.
 fn probe_direct(folder: &Path, place: &str) -> Result<()> {
     let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     let unnamed = rustix::fs::open(folder, direct | OFlags::TMPFILE, Mode::from_raw_mode(0o600));
@@ -114,7 +115,7 @@ fn probe_direct(folder: &Path, place: &str) -> Result<()> {
         Ok(_) => Ok(()),
         Err(rustix::io::Errno::INVAL) => Err(Error::config(
             "--direct",
-            format!("the file system of {place} has no O_DIRECT; measure without it, and with caches dropped"),
+            format!("the file system of {place} has no O_DIRECT; measure without --direct and drop the caches"),
         )),
         Err(errno) => Err(failed(place, errno)),
     }

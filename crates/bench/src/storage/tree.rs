@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of the tree below a folder, `t00000/d00000/f0000000`, and its opening. Names are made in place: no file costs an
-//! allocation.
+//! Names of the files in the tree (`t00000/d00000/f0000000`), and the calls that open them. Names are formatted in
+//! place, so a file costs no allocation.
 
 use std::fmt::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -113,7 +113,7 @@ pub(super) fn file_number(spec: &StorageSpec, worker: u32, directory: u32, file:
     (u64::from(worker) * u64::from(spec.directories) + u64::from(directory)) * spec.files + file
 }
 
-/// Makes what a file system holds durable, where that can be asked for.
+/// Syncs the file system of `file`, if it supports that.
 pub(super) fn sync(file: impl AsFd, place: &dyn Fn() -> String) -> Result<()> {
     rustix::fs::fsync(file).map_err(|errno| failed(&place(), errno))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The deep engine: a ring of io_uring a worker, `depth` reads or writes in flight, one clock read for all that have ended
-//! meanwhile. Past the page cache each request is sent by itself, so that the device begins with the first while the next is
-//! made; what the page cache answers is sent together.
+//! io_uring engine: one ring per worker, `depth` reads or writes in flight, one clock read for all that completed in
+//! the meantime. With O_DIRECT each request is submitted alone, so that the device starts on the first while the next
+//! is prepared. Buffered requests are submitted together.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(super) struct Ring {
     serial: u64,
 }
 
-/// How long a wait may last while nothing ends: a stop is looked for in between.
+/// Maximum wait without a completion, after which the stop flag is checked.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Ring {
@@ -94,7 +94,8 @@ impl Ring {
         let spec = &meter.shared.spec;
         let in_flight = (self.slots.len() - self.free.len()) as u64;
         let mut budget = meter.ios_left().saturating_sub(in_flight);
-        // A disk that gets 32 requests at once does a quarter to a third fewer a second than one that gets them one by one.
+        // A disk that gets 32 requests at once completes a quarter to a third fewer per second than one that gets them
+        // one by one.
         let mut group = if spec.direct { 1 } else { self.slots.len() };
         while let Some(&slot) = self.free.last() {
             if group == 0 {
@@ -145,11 +146,11 @@ impl Ring {
         debug_assert!(pushed.is_ok(), "the ring has an entry for every slot");
     }
 
-    /// Sends what was filled in; unless there is more to send, waits until something has ended, or the next request is due.
+    /// Submits the prepared requests. Unless there are more to submit, waits until one completes or the next is due.
     fn submit(&mut self, later: Later) -> std::io::Result<()> {
         let sent = match later {
             Later::More => self.ring.submit(),
-            // The usual case needs no timer: what is in flight ends, or the device is dead to all.
+            // The usual case needs no timer: either a request completes, or the device is dead.
             Later::Nothing => self.ring.submit_and_wait(1),
             Later::At(at) => {
                 let limit = Timespec::from(at.saturating_duration_since(now()).min(LOOK));
@@ -163,7 +164,7 @@ impl Ring {
         }
     }
 
-    /// Takes what has ended; the first fault is the answer, after all have been taken.
+    /// Collects completions; returns the first error after all are collected.
     fn reap(&mut self, meter: &mut Meter<'_>, file: &Open<'_>) -> Result<()> {
         let at = meter.tick();
         let mut fault = Ok(());
@@ -210,7 +211,7 @@ impl Ring {
 /// Next step after a group was sent, or if nothing can be sent now.
 #[derive(Clone, Copy)]
 enum Later {
-    /// The next request, by a system call of its own.
+    /// Submit the next request in a separate system call.
     More,
     /// Nothing, until something has ended.
     Nothing,

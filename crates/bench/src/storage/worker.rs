@@ -171,7 +171,7 @@ fn metadata(meter: &mut Meter<'_>, branch: &mut Branch, phase: Phase) -> Result<
     };
     match phase {
         Phase::Mkdirs => {
-            // The worker's own folder is made before the clock's first entry: it is no part of the tree that was asked for.
+            // The worker's own folder is made before the measurement: it is not part of the requested tree.
             branch.make(None)?;
             meter.tick();
             for directory in 0..spec.directories {
@@ -201,7 +201,7 @@ fn metadata(meter: &mut Meter<'_>, branch: &mut Branch, phase: Phase) -> Result<
                             return Ok(());
                         }
                         let problem = format!(
-                            "has {} bytes where {} were written",
+                            "has {} bytes, but {} were written",
                             with_separators(size),
                             with_separators(spec.file_size)
                         );

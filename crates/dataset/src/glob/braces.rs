@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Braces of a pattern, as shells and WebDataset expand them: `{a,b}`, `{000..127}`, `{a..f}`; nested ones, too.
+//! Expands the braces of a pattern as shells and WebDataset do: `{a,b}`, `{000..127}`, `{a..f}`, also nested.
 //!
-//! A range of numbers becomes a few patterns with classes (`{08..12}`: `0[8-9]`, `1[0-2]`), however long it is. A brace
-//! without a comma or a range is literal.
+//! A range of numbers becomes a few patterns with character classes (`{08..12}`: `0[8-9]`, `1[0-2]`), however long the
+//! range is. A brace without a comma or a range is literal.
 
-/// Patterns that one pattern may become; one that would be more keeps its remaining braces as they are.
+/// Maximum number of patterns from one pattern. If there would be more, the remaining braces stay unexpanded.
 const MAX_PATTERNS: usize = 1 << 20;
 
 /// A brace that can be expanded.
 struct Brace<'a> {
     begin: usize,
-    /// Behind its `}`.
+    /// Position after its `}`.
     end: usize,
     inner: &'a [u8],
 }
@@ -20,7 +20,7 @@ pub(super) fn first(pattern: &[u8]) -> Option<usize> {
     find(pattern).map(|brace| brace.begin)
 }
 
-/// The patterns without braces that a pattern expands to; itself if it has no braces.
+/// Expands a pattern to patterns without braces; a pattern without braces yields itself.
 pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_vec()];
@@ -63,7 +63,7 @@ fn split(inner: &[u8]) -> Vec<Vec<u8>> {
     inner.split(at_comma).map(<[u8]>::to_vec).collect()
 }
 
-/// The patterns of `000..127` or `a..f`; `None` for anything else, and for a range that runs backwards.
+/// Patterns of `000..127` or `a..f`; `None` for anything else, and for a descending range.
 fn range(inner: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (from, to) = std::str::from_utf8(inner).ok()?.split_once("..")?;
     if let ([low], [high]) = (from.as_bytes(), to.as_bytes())
@@ -96,7 +96,7 @@ fn range(inner: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(found)
 }
 
-/// Patterns of the numbers from `low` to `high`, which have as many digits each.
+/// Patterns of the numbers from `low` to `high`, which have the same number of digits.
 fn of_width(low: &[u8], high: &[u8], before: Vec<u8>, found: &mut Vec<Vec<u8>>) {
     let ([a, low_rest @ ..], [b, high_rest @ ..]) = (low, high) else {
         found.push(before);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The columns of a Parquet manifest: what of an entry each one holds, and how it gets back there.
+//! Columns of a Parquet manifest: the part of an entry that each column holds, and the conversion in both directions.
 
 use bytes::Bytes;
 use penstock_codec::Codec;
@@ -73,7 +73,7 @@ const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Xxh3,
 ];
 
-/// All columns, those that make an entry's parts before those that add to them.
+/// All columns. Columns that create a part of an entry come before those that add to that part.
 pub(super) fn columns() -> Vec<Column> {
     let mut all = Vec::with_capacity(40);
     let mut add = |name: &str, kind, required, field| all.push(Column { name: name.to_owned(), kind, required, field });
@@ -120,7 +120,7 @@ fn digest(digests: &[Digest], algorithm: Algorithm) -> Cell {
     }
 }
 
-/// Digests between blanks, as `algorithm:hex`.
+/// Digests as `algorithm:hex`, separated by spaces.
 fn words<'a>(digests: impl Iterator<Item = &'a Digest>) -> Cell {
     match digests.map(Digest::to_string).collect::<Vec<_>>() {
         words if words.is_empty() => Cell::Absent,
@@ -132,15 +132,16 @@ fn of_words(text: &str) -> impl Iterator<Item = Option<Digest>> {
     text.split(' ').filter(|word| !word.is_empty()).map(|word| word.parse().ok())
 }
 
-fn codec_source_name(said: CodecSource) -> &'static str {
-    match said {
+fn codec_source_name(source: CodecSource) -> &'static str {
+    match source {
         CodecSource::Suffix => "suffix",
         CodecSource::Header => "header",
         CodecSource::Content => "content",
     }
 }
 
-/// Columns of version 1 that have another name now. `inflated_` begins those that begin with `decompressed_` now.
+/// Columns that version 1 named differently. Version 1 also used the prefix `inflated_` where this version uses
+/// `decompressed_`.
 const RENAMED: [(&str, &str); 4] = [
     ("origin_undone", "origin_decoded"),
     ("origin_undone_by", "origin_codec_source"),
@@ -149,7 +150,7 @@ const RENAMED: [(&str, &str); 4] = [
 ];
 
 impl Column {
-    /// True for the column's name, and for the name that version 1 gave it.
+    /// True if `name` is the column's name or its name in version 1.
     pub fn is_named(&self, name: &str) -> bool {
         self.name == name
             || RENAMED.contains(&(name, self.name.as_str()))
@@ -158,7 +159,7 @@ impl Column {
                 .is_some_and(|digest| self.name.strip_prefix("decompressed_") == Some(digest))
     }
 
-    /// The entry's cell.
+    /// Returns the entry's cell.
     pub fn get(&self, entry: &Entry) -> Cell {
         let optional = |value: Option<Cell>| value.unwrap_or(Cell::Absent);
         let origin = entry.origin.as_deref();
@@ -194,7 +195,7 @@ impl Column {
                 origin.filter(|origin| origin.decoded != Codec::None).map(|origin| text(origin.decoded.name())),
             ),
             Field::OriginCodecSource => {
-                optional(origin.and_then(|origin| origin.codec_source).map(|said| text(codec_source_name(said))))
+                optional(origin.and_then(|origin| origin.codec_source).map(|source| text(codec_source_name(source))))
             }
             Field::OriginEncoded => {
                 let encoded = origin.map(|origin| origin.encoded).filter(|encoded| *encoded != Codec::None);
@@ -205,14 +206,14 @@ impl Column {
         }
     }
 
-    /// Puts a cell into the entry; errs in words where it cannot be.
+    /// Puts a cell into the entry; the error text says why a cell is invalid.
     pub fn set(&self, entry: &mut Entry, cell: Cell) -> Result<(), String> {
         let bad = |what: &str| format!("has a cell of `{}` that {what}", self.name);
         let text = |bytes: &Bytes| match std::str::from_utf8(bytes) {
             Ok(text) => Ok(text.to_owned()),
-            Err(_) => Err(bad("is no UTF-8")),
+            Err(_) => Err(bad("is not UTF-8")),
         };
-        let no_origin = || bad("belongs to no `origin_key`");
+        let no_origin = || bad("has no `origin_key`");
         match (self.field, cell) {
             (_, Cell::Absent) if self.required => return Err(bad("is empty")),
             (_, Cell::Absent) => {}
@@ -222,11 +223,11 @@ impl Column {
             (Field::Modified, Cell::Real(modified)) => entry.modified_s = Some(modified),
             (Field::Encoding, Cell::Bytes(encoding)) => entry.encoding = Some(text(&encoding)?),
             (Field::Codec, Cell::Bytes(codec)) => {
-                entry.codec = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+                entry.codec = text(&codec)?.parse().map_err(|_| bad("is not a codec"))?;
             }
             (Field::Format, Cell::Bytes(format)) => {
                 let named = RecordFormat::ALL.into_iter().find(|known| known.name().as_bytes() == &format[..]);
-                entry.format = named.ok_or_else(|| bad("is no record format"))?;
+                entry.format = named.ok_or_else(|| bad("is not a record format"))?;
             }
             (Field::Records, Cell::Count(records)) => entry.records = Some(records),
             (Field::Digest(algorithm), Cell::Bytes(value)) => {
@@ -235,14 +236,14 @@ impl Column {
             }
             (Field::PartDigests, Cell::Bytes(words)) => {
                 for digest in of_words(&text(&words)?) {
-                    entry.digests.push(digest.ok_or_else(|| bad("is no list of digests"))?);
+                    entry.digests.push(digest.ok_or_else(|| bad("is not a list of digests"))?);
                 }
             }
             (Field::DecompressedSize, Cell::Count(size)) => {
                 entry.decompressed = Some(Box::new(Decompressed { size, digests: Vec::new() }));
             }
             (Field::DecompressedDigest(algorithm), Cell::Bytes(value)) => {
-                let content = entry.decompressed.as_mut().ok_or_else(|| bad("belongs to no `decompressed_size`"))?;
+                let content = entry.decompressed.as_mut().ok_or_else(|| bad("has no `decompressed_size`"))?;
                 content.digests.push(Digest { algorithm, value: value.to_vec() });
             }
             (Field::OriginKey, Cell::Bytes(key)) => {
@@ -262,22 +263,22 @@ impl Column {
             (Field::OriginChecked, Cell::Bytes(checked)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
                 for digest in of_words(&text(&checked)?) {
-                    origin.checked.push(digest.ok_or_else(|| bad("is no list of digests"))?);
+                    origin.checked.push(digest.ok_or_else(|| bad("is not a list of digests"))?);
                 }
             }
             (Field::OriginDecoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                origin.decoded = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+                origin.decoded = text(&codec)?.parse().map_err(|_| bad("is not a codec"))?;
             }
-            (Field::OriginCodecSource, Cell::Bytes(said)) => {
+            (Field::OriginCodecSource, Cell::Bytes(source)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
                 let known = [CodecSource::Suffix, CodecSource::Header, CodecSource::Content];
-                let named = known.into_iter().find(|known| codec_source_name(*known).as_bytes() == &said[..]);
+                let named = known.into_iter().find(|known| codec_source_name(*known).as_bytes() == &source[..]);
                 origin.codec_source = Some(named.ok_or_else(|| bad("is not one of suffix, header and content"))?);
             }
             (Field::OriginEncoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                origin.encoded = text(&codec)?.parse().map_err(|_| bad("is no codec"))?;
+                origin.encoded = text(&codec)?.parse().map_err(|_| bad("is not a codec"))?;
             }
             (Field::OriginTransform, Cell::Bytes(transform)) => {
                 entry.origin.as_mut().ok_or_else(no_origin)?.transform = Some(normal_transform(text(&transform)?));
@@ -285,7 +286,7 @@ impl Column {
             (Field::OriginModified, Cell::Real(modified)) => {
                 entry.origin.as_mut().ok_or_else(no_origin)?.modified_s = Some(modified);
             }
-            (_, Cell::Bytes(_) | Cell::Count(_) | Cell::Real(_)) => return Err(bad("is of another type")),
+            (_, Cell::Bytes(_) | Cell::Count(_) | Cell::Real(_)) => return Err(bad("has the wrong type")),
         }
         Ok(())
     }

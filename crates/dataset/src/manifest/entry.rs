@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One object of a manifest, and in a staged copy the one that it was made from, as the document holds them.
+//! One object of a manifest. In a staged copy, the entry also holds the source object.
 
 use penstock_codec::{Codec, strip_suffix};
 use penstock_store::{Meta, Version};
@@ -17,27 +17,27 @@ pub struct Entry {
     pub key: Key,
     /// Stored bytes.
     pub size: u64,
-    /// The version that the listing saw; reads are pinned to it.
+    /// Version that the listing returned; reads are pinned to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
-    /// Last change, seconds since the Unix epoch.
+    /// Last change, in seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
     /// Digests of the bytes as stored.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
-    /// Content-Encoding, where it is known.
+    /// Content-Encoding, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
-    /// How the bytes are compressed, by name.
+    /// Codec of the stored bytes, according to the name.
     #[serde(with = "codec_text")]
     pub codec: Codec,
-    /// How the inflated bytes are framed, by name.
+    /// Record framing of the decompressed bytes, according to the name.
     pub format: RecordFormat,
-    /// Records inside, where they are known.
+    /// Number of records in the object, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// Its content once decompressed, where an earlier stage recorded it.
+    /// Its decompressed content, if an earlier stage recorded it.
     #[serde(default, alias = "inflated", skip_serializing_if = "Option::is_none")]
     pub decompressed: Option<Box<Decompressed>>,
     /// In a staged copy: the object that this one was made from.
@@ -46,7 +46,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// An object of which only name and size are known.
+    /// An entry with only a key and a size.
     pub fn new(key: Key, size: u64) -> Self {
         let (codec, format) = (Codec::of_name(key.as_bytes()), RecordFormat::of_name(key.as_bytes()));
         Self {
@@ -64,7 +64,7 @@ impl Entry {
         }
     }
 
-    /// The entry of an object that a store described.
+    /// The entry for an object's metadata from a store.
     pub fn of_meta(key: Key, meta: Meta) -> Self {
         Self {
             version: meta.version,
@@ -75,12 +75,12 @@ impl Entry {
         }
     }
 
-    /// Bytes of its content once decompressed, where they are known.
+    /// Size of the decompressed content, if known.
     pub fn decompressed_size(&self) -> Option<u64> {
         self.decompressed.as_ref().map(|content| content.size)
     }
 
-    /// How its bytes are compressed as a store gives them, by its name or else by its Content-Encoding.
+    /// Codec of the bytes as a store returns them, from the name or else from the Content-Encoding.
     pub fn codec_as_read(&self) -> Codec {
         match (self.codec, self.encoding.as_deref()) {
             (Codec::None, Some("gzip")) => Codec::Gzip,
@@ -88,13 +88,13 @@ impl Entry {
         }
     }
 
-    /// The name without its codec suffix: what a gzip'd object and its inflated copy share.
+    /// The name without its codec suffix, which a gzip'd object and its decompressed copy share.
     pub fn logical_name(&self) -> &[u8] {
         strip_suffix(self.key.as_bytes())
     }
 }
 
-/// A compressed object's content.
+/// Decompressed content of a compressed object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decompressed {
     /// Its bytes.
@@ -104,7 +104,7 @@ pub struct Decompressed {
     pub digests: Vec<Digest>,
 }
 
-/// Where a staged copy's object came from.
+/// Source of an object in a staged copy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
     /// Its key below the source's folder.
@@ -118,7 +118,8 @@ pub struct Origin {
     /// Digests of the bytes as stored there.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
-    /// Promised digests that the bytes were compared with as they arrived. Empty: the source gave none.
+    /// Digests promised by the source with which the stage compared the bytes as they arrived. Empty if the source gave
+    /// none.
     #[serde(default)]
     pub checked: Vec<Digest>,
     /// Content-Encoding there.
@@ -133,23 +134,23 @@ pub struct Origin {
     /// The codec that the stage compressed it with.
     #[serde(default, alias = "packed", skip_serializing_if = "is_none", with = "codec_text")]
     pub encoded: Codec,
-    /// The request of the stage: `decompress`, `gzip:6`, `decompress,zstd:3`.
+    /// Transform that the stage was asked for: `decompress`, `gzip:6`, `decompress,zstd:3`.
     #[serde(default, alias = "asked", skip_serializing_if = "Option::is_none", deserialize_with = "transform_text")]
     pub transform: Option<String>,
-    /// Its last change there, where it has no version.
+    /// Its last change there, if it has no version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
 }
 
 impl Origin {
-    /// True where a CRC-32C of the stored bytes is recorded, against which every transfer holds what it fetched before it
-    /// publishes a byte. Every stage records one. A record without it may name any object that this user can read, such
-    /// as a private key, and a repair would copy it into the destination.
+    /// True if a CRC-32C of the stored bytes is recorded. Every stage records one, and every transfer compares it with
+    /// what it fetched before it publishes a byte. A record without it may name any object that this user can read,
+    /// such as a private key, and a repair would copy it into the destination.
     pub fn is_recognisable(&self) -> bool {
         self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
     }
 
-    /// An object as it is there, moved as stored.
+    /// The origin of an object that was moved as stored.
     pub fn of(entry: &Entry) -> Self {
         Self {
             key: entry.key.clone(),
@@ -171,11 +172,11 @@ impl Origin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodecSource {
-    /// Its name, which lost its suffix when the object was inflated.
+    /// In its name, which lost its suffix when the object was decompressed.
     Suffix,
-    /// Its Content-Encoding, borne out by its first bytes; the name stays.
+    /// In its Content-Encoding, confirmed by its first bytes; the name stays.
     Header,
-    /// Its first bytes alone, under a name that claims an inflated format; the name stays.
+    /// In its first bytes alone, although the name claims an uncompressed format; the name stays.
     Content,
 }
 

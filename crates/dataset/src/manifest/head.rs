@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Header of a manifest's file, and its version.
+//! Header of a manifest file, with its version.
 
 use penstock_types::Error;
 
-/// The version of the document that this build writes. It reads version 1 too.
+/// Version of the document that this build writes. It also reads version 1.
 pub const MANIFEST_VERSION: u32 = 2;
 
 /// Header of a document.
@@ -13,13 +13,13 @@ pub struct Head<'a> {
     pub url: &'a str,
     /// [`Manifest::source`].
     pub source: Option<&'a str>,
-    /// [`Manifest::created_s`], in s since 1970.
+    /// [`Manifest::created_s`], in seconds since 1970.
     pub created_s: f64,
     /// [`Manifest::failed`].
     pub failed: u64,
 }
 
-/// Error of a document of another version.
+/// Error for a document of another version.
 pub(super) fn other_version(version: u32, place: &str) -> Error {
     Error::Unsupported {
         what: format!("manifest version {version} of {place}"),

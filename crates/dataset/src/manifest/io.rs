@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A manifest as a file: JSON or Parquet, written an entry at a time, replaced whole, read by what it holds.
+//! Reads and writes a manifest file: JSON or Parquet, detected by content. Writes entry by entry, and replaces the file
+//! atomically.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -14,21 +15,22 @@ use serde::Deserialize;
 
 use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pack_keys, parquet};
 
-/// A manifest of a billion objects does not fit a JSON document; one beyond this is refused before it is read.
+/// Maximum size of a document; a larger one is rejected before it is read. A manifest of a billion objects does not fit
+/// in a JSON document.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
 
-/// How a manifest is written. Readers take either, whatever it is called.
+/// File format of a manifest. Readers accept either, whatever the file's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManifestFormat {
-    /// One object a line: it diffs, and `head` shows something.
+    /// One object per line: works with diff and `head`.
     Json,
-    /// A row an object: small, quick to read, for millions.
+    /// One row per object: small and quick to read, for millions of objects.
     Parquet,
 }
 
 impl ManifestFormat {
-    /// Number of objects from which a manifest is Parquet by default: a JSON document of more is 30 MB
-    /// and takes most of a second to read.
+    /// Number of objects from which Parquet is the default: a larger JSON document exceeds 30 MB and takes most of a
+    /// second to read.
     pub const PARQUET_FROM: usize = 100_000;
 
     /// Its name, and the suffix of its files.
@@ -39,12 +41,12 @@ impl ManifestFormat {
         }
     }
 
-    /// The one for so many objects.
+    /// Default format for this number of objects.
     pub fn for_objects(objects: usize) -> Self {
         if objects < Self::PARQUET_FROM { Self::Json } else { Self::Parquet }
     }
 
-    /// Format by a file's name, else by the number of objects.
+    /// Format from a file's name, else from the number of objects.
     pub fn of_file(path: &Path, objects: usize) -> Self {
         match path.extension().map(std::ffi::OsStr::to_ascii_lowercase) {
             Some(extension) if extension == "json" => Self::Json,
@@ -66,7 +68,7 @@ impl FromStr for ManifestFormat {
     }
 }
 
-/// Writes a document; the entries come in a manifest's order.
+/// Writes a document; the entries must come in manifest order.
 pub fn write<E: Borrow<Entry>>(
     file: &mut File,
     format: ManifestFormat,
@@ -90,7 +92,7 @@ pub(super) fn write_json<E: Borrow<Entry>>(
 ) -> Result<()> {
     let bad = |error: serde_json::Error| match error.io_error_kind() {
         Some(kind) => Error::from_io(place, &kind.into()),
-        None => Error::bug(format!("a manifest does not serialise: {error}")),
+        None => Error::bug(format!("a manifest cannot be serialised: {error}")),
     };
     let io = |error: std::io::Error| Error::from_io(place, &error);
     write!(out, "{{\"penstock_manifest\":{MANIFEST_VERSION},\"url\":").map_err(io)?;
@@ -113,12 +115,12 @@ pub(super) fn write_json<E: Borrow<Entry>>(
 }
 
 impl Manifest {
-    /// Text before the entries.
+    /// The header that precedes the entries.
     pub fn head(&self) -> Head<'_> {
         Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s, failed: self.failed }
     }
 
-    /// The JSON document, one object a line.
+    /// The JSON document, one object per line.
     pub fn to_json(&self) -> Result<Vec<u8>> {
         let mut out = Vec::with_capacity(256 + 192 * self.objects.len());
         write_json(&mut out, &self.head(), self.objects.iter().map(Ok), &self.url)?;
@@ -132,13 +134,13 @@ impl Manifest {
         Ok(out.into_inner())
     }
 
-    /// Writes the document, in the format that the name says or the number of objects asks for, under a temporary name,
-    /// then renames it: readers see the old one or the new one.
+    /// Writes the document under a temporary name, then renames it: readers see the old document or the new one. The
+    /// format follows from the name or else from the number of objects.
     pub fn save(&self, path: &Path) -> Result<()> {
         self.save_as(path, ManifestFormat::of_file(path, self.objects.len()))
     }
 
-    /// [`Manifest::save`] in this format.
+    /// Like [`Manifest::save`], in this format.
     pub fn save_as(&self, path: &Path, format: ManifestFormat) -> Result<()> {
         let place = path.display().to_string();
         write_atomically(path, |file| write(file, format, &self.head(), self.objects.iter().map(Ok), &place))
@@ -156,7 +158,10 @@ impl Manifest {
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let size = file.metadata().map_err(io)?.len();
         if size > MAX_DOCUMENT_BYTES {
-            return Err(Error::corrupt(place, format!("has {size} bytes, more than any manifest")));
+            return Err(Error::corrupt(
+                place,
+                format!("has {size} bytes (a manifest has at most {MAX_DOCUMENT_BYTES})"),
+            ));
         }
         let mut magic = [0; 4];
         let is_parquet = size >= magic.len() as u64 && {
@@ -186,11 +191,11 @@ impl Manifest {
         struct Versioned {
             penstock_manifest: Option<u32>,
         }
-        let bad = |error: serde_json::Error| Error::corrupt(place, format!("is no Penstock manifest: {error}"));
+        let bad = |error: serde_json::Error| Error::corrupt(place, format!("is not a Penstock manifest: {error}"));
         match serde_json::from_slice::<Versioned>(bytes).map_err(bad)?.penstock_manifest {
             Some(1..=MANIFEST_VERSION) => {}
             Some(version) => return Err(other_version(version, place)),
-            None => return Err(Error::corrupt(place, "is no Penstock manifest: it has no `penstock_manifest`")),
+            None => return Err(Error::corrupt(place, "is not a Penstock manifest: it has no `penstock_manifest`")),
         }
         let mut manifest: Self = serde_json::from_slice(bytes).map_err(bad)?;
         manifest.version = MANIFEST_VERSION;

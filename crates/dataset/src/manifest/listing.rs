@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A listing as a manifest. Knows what is not an object of a dataset (our own state, markers of folders); opens none.
+//! Turns a listing into a manifest. Skips keys that are not objects of the dataset (Penstock's own state, folder
+//! markers); opens no object.
 
 use std::sync::Arc;
 
@@ -12,18 +13,18 @@ use crate::glob::split_glob;
 use crate::key_filter::{KeyFilter, last_component};
 use crate::url_list::UrlList;
 
-/// Names that begin with this are our own state (journal, manifest, locks) and never part of a dataset.
+/// Prefix of names that are Penstock's own state (journal, manifest, locks) and never part of a dataset.
 pub const OWN_PREFIX: &[u8] = b".penstock";
 
-/// One listing of everything under `prefix` (a folder, or one object), as a manifest. No object is opened: codec and
-/// format are what names say. Skips our own state at any level, and empty objects that represent folders.
+/// Lists everything under `prefix` (a folder or one object) once, as a manifest. Opens no object: codec and format come
+/// from names. Skips Penstock's own state at any level, and empty objects that represent folders.
 ///
-/// `url` is what the user wrote; the manifest's URL is its folder. Errs with `NotFound` when nothing is there.
+/// `url` is what the user wrote; the manifest's URL is its folder. Returns `NotFound` if nothing is there.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
     index_selected(store, prefix, url, &KeyFilter::default(), deadline).await
 }
 
-/// [`index`] of what is meant alone; the store is asked for nothing else where the patterns allow it.
+/// Like [`index`], for selected objects only. If the patterns allow it, the store lists only their prefix.
 pub async fn index_selected(
     store: &dyn Store,
     prefix: &Key,
@@ -34,7 +35,7 @@ pub async fn index_selected(
     let folder = prefix.as_folder();
     let mut objects = Vec::new();
     let mut met = false;
-    // Folders and pages are walked from a folder; object stores list any beginning of keys.
+    // Local, HTTP and HDFS listings must start at a folder; object stores can list any key prefix.
     let begin = match url.scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => folder.join(select.literal_prefix()),
         Scheme::File | Scheme::Http | Scheme::Https | Scheme::Hdfs => folder.clone(),
@@ -44,7 +45,7 @@ pub async fn index_selected(
         match listing.try_next().await {
             Ok(Some(meta)) => {
                 let Some(key) = meta.key.strip_prefix(&folder) else {
-                    return Err(Error::bug(format!("a listing of `{folder}` gave `{}`", meta.key)));
+                    return Err(Error::bug(format!("a listing of `{folder}` returned `{}`", meta.key)));
                 };
                 met = true;
                 if !is_own(&key) && !is_folder_marker(&key, meta.size) && select.takes(&key) {
@@ -52,7 +53,7 @@ pub async fn index_selected(
                 }
             }
             Ok(None) => break,
-            // A single file has nothing below it; whether it is there itself is asked next.
+            // A single file has nothing below it; the next request checks whether the file exists.
             Err(Error::NotFound { .. }) if objects.is_empty() && folder != *prefix => break,
             Err(error) => return Err(error),
         }
@@ -81,7 +82,8 @@ pub async fn index_selected(
     Err(Error::NotFound { place })
 }
 
-/// A URL without its pattern, and what is meant below it: `s3://b/train/*.gz`. A local path that is there is no pattern.
+/// Splits a URL such as `s3://b/train/*.gz` into its folder and a filter for its pattern. A local path that exists is
+/// not a pattern.
 pub fn without_pattern(url: &Url, select: KeyFilter) -> (Url, KeyFilter) {
     match split_glob(url).filter(|_| !url.to_path().is_some_and(|path| path.exists())) {
         Some((folder, pattern)) => (folder, select.within(pattern)),
@@ -89,7 +91,7 @@ pub fn without_pattern(url: &Url, select: KeyFilter) -> (Url, KeyFilter) {
     }
 }
 
-/// Opens what a URL (with a pattern or without) or a local list of URLs names, and lists what is meant.
+/// Opens the target of a URL (with or without a pattern) or of a local list of URLs, and lists the selected objects.
 pub async fn list(
     url: &Url,
     select: KeyFilter,
@@ -106,7 +108,7 @@ pub async fn list(
     index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await
 }
 
-/// True for a key with a component that is Penstock's own.
+/// True for a key with a component that belongs to Penstock's own state.
 pub fn is_own(key: &Key) -> bool {
     key.as_bytes().split(|byte| *byte == b'/').any(|part| part.starts_with(OWN_PREFIX))
 }

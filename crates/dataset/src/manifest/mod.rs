@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifest: the immutable list of a dataset's objects, made by one listing and read by everything after it.
+//! The manifest: the immutable list of a dataset's objects. One listing makes it, and all later steps read it.
 //!
-//! Owns the list, its order and the fingerprint of the logical dataset here; what it says of one object (`entry`,
-//! `record_format`); how a store's listing becomes one (`listing`); and the document (docs/reference/manifest.md), JSON or
-//! Parquet (`document`, `text`, `parquet`, `columns`). Opens no object: codec and format come from names alone.
+//! Owns the list, its order and the fingerprint of the logical dataset. Submodules hold one object (`entry`,
+//! `record_format`), the conversion of a listing (`listing`), and the document (docs/reference/manifest.md) as JSON or
+//! Parquet (`io`, `head`, `parquet`, `columns`, `serde_key`). Opens no object: codec and format come from names alone.
 
 mod columns;
 mod entry;
@@ -31,21 +31,21 @@ pub use serde_key::{codec_text, key_text, transform_text};
 
 use crate::key_filter::KeyFilter;
 
-/// The list. Sorted by logical name, then key, so that object *i* of a compressed dataset is object *i* of its inflated
-/// copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).
+/// List of a dataset's objects, sorted by logical name, then key. Object *i* of a compressed dataset is therefore
+/// object *i* of its decompressed copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`MANIFEST_VERSION`].
     #[serde(rename = "penstock_manifest")]
     pub version: u32,
-    /// The folder that keys are relative to; ends in `/`.
+    /// Folder that keys are relative to; ends in `/`.
     pub url: String,
-    /// In a staged copy: the folder that its origins' keys are relative to.
+    /// In a staged copy: the folder that the keys of its origins are relative to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// When the listing ended, seconds since the Unix epoch.
+    /// Time when the listing ended, in seconds since the Unix epoch.
     pub created_s: f64,
-    /// In a staged copy: objects of this share that could not be staged, and are not listed.
+    /// In a staged copy: number of objects of this share that could not be staged and are not listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failed: u64,
     /// The objects.
@@ -53,7 +53,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// A manifest of these objects, in the manifest's order.
+    /// Creates a manifest of these objects and sorts them.
     pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
         sort(&mut objects);
         pack_keys(&mut objects);
@@ -65,8 +65,8 @@ impl Manifest {
         self.objects.iter().map(|entry| entry.size).sum()
     }
 
-    /// The manifest of the source of a staged copy, with the content of each object that was decompressed and not compressed
-    /// again; `None` where the copy does not record its source.
+    /// Reconstructs the source's manifest from a staged copy, with the content of each object that was decompressed and
+    /// not compressed again. `None` if the copy does not record its source.
     pub fn of_source(&self) -> Option<Self> {
         let source = self.source.clone()?;
         let objects = self
@@ -89,7 +89,7 @@ impl Manifest {
         Some(Self { created_s: self.created_s, ..Self::new(source, objects) })
     }
 
-    /// The same without the objects that are not meant.
+    /// Keeps only the selected objects.
     pub fn keep(mut self, select: &KeyFilter) -> Self {
         if !select.is_all() {
             self.objects.retain(|entry| select.takes(&entry.key));
@@ -97,7 +97,7 @@ impl Manifest {
         self
     }
 
-    /// [`Manifest::keep`]; errs where nothing is left.
+    /// Like [`Manifest::keep`], but returns an error if nothing is left.
     pub fn only(self, select: &KeyFilter) -> Result<Self> {
         let kept = self.keep(select);
         match kept.objects.is_empty() && !select.is_all() {
@@ -106,9 +106,9 @@ impl Manifest {
         }
     }
 
-    /// The dataset's identity whatever path it is read by: logical names and, where the feed's ladder has found them,
-    /// record counts (`records[i]` belongs to `objects[i]`; empty when they are not known). Sizes, codecs, versions and
-    /// URLs do not enter, so a staged, inflated or transcoded copy keeps it.
+    /// Identity of the dataset, whatever path it is read by. Covers logical names and, if the feed has found them,
+    /// record counts: `records[i]` belongs to `objects[i]`; empty if unknown. Sizes, codecs, versions and URLs are left
+    /// out, so a staged, decompressed or transcoded copy keeps it.
     pub fn fingerprint(&self, records: &[u64]) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(b"penstock dataset 1");
@@ -126,7 +126,7 @@ impl Manifest {
     }
 }
 
-/// A manifest as it was read, in order. Foreign tools may have written it: the order is ours to hold.
+/// True for a count of zero, which the document leaves out.
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
@@ -134,12 +134,12 @@ fn is_zero(count: &u64) -> bool {
 fn finished(mut manifest: Manifest, place: &str) -> Result<Manifest> {
     sort(&mut manifest.objects);
     match manifest.objects.windows(2).find(|pair| pair[0].key == pair[1].key) {
-        Some(pair) => Err(Error::corrupt(place, format!("names `{}` twice", pair[0].key))),
+        Some(pair) => Err(Error::corrupt(place, format!("lists `{}` twice", pair[0].key))),
         None => Ok(manifest),
     }
 }
 
-/// By what a manifest is sorted.
+/// Sort key of a manifest.
 fn place_of(entry: &Entry) -> (&[u8], &Key) {
     (entry.logical_name(), &entry.key)
 }
@@ -150,7 +150,7 @@ fn sort(objects: &mut [Entry]) {
     }
 }
 
-/// Lets keys share a few large allocations: one of its own for each of 10^7 keys costs more than the keys.
+/// Packs keys into a few large allocations: a separate one for each of 10^7 keys costs more than the keys.
 fn pack_keys(objects: &mut [Entry]) {
     const BLOCK: usize = 256 << 10;
     let mut block = BytesMut::new();

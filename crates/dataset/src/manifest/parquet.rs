@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A manifest as Parquet: a row an object, columns that any tool reads. What does not fit a JSON document of reasonable
-//! size does here: 10^7 objects.
+//! Parquet form of a manifest: one row per object, with columns that any tool reads. Used where a JSON document would
+//! be too large: 10^7 objects.
 //!
 //! Between the leading magic and the first row group, where Parquet allows any bytes, a file of ours holds the XXH3 of
-//! all that follows: a damaged or truncated file is detected before any of it is used. A file of another tool has none,
-//! and is taken for what its cells say; anything that the Parquet reader cannot read ends in one error.
+//! all that follows. A damaged or truncated file is thus detected before any of it is used. Files of other tools have
+//! no such digest, and their cells are read as they are. A file that the Parquet reader cannot read gives one error.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -33,17 +33,18 @@ use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pa
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
 /// Prefix of the seal; 16 bytes of XXH3 follow.
 const SEAL: &[u8; 8] = b"PENSTOCK";
-/// Eight letters of another writer differ from ours in half of their 64 bits; what differs in fewer than this was ours.
+/// Eight letters from another writer differ from the seal in about half of their 64 bits. A difference in fewer bits
+/// than this means a damaged seal.
 const DAMAGED_SEAL: u32 = 8;
-/// Where what is sealed begins.
+/// Offset of the first sealed byte.
 const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;
-/// Rows of a group: what is held in memory while one is written.
+/// Rows per group; a writer holds one group in memory.
 const GROUP: usize = 1 << 16;
 /// Rows read at once.
 const BATCH: usize = 1 << 13;
-/// Bytes that a page may decompress to; writers make them of about 1 MiB.
+/// Maximum decompressed bytes of a page; writers make pages of about 1 MiB.
 const MAX_PAGE: usize = 256 << 20;
-/// Keys of distinct objects do not compress to less than this.
+/// Maximum rows per byte of file: keys of distinct objects do not compress better.
 const ROWS_A_BYTE: u64 = 16;
 
 fn schema(columns: &[Column]) -> Result<Arc<Type>, ParquetError> {
@@ -66,7 +67,7 @@ fn schema(columns: &[Column]) -> Result<Arc<Type>, ParquetError> {
     Ok(Arc::new(Type::group_type_builder("penstock_manifest").with_fields(fields).build()?))
 }
 
-/// Hashes what passes, but for the first bytes.
+/// Hashes all bytes written except the first `skip`.
 struct Sealing<W> {
     inner: W,
     skip: usize,
@@ -87,7 +88,7 @@ impl<W: Write> Write for Sealing<W> {
     }
 }
 
-/// Writes a manifest's entries, which come in its order.
+/// Writes a manifest's entries, which must come in manifest order.
 pub(super) fn write<E: Borrow<Entry>>(
     out: &mut (impl Write + Seek + Send),
     head: &Head<'_>,
@@ -97,9 +98,9 @@ pub(super) fn write<E: Borrow<Entry>>(
     let bad = |error: ParquetError| match error {
         ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
             Ok(io) => Error::from_io(place, &io),
-            Err(other) => Error::bug(format!("a manifest does not become Parquet: {other}")),
+            Err(other) => Error::bug(format!("a manifest cannot be written as Parquet: {other}")),
         },
-        other => Error::bug(format!("a manifest does not become Parquet: {other}")),
+        other => Error::bug(format!("a manifest cannot be written as Parquet: {other}")),
     };
     let columns = columns();
     let mut facts = vec![
@@ -121,7 +122,7 @@ pub(super) fn write<E: Borrow<Entry>>(
         .set_offset_index_disabled(true)
         .set_key_value_metadata(Some(facts));
     for column in &columns {
-        // Every one of these is its own: a dictionary would only be built to be given up.
+        // The values of these columns are all distinct: a dictionary would be built, then discarded.
         if !matches!(
             column.name.as_str(),
             "codec"
@@ -213,7 +214,7 @@ pub(super) fn read_bytes(bytes: &[u8], place: &str) -> Result<Manifest> {
     parse(Bytes::copy_from_slice(bytes), bytes.len() as u64, place)
 }
 
-/// Errs where a sealed file is not what was sealed.
+/// Returns an error if the contents of a sealed file do not match its seal.
 fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
     let io = |error: std::io::Error| Error::from_io(place, &error);
     let mut head = [0; SEALED_FROM];
@@ -238,15 +239,13 @@ fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
     }
     match wrong == 0 && hash.digest128().to_be_bytes() == head[SEALED_FROM - 16..] {
         true => Ok(()),
-        false => {
-            Err(Error::corrupt(place, "is damaged or cut short: its bytes are not those that its seal was made of"))
-        }
+        false => Err(Error::corrupt(place, "is damaged or truncated: its bytes do not match its checksum")),
     }
 }
 
 fn parse(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<Manifest> {
-    let no_manifest = |problem: String| Error::corrupt(place, format!("is no Penstock manifest: {problem}"));
-    // The Parquet reader asserts what a hostile file may break.
+    let no_manifest = |problem: String| Error::corrupt(place, format!("is not a Penstock manifest: {problem}"));
+    // The Parquet reader has assertions that a hostile file may fail.
     let parsed = catch_panic(|| parse_trusting(file, size, place));
     let parsed = parsed.unwrap_or_else(|_| Err("its Parquet cannot be read".to_owned()));
     let (Parsed { url, source, created_s, failed, version }, objects) = parsed.map_err(no_manifest)?;
@@ -280,7 +279,7 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
     };
     let version = fact("penstock_manifest").ok_or("it has no `penstock_manifest`")?;
     let head = Parsed {
-        version: version.parse().map_err(|_| format!("`penstock_manifest` is `{version}`"))?,
+        version: version.parse().map_err(|_| format!("`penstock_manifest` is `{version}`, not a version number"))?,
         url: fact("url").ok_or("it has no `url`")?,
         source: fact("source"),
         created_s: fact("created_s").and_then(|text| text.parse().ok()).filter(|s: &f64| s.is_finite()).unwrap_or(0.0),
@@ -290,13 +289,13 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
         return Ok((head, Vec::new()));
     }
     let known = columns();
-    // Which column of the file holds which of ours.
+    // Index of the file's column for each of our columns.
     let descriptor = facts.schema_descr_ptr();
     let mut places = Vec::new();
     for column in &known {
         match descriptor.columns().iter().position(|other| column.is_named(&other.path().string())) {
             Some(at) if descriptor.column(at).max_rep_level() != 0 || descriptor.column(at).max_def_level() > 1 => {
-                return Err(format!("its column `{}` holds lists", column.name));
+                return Err(format!("its column `{}` contains lists", column.name));
             }
             Some(at) => places.push((column, at)),
             None if column.required => return Err(format!("it has no column `{}`", column.name)),
@@ -322,7 +321,8 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
                 row += 1;
                 column.set(entry, cell)
             };
-            let chunk = group.columns().get(*at).ok_or_else(|| format!("`{}` is not in every group", column.name))?;
+            let chunk =
+                group.columns().get(*at).ok_or_else(|| format!("`{}` is not in every row group", column.name))?;
             let cells = match column_reader(file.clone(), chunk, MAX_PAGE, place).map_err(ours)? {
                 ColumnReader::ByteArrayColumnReader(cells) if matches!(column.kind, Kind::Bytes | Kind::Text) => {
                     drain(cells, rows, |value| Cell::Bytes(bytes_of(value.data())), &mut take)
@@ -339,11 +339,11 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
                 ColumnReader::DoubleColumnReader(cells) if column.kind == Kind::Real => {
                     drain(cells, rows, Cell::Real, &mut take)
                 }
-                _ => Err("is of another type".to_owned()),
+                _ => Err("has the wrong type".to_owned()),
             };
             cells.map_err(|problem| format!("its column `{}`: {problem}", column.name))?;
             if row - begin != rows {
-                return Err(format!("its column `{}` has {} cells of {rows}", column.name, row - begin));
+                return Err(format!("its column `{}` has {} of {rows} cells", column.name, row - begin));
             }
         }
         pack_keys(&mut objects[begin..]);
@@ -379,7 +379,7 @@ fn drain<T: DataType>(
         }
         for &level in &levels {
             let value = if level == 0 { Some(Cell::Absent) } else { values.next().map(&cell) };
-            take(value.ok_or("it has fewer values than it says")?)?;
+            take(value.ok_or("it has fewer values than it declares")?)?;
         }
     }
     Ok(())

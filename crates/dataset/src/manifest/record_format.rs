@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How records are framed inside an object: what its name claims, and no more than that.
+//! Record format of an object, by its name only.
 
 use penstock_codec::strip_suffix;
 use serde::{Deserialize, Serialize};
 
 use crate::key_filter::last_component;
 
-/// How records are framed inside an object, once it is inflated.
+/// Record framing inside an object, once decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordFormat {
@@ -18,7 +18,7 @@ pub enum RecordFormat {
     Npy,
     /// One JPEG image.
     Jpeg,
-    /// Not known from the name: the object is one record, or the reader is given its format.
+    /// Unknown from the name: the object is one record, or the reader is given its format.
     Raw,
 }
 
@@ -37,7 +37,7 @@ impl RecordFormat {
         }
     }
 
-    /// The format that a name claims, whatever codec its suffix adds: `a.tfrecord.gz`, `train.tfrecord-00001-of-00100`.
+    /// Format that a name claims, without any codec suffix: `a.tfrecord.gz`, `train.tfrecord-00001-of-00100`.
     pub fn of_name(name: &[u8]) -> Self {
         let name = strip_suffix(name).to_ascii_lowercase();
         let last = last_component(&name);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys, codecs and transforms as JSON lines hold them: in manifests, and in the journals of a stage.
+//! Serde forms of keys, codecs and transforms for JSON lines: in manifests and in the journals of a stage.
 
 use serde::{Deserialize, Deserializer};
 
-/// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` where it is not UTF-8.
+/// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` if it is not UTF-8.
 pub mod key_text {
     use penstock_types::Key;
     use serde::ser::SerializeMap;
@@ -41,7 +41,7 @@ pub mod key_text {
                     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16)).collect();
                 Ok(Key::new(bytes.map_err(|_| bad())?))
             }
-            _ => Err(serde::de::Error::custom("wants one of `key` and `key_hex`")),
+            _ => Err(serde::de::Error::custom("needs either `key` or `key_hex`")),
         }
     }
 }
@@ -67,7 +67,7 @@ pub fn transform_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Opti
     Ok(Option::<String>::deserialize(deserializer)?.map(normal_transform))
 }
 
-/// The transform in the words of this version. Version 1 wrote `inflate`.
+/// Rewrites a transform in the words of this version. Version 1 wrote `inflate`.
 pub(super) fn normal_transform(transform: String) -> String {
     transform.replace("inflate", "decompress")
 }

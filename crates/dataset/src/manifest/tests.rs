@@ -71,8 +71,8 @@ fn manifest_order_and_fingerprint_are_those_of_the_inflated_copy() {
 #[test]
 fn manifest_file_of_another_kind_is_refused_in_words() {
     for (text, says) in [
-        (&b"{}"[..], "is no Penstock manifest"),
-        (b"[1", "is no Penstock manifest"),
+        (&b"{}"[..], "is not a Penstock manifest"),
+        (b"[1", "is not a Penstock manifest"),
         (b"{\"penstock_manifest\":3}", "version 3"),
         (b"{\"penstock_manifest\":1,\"url\":\"u\",\"created_s\":0,\"objects\":[{\"key\":\"a\",\"size\":-1}]}", "manifest"),
         (

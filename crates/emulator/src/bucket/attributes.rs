@@ -9,7 +9,7 @@ use super::{Bucket, blocking};
 use crate::object_metadata::{Checksum as StoredChecksum, Fact};
 use crate::preconditions::{modified, no_such_key};
 
-/// Parts in one answer.
+/// Maximum parts in one response.
 const MAX_PARTS: i32 = 1000;
 
 impl Bucket {
@@ -45,7 +45,7 @@ impl Bucket {
     }
 }
 
-/// The parts after the marker.
+/// Parts after the marker.
 fn parts_of(fact: &Fact, marker: Option<i32>, max_parts: Option<i32>) -> GetObjectAttributesParts {
     let total = fact.parts.len() as i32;
     let after = marker.unwrap_or(0).clamp(0, total);

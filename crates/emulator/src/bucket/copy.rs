@@ -10,7 +10,7 @@ use md5::{Digest as _, Md5};
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::headers::{Kept, state};
+use super::headers::{StoredHeaders, state};
 use super::parts::check_part_number;
 use super::{Bucket, Failure, blocking};
 use crate::fs_backend::{Folder, Found, read_range};
@@ -19,7 +19,7 @@ use crate::object_metadata::{Checksum as StoredChecksum, Stamp};
 use crate::preconditions::{Reading, modified, no_such_key};
 use crate::request_body::{Received, hasher, value_of};
 
-/// The conditions on the source of a copy; CopyObject and UploadPartCopy have the same fields.
+/// Conditions on the source of a copy; CopyObject and UploadPartCopy have the same fields.
 macro_rules! source_conditions {
     ($input:expr) => {
         Reading {
@@ -58,7 +58,7 @@ fn copy_range(folder: &Folder, file: &File, range: Range<u64>, algorithm: Option
     Ok(Received { temp, size, etag: hex(&md5.finalize()), checksum })
 }
 
-/// The range of an `x-amz-copy-source-range` header: `bytes=FIRST-LAST`, both within the source.
+/// Parses an `x-amz-copy-source-range` header: `bytes=FIRST-LAST`, both within the source.
 fn source_range(text: &str, size: u64) -> S3Result<Range<u64>> {
     let number = |text: &str| text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()));
     let ends = text.strip_prefix("bytes=").and_then(|ends| ends.split_once('-'));
@@ -77,10 +77,10 @@ fn source_range(text: &str, size: u64) -> S3Result<Range<u64>> {
 }
 
 impl Bucket {
-    /// The key of a copy's source, which must be in this bucket.
+    /// Key of a copy's source, which must be in this bucket.
     ///
-    /// S3 reads a `+` in this header as a space, as in a query: clients send a plus as `%2B`. s3s keeps the `+`, so the
-    /// header is parsed here once more.
+    /// S3 reads a `+` in this header as a space, as in a query; clients send a plus as `%2B`. s3s keeps the `+`, so the
+    /// header is parsed again here.
     fn source_key(&self, headers: &HeaderMap) -> S3Result<Box<str>> {
         let header = headers.get("x-amz-copy-source").and_then(|value| value.to_str().ok()).unwrap_or_default();
         let source = CopySource::parse(&header.replace('+', "%20"));
@@ -129,14 +129,14 @@ impl Bucket {
             let text = "This copy request is illegal because it copies an object to itself without changing it.";
             return Err(s3_error!(InvalidRequest, "{}", text));
         }
-        let sent = Kept::of(&req.headers, input.metadata, input.tagging.as_deref())?;
+        let sent = StoredHeaders::of(&req.headers, input.metadata, input.tagging.as_deref())?;
         let conditions = source_conditions!(input);
         let (folder, key) = (self.folder.clone(), input.key);
         let etag = blocking(move || {
             let found = find_source(&folder, &source, &conditions)?;
             let Received { temp, etag, .. } = copy_range(&folder, &found.file, 0..found.stamp.size, None)?;
             let old = found.fact.as_deref();
-            let mut kept = old.map(Kept::of_fact).unwrap_or_default();
+            let mut kept = old.map(StoredHeaders::of_fact).unwrap_or_default();
             if replaces {
                 (kept.headers, kept.metadata) = (sent.headers, sent.metadata);
             }

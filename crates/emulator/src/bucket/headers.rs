@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers that are stored with an object: from the request that wrote it to the answers of reads.
+//! Headers stored with an object: taken from the request that wrote it, returned by reads.
 
 use std::collections::BTreeMap;
 
@@ -10,16 +10,16 @@ use s3s::dto::{ChecksumType, Metadata};
 use super::tags::{Tags, parse_tags};
 use crate::object_metadata::{Checksum, Fact};
 
-/// Headers, metadata and tags that are kept with an object.
+/// Headers, metadata and tags stored with an object.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Kept {
+pub(super) struct StoredHeaders {
     pub headers: BTreeMap<String, String>,
     pub metadata: BTreeMap<String, String>,
     pub tags: Tags,
 }
 
-impl Kept {
-    /// Headers of a write that are stored; `tagging` is its `x-amz-tagging`.
+impl StoredHeaders {
+    /// Collects the headers of a write that are stored; `tagging` is its `x-amz-tagging`.
     pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>, tagging: Option<&str>) -> S3Result<Self> {
         let tags = tagging.map(parse_tags).transpose()?.unwrap_or_default();
         Ok(Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect(), tags })
@@ -29,14 +29,14 @@ impl Kept {
         Self { headers: fact.headers.clone(), metadata: fact.metadata.clone(), tags: fact.tags.clone() }
     }
 
-    /// The fact of an object that is being written; its stamp is set when it gets its name.
+    /// Metadata record of an object being written; its stamp is set when the file gets its name.
     pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
         let Self { headers, metadata, tags } = self;
         Fact { etag: Some(etag), checksum, headers, metadata, tags, ..Fact::default() }
     }
 }
 
-/// The headers that S3 stores with an object and gives back, of those sent.
+/// Of the headers in a request, those that S3 stores with an object and returns.
 fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     let names =
         ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"];
@@ -44,7 +44,7 @@ fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     for name in names {
         let Some(value) = headers.get(name).and_then(|value| value.to_str().ok()) else { continue };
         let value = if name == "content-encoding" {
-            // `aws-chunked` is of the transfer, not of the object.
+            // `aws-chunked` describes the transfer, not the object.
             let codings = value.split(',').map(str::trim).filter(|coding| *coding != "aws-chunked");
             codings.collect::<Vec<_>>().join(", ")
         } else {
@@ -63,7 +63,8 @@ pub(super) fn put_header(headers: &mut HeaderMap, name: &str, value: &str) {
     }
 }
 
-/// Headers of an object's answer: those sent with it, its number of tags, and its checksum if the client asked for it.
+/// Headers of an object's response: those stored with it, its number of tags, and its checksum if the client asked for
+/// it.
 pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     put_header(&mut headers, "content-type", "binary/octet-stream");
@@ -92,7 +93,7 @@ pub(super) fn metadata_of(fact: Option<&Fact>) -> Option<Metadata> {
     (!pairs.is_empty()).then(|| pairs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
-/// The checksum that a request gives for an object or part, by algorithm.
+/// Checksum that a request states for an object or part, by algorithm.
 macro_rules! stated {
     ($input:expr, $algorithm:expr) => {
         match $algorithm {

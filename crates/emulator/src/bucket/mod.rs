@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one bucket: what S3 asks of it, over the folder.
+//! The bucket: S3's operations over the folder.
 //!
-//! Owns the answers about the bucket itself, and hands on all others: reads of an object (`read`,
-//! `attributes`), writes and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`), tags (`tags`). What is kept with an object besides
-//! its bytes is in `headers`.
+//! Handles operations on the bucket itself and delegates all others: reads of an object (`read`, `attributes`), writes
+//! and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`), tags (`tags`). `headers` holds
+//! what is stored with an object besides its bytes.
 
 mod attributes;
 mod copy;
@@ -28,10 +28,10 @@ use crate::preconditions::modified;
 use crate::request_body::{internal, io_error};
 pub(crate) use uploads::MultipartStore;
 
-/// The region that the endpoint says it is in; any is accepted in signatures.
+/// Region that the endpoint reports; signatures may name any region.
 pub(crate) const REGION: &str = "us-east-1";
 
-/// See the module.
+/// The S3 bucket that the emulator serves.
 #[derive(Clone)]
 pub(crate) struct Bucket {
     pub(crate) name: Arc<str>,
@@ -40,7 +40,7 @@ pub(crate) struct Bucket {
     pub(crate) began: Stamp,
 }
 
-/// Runs a blocking look at the folder.
+/// Runs blocking work on the folder in the blocking thread pool.
 async fn blocking<T, E>(work: impl FnOnce() -> Result<T, E> + Send + 'static) -> S3Result<T>
 where
     T: Send + 'static,
@@ -50,7 +50,7 @@ where
     done.await.map_err(internal)?.map_err(|Failure(error)| error)
 }
 
-/// Either kind of error, as an S3 error.
+/// Error of the file system or of S3, as an S3 error.
 struct Failure(S3Error);
 
 impl From<io::Error> for Failure {
@@ -112,7 +112,7 @@ impl S3 for Bucket {
         req: S3Request<GetBucketLocationInput>,
     ) -> S3Result<S3Response<GetBucketLocationOutput>> {
         self.check_name(&req.input.bucket)?;
-        // An empty answer means us-east-1.
+        // An empty response means us-east-1.
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 
@@ -228,5 +228,5 @@ impl S3 for Bucket {
     }
 }
 
-/// The data type of that name; our own took the short one.
+/// s3s's type of that name; our own type is called `Bucket`.
 type Bucket_ = s3s::dto::Bucket;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings: a page of keys as either version of LIST asks for it. What is on a page, `crate::list` says.
+//! Listings: one page of keys in the form of either version of LIST. `crate::list` computes the page.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -11,10 +11,10 @@ use super::{Bucket, blocking};
 use crate::list::{Item, Query, page};
 use crate::preconditions::modified;
 
-/// S3 gives no longer page.
+/// Maximum page size of S3.
 const MAX_KEYS: i32 = 1000;
 
-/// Who owns every object: the one pair of keys is one account.
+/// Owner of every object: the only pair of keys is one account.
 const OWNER: &str = "penstock";
 
 /// Characters that `encoding-type=url` does not encode. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.
@@ -33,7 +33,7 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let max_keys = most(input.max_keys)?;
-        // S3 takes an empty delimiter for none.
+        // S3 treats an empty delimiter as none.
         let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
         let prefix = input.prefix.clone().unwrap_or_default();
         let (after, done) = match input.continuation_token.as_deref().filter(|token| !token.is_empty()) {
@@ -73,7 +73,7 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let max_keys = most(input.max_keys)?;
-        // S3 takes an empty delimiter for none.
+        // S3 treats an empty delimiter as none.
         let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
         let after = input.marker.clone().unwrap_or_default();
         let query = Query {
@@ -85,7 +85,8 @@ impl Bucket {
         };
         let (items, more) = self.list(query).await?;
         let encoding = input.encoding_type.as_ref();
-        // Clients without a delimiter take the last key; S3 says it only with one, more is harmless.
+        // Clients without a delimiter continue from the last key. S3 sends this field only with a delimiter; sending it
+        // always is harmless.
         let next = items.last().filter(|_| more).map(|item| encoded(item.name().to_owned(), encoding));
         let (contents, prefixes) = sorted_out(items, encoding, true);
         Ok(S3Response::new(ListObjectsOutput {
@@ -111,7 +112,7 @@ fn encoded(text: String, encoding: Option<&EncodingType>) -> String {
     }
 }
 
-/// How many keys a page may hold.
+/// Maximum keys of a page, from the request.
 fn most(asked: Option<i32>) -> S3Result<i32> {
     match asked.unwrap_or(MAX_KEYS) {
         asked if asked < 0 => Err(s3_error!(InvalidArgument, "max-keys must not be negative")),
@@ -119,7 +120,7 @@ fn most(asked: Option<i32>) -> S3Result<i32> {
     }
 }
 
-/// Objects and common prefixes of a page, as S3 writes them.
+/// Splits a page into objects and common prefixes, in the types of S3.
 fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>, with_owner: bool) -> (Vec<Object>, Vec<CommonPrefix>) {
     let owner = with_owner.then(|| Owner { display_name: Some(OWNER.to_owned()), id: Some(OWNER.to_owned()) });
     let (mut objects, mut prefixes) = (Vec::new(), Vec::new());
@@ -140,7 +141,7 @@ fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>, with_owner: boo
     (objects, prefixes)
 }
 
-/// A continuation token: what was given last, and whether it was a common prefix.
+/// Makes a continuation token: the last item returned, and whether it was a common prefix.
 fn token_of(item: &Item) -> String {
     let kind = if matches!(item, Item::Prefix(_)) { 'p' } else { 'k' };
     URL_SAFE_NO_PAD.encode(format!("{kind}{}", item.name()))

@@ -14,7 +14,7 @@ use crate::preconditions::no_such_key;
 pub(super) type Tags = BTreeMap<String, String>;
 
 const MAX_TAGS: usize = 10;
-/// Unicode characters.
+/// In Unicode characters.
 const MAX_TAG_KEY: usize = 128;
 const MAX_TAG_VALUE: usize = 256;
 

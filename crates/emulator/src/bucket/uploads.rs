@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads: parts as temp files (`parts`), joined into one object. An upload that is open when the endpoint stops is
-//! aborted with it.
+//! Multipart uploads: parts are temporary files (`parts`) that completion joins into one object. An upload that is open
+//! when the endpoint stops is aborted.
 
 use penstock_types::lock;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -13,7 +13,7 @@ use md5::{Digest as _, Md5};
 use s3s::dto::*;
 use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 
-use super::headers::{Kept, checksum_type, state, stated};
+use super::headers::{StoredHeaders, checksum_type, state, stated};
 use super::{Bucket, Failure, blocking};
 use crate::fs_backend::{Temp, read_all};
 use crate::key_path::hex;
@@ -21,8 +21,8 @@ use crate::object_metadata::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::preconditions::{check_write, modified};
 use crate::request_body::{Received, hasher, value_of};
 
-/// S3 refuses to join shorter parts, the last apart.
-const SHORTEST_PART: u64 = 5 << 20;
+/// Minimum size of a part, except the last: S3 refuses to join shorter ones.
+const MIN_PART: u64 = 5 << 20;
 
 /// A part on disk.
 pub(super) struct PartHeld {
@@ -32,17 +32,17 @@ pub(super) struct PartHeld {
 
 pub(super) struct Upload {
     key: String,
-    kept: Kept,
+    kept: StoredHeaders,
     algorithm: Option<String>,
-    /// The checksum is of the whole object rather than of the parts' checksums.
+    /// True if the checksum covers the whole object rather than the checksums of its parts.
     is_full: bool,
-    /// Shared with the thread that joins them: an upload whose completion is refused stays open, as on S3.
+    /// Shared with the thread that joins the parts: as on S3, an upload whose completion is refused stays open.
     pub parts: BTreeMap<i32, Arc<PartHeld>>,
     at: Stamp,
 }
 
-/// Result of a completed upload. S3 answers a repeated completion as the first one, so that a client whose connection
-/// broke can try again.
+/// Result of a completed upload. As on S3, a repeated completion gets the first response again, so that a client whose
+/// connection broke can retry.
 #[derive(Clone)]
 struct Completed {
     key: String,
@@ -50,10 +50,10 @@ struct Completed {
     checksum: Option<StoredChecksum>,
 }
 
-/// Completed uploads that are remembered; the oldest is forgotten first.
+/// Maximum number of completed uploads that are remembered; the oldest is dropped first.
 const MAX_COMPLETED: usize = 1000;
 
-/// Uploads that are open, and the last ones that were completed.
+/// Open uploads, and those completed last.
 #[derive(Default)]
 pub(crate) struct MultipartStore {
     open: Mutex<HashMap<String, Upload>>,
@@ -64,7 +64,7 @@ fn no_such_upload() -> S3Error {
     s3_error!(NoSuchUpload, "The specified upload does not exist. It may have been aborted or completed.")
 }
 
-/// The open upload of that id and key.
+/// The open upload with this id and key.
 pub(super) fn open_upload<'a>(all: &'a HashMap<String, Upload>, id: &str, key: &str) -> S3Result<&'a Upload> {
     all.get(id).filter(|upload| upload.key == key).ok_or_else(no_such_upload)
 }
@@ -74,12 +74,12 @@ impl MultipartStore {
         lock(&self.open)
     }
 
-    /// The checksum algorithm of an open upload.
+    /// Checksum algorithm of an open upload.
     pub(super) fn algorithm(&self, id: &str, key: &str) -> S3Result<Option<String>> {
         Ok(open_upload(&self.all(), id, key)?.algorithm.clone())
     }
 
-    /// Adds a part, or replaces the one of that number.
+    /// Adds a part, or replaces the part with this number.
     pub(super) fn add_part(&self, id: &str, number: i32, received: Received) -> S3Result<()> {
         let part = Arc::new(PartHeld { received, at: Stamp::now() });
         // The map is unlocked before the replaced part's file is removed.
@@ -126,7 +126,7 @@ impl MultipartStore {
     }
 }
 
-/// Object of a completed upload.
+/// A file joined from the parts of an upload.
 struct Joined {
     temp: Temp,
     etag: String,
@@ -167,7 +167,7 @@ fn unhex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// The answer to a completion.
+/// Response to a completion.
 fn completion(bucket: String, done: Completed) -> S3Response<CompleteMultipartUploadOutput> {
     let Completed { key, etag, checksum } = done;
     let mut output = CompleteMultipartUploadOutput {
@@ -191,13 +191,13 @@ impl Bucket {
         self.check_name(&input.bucket)?;
         let algorithm = input.checksum_algorithm.as_ref().map(|name| name.as_str().to_uppercase());
         let asked = input.checksum_type.as_ref().map(|kind| kind.as_str().to_owned());
-        // S3's defaults: CRC64NVME has no composite form, the others are composite unless asked.
+        // S3's defaults: CRC64NVME has no composite form; the others are composite unless the client asks otherwise.
         let is_full = asked.as_deref() == Some(ChecksumType::FULL_OBJECT)
             || (asked.is_none() && algorithm.as_deref() == Some("CRC64NVME"));
         let id = hex(&rand::random::<[u8; 16]>());
         let upload = Upload {
             key: input.key.clone(),
-            kept: Kept::of(&req.headers, input.metadata, input.tagging.as_deref())?,
+            kept: StoredHeaders::of(&req.headers, input.metadata, input.tagging.as_deref())?,
             algorithm,
             is_full,
             parts: BTreeMap::new(),
@@ -293,7 +293,7 @@ impl Bucket {
     }
 }
 
-/// S3's rules for the list of parts that completes an upload.
+/// Checks S3's rules for the list of parts that completes an upload.
 fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
     if wanted.is_empty() {
         return Err(s3_error!(MalformedXML, "You must specify at least one part"));
@@ -315,7 +315,7 @@ fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
         let Some(held) = held.filter(fits) else {
             return Err(s3_error!(InvalidPart, "One or more of the specified parts could not be found."));
         };
-        if place + 1 < wanted.len() && held.received.size < SHORTEST_PART {
+        if place + 1 < wanted.len() && held.received.size < MIN_PART {
             return Err(s3_error!(EntityTooSmall, "Your proposed upload is smaller than the minimum allowed size"));
         }
     }

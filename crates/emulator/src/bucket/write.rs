@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes: PUT of a whole object, deletes.
+//! Writes: PUT of a whole object, and deletes.
 
 use std::io;
 
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result, s3_error};
 
-use super::headers::{Kept, put_checksum};
+use super::headers::{StoredHeaders, put_checksum};
 use super::{Bucket, Failure, blocking};
 use crate::fs_backend::Folder;
 use crate::preconditions::{Deleting, check_write};
@@ -16,7 +16,7 @@ impl Bucket {
     pub(super) async fn put(&self, req: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         self.check_name(&req.input.bucket)?;
         let promise = Promise::of(&req.headers);
-        let kept = Kept::of(&req.headers, req.input.metadata, req.input.tagging.as_deref())?;
+        let kept = StoredHeaders::of(&req.headers, req.input.metadata, req.input.tagging.as_deref())?;
         let received = receive(self.folder.clone(), req.input.body, promise, req.trailing_headers).await?;
         let fact = kept.fact(received.etag.clone(), received.checksum.clone());
         let (folder, key, temp) = (self.folder.clone(), req.input.key, received.temp);

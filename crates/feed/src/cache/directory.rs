@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder of a node's cache, which any number of processes share: names, locks and the byte count.
+//! Directory of a node's cache, shared by any number of processes: names, locks and the byte count.
 //!
-//! Owns what it made and nothing else: it deletes only regular files of its own names below its own folder, which is opened
-//! once and in which no link is followed. Every lock is the kernel's (`flock`), so that one whose holder was killed is free
+//! Owns only what it created: it deletes regular files with its own names below its own folder. The folder is opened
+//! once, and no link in it is followed. Every lock is the kernel's (`flock`), so the lock of a killed process is free
 //! again.
 
 use std::fs::File;
@@ -13,16 +13,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use penstock_store::owned::{self, OwnedFile, Proof, Replace};
+use penstock_store::rooted::{FOLDER, Links, Missing, open_folder};
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock};
-use rustix::io::Errno;
 
 use super::entry::Name;
 
-/// Below the folder that the user named, so that other files there are left alone.
+/// Own subfolder of the user's folder, so that other files there are left alone.
 const OWN_FOLDER: &str = "penstock-cache-1";
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = FOLDER.union(OFlags::NOFOLLOW);
 
-/// A folder that is open. Dropping it lets go of its locks and leaves its files.
+/// An open cache folder. Dropping it releases its locks and leaves its files.
 #[derive(Debug)]
 pub(super) struct Folder {
     place: PathBuf,
@@ -30,13 +30,13 @@ pub(super) struct Folder {
     root: OwnedFd,
     parts: Arc<OwnedFd>,
     objects: OwnedFd,
-    /// Eight bytes: how much lies here, entries under way included. Read and changed under its lock.
+    /// Eight bytes: the number of bytes in the cache, including entries in progress. Read and changed under its lock.
     ledger: File,
     /// Held shared by every process that uses the folder.
     _users: File,
 }
 
-/// The right to write one entry; others wait until it is dropped.
+/// Exclusive right to write one entry; other writers wait until it is dropped.
 #[derive(Debug)]
 pub(super) struct EntryLock {
     part: OwnedFile,
@@ -47,15 +47,12 @@ fn made(folder: impl AsFd, name: &str) -> Result<File> {
     owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
 
-/// Opens a folder, made where it is missing. A link in its place is refused.
-fn entered(folder: impl AsFd, name: &str) -> Result<OwnedFd> {
-    match rustix::fs::mkdirat(folder.as_fd(), name, Mode::from_raw_mode(0o777)) {
-        Ok(()) | Err(Errno::EXIST) => Ok(rustix::fs::openat(folder, name, DIRECTORY, Mode::empty())?),
-        Err(errno) => Err(errno.into()),
-    }
+/// Opens a folder, or makes it if it is missing. A link in its place is refused.
+fn open_or_make(folder: impl AsFd, name: &str) -> Result<OwnedFd> {
+    open_folder(folder, name.as_bytes(), Links::Refused, Missing::Make).map_err(|blocked| blocked.errno.into())
 }
 
-/// The names in a folder that are an entry's.
+/// Names of the entries in a folder.
 fn entries(folder: impl AsFd) -> Result<Vec<Name>> {
     let names = Dir::read_from(folder)?.filter_map(|entry| Name::from_hex(entry.ok()?.file_name().to_str().ok()?));
     Ok(names.collect())
@@ -68,12 +65,12 @@ fn bytes_of(folder: impl AsFd, name: Name) -> Option<u64> {
 }
 
 impl Folder {
-    /// Opens the cache below `folder`, made if it is missing. Whoever finds nobody else there counts it anew and takes
-    /// away what crashed processes have left unfinished.
+    /// Opens the cache below `folder`, and makes it if it is missing. If no other process uses it, its size is counted
+    /// again and unfinished files of crashed processes are removed.
     pub fn open(folder: &Path, limit: u64) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
-        let root = entered(File::open(folder)?, OWN_FOLDER)?;
-        let (parts, objects) = (Arc::new(entered(&root, "parts")?), entered(&root, "objects")?);
+        let root = open_or_make(File::open(folder)?, OWN_FOLDER)?;
+        let (parts, objects) = (Arc::new(open_or_make(&root, "parts")?), open_or_make(&root, "objects")?);
         let (users, ledger) = (made(&root, "users")?, made(&root, "ledger")?);
         let place = folder.join(OWN_FOLDER);
         let folder = Self { place, limit, root, parts, objects, ledger, _users: users.try_clone()? };
@@ -111,7 +108,7 @@ impl Folder {
         Ok(())
     }
 
-    /// 256 shelves: no directory grows beyond what its file system finds quickly.
+    /// 256 subfolders, so that no directory becomes slow to search.
     fn shelf(&self, name: Name) -> Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.objects, &name.hex()[..2], DIRECTORY, Mode::empty())?)
     }
@@ -133,7 +130,7 @@ impl Folder {
         }
     }
 
-    /// Counts `bytes` in if they fit, asking for room until they do. False when no room is left to be had.
+    /// Reserves `bytes` if they fit, evicting until they do. False if nothing more can be evicted.
     pub fn admit(&self, bytes: u64, mut victim: impl FnMut() -> Option<Name>) -> Result<bool> {
         loop {
             let fits = self.change(|used| {
@@ -150,15 +147,15 @@ impl Folder {
         }
     }
 
-    /// Counts `bytes` out that were admitted and not used.
+    /// Releases `bytes` that were reserved and not used.
     pub fn release(&self, bytes: u64) -> Result<()> {
         self.change(|used| (used.saturating_sub(bytes), ()))
     }
 
-    /// Takes an entry away; false when it was not there.
+    /// Removes an entry; false if it was not there.
     pub fn remove(&self, name: Name) -> Result<bool> {
         self.change(|used| {
-            // Under the ledger's lock, so that of two who remove it one counts it.
+            // Under the ledger's lock, so that an entry removed by two processes is subtracted once.
             let Ok(shelf) = self.shelf(name) else { return (used, false) };
             let Some(bytes) = bytes_of(&shelf, name) else { return (used, false) };
             match owned::remove_file(&shelf, name.hex(), Proof::Covered) {
@@ -169,7 +166,7 @@ impl Folder {
     }
 
     fn change<T>(&self, decide: impl FnOnce(u64) -> (u64, T)) -> Result<T> {
-        // A lock of its own: `flock` does not keep threads apart that share an open file.
+        // Opened separately: `flock` does not separate threads that share an open file.
         let ledger = made(&self.root, "ledger")?;
         flock(&ledger, FlockOperation::LockExclusive)?;
         let mut number = [0; 8];
@@ -182,7 +179,7 @@ impl Folder {
         Ok(outcome)
     }
 
-    /// Bytes that lie here, entries under way included.
+    /// Bytes in the cache, including entries in progress.
     #[cfg(test)]
     pub fn used(&self) -> Result<u64> {
         self.change(|used| (used, used))
@@ -195,9 +192,9 @@ impl EntryLock {
         self.part.file()
     }
 
-    /// Gives the written entry its final name. `admitted` is what was counted in for it.
+    /// Gives the written entry its final name. `admitted` is the size that was reserved for it.
     pub fn keep(&self, folder: &Folder, admitted: u64) -> Result<()> {
-        let shelf = entered(&folder.objects, &self.name.hex()[..2])?;
+        let shelf = open_or_make(&folder.objects, &self.name.hex()[..2])?;
         let bytes = self.file().metadata()?.len();
         // Under the ledger's lock: a replaced entry is subtracted, and is not removed meanwhile.
         folder.change(|used| {
@@ -209,9 +206,9 @@ impl EntryLock {
         })?
     }
 
-    /// Takes the unfinished entry away.
+    /// Removes the unfinished entry.
     pub fn discard(&self) {
-        // What stays is taken away by the next process that finds itself alone here.
+        // Leftovers are removed by the next process that finds itself alone here.
         self.part.remove();
     }
 }

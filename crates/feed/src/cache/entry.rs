@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The file of one cached object, or of a stretch of one: its bytes as stored (or in planes), then a CRC-32C for each block
-//! of them, then what the store said of it, then a footer of fixed size. Owns that form; knows no folder, lock or limit.
+//! File of one cached object, or of a range of one: its bytes as stored (or transposed), a CRC-32C for each block, the
+//! object's metadata from the store, and a footer of fixed size. Owns this file format; knows no folder, lock or limit.
 //!
-//! Nothing is believed that does not agree: a file that a crash or a bad disk has left is `None`, never an error.
+//! Inconsistent data are never used: a file damaged by a crash or a bad disk is `None`, never an error.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 /// Bytes under one checksum: a range read checks no more than this beyond its ends.
 pub(super) const BLOCK: u64 = 1 << 20;
 
-/// From here on memory that is used again costs less than new memory.
+/// From this size on, pooled memory costs less than new memory.
 const BUFFERED: usize = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"penstch1";
@@ -31,9 +31,9 @@ const MAX_HEAD: u64 = 64 << 10;
 /// Part of an object that an entry holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// Its bytes as they are stored: all, or a stretch of them.
+    /// The stored bytes: all, or a range of them.
     Stored(ByteRange),
-    /// All of its content, in planes.
+    /// All of its content, as a transposed copy.
     Planes,
 }
 
@@ -42,7 +42,7 @@ pub(super) enum Form {
 pub(super) struct Name(pub u128);
 
 impl Name {
-    /// `None` for an object without a version: what cannot be pinned cannot be told from what replaced it.
+    /// `None` for an object without a version: it could not be distinguished from a later one of the same name.
     pub fn of(root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let version = object.version.as_ref()?;
         let mut hash = Xxh3::new();
@@ -56,7 +56,7 @@ impl Name {
                 hash.update(&range.start.to_le_bytes());
                 hash.update(&range.len.to_le_bytes());
             }
-            // With the version of their form: what another version wrote is not looked at.
+            // The name includes the version of the form, so entries of other versions are ignored.
             Form::Planes => hash.update(b"planes1"),
         }
         Some(Self(hash.digest128()))
@@ -68,21 +68,21 @@ impl Name {
 
     pub fn from_hex(text: &str) -> Option<Self> {
         let name = Self(u128::from_str_radix(text, 16).ok()?);
-        // The one spelling: others are not ours.
+        // Only this spelling is ours.
         (name.hex() == text).then_some(name)
     }
 }
 
-/// Metadata of the object from its store, and its identity, which separates two names that collide.
+/// Metadata of the object from its store, and its identity, which distinguishes two names with the same hash.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     root: String,
     key: Vec<u8>,
     version: Version,
-    /// Of a stretch: its first byte, and the object's bytes.
+    /// For a range: its first byte, and the size of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stretch: Option<(u64, u64)>,
-    /// Of content in planes: the object's bytes.
+    /// For transposed content: the size of the object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     planes_of: Option<u64>,
     digests: Vec<Digest>,
@@ -101,12 +101,12 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// For an entry of `size` bytes; `file` is empty.
+    /// A writer for an entry of `size` bytes; `file` is empty.
     pub fn new(file: &'a File, size: u64) -> Self {
         Self::resumed(file, size, Vec::new())
     }
 
-    /// The same, going on from the checksums of what has been written already.
+    /// The same, continuing after bytes whose checksums are `crcs`.
     pub fn resumed(file: &'a File, size: u64, mut crcs: Vec<u32>) -> Self {
         crcs.resize(size.div_ceil(BLOCK) as usize, 0);
         Self { file, crcs, size }
@@ -117,7 +117,8 @@ impl<'a> Writer<'a> {
         self.crcs
     }
 
-    /// Bytes of the entry from `offset` on, which is a multiple of [`BLOCK`]; so is their end, or it is the entry's.
+    /// Writes bytes of the entry at `offset`, a multiple of [`BLOCK`]. Their end is a multiple as well, or the end of
+    /// the entry.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset + bytes.len() as u64;
         let is_cut = !end.is_multiple_of(BLOCK) && end != self.size;
@@ -130,8 +131,8 @@ impl<'a> Writer<'a> {
         self.file.write_all_at(bytes, offset)
     }
 
-    /// Closes the entry, which is `form` of what `meta` describes. Not synced: what a power cut loses is found out by its
-    /// checksums, and fetched again.
+    /// Closes the entry, which is `form` of the object that `meta` describes. It is not synced: data lost in a power
+    /// failure are detected by their checksums, and fetched again.
     pub fn finish(self, root: &Url, meta: &Meta, form: Form) -> Result<()> {
         let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
         let head = serde_json::to_vec(&Head {
@@ -171,13 +172,13 @@ pub(super) struct Entry {
     crcs: Vec<u32>,
     /// Metadata of the object, from the store.
     pub meta: Meta,
-    /// Which of the object's bytes are here.
+    /// First of the object's bytes that are here.
     start: u64,
     size: u64,
 }
 
 impl Entry {
-    /// The entry in `file`, if it is this form of `object` and its own description agrees with itself.
+    /// The entry in `file`, if it is this form of `object` and its footer is consistent.
     pub fn open(file: File, root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let len = file.metadata().ok()?.len();
         let mut footer = [0; FOOTER as usize];
@@ -225,8 +226,8 @@ impl Entry {
         Some(Self { file, crcs, meta, start, size })
     }
 
-    /// The bytes of a range of the object as stored, cut at its end; `None` where a block is not what was written, and for
-    /// bytes that are not here.
+    /// Bytes of a range of the object as stored, cut at its end; `None` if a block is corrupt or the bytes are not
+    /// here.
     pub fn read(&self, range: ByteRange, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
@@ -238,12 +239,12 @@ impl Entry {
         }
     }
 
-    /// All that the entry holds; `None` where a block is not what was written.
+    /// All bytes of the entry; `None` if a block is corrupt.
     pub fn read_all(&self, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         self.held(0, self.size, buffers)
     }
 
-    /// Bytes of the entry, from `start` to `end`. Errs where the system has no memory for them.
+    /// Bytes of the entry, from `start` to `end`. Errs if the system is out of memory.
     fn held(&self, start: u64, end: u64, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let from = start / BLOCK * BLOCK;
         let to = end.div_ceil(BLOCK).saturating_mul(BLOCK).min(self.size);
@@ -260,7 +261,7 @@ impl Entry {
         Ok(self.read_blocks(from, &mut read.as_mut()[..bytes]).then(|| read.freeze(asked)))
     }
 
-    /// Whole blocks from `from` on, each checked while the processor's cache still has it; false where one is not sound.
+    /// Reads whole blocks from `from` on, each verified while it is in the processor's cache; false if one is corrupt.
     fn read_blocks(&self, from: u64, into: &mut [u8]) -> bool {
         let first = (from / BLOCK) as usize;
         into.chunks_mut(BLOCK as usize).zip(&self.crcs[first..]).enumerate().all(|(at, (block, crc))| {
@@ -380,7 +381,7 @@ mod tests {
             file.read_exact_at(&mut byte, at as u64).unwrap();
             file.write_all_at(&[byte[0] ^ (1 << bit)], at as u64).unwrap();
             let read = Entry::open(file, &root(), &object("1"), WHOLE).and_then(|entry| read(&entry, ByteRange::WHOLE));
-            // The four bytes that pad the footer say nothing.
+            // The four padding bytes of the footer have no meaning.
             prop_assert!(read.is_none() || (at >= len - 4 && read.unwrap() == bytes));
         }
 

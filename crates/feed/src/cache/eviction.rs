@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of the entry to evict: the one that is needed last. With the order known this is the choice that costs the fewest
-//! requests (Belady, IBM Systems Journal 5(2), 1966), an entry that is needed later than all others not being kept at all.
+//! Eviction: chooses the entry that is needed last. With a known order this costs the fewest requests (Belady, IBM
+//! Systems Journal 5(2), 1966). A new entry that is needed later than all others is not stored at all.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -17,18 +17,18 @@ pub(super) struct EvictionQueue {
     folder: Arc<Folder>,
     root: Url,
     future: Arc<dyn AccessPlan>,
-    /// Copies in planes are of use to this run, before stored bytes are.
+    /// This run reads transposed copies in preference to stored bytes.
     reads_planes: bool,
-    kept: Mutex<Option<Kept>>,
+    kept: Mutex<Option<Stock>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct Stock {
     by_next_use: BTreeSet<(u64, Name)>,
     known: HashMap<Name, (u64, Option<Extent>)>,
 }
 
-impl Kept {
+impl Stock {
     fn set(&mut self, name: Name, next_use: u64, what: Option<Extent>) {
         if let Some((before, _)) = self.known.insert(name, (next_use, what)) {
             self.by_next_use.remove(&(before, name));
@@ -36,7 +36,7 @@ impl Kept {
         self.by_next_use.insert((next_use, name));
     }
 
-    /// Entries whose time has passed were read by other processes of the node, and are needed at another time now.
+    /// Entries whose time has passed were read by other processes of the node; their next use is computed again.
     fn catch_up(&mut self, future: &dyn AccessPlan) {
         let now = future.now();
         let passed: Vec<Name> = self.by_next_use.range(..(now, Name(0))).map(|entry| entry.1).collect();
@@ -57,14 +57,14 @@ impl EvictionQueue {
         &*self.future
     }
 
-    /// An entry was read or written: it is needed at another time now.
+    /// Updates the next use of an entry that was read or written.
     pub fn note(&self, name: Name, what: &Extent) {
         if let Some(kept) = &mut *lock(&self.kept) {
             kept.set(name, self.future.next_use(what), Some(what.clone()));
         }
     }
 
-    /// An entry was taken away, and is no longer followed.
+    /// Stops tracking an entry that was removed.
     fn forget(&self, name: Name) {
         if let Some(kept) = &mut *lock(&self.kept)
             && let Some((next_use, _)) = kept.known.remove(&name)
@@ -73,7 +73,7 @@ impl EvictionQueue {
         }
     }
 
-    /// Takes an entry away, and follows it no longer once it is gone.
+    /// Removes an entry, and stops tracking it once it is gone.
     pub fn forget_removed(&self, name: Option<Name>) -> std::io::Result<()> {
         let Some(name) = name else { return Ok(()) };
         self.folder.remove(name)?;
@@ -83,7 +83,7 @@ impl EvictionQueue {
         Ok(())
     }
 
-    /// The entry that is needed last, if that is later than `what` is; it is no longer followed.
+    /// Returns the entry that is needed last, if that is later than `what`; it is no longer tracked.
     pub fn later_than(&self, what: &Extent) -> Option<Name> {
         let wanted = self.future.next_use(what);
         let mut kept = lock(&self.kept);
@@ -95,13 +95,13 @@ impl EvictionQueue {
         Some(name)
     }
 
-    /// All that lies in the folder now.
-    fn stock(&self) -> Kept {
-        let (mut kept, mut found) = (Kept::default(), HashSet::new());
+    /// Everything in the folder now.
+    fn stock(&self) -> Stock {
+        let (mut kept, mut found) = (Stock::default(), HashSet::new());
         // A folder that cannot be listed has nothing to evict.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            // Of two forms, the one that is not read is evicted first.
+            // If an object is here in two forms, the form that is not read is evicted first.
             let forms = [self.reads_planes.then_some(Form::Planes), Some(Form::Stored(range))];
             let mut names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
             if let Some(name) = names.find(|name| found.remove(name)) {

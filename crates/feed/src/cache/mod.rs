@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The node cache: a store in front of another that keeps objects on a local disk, once for all processes of the node.
-//! Objects are kept whole and as they are stored, except those that are only ever read in ranges. Compressed objects may
-//! be kept in planes instead (`planes`); only callers that ask for planes see them.
+//! The node cache: wraps a store and keeps objects on a local disk, once for all processes of the node. Objects are
+//! kept whole and as stored, except those that are only read in ranges. Compressed objects may be kept as transposed
+//! copies (`transcode`); only callers that ask for them see them.
 //!
 //! Owns admission and eviction; the caller passes the order of the next reads ([`AccessPlan`]). A cache that cannot be
-//! written or read costs speed, never a sample: on any doubt the object is read from the store again.
+//! read or written costs speed, never a sample: in any doubt the object is read from the store again.
 
 mod directory;
 mod entry;
@@ -32,10 +32,10 @@ use transcode::Transcoder;
 /// to 90 MB/s (reference: AWS and Azure performance guides).
 const PART: u64 = 8 << 20;
 
-/// Parts of one object under way at a time.
+/// Concurrent parts of one object.
 const PARTS_IN_FLIGHT: usize = 8;
 
-/// How long to wait before looking again at an object that another task or process is fetching: at first and at most.
+/// Polling interval for an object that another task or process is fetching: initial and maximum.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 /// Extent of an entry: an object, or a range of it.
@@ -43,14 +43,14 @@ const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::fr
 pub struct Extent {
     /// The object's key.
     pub key: Key,
-    /// [`ByteRange::WHOLE`] for all of it.
+    /// Range of the object; [`ByteRange::WHOLE`] for all of it.
     pub range: ByteRange,
 }
 
 /// Source of a read's answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CachedRange {
-    /// Of the object, what the entry holds: all of it, or a stretch that the read lies in.
+    /// Range that the entry holds: all of the object, or a part that contains the read.
     pub range: ByteRange,
     /// Stored bytes of the object.
     pub size: u64,
@@ -64,16 +64,16 @@ impl CachedRange {
 
 /// Order of the next reads of a run.
 pub trait AccessPlan: Send + Sync + fmt::Debug {
-    /// The time, in the measure of `next_use`: what was to be read before it has been.
+    /// Current time, in the unit of `next_use`: all earlier reads have been made.
     fn now(&self) -> u64;
 
-    /// When this node reads it next, behind the read under way; later is larger, `u64::MAX` is never.
+    /// Time of this node's next read of it after the current one; larger is later, `u64::MAX` is never.
     fn next_use(&self, what: &Extent) -> u64;
 
-    /// Range to cache of an object of which `ranges` are read; `None` for an object that the run does not know.
+    /// Range to cache of an object of which `ranges` are read; `None` for an object that is not part of the run.
     fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange>;
 
-    /// All that may be read at all. Other entries of the folder are evicted first.
+    /// All extents that the run may read. Other entries of the folder are evicted first.
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_>;
 }
 
@@ -88,7 +88,7 @@ pub struct NodeCache {
     transcoder: Arc<Transcoder>,
 }
 
-/// A read under way: what is asked, and the entry that answers it.
+/// A read in progress: the requested range, and the entry that answers it.
 struct Read<'a> {
     object: &'a ObjectRef,
     ranges: &'a [ByteRange],
@@ -104,7 +104,7 @@ impl Read<'_> {
     }
 }
 
-/// Bytes counted in for an entry under way; counted out again unless it is kept.
+/// Bytes reserved for an entry in progress; released again unless it is kept.
 struct Admission {
     folder: Arc<Folder>,
     bytes: u64,
@@ -121,7 +121,7 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // A count that stays too high is set right by the next process that finds itself alone there.
+            // A count that stays too high is corrected by the next process that is alone in the folder.
             let _ = self.folder.release(self.bytes);
         }
     }
@@ -131,7 +131,7 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     tokio::task::spawn_blocking(work).await.map_err(|error| Error::bug(format!("the node cache: {error}")))
 }
 
-/// All bytes of an answer of one range.
+/// Collects all bytes of a one-range response.
 async fn collected(got: GetResult) -> Result<Bytes> {
     let chunks: Vec<Chunk> = got.chunks.try_collect().await?;
     if let [one] = chunks.as_slice() {
@@ -149,8 +149,8 @@ fn answer(meta: Meta, ranges: &[ByteRange], parts: Vec<Bytes>) -> GetResult {
 }
 
 impl NodeCache {
-    /// A cache of at most `limit_bytes` below `folder` in front of `inner`; `transcode` says when compressed objects are
-    /// kept in planes.
+    /// Creates a cache of at most `limit_bytes` below `folder` in front of `inner`; `transcode` sets when compressed
+    /// objects are kept as transposed copies.
     pub fn new(
         inner: Arc<dyn Store>,
         folder: &Path,
@@ -168,12 +168,12 @@ impl NodeCache {
         Ok(Self { inner, folder, victims, buffers: BufferPool::of_process(), metrics, transcoder })
     }
 
-    /// Where the entries lie.
+    /// Folder of the entries.
     pub fn place(&self) -> PathBuf {
         self.folder.place().to_owned()
     }
 
-    /// A disk that fails costs a request to the store, and is counted.
+    /// Counts a disk failure and treats it as a miss, which costs a request to the store.
     fn doubt<T>(&self, found: std::io::Result<T>) -> Option<T> {
         found.inspect_err(|_| self.metrics.count(Metric::CacheFailures)).ok()
     }
@@ -192,7 +192,7 @@ impl NodeCache {
             let file = folder.find(name)?;
             let found = Entry::open(file, &root, &object, form).map_or(Ok(None), |entry| read(entry, &buffers));
             if let Ok(None) = found {
-                // Nothing is lost where it cannot be removed: it is never believed.
+                // If it cannot be removed, nothing is lost: its checksum keeps it from being used.
                 let _ = folder.remove(name);
             }
             Some(found)
@@ -204,14 +204,14 @@ impl NodeCache {
         Ok(found)
     }
 
-    /// Counts a hit in.
+    /// Counts a hit.
     fn hit(&self, name: Name, what: &Extent, bytes: usize) {
         self.metrics.count(Metric::CacheHits);
         self.metrics.add(Metric::CacheBytes, bytes as u64);
         self.victims.note(name, what);
     }
 
-    /// The answer from the entry, if there is a sound one.
+    /// Result from the entry, if there is a valid one.
     async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
         let (what, asked) = (read.what(), read.ranges.to_vec());
         let parts = self.entry(read.name, read.object, Form::Stored(what.range), move |entry, buffers| {
@@ -224,7 +224,7 @@ impl NodeCache {
         Ok(Some(answer(meta, read.ranges, parts)))
     }
 
-    /// The right to fetch an object; `None` once another process has fetched it, or if the disk fails.
+    /// Right to fetch an object; `None` once another process has fetched it, or if the disk fails.
     async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<EntryLock>> {
         let mut pause = LOOK_AGAIN.0;
         loop {
@@ -245,7 +245,7 @@ impl NodeCache {
         }
     }
 
-    /// Room for an entry, made by what is needed later than it; `None` when nothing is.
+    /// Makes space for an entry by evicting entries that are needed later; `None` if there are none.
     async fn room(&self, what: Extent, bytes: u64) -> Result<Option<Admission>> {
         let (folder, victims, metrics) = (self.folder.clone(), self.victims.clone(), self.metrics.clone());
         let admitted = blocking(move || {
@@ -260,7 +260,7 @@ impl NodeCache {
         Ok(self.doubt(admitted).flatten())
     }
 
-    /// Fetches what is kept into the folder and answers from what was fetched.
+    /// Fetches the range to cache into the folder and answers from it.
     async fn fetch(&self, turn: EntryLock, read: &Read<'_>) -> Result<GetResult> {
         let Read { object, ranges, deadline, .. } = *read;
         let room = match read.keeps {
@@ -296,7 +296,7 @@ impl NodeCache {
         }
     }
 
-    /// One request; the bytes are at hand for the answer.
+    /// Fetches in one request; the result uses the bytes in memory.
     async fn fetch_at_once(
         &self,
         turn: EntryLock,
@@ -329,7 +329,7 @@ impl NodeCache {
         Ok((meta, Some(bytes)))
     }
 
-    /// Parts, several at a time, each written as it comes: no more than they are held in memory.
+    /// Fetches in concurrent parts, each written as it arrives: no more than these are held in memory.
     async fn fetch_parts(
         &self,
         turn: EntryLock,
@@ -364,7 +364,7 @@ impl NodeCache {
         }
         drop(parts);
         let (turn, crcs, meta) = state;
-        let meta = meta.ok_or_else(|| Error::bug("an object of parts has one"))?;
+        let meta = meta.ok_or_else(|| Error::bug("an object read in parts has no metadata"))?;
         let (root, meta_now, pinned) = (self.inner.root().clone(), meta.clone(), object.version.clone());
         let kept = blocking(move || {
             let keep = || match failed {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compressed objects kept in planes: inflated once, and written as what is cheaper to read than to inflate again.
+//! Transposed copies of compressed objects: an object is decompressed once and written in a form that is cheaper to
+//! read than to decompress again.
 //!
-//! Owns when that is done, which is measured, and the copies. Every doubt ends in the bytes as stored: a copy that does
-//! not come about costs later epochs what they cost without it.
+//! Owns the copies and the decision to make them, which is based on measurement. In any doubt the stored bytes are
+//! used; without a copy, later epochs cost what they cost before.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -22,32 +23,32 @@ use super::directory::EntryLock;
 use super::entry::{Form, Name, Writer, disk_bytes};
 use super::{AccessPlan, Admission, Extent, NodeCache, blocking};
 
-/// Objects that are measured before `Auto` decides, and how often each is read both ways: the quickest counts.
+/// Number of objects that are measured before `Auto` decides, and of reads of each form; the fastest read counts.
 const TRIALS: usize = 3;
 const TURNS: usize = 3;
 
-/// Of the time that inflating takes, the most that reading planes may take to be worth a copy.
+/// Maximum cost of reading a transposed copy, as a share of the cost of decompression, for a copy to be worthwhile.
 const WORTH: f64 = 0.8;
 
-/// Bytes of content that are made into copies at a time, by as many threads as there are cores at most. Their memory, three
-/// times as much, is no part of a feed's budget.
+/// Bytes of content that are transcoded concurrently, by at most as many threads as there are cores. Their memory,
+/// three times as much, is not part of a feed's budget.
 const MAKING: u64 = 256 << 20;
 
-/// The most that an object to be copied may inflate to.
+/// Maximum decompressed size of an object to be copied.
 const MAX_INFLATED: u64 = 64 << 20;
 
 /// Unit of the gate, in bytes.
 const UNIT: u64 = 1 << 20;
 
-/// When compressed objects are kept in planes.
+/// When compressed objects are kept as transposed copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transcode {
     /// Not at all.
     #[default]
     Never,
-    /// Where the first objects say that it pays.
+    /// If the first objects show that it pays.
     Auto,
-    /// All that become no larger.
+    /// All objects whose copy is not larger.
     Always,
 }
 
@@ -64,7 +65,7 @@ impl FromStr for Transcode {
     }
 }
 
-/// One object, read both ways.
+/// One object, measured in both forms.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
     inflated: Duration,
@@ -81,13 +82,13 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// Of the first objects of a set of `set` stored bytes under a limit of `limit` bytes; `None` for one of which no copy
-    /// could be made.
+    /// Decision from trials of the first objects of a set of `set` stored bytes under a limit of `limit` bytes; `None`
+    /// stands for an object that could not be copied.
     fn of(tried: &[Option<Trial>], set: u64, limit: u64) -> Self {
         let trials: Vec<Trial> = tried.iter().flatten().copied().collect();
         if trials.is_empty() {
             let why = format!(
-                "kept as stored, for none of the first {} is whole and inflates to {} bytes at most",
+                "kept as stored: none of the first {} objects is whole and inflates to at most {} bytes",
                 tried.len(),
                 with_separators(MAX_INFLATED)
             );
@@ -105,19 +106,19 @@ impl Verdict {
         );
         let need = disk_bytes((set as f64 * ratio) as u64);
         let (keeps, because) = if ratio > 1.0 {
-            (false, "kept as stored, for planes are larger".to_owned())
+            (false, "kept as stored: planes are larger".to_owned())
         } else if need > limit {
             // A copy that is evicted must be made again, which costs more than it saves.
             (
                 false,
                 format!(
-                    "kept as stored, for {} bytes do not fit below {}",
+                    "kept as stored: {} bytes do not fit in the limit of {}",
                     with_separators(need),
                     with_separators(limit)
                 ),
             )
         } else if read > WORTH * inflated {
-            (false, "kept as stored, for it would gain too little".to_owned())
+            (false, "kept as stored: the gain is too small".to_owned())
         } else {
             (true, "kept in planes".to_owned())
         };
@@ -134,10 +135,10 @@ impl fmt::Display for Verdict {
 #[derive(Debug, Default)]
 struct State {
     trials: Vec<Option<Trial>>,
-    /// As it suits the first object.
+    /// Layout that suits the first object.
     form: Option<Planes>,
     verdict: Option<Verdict>,
-    /// Of these no copy came about: what was tried once in vain is not paid for in every epoch.
+    /// Objects that could not be copied: a failed attempt is not repeated in every epoch.
     refused: HashSet<Name>,
 }
 
@@ -147,7 +148,7 @@ pub(super) struct Transcoder {
     transcode: Transcode,
     future: Arc<dyn AccessPlan>,
     limit: u64,
-    /// The least that an object takes of the gate.
+    /// Minimum permits that an object takes.
     share: u64,
     gate: Arc<Semaphore>,
     state: Mutex<State>,
@@ -165,7 +166,7 @@ impl Transcoder {
         lock(&self.state)
     }
 
-    /// False where it is known already that no copy is made.
+    /// False if it is already known that no copy is made.
     fn may_make(&self, name: Name) -> bool {
         let state = self.state();
         let is_open = match self.transcode {
@@ -193,12 +194,12 @@ impl Transcoder {
     /// Permits that an object takes, by its likely decompressed size; `None` if it is too large.
     fn weight(&self, codec: Codec, stored: &[u8]) -> Option<u32> {
         let hint = stored.last_chunk().filter(|_| codec == Codec::Gzip).map(|last| gzip_size_hint(*last));
-        // Of several members it is the last one's, which may be empty.
+        // With several members this is the size of the last, which may be empty.
         let inflated = hint.filter(|&hint| hint >= stored.len() as u64).unwrap_or(MAX_INFLATED);
         (inflated <= MAX_INFLATED).then(|| inflated.div_ceil(UNIT).max(self.share) as u32)
     }
 
-    /// The object in planes, if it is to be kept so. Takes tens of milliseconds.
+    /// The transposed copy of the object, if it is to be made. Takes tens of milliseconds.
     fn made(&self, name: Name, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<Vec<u8>> {
         let made = self.tried(codec, stored, check);
         let fits = made.as_ref().is_some_and(|(planes, _)| planes.len() <= stored.len());
@@ -211,8 +212,9 @@ impl Transcoder {
         made.map(|(planes, _)| planes).filter(|_| fits)
     }
 
-    /// The object in planes, and what it costs both ways: measured where nothing is decided yet. `None` for what does not
-    /// inflate, which is its reader's to judge: all checksums are looked at, and the copy is read again.
+    /// The transposed copy of the object, and the cost of both forms, measured while nothing is decided yet. `None` if
+    /// the object does not decompress, which its reader reports: all checksums are verified, and the copy is read
+    /// again.
     fn tried(&self, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<(Vec<u8>, Trial)> {
         let (mut content, mut again) = (Vec::new(), Vec::new());
         decompress_into(codec, stored, &mut content, MAX_INFLATED, "").ok()?;
@@ -239,13 +241,13 @@ impl Transcoder {
         self.transcode == Transcode::Auto && self.state().verdict.is_none()
     }
 
-    /// Whether objects are kept in planes, as far as is known behind this trial.
+    /// Whether objects are kept as transposed copies, as far as is known after this trial.
     fn decides(&self, trial: Option<Trial>) -> bool {
         if self.transcode != Transcode::Auto {
             return self.transcode == Transcode::Always;
         }
         let size = |(object, range): (ObjectRef, ByteRange)| self.future.keeps(&object.key, &[range]);
-        // Asked before the state is locked, as it may take a while.
+        // Computed before the state is locked, as it may take a while.
         let set = if self.is_undecided() {
             self.future.stretches().filter_map(size).map(|keeps| keeps.size).sum()
         } else {
@@ -268,7 +270,8 @@ impl NodeCache {
         self.transcoder.state().verdict.as_ref().map(Verdict::to_string)
     }
 
-    /// The object in planes ([`restore_transposed`] gives its content), if there is a sound copy; a broken one is taken away.
+    /// The transposed copy of the object ([`restore_transposed`] returns its content), if there is a valid one; a
+    /// corrupt one is removed.
     pub async fn in_planes(&self, object: &ObjectRef) -> Result<Option<Bytes>> {
         let name = Name::of(self.root_url(), object, Form::Planes);
         let Some(name) = name.filter(|_| self.transcoder.transcode != Transcode::Never) else { return Ok(None) };
@@ -279,9 +282,9 @@ impl NodeCache {
         Ok(planes)
     }
 
-    /// Makes the copy in planes of an object whose stored bytes are at hand, and keeps it in their place; `None` where that
-    /// does not pay, where there is no room, and where another process is at it. `check` is how the object's reader looks at
-    /// gzip's own checksum, which a measurement does, too.
+    /// Makes the transposed copy of an object whose stored bytes are in memory, and keeps it in their place. `None` if
+    /// that does not pay, if there is no space, or if another process is doing it. `check` is how the object's reader
+    /// verifies gzip's own checksum; measurements do the same.
     pub async fn keep_planes(
         &self,
         object: &ObjectRef,
@@ -299,7 +302,7 @@ impl NodeCache {
             transcoder.decides(None);
             return Ok(None);
         };
-        // Each waits its turn, so that the first epoch alone is slower and all later ones are alike.
+        // Objects wait in turn, so that only the first epoch is slower.
         let gate = transcoder.gate.clone();
         let permit = gate.acquire_many_owned(weight).await;
         let permit = permit.map_err(|error| Error::bug(format!("the node cache: {error}")))?;
@@ -326,7 +329,7 @@ impl NodeCache {
         };
         let mut room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         if room.is_none() {
-            // What was stored is no smaller, and its bytes are at hand.
+            // The stored entry is at least as large, and its bytes are in memory.
             self.drop_stored(object).await?;
             room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         }
@@ -339,7 +342,7 @@ impl NodeCache {
         Ok(Some(made))
     }
 
-    /// Writes the copy, and takes away what was kept of the object as stored.
+    /// Writes the copy, and removes the stored entry of the object.
     async fn write_planes(
         &self,
         name: Name,
@@ -368,7 +371,7 @@ impl NodeCache {
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())?;
-            // All at once, so that a caller that gives up in between leaves nothing unrecorded.
+            // Done in one step, so that a caller that stops in between leaves nothing unrecorded.
             metrics.count(Metric::CacheTranscodes);
             victims.note(name, &what);
             victims.forget_removed(stored)
@@ -378,7 +381,7 @@ impl NodeCache {
         Ok(())
     }
 
-    /// Takes away what is kept of the object as stored.
+    /// Removes the stored entry of the object.
     async fn drop_stored(&self, object: &ObjectRef) -> Result<()> {
         let (victims, stored) = (self.victims.clone(), self.stored(object));
         let removed = blocking(move || victims.forget_removed(stored)).await?;
@@ -419,7 +422,7 @@ mod tests {
         assert!(!of(&[trial(9, 500)], 900_000).keeps);
         assert!(!of(&[trial(2, 1001)], 2_000_000).keeps);
         let full = of(&[trial(5, 800)], 800_000);
-        assert!(!full.keeps && full.why.contains("do not fit below 800,000"), "{full}");
+        assert!(!full.keeps && full.why.contains("do not fit in the limit of 800,000"), "{full}");
         let none = of(&[None; TRIALS], 900_000);
         assert!(!none.keeps && none.why.contains("none of the first 3"), "{none}");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The rows of chunked arrays as records: a block, once it is decoded, is rows of one size.
+//! Rows of chunked arrays as records: a decoded block consists of rows of one size.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use penstock_types::{Error, Result, TensorSpec};
 
 use super::{Each, Framing, Record, RecordId};
 use crate::chunked_arrays::Blocks;
-use crate::value::{Array, Part};
+use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
 /// Rows.
@@ -56,10 +56,10 @@ struct Row<'a> {
 }
 
 impl Record for Row<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some((_, start, spec)) = self.parts.iter().find(|(known, _, _)| known == name) else { return Ok(None) };
         let bytes = &self.bytes[*start..*start + spec.size_bytes()?];
-        Ok(Some(Part::Array(Array { dtype: spec.dtype, shape: spec.shape.clone(), bytes: Cow::Borrowed(bytes) })))
+        Ok(Some(Value::Array(Array { dtype: spec.dtype, shape: spec.shape.clone(), bytes: Cow::Borrowed(bytes) })))
     }
 
     fn names(&self) -> Vec<String> {

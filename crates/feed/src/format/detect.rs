@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Format detection by content, for a listing whose names say no format: which objects are looked at, and what the first
-//! of them shows.
+//! Format detection by content, for a listing whose names state no format: selects the objects to read, and classifies
+//! the first of them.
 //!
-//! Formats that are not supported are named by suffix and first bytes, and are never reported as damaged.
+//! Unsupported formats are named by suffix and first bytes, and are never reported as damaged.
 
 use std::collections::HashMap;
 
@@ -14,13 +14,13 @@ use super::{FormatSpec, unnamed_hdf5};
 use crate::source::Source;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Stored bytes of the object that is looked at.
+/// Stored bytes read of the inspected object.
 const HEAD: u64 = 16 << 10;
 
-/// Suffixes are at most this long; what is longer belongs to the name.
+/// Maximum length of a suffix; a longer one belongs to the name.
 const MAX_SUFFIX: usize = 12;
 
-/// True for what lies beside data: hidden names as Hadoop has them (`.DS_Store`, `_SUCCESS`, `_temporary/0/x`), and a
+/// True for files that accompany data: hidden names as in Hadoop (`.DS_Store`, `_SUCCESS`, `_temporary/0/x`), and a
 /// README or a licence.
 fn is_aside(entry: &Entry) -> bool {
     let key = entry.key.as_bytes();
@@ -39,7 +39,7 @@ fn suffix(entry: &Entry) -> String {
     if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
 }
 
-/// Keeps the objects of a listing that share the suffix which most bytes have; how many were removed.
+/// Keeps the objects with the suffix that most bytes have; returns the number of removed ones.
 ///
 /// Errs with `Unsupported` if none of them is data.
 pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
@@ -65,10 +65,10 @@ fn unread(what: String) -> Error {
 }
 
 impl Source {
-    /// The format that the first of its objects which is not empty shows by its content; TFRecord if all are empty.
+    /// Format of the first non-empty object by its content; TFRecord if all are empty.
     ///
     /// # Errors
-    /// `Unsupported` for what is not read, with its suffix and what it looks like.
+    /// `Unsupported` for an unknown format, with its suffix and what its content looks like.
     pub async fn guessed(&self, deadline: Deadline) -> Result<FormatSpec> {
         let objects = &self.manifest().objects;
         let Some(at) = objects.iter().position(|entry| entry.size > 0) else { return Ok(FormatSpec::TFRECORD) };
@@ -94,7 +94,7 @@ impl Source {
             Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
             _ => None,
         };
-        // Only TFRecords are decompressed against their names.
+        // Only TFRecords are decompressed if their names do not say so.
         if let Some(known) = known.filter(|_| compression == Codec::None) {
             return Ok(known);
         }
@@ -109,7 +109,7 @@ impl Source {
     }
 }
 
-/// The first decompressed bytes behind a head; those that are whole before what does not decompress.
+/// The first decompressed bytes after a head, up to the first that do not decompress.
 fn first_bytes(codec: Codec, head: &[u8], place: &str) -> Vec<u8> {
     let mut content = Vec::new();
     let ended = StreamDecoder::new(codec, u64::MAX, place).push(head, &mut |bytes| {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(kept(&shards), (vec!["part.00000".to_owned(), "part.00001".to_owned()], 3));
         assert_eq!(kept(&[("a.arrow", 500), ("info.json", 50), ("state.json", 50)]).0, ["a.arrow"]);
         assert_eq!(kept(&[("a.jsonl.gz", 5), ("b.JSONL", 5), ("c.md", 9)]).1, 1);
-        // Of as many bytes, the more objects; then the first suffix.
+        // At equal bytes, the suffix with more objects wins; then the first suffix.
         assert_eq!(kept(&[("a.md", 6), ("b.bin", 3), ("c.bin", 3)]).1, 1);
         assert_eq!(kept(&[("a.md", 5), ("b.bin", 5)]).0, ["b.bin"]);
         let mut aside = Manifest::new("memory://d/".to_owned(), vec![Entry::new(Key::from(".DS_Store"), 9)]);

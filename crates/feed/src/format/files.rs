@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Folders of files: an object is one record. Its label is its class folder's number, classes in the order of their names,
-//! or what a file of labels says, which was read when the dataset was opened.
+//! Folders of files: each object is one record. Its label is the number of its class folder (in the order of names), or
+//! comes from a file of labels that is read when the dataset is opened.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::tar::KEY;
 use super::{Each, Framing, Record, RecordId};
-use crate::value::{Array, Part};
+use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
-/// The part that is the file.
+/// Name of the value with the file's content.
 const FILE: &str = "image";
-/// The part that is the class.
+/// Name of the value with the class.
 const LABEL: &str = "label";
 
 #[derive(Debug)]
 pub(super) struct Files {
     keys: Arc<[Box<[u8]>]>,
-    /// The label of each object; empty where they lie in no folders, and no file says any.
+    /// Label of each object; empty if there are no class folders and no label file.
     labels: Values,
 }
 
@@ -35,7 +35,7 @@ pub struct Labels {
     pub place: String,
     /// Keys of objects below the dataset's folder.
     pub files: Vec<String>,
-    /// The label of each.
+    /// Label of each file.
     pub values: Values,
 }
 
@@ -60,7 +60,7 @@ impl Values {
         }
     }
 
-    /// Those at these places, which are all there.
+    /// The labels at these indices, which all exist.
     fn pick(&self, places: &[usize]) -> Self {
         match self {
             Self::Int(values) => Self::Int(places.iter().map(|&at| values[at]).collect()),
@@ -69,22 +69,22 @@ impl Values {
         }
     }
 
-    fn part(&self, at: usize) -> Option<Part<'_>> {
+    fn part(&self, at: usize) -> Option<Value<'_>> {
         Some(match self {
-            Self::Int(values) => Part::Int(*values.get(at)?),
+            Self::Int(values) => Value::Int(*values.get(at)?),
             Self::Float(values) => {
                 let bytes = Cow::Owned(values.get(at)?.to_le_bytes().to_vec());
-                Part::Array(Array { dtype: DType::F64, shape: Vec::new(), bytes })
+                Value::Array(Array { dtype: DType::F64, shape: Vec::new(), bytes })
             }
-            Self::Text(values) => Part::Bytes(Cow::Borrowed(values.get(at)?.as_bytes())),
+            Self::Text(values) => Value::Bytes(Cow::Borrowed(values.get(at)?.as_bytes())),
         })
     }
 }
 
-/// Files without a label that a message names.
+/// Maximum number of unlabelled files that a message names.
 const NAMED: usize = 5;
 
-/// The labels of `keys`, in their order. Every one must have one.
+/// Labels of `keys`, in their order. Errs if one has none.
 fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     if labels.files.len() != labels.values.len() {
         return Err(Error::bug(format!("{} has labels without files", labels.place)));
@@ -105,7 +105,7 @@ fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     let (count, all) = (with_separators(missing.len() as u64), with_separators(keys.len() as u64));
     let says = labels.files.first().map(|file| format!("; it has `{}`", file.escape_debug())).unwrap_or_default();
     let (place, named) = (&labels.place, named.join(", "));
-    let problem = format!("{place} has no label of {count} of {all} files: {named}{more}{says}");
+    let problem = format!("{place} has no label for {count} of {all} files: {named}{more}{says}");
     Err(Error::config("labels", problem))
 }
 
@@ -120,7 +120,7 @@ impl Files {
         let classes: Vec<Option<Vec<u8>>> = keys.iter().map(|key| class(key)).collect();
         let names: Vec<&Vec<u8>> = classes.iter().flatten().collect::<BTreeSet<_>>().into_iter().collect();
         let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as i64);
-        // A file beside the folders has no class, and then none has a label.
+        // A file outside the folders has no class, and then no file has a label.
         let labels = classes.iter().map(number).collect::<Option<Vec<i64>>>().unwrap_or_default();
         Ok(Self { keys: keys.into(), labels: Values::Int(labels) })
     }
@@ -151,11 +151,11 @@ struct File<'a> {
 }
 
 impl Record for File<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         Ok(match name {
-            FILE => Some(Part::Bytes(Cow::Borrowed(self.bytes))),
+            FILE => Some(Value::Bytes(Cow::Borrowed(self.bytes))),
             LABEL => self.labels.part(self.at),
-            KEY => Some(Part::Bytes(Cow::Borrowed(self.key))),
+            KEY => Some(Value::Bytes(Cow::Borrowed(self.key))),
             _ => None,
         })
     }

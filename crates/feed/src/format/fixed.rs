@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records of one size: columns end to end, and windows of a flat file of tokens. Where a record lies is arithmetic.
+//! Records of fixed size: concatenated columns, and windows of a flat file of tokens. The position of a record is
+//! computed.
 
 use std::borrow::Cow;
 
@@ -7,7 +8,7 @@ use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use serde::{Deserialize, Serialize};
 
 use super::{Each, Framing, Record, RecordId};
-use crate::value::{Array, Part};
+use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
 /// A column of a record of fixed size.
@@ -22,7 +23,7 @@ pub struct Column {
     pub shape: Vec<usize>,
 }
 
-/// Columns, end to end.
+/// Concatenated columns.
 #[derive(Debug)]
 pub(super) struct Fixed {
     header: u64,
@@ -41,13 +42,13 @@ impl Fixed {
             found.push((column.name.clone(), start, spec));
         }
         if at == 0 {
-            return Err(Error::config("format", "a fixed record has at least one column of at least one byte"));
+            return Err(Error::config("format", "a fixed record needs at least one column of at least one byte"));
         }
         Ok(Self { header, record: at as u64, columns: found })
     }
 }
 
-/// How many strides of `step` bytes, the last of `whole`, fit behind a header.
+/// Number of strides of `step` bytes, the last of `whole`, that fit after a header.
 fn fit(bytes: u64, header: u64, step: u64, whole: u64) -> u64 {
     bytes.checked_sub(header).filter(|&rest| rest >= whole).map_or(0, |rest| (rest - whole) / step + 1)
 }
@@ -65,7 +66,7 @@ impl Framing for Fixed {
             return Some(Err(Error::corrupt(
                 place,
                 format!(
-                    "has {} bytes: no whole number of records of {} bytes behind a header of {}",
+                    "has {} bytes, not a whole number of records of {} bytes after a header of {}",
                     with_separators(bytes),
                     with_separators(self.record),
                     with_separators(self.header)
@@ -93,10 +94,10 @@ struct Row<'a> {
 }
 
 impl Record for Row<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some((_, start, spec)) = self.columns.iter().find(|(known, _, _)| known == name) else { return Ok(None) };
         let bytes = &self.bytes[*start..*start + spec.size_bytes()?];
-        Ok(Some(Part::Array(Array { dtype: spec.dtype, shape: spec.shape.clone(), bytes: Cow::Borrowed(bytes) })))
+        Ok(Some(Value::Array(Array { dtype: spec.dtype, shape: spec.shape.clone(), bytes: Cow::Borrowed(bytes) })))
     }
 
     fn names(&self) -> Vec<String> {
@@ -117,7 +118,10 @@ impl Tokens {
     pub(super) fn new(header: u64, dtype: &str, length: u64, stride: u64) -> Result<Self> {
         let dtype: DType = dtype.parse()?;
         if length == 0 || stride == 0 || length.max(stride) > 1 << 40 {
-            return Err(Error::config("format", format!("windows of {length} tokens, {stride} apart, cannot be")));
+            return Err(Error::config(
+                "format",
+                format!("windows of {length} tokens, {stride} apart, are not possible"),
+            ));
         }
         Ok(Self { header, dtype, length, stride })
     }
@@ -134,7 +138,8 @@ impl Framing for Tokens {
         let size = self.dtype.size() as u64;
         if bytes < self.header || !(bytes - self.header).is_multiple_of(size) {
             let (bytes, header) = (with_separators(bytes), with_separators(self.header));
-            let problem = format!("has {bytes} bytes: no whole number of {} behind a header of {header}", self.dtype);
+            let problem =
+                format!("has {bytes} bytes, not a whole number of {} values after a header of {header}", self.dtype);
             return Some(Err(Error::corrupt(place, problem)));
         }
         Some(Ok(fit(bytes, self.header, self.stride * size, self.length * size)))
@@ -159,10 +164,10 @@ struct Window<'a> {
 }
 
 impl Record for Window<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let shape = vec![self.bytes.len() / self.dtype.size()];
         let array = Array { dtype: self.dtype, shape, bytes: Cow::Borrowed(self.bytes) };
-        Ok((name == "tokens").then_some(Part::Array(array)))
+        Ok((name == "tokens").then_some(Value::Array(array)))
     }
 
     fn names(&self) -> Vec<String> {
@@ -184,7 +189,7 @@ mod tests {
         assert_eq!(fixed.count_of_size(4 + 7 * 5, "p").unwrap().unwrap(), 5);
         assert_eq!(fixed.count_of_size(4, "p").unwrap().unwrap(), 0);
         let error = fixed.count_of_size(4 + 7 * 5 + 1, "p").unwrap().unwrap_err().to_string();
-        assert_eq!(error, "p has 40 bytes: no whole number of records of 7 bytes behind a header of 4");
+        assert_eq!(error, "p has 40 bytes, not a whole number of records of 7 bytes after a header of 4");
         assert!(fixed.count_of_size(3, "p").unwrap().is_err());
         assert!(Fixed::new(0, &[]).is_err());
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets of HDF5 files as samples. Where their chunks lie is read by h5py when the dataset is opened and stands in the
-//! format; nothing here reads HDF5's own structures, and every number is compared with the object it is about.
+//! Datasets of HDF5 files as samples. h5py reads the positions of their chunks when the dataset is opened, and the
+//! format document holds them. This module parses no HDF5 structure, and compares every number with the object that it
+//! describes.
 
 use penstock_record::chunk::{Step, hdf5_steps};
 use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, with_separators};
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::chunked_arrays::{Blocks, Column, Stored, numbers};
 use penstock_dataset::manifest::Manifest;
 
-/// Of a dataset that is not chunked, rows of about so many bytes are read together.
+/// For a dataset without chunks, rows of about this many bytes are read together.
 const FLAT: usize = 1 << 20;
 
 /// One file's datasets.
@@ -18,7 +19,7 @@ const FLAT: usize = 1 << 20;
 pub struct File {
     /// Its key below the listing's folder.
     pub key: String,
-    /// Bytes that it had when it was looked at.
+    /// Size when the dataset was opened.
     pub size: u64,
     /// Its datasets, in the format's order.
     pub arrays: Vec<Array>,
@@ -35,15 +36,15 @@ pub struct Array {
     pub big_endian: bool,
     /// Shape.
     pub shape: Vec<usize>,
-    /// Shape of a chunk; none where rows lie one after another.
+    /// Shape of a chunk; `None` for contiguous rows.
     #[serde(default)]
     pub chunk_shape: Option<Vec<usize>>,
     /// Filters by number, with their parameters.
     #[serde(default)]
     pub filters: Vec<(u16, Vec<u32>)>,
-    /// One element where nothing was written, little-endian.
+    /// Fill value, one little-endian element.
     pub fill: Vec<u8>,
-    /// Where the rows begin that lie one after another; none where nothing was written.
+    /// Offset of contiguous rows; `None` if nothing was written.
     #[serde(default)]
     pub offset: Option<u64>,
     /// Chunks: number in C order, offset, bytes, filters that were skipped.
@@ -65,20 +66,26 @@ pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) ->
             return Err(Error::resized(place, size, file.size));
         }
         if file.arrays.len() != datasets.len() {
-            return Err(Error::config("format", format!("{place}: {} datasets are described", file.arrays.len())));
+            return Err(Error::config(
+                "format",
+                format!("{place}: its description has {} datasets", file.arrays.len()),
+            ));
         }
         let within = |start: u64, len: u64| match start.checked_add(len) {
             Some(end) if end <= size => Ok(ByteRange::new(start, len)),
             _ => {
                 let (start, len, all) = (with_separators(start), with_separators(len), with_separators(size));
-                Err(Error::corrupt(&*place, format!("has a chunk of {len} bytes at byte {start}, and has {all} bytes")))
+                Err(Error::corrupt(
+                    &*place,
+                    format!("has a chunk of {len} bytes at byte {start}, but has only {all} bytes"),
+                ))
             }
         };
         let mut columns = Vec::with_capacity(datasets.len());
         for (name, array) in datasets.iter().zip(&file.arrays) {
             columns.push(column(name, array, object, &place, &within)?);
         }
-        // A file lists its filters by number, and each chunk has a mask of them.
+        // A file lists its filters by number, and each chunk has a bit mask of them.
         let steps = |array: &Array, mask: u32| undo(array, mask, &place);
         blocks.add(&place, columns, |column, at| {
             let array = &file.arrays[column];
@@ -123,12 +130,12 @@ fn column(
             if let Some(first) = shape.first_mut() {
                 *first = flat_height()?;
             }
-            // A side of no length makes no chunk, and no row either.
+            // A side of length zero has no chunks and no rows.
             shape
         }
     };
     if array.chunks.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
-        return Err(Error::config("format", format!("{place}: the chunks of `{name}` are not in their order")));
+        return Err(Error::config("format", format!("{place}: the chunks of `{name}` are out of order")));
     }
     let flat = match (&array.chunk_shape, array.offset) {
         (None, Some(offset)) => Some((object, within(offset, spec.size_bytes()? as u64)?.start)),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MosaicML's MDS: shards that an `index.json` describes; a record is a sample, its parts are its columns.
+//! MosaicML's MDS: shards described by an `index.json`. A record is a sample, its parts are its columns.
 
 use std::borrow::Cow;
 
-use penstock_record::mds::{Column, Encoding, Shard, ShardInfo, parse_index, sample_parts};
+use penstock_record::mds::{Column, Encoding, Shard, ShardInfo, parse_index, sample_columns};
 use penstock_types::{Error, Result, TensorSpec};
 
 use super::{Each, Framing, Record, RecordId};
 use crate::field::Kind;
-use crate::value::{Array, Part};
+use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
@@ -18,7 +18,7 @@ pub(super) const INDEX: &str = "index.json";
 /// The shards of an index.
 #[derive(Debug)]
 pub(super) struct Mds {
-    /// Of each object of the manifest, the shard that it is.
+    /// Shard of each object of the manifest.
     shards: Vec<ShardInfo>,
 }
 
@@ -32,7 +32,7 @@ impl Mds {
         let mut shards = parse_index(index.as_bytes(), INDEX)?;
         shards.sort_by(|a, b| a.name.cmp(&b.name));
         let of = |key: &[u8]| shards.iter().find(|shard| shard.name.as_bytes() == key).cloned();
-        let missing = |key: &[u8]| Error::corrupt(INDEX, format!("lists no shard `{}`", key.escape_ascii()));
+        let missing = |key: &[u8]| Error::corrupt(INDEX, format!("does not list the shard `{}`", key.escape_ascii()));
         let found = manifest.objects.iter().map(|entry| {
             let key = entry.key.as_bytes();
             of(key).ok_or_else(|| missing(key))
@@ -56,8 +56,8 @@ impl Framing for Mds {
         self.shards.get(object as usize).map(|shard| shard.samples)
     }
 
-    /// The column's declared type decides, whatever digits its first value holds.
-    fn proposes(&self, name: &str, _part: &Part<'_>) -> Option<Kind> {
+    /// The column's declared type decides, whatever digits the first value has.
+    fn proposes(&self, name: &str, _part: &Value<'_>) -> Option<Kind> {
         let column = self.shards.iter().flat_map(|shard| &shard.columns).find(|column| column.name == name)?;
         match column.encoding {
             Encoding::Text => Some(Kind::Bytes),
@@ -68,10 +68,10 @@ impl Framing for Mds {
 
     fn read(&self, bytes: &[u8], _head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()> {
         let Some(shard) = self.shards.get(id.object as usize) else {
-            return Err(Error::bug(format!("{} is no shard of its index", id.place)));
+            return Err(Error::bug(format!("{} is not a shard of its index", id.place)));
         };
         let place = format!("{} record {}", id.place, id.record);
-        let parts = sample_parts(bytes, &shard.columns, &place)?;
+        let parts = sample_columns(bytes, &shard.columns, &place)?;
         each(&Sample { bytes, columns: &shard.columns, parts, place: id.place })
     }
 }
@@ -79,22 +79,22 @@ impl Framing for Mds {
 struct Sample<'a> {
     bytes: &'a [u8],
     columns: &'a [Column],
-    parts: Vec<penstock_record::mds::Part>,
+    parts: Vec<penstock_record::mds::ColumnSpan>,
     place: &'a str,
 }
 
 impl Record for Sample<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some(at) = self.columns.iter().position(|column| column.name == name) else { return Ok(None) };
         let part = &self.parts[at];
         let bytes = self.bytes.get(part.offset as usize..(part.offset + part.size) as usize).unwrap_or_default();
         Ok(Some(match &self.columns[at].encoding {
-            Encoding::Bytes => Part::Bytes(Cow::Borrowed(bytes)),
-            // The field decides: bytes as they lie, or a number.
-            Encoding::Text | Encoding::Digits(_) => Part::Digits(bytes),
+            Encoding::Bytes => Value::Bytes(Cow::Borrowed(bytes)),
+            // The field decides the type: the bytes as stored, or a number.
+            Encoding::Text | Encoding::Digits(_) => Value::Digits(bytes),
             encoding => {
                 let (spec, data) = encoding.tensor(bytes, self.place)?;
-                Part::Array(Array { dtype: spec.dtype, shape: spec.shape, bytes: Cow::Borrowed(data) })
+                Value::Array(Array { dtype: spec.dtype, shape: spec.shape, bytes: Cow::Borrowed(data) })
             }
         }))
     }

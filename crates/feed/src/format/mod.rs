@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Formats: how the bytes of a dataset become records (framing) and a record its named parts (payload).
+//! Formats: the bytes of a dataset become records (framing), and a record becomes named values (payload).
 //!
-//! Owns which format a dataset is in and the document that says it. A format works on bytes in memory: what is fetched,
-//! how it is inflated and where its parts go is the business of others.
+//! Owns the format of a dataset and its document. A format works on bytes in memory; fetching, decompression and the
+//! destination of values belong to other modules.
 
 pub(super) mod array_rows;
 mod detect;
@@ -33,21 +33,21 @@ pub use zarr::ZarrMetadata;
 
 use super::chunked_arrays::Blocks;
 use super::memory::PartHold;
-use super::value::Part;
+use super::value::Value;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
 use penstock_dataset::record_index::Span;
 
-/// A format and its facts, as Python says them and a pickled dataset keeps them.
+/// A format and its settings, as Python writes them and a pickled dataset keeps them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum FormatSpec {
     /// TFRecords of tf.Example or tf.SequenceExample.
     TfRecord {
-        /// How objects are compressed whose names do not say it.
+        /// Codec of objects whose names do not state it.
         #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
         compression: Codec,
     },
-    /// Records of one size, their columns end to end.
+    /// Records of fixed size with concatenated columns.
     Fixed {
         /// Bytes before the first record.
         #[serde(default)]
@@ -67,58 +67,58 @@ pub enum FormatSpec {
         /// Tokens from one window's start to the next's.
         stride: u64,
     },
-    /// NumPy arrays, one an object.
+    /// NumPy arrays, one per object.
     Npy {
         /// The rows of each array are the records.
         #[serde(default)]
         rows: bool,
     },
-    /// NumPy archives: one record of several arrays an object.
+    /// NumPy archives: one record of several arrays per object.
     Npz {},
-    /// WebDataset: tar archives whose members of one key are a record.
+    /// WebDataset: tar archives in which the members of one key form a record.
     Tar {},
     /// MosaicML's MDS shards.
     Mds {
-        /// The text of their `index.json`; read when the dataset is opened.
+        /// Text of their `index.json`; read when the dataset is opened.
         #[serde(default)]
         index: Option<String>,
     },
-    /// Parquet: the rows are the records, the columns their parts.
+    /// Parquet: rows are records, columns are their values.
     Parquet {},
     /// Files, one record each: JPEG and PNG images in class folders.
     Images {
-        /// A file beside them that says their labels.
+        /// File that lists the labels.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
     },
-    /// Zarr arrays, whose rows are the records.
+    /// Zarr arrays; their rows are the records.
     Zarr {
-        /// Which arrays of a group; all, where none is named.
+        /// Names of the arrays of a group; empty for all.
         #[serde(default)]
         arrays: Vec<String>,
         /// Metadata, read when the dataset is opened.
         #[serde(default, alias = "told")]
         metadata: Option<ZarrMetadata>,
     },
-    /// Datasets of HDF5 files, whose rows are the records.
+    /// Datasets of HDF5 files; their rows are the records.
     Hdf5 {
-        /// Which datasets.
+        /// Names of the datasets.
         datasets: Vec<String>,
-        /// Where their chunks lie; read by h5py when the dataset is opened.
+        /// Positions of their chunks, read by h5py when the dataset is opened.
         #[serde(default)]
         files: Option<Vec<Hdf5File>>,
     },
 }
 
 impl FormatSpec {
-    /// Reads what Python says.
+    /// Parses the document that Python writes.
     pub fn from_json(json: &str) -> Result<Self> {
-        serde_json::from_str(json).map_err(|error| Error::config("format", format!("does not read: {error}")))
+        serde_json::from_str(json).map_err(|error| Error::config("format", format!("it cannot be parsed: {error}")))
     }
 
     /// The document.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| Error::bug(format!("a format does not serialise: {error}")))
+        serde_json::to_string(self).map_err(|error| Error::bug(format!("a format cannot be serialised: {error}")))
     }
 
     /// Its name in messages.
@@ -138,39 +138,39 @@ impl FormatSpec {
         }
     }
 
-    /// Whether an object of that (logical) name holds records of this format; `None` if names do not show it.
+    /// Whether an object with that (logical) name holds records of this format; `None` if names do not show it.
     fn claims(&self, name: &[u8]) -> Option<bool> {
         let ends = |suffixes: &[&[u8]]| Some(suffixes.iter().any(|suffix| name.to_ascii_lowercase().ends_with(suffix)));
         match self {
             Self::TfRecord { .. } => Some(RecordFormat::of_name(name) == RecordFormat::TfRecord),
             Self::Npy { .. } => ends(&[b".npy"]),
             Self::Npz {} => ends(&[b".npz"]),
-            // `.tgz` is a suffix of its own, which no codec takes off.
+            // `.tgz` counts as one suffix, from which no codec is removed.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png"]),
-            // What Streaming compresses otherwise is refused by name once the index is read.
+            // Other codecs of Streaming are refused by name once the index is read.
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
             Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),
             Self::Fixed { .. } | Self::Tokens { .. } | Self::Zarr { .. } => None,
         }
     }
 
-    /// TFRecords that are compressed as their names say.
+    /// TFRecords, compressed as their names state.
     pub const TFRECORD: Self = Self::TfRecord { compression: Codec::None };
 
-    /// The format that the names of a listing say, if they say one: the first of a stated row that some name claims. A
-    /// tar beside an image is an archive of them more likely than not; tables and arrays beside larger images are about
+    /// Format of a listing by its names, if they state one: the first format in a fixed order that any name matches. A
+    /// tar beside an image is probably an archive of images; tables and arrays beside larger images probably describe
     /// them.
     pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
-        // Chunks go by any name.
+        // Chunks may have any name.
         if zarr::is_zarr(manifest) {
             return Ok(Some(Self::Zarr { arrays: Vec::new(), metadata: None }));
         }
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
         let claimed = |format: &Self| -> u64 {
             let claimed = manifest.objects.iter().filter(|entry| format.claims(entry.logical_name()) == Some(true));
-            // An empty object's name counts too.
+            // The name of an empty object counts too.
             claimed.map(|entry| 1 + entry.size).sum()
         };
         let pictures = claimed(&images);
@@ -198,11 +198,11 @@ impl FormatSpec {
         matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
     }
 
-    /// The format once that object is read.
+    /// The format with the content of that object.
     pub fn resolved(self, content: &[u8], place: &str) -> Result<Self> {
         match self {
             Self::Mds { .. } => {
-                let index = std::str::from_utf8(content).map_err(|_| Error::corrupt(place, "is no UTF-8"))?;
+                let index = std::str::from_utf8(content).map_err(|_| Error::corrupt(place, "is not UTF-8"))?;
                 mds::names(index, place)?;
                 Ok(Self::Mds { index: Some(index.to_owned()) })
             }
@@ -210,7 +210,7 @@ impl FormatSpec {
         }
     }
 
-    /// Checks that the objects which the format's own index lists are in a whole listing.
+    /// Checks that a listing has all objects of the format's own index.
     pub fn check_listing(&self, manifest: &Manifest) -> Result<()> {
         let Self::Mds { index: Some(index) } = self else { return Ok(()) };
         let known: HashSet<&[u8]> = manifest.objects.iter().map(|entry| entry.key.as_bytes()).collect();
@@ -243,15 +243,15 @@ impl FormatSpec {
         })
     }
 
-    /// True for the format's own index, which is not an object of records and not left aside either.
+    /// True for the format's own index, which holds no records and is not ignored either.
     pub(super) fn is_index(&self, key: &Key) -> bool {
         matches!(self, Self::Mds { .. }) && key.as_bytes() == mds::INDEX.as_bytes()
     }
 
-    /// Leaves the objects that hold records: where some names say that they do, the others are put aside.
+    /// Keeps the objects that hold records: if some names match the format, the others are removed.
     pub fn retain(&self, manifest: &mut Manifest) {
         if let Self::Mds { index: Some(index) } = self {
-            // The index says which objects there are; `retain` is asked of a listing that holds more.
+            // The index lists the objects; `retain` gets a listing with more.
             let names = mds::names(index, mds::INDEX).unwrap_or_default();
             manifest.objects.retain(|entry| names.iter().any(|name| name.as_bytes() == entry.key.as_bytes()));
             return;
@@ -267,10 +267,11 @@ impl FormatSpec {
 
 /// The error of HDF5 files without the names of their datasets.
 fn unnamed_hdf5(place: &str) -> Error {
-    Error::config("format", format!("{place} holds HDF5 files: say which dataset, penstock.formats.hdf5(\"/name\")"))
+    Error::config("format", format!("{place} contains HDF5 files; name the dataset: penstock.formats.hdf5(\"/name\")"))
 }
 
-/// True for shards of MosaicML Streaming's other formats, whose index is MDS's: each has a file of offsets beside it.
+/// True for shards of MosaicML Streaming's other formats, which share the index of MDS: each has a file of offsets
+/// beside it.
 fn is_streaming(manifest: &Manifest) -> bool {
     let has = |ends: &[u8]| manifest.objects.iter().any(|entry| entry.key.as_bytes().ends_with(ends));
     has(mds::INDEX.as_bytes()) && [&b".json.meta"[..], b".csv.meta", b".tsv.meta", b".xsv.meta"].into_iter().any(has)
@@ -280,28 +281,28 @@ fn is_none(codec: &Codec) -> bool {
     *codec == Codec::None
 }
 
-/// Which record is read, for names and messages.
+/// Identifies the record being read, for names and messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RecordId<'a> {
     /// The object's URL.
     pub place: &'a str,
     /// Its number in the dataset.
     pub object: u64,
-    /// Which of its records.
+    /// Number of the record in the object.
     pub record: u64,
-    /// Where the record begins.
+    /// Offset of the record.
     pub offset: u64,
     /// Memory that is reserved before a part is decompressed.
     pub memory: &'a PartHold<'a>,
 }
 
-/// A record, its parts not read yet.
+/// A record whose values are not read yet.
 pub(crate) trait Record {
-    /// The part of that name. Errs with `Corrupt`.
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>>;
+    /// Reads the value of that name. Errs with `Corrupt`.
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>>;
     /// The names of its parts.
     fn names(&self) -> Vec<String>;
-    /// True where other records of the dataset may have parts that this one lacks.
+    /// True if other records of the dataset may have values that this one lacks.
     fn may_lack_parts(&self) -> bool {
         false
     }
@@ -313,7 +314,7 @@ pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 /// Number of records, from the end of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TrailerCount {
-    /// So many.
+    /// This number of records.
     Count(u64),
     /// Nothing yet: this many of the last bytes are needed.
     Wants(u64),
@@ -322,42 +323,42 @@ pub(crate) enum TrailerCount {
 /// Callback for a record of a table, with its position among the requested ones.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(usize, Result<&dyn Record>);
 
-/// An object in memory whose records do not lie one after another.
+/// An object in memory whose records are not contiguous.
 pub(crate) trait Table {
-    /// How many records it holds.
+    /// Number of its records.
     fn records(&self) -> u64;
 
-    /// Reads `records`, which ascend, and of which these `parts` (each the first of its names that is there) will be asked
-    /// for. What becomes of a record depends on the object alone, not on which others are asked for. At most `limit`
-    /// bytes are decoded at a time.
+    /// Reads `records` (ascending), of which the values `parts` (each by the first of its names that exists) will be
+    /// requested. The result for a record depends on the object alone, not on the other records. Decodes at most
+    /// `limit` bytes at a time.
     fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
 }
 
-/// Records of one size, one after another behind a head.
+/// Contiguous records of one size after a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadRows {
     /// Bytes before the first.
     pub head: u64,
     /// Bytes of each.
     pub row: u64,
-    /// How many there are.
+    /// Number of rows.
     pub count: u64,
 }
 
 impl HeadRows {
-    /// Where a row lies.
+    /// Position of a row.
     pub fn span(&self, row: u64) -> Option<Span> {
         (row < self.count).then(|| Span { offset: self.head + row * self.row, len: self.row, crc: 0 })
     }
 }
 
-/// A format whose objects hold their records one after another, or are tables.
+/// A format whose objects hold contiguous records, or are tables.
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
-    /// Appends where the records of an object lie. On an error, the ones before it are valid.
+    /// Appends the positions of an object's records. After an error, the spans before it are valid.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
 
-    /// Of a format that frames its records: the reader of an object's inflated bytes as they pass by, given the first of
-    /// them. Errs where those are not of this format.
+    /// For a format that frames its records: the incremental reader of an object's decompressed bytes, given the first
+    /// of them. Errs if they are not of this format.
     fn frames(&self, _first: &[u8], _place: &str) -> Option<Result<FrameStream>> {
         None
     }
@@ -367,7 +368,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// How many records an object holds, where the format's own index says so.
+    /// Number of records in an object, if the format's own index contains it.
     fn count_of_object(&self, _object: u64) -> Option<u64> {
         None
     }
@@ -377,12 +378,12 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Where the records of an object of `size` bytes lie, by its first bytes.
+    /// Positions of the records of an object of `size` bytes, by its first bytes.
     fn rows_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<HeadRows> {
-        Err(Error::bug(format!("the head of {place} holds no count")))
+        Err(Error::bug(format!("the head of {place} contains no count")))
     }
 
-    /// Where a record lies, where that is arithmetic.
+    /// Position of a record, if it can be computed.
     fn span_of(&self, _record: u64) -> Option<Span> {
         None
     }
@@ -400,33 +401,33 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
     /// Reads a record, given the bytes of its span, and the object's bytes before its first record.
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
 
-    /// True where parts of a record are decompressed one by one, within [`RecordId::memory`].
+    /// True if values of a record are decompressed one by one, within [`RecordId::memory`].
     fn inflates_parts(&self) -> bool {
         false
     }
 
-    /// True where records cannot be read without the object's bytes before the first.
+    /// True if reading a record needs the object's bytes before the first record.
     fn needs_head(&self) -> bool {
         false
     }
 
-    /// True where objects are tables: whatever is wanted of one, all of it is read, and spans are not asked for.
+    /// True if objects are tables: they are always read whole, and spans are not requested.
     fn is_table(&self) -> bool {
         false
     }
 
-    /// The table that an object's (inflated) bytes are.
+    /// Parses an object's (decompressed) bytes as a table.
     fn table(&self, _content: Bytes, place: &str) -> Result<Box<dyn Table>> {
-        Err(Error::bug(format!("{place} is no table")))
+        Err(Error::bug(format!("{place} is not a table")))
     }
 
     /// Number of records in a table of `size` bytes, from its last bytes.
     fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
-        Err(Error::bug(format!("the end of {place} holds no count")))
+        Err(Error::bug(format!("the end of {place} contains no count")))
     }
 
     /// Proposed field of a part if no fields are given; by default from its content.
-    fn proposes(&self, _name: &str, _part: &Part<'_>) -> Option<super::field::Kind> {
+    fn proposes(&self, _name: &str, _part: &Value<'_>) -> Option<super::field::Kind> {
         None
     }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NumPy's files: a `.npy` is one record (its array), or its rows are; an `.npz` is one record of several arrays.
+//! NumPy files: a `.npy` is one record (its array), or each of its rows is one; an `.npz` is one record of several
+//! arrays.
 
 use std::borrow::Cow;
 
@@ -9,16 +10,16 @@ use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
 use super::{Each, Framing, HeadRows, Record, RecordId};
 use crate::memory::PartHold;
-use crate::value::{Array, Part};
+use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// The part that a `.npy` holds.
+/// Name of the value of a `.npy`.
 const ARRAY: &str = "array";
 
-/// Of each object this much is read to see how many rows it has; NumPy's headers end long before.
+/// Bytes read of each object for its number of rows; NumPy's headers are much shorter.
 pub(super) const HEAD: u64 = 4096;
 
-/// The elements behind a header, little-endian and in C order.
+/// Elements after a header, little-endian and in C order.
 pub(super) fn elements<'a>(header: &Header, data: &'a [u8], place: &str) -> Result<Array<'a>> {
     let spec = sized(header, data, place)?;
     Ok(Array { dtype: spec.dtype, bytes: swapped(header, data), shape: spec.shape })
@@ -30,13 +31,13 @@ pub(super) fn array<'a>(bytes: &'a [u8], place: &str) -> Result<Array<'a>> {
     elements(&header, &bytes[header.data_offset.min(bytes.len())..], place)
 }
 
-/// Type and shape of the elements, which `data` must be.
+/// Type and shape of the elements; checks the length of `data`.
 fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let spec = typed(header, place)?;
     let want = spec.size_bytes()?;
     if data.len() != want {
         let (want, have) = (with_separators(want as u64), with_separators(data.len() as u64));
-        let problem = format!("has {have} bytes of elements where its header says {want}");
+        let problem = format!("has {have} bytes of elements, but its header declares {want}");
         return Err(Error::corrupt(place, problem));
     }
     Ok(spec)
@@ -61,7 +62,7 @@ fn swapped<'a>(header: &Header, bytes: &'a [u8]) -> Cow<'a, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// The array of a whole `.npy` file, in the file's own memory.
+/// The array of a whole `.npy` file, in the memory of the file.
 fn inflated_array(mut file: Vec<u8>, place: &str) -> Result<Array<'static>> {
     let header = npy::parse(&file, place)?;
     let data = file.get(header.data_offset..).unwrap_or_default();
@@ -82,10 +83,10 @@ pub(super) struct Npy {
 fn rows(header: &Header, place: &str) -> Result<HeadRows> {
     let spec = typed(header, place)?;
     let Some((&count, rest)) = spec.shape.split_first() else {
-        return Err(Error::corrupt(place, "holds one number, which has no rows"));
+        return Err(Error::corrupt(place, "contains a single number, which has no rows"));
     };
     let row = TensorSpec { dtype: spec.dtype, shape: rest.to_vec() }.size_bytes()?;
-    // A header of 100 bytes may name as many of them as it likes.
+    // A header of 100 bytes may claim any number of empty rows.
     if row == 0 && count > 0 {
         return Err(Error::corrupt(place, format!("has rows of 0 bytes (shape {:?})", spec.shape)));
     }
@@ -124,7 +125,7 @@ impl Framing for Npy {
         let want = rows.head + rows.count * rows.row;
         if want != size {
             let (want, have) = (with_separators(want), with_separators(size));
-            return Err(Error::corrupt(place, format!("has {have} bytes where its header says {want}")));
+            return Err(Error::corrupt(place, format!("has {have} bytes, but its header declares {want}")));
         }
         Ok(rows)
     }
@@ -139,7 +140,7 @@ impl Framing for Npy {
             let spec = typed(&header, id.place)?;
             let shape = spec.shape.get(1..).unwrap_or_default().to_vec();
             if (TensorSpec { dtype: spec.dtype, shape: shape.clone() }).size_bytes()? != bytes.len() {
-                return Err(Error::corrupt(id.place, "has a header of another array"));
+                return Err(Error::corrupt(id.place, "has the header of another array"));
             }
             Array { dtype: spec.dtype, shape, bytes: swapped(&header, bytes) }
         } else {
@@ -152,9 +153,9 @@ impl Framing for Npy {
 struct One<'a>(Array<'a>);
 
 impl Record for One<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let array = || Array { dtype: self.0.dtype, shape: self.0.shape.clone(), bytes: Cow::Borrowed(&*self.0.bytes) };
-        Ok((name == ARRAY).then(|| Part::Array(array())))
+        Ok((name == ARRAY).then(|| Value::Array(array())))
     }
 
     fn names(&self) -> Vec<String> {
@@ -191,20 +192,20 @@ struct Arrays<'a> {
 }
 
 impl Record for Arrays<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some(entry) = self.directory.get(name) else { return Ok(None) };
         let place = self.directory.member(entry);
         self.memory.take(&place, if entry.deflated { entry.size } else { 0 })?;
         let content = self.directory.read(entry)?;
-        // numpy.load gives other members as bytes; the archive's CRC-32 rules out a damaged array.
+        // numpy.load returns other members as bytes; the archive's CRC-32 excludes a damaged array.
         if !content.starts_with(npy::MAGIC) && !entry.name.ends_with(b".npy") {
-            return Ok(Some(Part::Bytes(content)));
+            return Ok(Some(Value::Bytes(content)));
         }
         let array = match content {
             Cow::Borrowed(file) => array(file, &place)?,
             Cow::Owned(file) => inflated_array(file, &place)?,
         };
-        Ok(Some(Part::Array(array)))
+        Ok(Some(Value::Array(array)))
     }
 
     fn names(&self) -> Vec<String> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet: a record is a row, its parts are the columns by their paths (`image.bytes`). Of a row group the wanted columns
-//! are decoded from the first wanted row to the last, in smaller pieces where that is too much or does not read.
+//! Parquet: a record is a row, its values are the columns by path (`image.bytes`). Within a row group the requested
+//! columns are decoded from the first requested row to the last, or in smaller pieces if that is too large or fails.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -12,10 +12,11 @@ use penstock_record::parquet::{Element, Table as File, Values};
 use penstock_types::{Error, Result};
 
 use super::{Each, EachRow, Framing, Record, RecordId, Table, TrailerCount};
-use crate::value::{Array, Part};
+use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// Rows wanted of a row group are decoded at once where that is at most so many bytes, else `STEP` wanted rows at a time.
+/// Requested rows of a row group are decoded at once if they take at most this many bytes; otherwise `STEP` rows at a
+/// time.
 const AT_ONCE: u64 = 256 << 20;
 const STEP: usize = 1024;
 
@@ -56,12 +57,12 @@ struct Rows {
 /// Decoded columns of some rows.
 struct Piece {
     first: u64,
-    /// By their numbers in the file.
+    /// Columns, by number in the file.
     columns: Vec<(usize, Values)>,
 }
 
 impl Rows {
-    /// Errs with the column that does not read.
+    /// Decodes columns; errs with the column that cannot be read.
     fn load(&self, columns: &[usize], rows: Range<u64>, limit: u64) -> std::result::Result<Piece, (usize, Error)> {
         let (mut left, mut found) = (usize::try_from(limit).unwrap_or(usize::MAX), Vec::new());
         for &column in columns {
@@ -79,7 +80,7 @@ impl Rows {
         }
     }
 
-    /// The records of one row group; `from` is where they are among all that are asked for.
+    /// The records of one row group; `from` is their index among all requested records.
     fn group(&self, records: &[u64], columns: &[usize], from: usize, limit: u64, each: EachRow<'_>) {
         let over = |records: &[u64]| records[0]..records[records.len() - 1] + 1;
         if let Ok(piece) = self.load(columns, over(records), limit.min(AT_ONCE)) {
@@ -95,7 +96,8 @@ impl Rows {
                 match self.load(columns, row..row + 1, limit) {
                     Ok(piece) => self.give(&piece, &[row], from + at, limit, each),
                     Err((column, error)) => {
-                        // A list is found by reading all of the group before it: what is behind does not read either.
+                        // A list is found by reading all rows of the group before it, so later rows cannot be read
+                        // either.
                         if matches!(error, Error::Corrupt { .. }) && self.file.columns()[column].list {
                             let first = from + at;
                             let rest = records.len() - (step * STEP + at);
@@ -137,12 +139,12 @@ struct Cells<'a> {
     piece: &'a Piece,
     row: u64,
     limit: u64,
-    /// Columns that the schema lacks, of this row only.
+    /// Columns missing in the schema, for this row only.
     alone: OnceCell<Vec<OnceCell<Result<Values>>>>,
 }
 
 impl Record for Cells<'_> {
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         let Some(column) = self.rows.file.column(name) else { return Ok(None) };
         if let Some((_, values)) = self.piece.columns.iter().find(|(number, _)| *number == column) {
             return self.cell(column, values, self.piece.first).map(Some);
@@ -160,17 +162,18 @@ impl Record for Cells<'_> {
 
 impl Cells<'_> {
     /// Value of this row in `values`, whose first row is `first`.
-    fn cell<'a>(&self, column: usize, values: &'a Values, first: u64) -> Result<Part<'a>> {
+    fn cell<'a>(&self, column: usize, values: &'a Values, first: u64) -> Result<Value<'a>> {
         let column = &self.rows.file.columns()[column];
         let (place, at) = (&self.rows.place, (self.row - first) as usize);
         if values.nulls.binary_search(&self.row).is_ok() {
             if !column.list {
-                return Ok(Part::Null);
+                return Ok(Value::Null);
             }
-            return Err(Error::mismatch(place.as_str(), format!("column `{}` holds a null", column.name)));
+            return Err(Error::mismatch(place.as_str(), format!("column `{}` contains a null", column.name)));
         }
-        let Ok(element) = column.element else { return Err(Error::bug("values of a column that is refused")) };
-        let lost = || Error::corrupt(place.as_str(), format!("is damaged Parquet: column `{}` is cut", column.name));
+        let Ok(element) = column.element else { return Err(Error::bug("values of a refused column")) };
+        let lost =
+            || Error::corrupt(place.as_str(), format!("is damaged Parquet: column `{}` is truncated", column.name));
         let (from, to) = match column.list {
             true => values.rows.get(at).copied().zip(values.rows.get(at + 1).copied()).ok_or_else(lost)?,
             false => (at, at + 1),
@@ -187,14 +190,14 @@ impl Cells<'_> {
                 let bytes = values.data.get(from * dtype.size()..to * dtype.size()).ok_or_else(lost)?;
                 let (shape, bytes) = (if column.list { vec![to - from] } else { Vec::new() }, Cow::Borrowed(bytes));
                 let array = Array { dtype, shape, bytes };
-                if column.list { Part::List(array) } else { Part::Array(array) }
+                if column.list { Value::List(array) } else { Value::Array(array) }
             }
             _ if column.list => {
                 let strings: Option<Vec<&[u8]>> = (from..to).map(string).collect();
-                Part::Strings(strings.ok_or_else(lost)?)
+                Value::Strings(strings.ok_or_else(lost)?)
             }
-            _ if column.text => Part::Text(string(at).ok_or_else(lost)?),
-            _ => Part::Bytes(Cow::Borrowed(string(at).ok_or_else(lost)?)),
+            _ if column.text => Value::Text(string(at).ok_or_else(lost)?),
+            _ => Value::Bytes(Cow::Borrowed(string(at).ok_or_else(lost)?)),
         })
     }
 }

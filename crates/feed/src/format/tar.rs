@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebDataset: a record is a run of a tar's members of one key, its parts are the members by extension.
+//! WebDataset: a record is a run of tar members with one key, its values are the members by extension.
 
 use std::borrow::Cow;
 
@@ -8,13 +8,13 @@ use penstock_types::{Error, Result};
 
 use super::npy::array;
 use super::{Each, Framing, Record, RecordId};
-use crate::value::Part;
+use crate::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// The part that is a sample's key.
+/// Name of the value with a sample's key.
 pub(super) const KEY: &str = "__key__";
 
-/// Extensions whose content is a number as text, as WebDataset's own decoders have it.
+/// Extensions whose content is a number as text, as in WebDataset's own decoders.
 const NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "id"];
 
 #[derive(Debug)]
@@ -52,9 +52,9 @@ impl Record for Files<'_> {
         true
     }
 
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
         if name == KEY {
-            return Ok(Some(Part::Bytes(Cow::Borrowed(&self.sample.key))));
+            return Ok(Some(Value::Bytes(Cow::Borrowed(&self.sample.key))));
         }
         let Some(part) = self.sample.part(name) else { return Ok(None) };
         let start = (part.offset - self.base) as usize;
@@ -70,13 +70,13 @@ impl Record for Files<'_> {
 }
 
 /// Type of a file by its extension: a number as text, a NumPy array, else bytes.
-pub(super) fn of_file<'a>(name: &str, bytes: &'a [u8], place: &str) -> Result<Part<'a>> {
+pub(super) fn of_file<'a>(name: &str, bytes: &'a [u8], place: &str) -> Result<Value<'a>> {
     let last = name.rsplit('.').next().unwrap_or(name);
     if NUMBERS.contains(&last) {
-        Ok(Part::Digits(bytes))
+        Ok(Value::Digits(bytes))
     } else if last == "npy" {
-        array(bytes, place).map(Part::Array)
+        array(bytes, place).map(Value::Array)
     } else {
-        Ok(Part::Bytes(Cow::Borrowed(bytes)))
+        Ok(Value::Bytes(Cow::Borrowed(bytes)))
     }
 }

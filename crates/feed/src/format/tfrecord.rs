@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecords: a record is a frame, its parts are the features of its tf.Example.
+//! TFRecords: a record is a frame, its values are the features of its tf.Example.
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;
@@ -10,12 +10,12 @@ use penstock_record::tfrecord::{FOOTER_LEN, FrameStream, Frames, HEADER_LEN, fra
 use penstock_types::{Error, Result, with_separators};
 
 use super::{Each, Framing, Record, RecordId};
-use crate::value::Part;
+use crate::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Before the name of a feature that a feature list shares.
+/// Prefix of a context feature whose name a feature list shares.
 const CONTEXT: &str = "context/";
-/// Before the name of a feature list that a feature of the context shares.
+/// Prefix of a feature list whose name a context feature shares.
 const LISTS: &str = "feature_lists/";
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Framing for TfRecord {
         Some(if first.is_empty() { Ok(()) } else { compressed(first, place) }.map(|()| FrameStream::new(place)))
     }
 
-    /// The checksum that the frame itself states, which costs nothing to know.
+    /// The checksum in the frame itself, which is free.
     fn crc(&self, bytes: &[u8]) -> u32 {
         bytes.last_chunk::<FOOTER_LEN>().map_or(0, |footer| u32::from_le_bytes(*footer))
     }
@@ -55,7 +55,7 @@ impl Framing for TfRecord {
             return Err(Error::corrupt(
                 id.place,
                 format!(
-                    "has no record {} of {} bytes at byte {}: the index is of another object",
+                    "has no record {} of {} bytes at byte {}: the index belongs to another object",
                     id.record,
                     with_separators(bytes.len() as u64),
                     with_separators(id.offset)
@@ -91,7 +91,7 @@ fn compressed(content: &[u8], place: &str) -> Result<()> {
         _ => {
             let suffix = codec.suffix();
             let problem = format!(
-                "{place} is compressed by {codec}, and its name does not end in `{suffix}`; say \
+                "{place} is compressed by {codec}, but its name does not end in `{suffix}`; set \
                  format=penstock.formats.tfrecord(compression=\"{codec}\")"
             );
             Err(Error::config("format", problem))
@@ -99,7 +99,7 @@ fn compressed(content: &[u8], place: &str) -> Result<()> {
     }
 }
 
-/// A tf.Example, or a tf.SequenceExample, whose context lies where an example's features do.
+/// A tf.Example, or a tf.SequenceExample, whose context has the place of an example's features.
 struct Features<'a> {
     payload: &'a [u8],
     place: &'a str,
@@ -110,12 +110,12 @@ impl Record for Features<'_> {
         true
     }
 
-    fn part(&self, name: &str) -> Result<Option<Part<'_>>> {
-        let list = |name: &str| Ok::<_, Error>(find_feature_list(self.payload, name, self.place)?.map(Part::Steps));
-        let found = match (find_feature(self.payload, name)?.map(Part::Feature), list(name)?) {
+    fn part(&self, name: &str) -> Result<Option<Value<'_>>> {
+        let list = |name: &str| Ok::<_, Error>(find_feature_list(self.payload, name, self.place)?.map(Value::Steps));
+        let found = match (find_feature(self.payload, name)?.map(Value::Feature), list(name)?) {
             (Some(_), Some(_)) => {
                 let problem = format!(
-                    "`{name}` is in its context and in its feature lists; say `{CONTEXT}{name}` or `{LISTS}{name}`"
+                    "`{name}` is in its context and in its feature lists; use `{CONTEXT}{name}` or `{LISTS}{name}`"
                 );
                 return Err(Error::mismatch(self.place, problem));
             }
@@ -123,7 +123,7 @@ impl Record for Features<'_> {
         };
         match (found, name.strip_prefix(CONTEXT), name.strip_prefix(LISTS)) {
             (Some(part), _, _) => Ok(Some(part)),
-            (None, Some(name), _) => Ok(find_feature(self.payload, name)?.map(Part::Feature)),
+            (None, Some(name), _) => Ok(find_feature(self.payload, name)?.map(Value::Feature)),
             (None, None, Some(name)) => list(name),
             (None, None, None) => Ok(None),
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zarr, versions 2 and 3: an array, or several of a group, whose rows are samples. What its metadata and the indexes of its
-//! shards say stands in the format itself, read once when the dataset is opened.
+//! Zarr, versions 2 and 3: an array, or several of a group, whose rows are samples. The format document holds the
+//! metadata and the shard indexes, which are read once when the dataset is opened.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use crate::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
 use penstock_dataset::manifest::Manifest;
 
-/// The part that a lone array gives.
+/// Name of the value of a single array.
 const ARRAY: &str = "array";
 
-/// The names that metadata go by.
+/// File names of metadata.
 const NAMES: [&str; 2] = ["zarr.json", ".zarray"];
 
-/// Arrays that are looked at when none is named.
+/// Maximum number of arrays examined if none is named.
 const MAX_ARRAYS: usize = 1024;
 
 /// Metadata that was read from a dataset.
@@ -31,29 +31,33 @@ pub struct ZarrMetadata {
     pub shards: BTreeMap<String, String>,
 }
 
-/// True where a listing is one of Zarr.
+/// True for a listing of Zarr.
 pub(super) fn is_zarr(manifest: &Manifest) -> bool {
     let last = |key: &[u8]| key.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec).unwrap_or_default();
     manifest.objects.iter().any(|entry| NAMES.iter().any(|name| last(entry.key.as_bytes()) == name.as_bytes()))
 }
 
-/// The objects that hold metadata: of the arrays named, or of all there are. Path of the array, and number of the object.
+/// Objects with the metadata of the named arrays, or of all: path of the array, and number of the object.
 pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(String, usize)>> {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for (number, entry) in listing.objects.iter().enumerate() {
         let Ok(key) = std::str::from_utf8(entry.key.as_bytes()) else { continue };
         let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
-        // Version 3's are found first where both are there.
+        // With both versions present, version 3 is found first.
         if NAMES.contains(&name) && (!found.contains_key(path) || name == NAMES[0]) {
             found.insert(path.to_owned(), number);
         }
     }
     if found.is_empty() {
-        return Err(Error::NotFound { place: format!("zarr.json or .zarray under {}", listing.url) });
+        return Err(Error::NotFound { place: format!("any zarr.json or .zarray under {}", listing.url) });
     }
     if arrays.is_empty() {
         if found.len() > MAX_ARRAYS {
-            let problem = format!("{} holds {} arrays: name some", listing.url, with_separators(found.len() as u64));
+            let problem = format!(
+                "{} contains {} arrays; name the ones to read",
+                listing.url,
+                with_separators(found.len() as u64)
+            );
             return Err(Error::config("format", problem));
         }
         return Ok(found.into_iter().collect());
@@ -69,7 +73,7 @@ pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(Str
     arrays.iter().map(named).collect()
 }
 
-/// True for the metadata of a group, which are passed over.
+/// True for the metadata of a group, which are skipped.
 pub(crate) fn is_group(json: &[u8]) -> bool {
     serde_json::from_slice::<serde_json::Value>(json).is_ok_and(|json| json["node_type"] == "group")
 }
@@ -82,7 +86,7 @@ fn key(path: &str, below: &str) -> String {
     if path.is_empty() { below.to_owned() } else { format!("{path}/{below}") }
 }
 
-/// The shards of sharded arrays: key, number, and where the index lies.
+/// Shards of sharded arrays: key, number, and position of the index.
 pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<(String, usize, ByteRange)>> {
     let numbers = numbers(listing);
     let mut found = Vec::new();
@@ -132,7 +136,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The blocks of a dataset whose metadata are read; those of `arrays`, in that order, or all.
+/// Blocks of a dataset whose metadata have been read: those of `arrays`, in that order, or all.
 pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manifest) -> Result<Blocks> {
     let numbers = numbers(listing);
     let paths: Vec<&str> = match arrays {
@@ -153,7 +157,7 @@ pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manif
         });
         parsed.push(array);
     }
-    // Indexes of shards, each read when the first of its chunks is asked for.
+    // Indexes of shards, each read when the first of its chunks is requested.
     type Index = Vec<Option<(u64, u64)>>;
     let mut indexes: BTreeMap<usize, Index> = BTreeMap::new();
     let mut blocks = Blocks::default();
@@ -172,7 +176,7 @@ pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manif
         if let Entry::Vacant(free) = indexes.entry(object) {
             let place = place(listing, &name);
             let stored = metadata.shards.get(&name).and_then(|text| unhex(text));
-            let stored = stored.ok_or_else(|| Error::corrupt(&*place, "has no shard index that was read"))?;
+            let stored = stored.ok_or_else(|| Error::corrupt(&*place, "has no shard index in the metadata"))?;
             free.insert(sharding.parse_index(&stored, listing.objects[object].size, &place)?);
         }
         let within = at.iter().zip(&per).fold(0, |number, (at, per)| number * per + at % per);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which nodes of a pool have failed lately, and which lost objects are back.
+//! Health of a pool: nodes that failed recently, and lost objects that are back.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use penstock_types::{Error, Key, lock, now};
 
-/// So long a node that failed once is not asked, where there is a bucket; twice as long with each failure that follows.
+/// Back-off of a node after its first failure, if there is an origin; it doubles with each further failure.
 const FIRST_REST: Duration = Duration::from_secs(5);
-const LONGEST_REST: Duration = Duration::from_secs(300);
-/// So long the engine's directory is not asked after it failed.
+const MAX_REST: Duration = Duration::from_secs(300);
+/// Back-off of the engine's directory after a failure.
 const ENGINE_REST: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
@@ -21,20 +21,20 @@ pub(super) struct Health {
 #[derive(Debug, Default)]
 struct State {
     away: HashMap<u32, Backoff>,
-    /// Until when the engine's directory is not asked.
+    /// End of the back-off of the engine's directory.
     engine: Option<Instant>,
     /// Lost objects that were put into the pool again.
     back: HashSet<Key>,
-    /// Own files that were not there any more.
+    /// Own files that no longer exist.
     gone: HashSet<Key>,
 }
 
-/// A node whose last answer was none.
+/// A node that did not answer the last request.
 #[derive(Debug, Clone, Copy)]
 struct Backoff {
     until: Instant,
     rest: Duration,
-    /// Its rest was over, and one read asks it again.
+    /// Its back-off has ended, and one read is trying it.
     is_asked: bool,
 }
 
@@ -43,9 +43,10 @@ impl Health {
         lock(&self.state)
     }
 
-    /// True when all of these nodes have failed lately; if the nodes are unknown, when the engine has. When a rest is
-    /// over, one caller is told false and asks; the others pass the nodes over for `patience` more, by when it has an answer.
-    pub fn are_away(&self, nodes: Option<&[u32]>, patience: Duration) -> bool {
+    /// True if all of these nodes have failed recently; if the nodes are unknown, if the engine has. After a back-off,
+    /// one caller gets false and tries; the others skip the nodes for another `timeout`, until that attempt has a
+    /// result.
+    pub fn are_away(&self, nodes: Option<&[u32]>, timeout: Duration) -> bool {
         let Some(nodes) = nodes else { return self.is_engine_away() };
         let mut state = self.state();
         if !nodes.iter().all(|node| state.away.contains_key(node)) {
@@ -55,20 +56,20 @@ impl Health {
         let mut is_resting = true;
         for node in nodes {
             if let Some(away) = state.away.get_mut(node).filter(|away| away.until <= now) {
-                (away.until, away.is_asked, is_resting) = (now + patience, true, false);
+                (away.until, away.is_asked, is_resting) = (now + timeout, true, false);
             }
         }
         is_resting
     }
 
-    /// True when this node has failed, and has not answered since.
+    /// True if this node has failed, and has not answered since.
     pub fn is_away(&self, node: u32) -> bool {
         self.state().away.contains_key(&node)
     }
 
-    /// A read from these nodes failed. Reads that were under way together count once. An answer about the object alone
-    /// says nothing of them; and if the nodes are unknown, only an engine that was silent is left in peace: what it
-    /// refused at once costs no wait.
+    /// Records a failed read from these nodes. Concurrent reads count once. An error about the object alone says
+    /// nothing about the nodes. If the nodes are unknown, only silence of the engine causes a back-off: an immediate
+    /// refusal costs no wait.
     pub fn failed(&self, nodes: Option<&[u32]>, error: &Error) {
         match error {
             Error::NotFound { .. } | Error::Changed { .. } | Error::Corrupt { .. } | Error::Denied { .. } => return,
@@ -79,15 +80,15 @@ impl Health {
         for &node in nodes.unwrap_or_default() {
             let rest = match state.away.get(&node) {
                 None => FIRST_REST,
-                Some(away) if away.is_asked => (away.rest * 2).min(LONGEST_REST),
+                Some(away) if away.is_asked => (away.rest * 2).min(MAX_REST),
                 Some(_) => continue,
             };
             state.away.insert(node, Backoff { until: now() + rest, rest, is_asked: false });
         }
     }
 
-    /// A read from these nodes gave bytes: where all of them were away, they are no more. Of some it tells nothing, for
-    /// one of the others may have given them.
+    /// Records a successful read from these nodes: if all of them were backed off, they no longer are. If only some
+    /// were, another node may have answered.
     pub fn answered(&self, nodes: Option<&[u32]>) {
         let (mut state, nodes) = (self.state(), nodes.unwrap_or_default());
         if nodes.iter().all(|node| state.away.contains_key(node)) {
@@ -111,7 +112,7 @@ impl Health {
         self.state().back.contains(key)
     }
 
-    /// It was put back, and could not be read all the same.
+    /// The object was put back, but still cannot be read.
     pub fn lost_again(&self, key: &Key) {
         self.state().back.remove(key);
     }
@@ -152,7 +153,7 @@ mod tests {
             assert!(!health.are_away(Some(&[3]), PATIENCE));
             health.failed(Some(&[3]), &silent);
         }
-        assert_eq!(health.state().away[&3].rest, LONGEST_REST);
+        assert_eq!(health.state().away[&3].rest, MAX_REST);
         health.answered(Some(&[3, 4])); // by the other one, perhaps
         assert!(health.is_away(3));
         health.answered(Some(&[3]));

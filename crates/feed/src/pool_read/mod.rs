@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads in a pool: a node's own files first, then the engine's protocol, then the bucket that the pool was filled from.
+//! Reads in a pool: first the node's own files, then the engine's protocol, then the origin bucket of the pool.
 //!
-//! Owns the choice of the source and the repair: an object that the pool has lost is fetched from the bucket,
-//! decompressed if the stage had decompressed it, and put into the pool again. Knows no engine: the caller passes where
-//! objects lie ([`Placements`]). A read returns as many bytes as the pool's listing says, or an error. A node that does
-//! not answer costs one timeout; after it, the node's objects are read from the bucket for a while. One process of the
-//! pool, chosen by the object's name, fetches a lost object first; the others wait a moment for it to put the object back.
+//! Owns the choice of the source and the repair: an object that the pool has lost is fetched from the origin,
+//! decompressed if the stage had decompressed it, and put into the pool again. Independent of the engine: the caller
+//! passes the positions of objects ([`Placements`]). A read returns exactly the size in the pool's listing, or an
+//! error. A node that does not answer costs one timeout; after it, the node's objects are read from the origin for a
+//! while. One process of the pool, chosen by the name of the object, fetches a lost object first; the others wait a
+//! moment for it to put the object back.
 
 mod health;
 mod origin;
@@ -28,31 +29,32 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::health::Health;
-use self::origin::Bucket;
+use self::origin::OriginStore;
 use self::origin_fetch::{AT_ONCE, Refetches};
 use self::read::Read;
 use self::timeout_store::TimeoutStore;
 use penstock_dataset::manifest::Manifest;
 
-/// How long a process waits for each that comes before it in fetching a lost object, and how many it waits for.
+/// Time that a process waits for each process before it in fetching a lost object, and the maximum number that it waits
+/// for.
 const TURN: Duration = Duration::from_millis(500);
 const TURNS: u32 = 3;
-/// How often it looks meanwhile whether the object is back.
+/// Polling interval for the object to be back.
 const GLANCE: Duration = Duration::from_millis(100);
 /// Nodes of a pool, and processes of a node.
 const MAX_READERS: u32 = 1 << 15;
 
-/// Where a pool's objects lie, as one node knows it.
+/// Positions of a pool's objects, as one node knows them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placements {
-    /// The URL that the pool was filled from; without one, what the pool has lost is lost.
+    /// Origin URL of the pool; without one, objects that the pool loses stay lost.
     #[serde(default)]
     pub bucket: Option<String>,
-    /// By key below the dataset's folder. Of an object that is not here nothing is known: the engine is asked.
+    /// By key below the dataset's folder. For an object that is missing here, the engine is asked.
     #[serde(default)]
     pub objects: HashMap<String, Placement>,
-    /// Who reads here; if it is not known, lost objects are fetched at once.
+    /// Identity of this process; if unknown, lost objects are fetched at once.
     #[serde(default)]
     pub reader: Option<Reader>,
 }
@@ -63,49 +65,49 @@ pub struct Placements {
 pub struct Reader {
     /// Its node's number.
     pub node: u32,
-    /// How many nodes the pool has.
+    /// Number of nodes of the pool.
     pub nodes: u32,
     /// Its number on the node.
     pub local: u32,
-    /// How many processes read there.
+    /// Number of processes that read on this node.
     pub locals: u32,
 }
 
-/// Where one object lies.
+/// Position of one object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
     /// A plain file of this node with exactly the object's bytes.
     #[serde(default)]
     pub own: Option<PathBuf>,
-    /// The nodes that hold a copy, by number; none where the engine does not say.
+    /// Nodes that hold a copy, by number; `None` if the engine does not report them.
     #[serde(default)]
     pub nodes: Option<Vec<u32>>,
 }
 
 impl Placements {
-    /// From JSON; `Config` for what is none.
+    /// Parses JSON; `Config` if it is invalid.
     pub fn from_json(text: &str) -> Result<Self> {
         let routes: Self = serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))?;
         match routes.reader {
             Some(Reader { node, nodes, local, locals })
                 if node >= nodes || local >= locals || nodes.max(locals) > MAX_READERS =>
             {
-                let text = format!("reader {local} of {locals} on node {node} of {nodes}");
+                let text = format!("reader {local} of {locals} on node {node} of {nodes} is out of range");
                 Err(Error::config("routes", text))
             }
             _ => Ok(routes),
         }
     }
 
-    /// True where this node has the object of `key` in a plain file.
+    /// True if this node has the object of `key` as a plain file.
     pub fn has_own(&self, key: &Key) -> bool {
         key.as_str().and_then(|key| self.objects.get(key)).is_some_and(|placed| placed.own.is_some())
     }
 
     /// As JSON.
     pub fn to_json(&self) -> Result<String> {
-        serde_json::to_string(self).map_err(|error| Error::bug(format!("routes do not write: {error}")))
+        serde_json::to_string(self).map_err(|error| Error::bug(format!("routes cannot be serialised: {error}")))
     }
 }
 
@@ -118,10 +120,10 @@ pub struct PoolStore {
 #[derive(Debug)]
 struct Shared {
     pool: Arc<dyn Store>,
-    known: Arc<HashMap<Key, Known>>,
+    known: Arc<HashMap<Key, ObjectState>>,
     /// Own files, by their absolute paths.
     files: MeteredStore,
-    bucket: Option<Bucket>,
+    bucket: Option<OriginStore>,
     reader: Option<Reader>,
     health: Health,
     refetches: Refetches,
@@ -130,7 +132,7 @@ struct Shared {
 
 /// State of an object.
 #[derive(Debug)]
-struct Known {
+struct ObjectState {
     size: u64,
     /// Below the file system's root.
     own: Option<Key>,
@@ -139,9 +141,9 @@ struct Known {
     made_from: Option<Version>,
 }
 
-impl Known {
-    /// How long an answer of the engine is waited for: copies are asked one after the other.
-    fn patience(&self) -> Duration {
+impl ObjectState {
+    /// Timeout of an answer of the engine: copies are tried one after the other.
+    fn timeout(&self) -> Duration {
         match self.nodes.as_ref().map(Vec::len) {
             Some(0 | 1) => Duration::from_secs(2),
             _ => Duration::from_secs(20),
@@ -150,8 +152,9 @@ impl Known {
 }
 
 impl PoolStore {
-    /// The pool's store, governed by `governor`, behind the ways of `routes`, for the objects of its listing `manifest`,
-    /// whose keys are below `pool.prefix`. `bucket` is the opened store of `routes.bucket`, governed where it need be.
+    /// The pool's store, rate-limited by `governor`, with the read paths of `routes`, for the objects of its listing
+    /// `manifest`, whose keys are below `pool.prefix`. `bucket` is the opened store of `routes.bucket`, rate-limited if
+    /// necessary.
     pub fn new(
         pool: Opened,
         governor: Option<Arc<AdaptiveLimit>>,
@@ -172,7 +175,7 @@ impl PoolStore {
                 Key::new(bytes.strip_prefix(b"/").unwrap_or(bytes).to_vec())
             });
             let made_from = entry.origin.as_ref().filter(|_| is_source).and_then(|origin| origin.version.clone());
-            let known = Known { size: entry.size, own, nodes: placed.nodes.clone(), made_from };
+            let known = ObjectState { size: entry.size, own, nodes: placed.nodes.clone(), made_from };
             Some((base.join(entry.key.as_bytes()), known))
         });
         let known = Arc::new(known.collect::<HashMap<_, _>>());
@@ -182,13 +185,13 @@ impl PoolStore {
         if let Some(governor) = governor {
             pool = Arc::new(LimitStore::new(pool, governor));
         }
-        // An own file is asked for as the pool's object is: what comes in one chunk is not copied again.
-        let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::LARGEST_AT_ONCE);
+        // A local file is requested like the pool's object: content that arrives in one chunk is not copied again.
+        let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::MAX_AT_ONCE);
         let shared = Shared {
             known,
             pool,
             files: MeteredStore::new(Arc::new(local), metrics.clone()),
-            bucket: bucket.map(|(url, opened)| Bucket::new(&url, opened, base)),
+            bucket: bucket.map(|(url, opened)| OriginStore::new(&url, opened, base)),
             reader: routes.reader,
             health: Health::default(),
             refetches: Refetches::new(AT_ONCE),
@@ -199,10 +202,10 @@ impl PoolStore {
 }
 
 impl Shared {
-    /// True when the engine need not be asked: every node that holds the object has failed, and it was not restored.
-    async fn is_lost(&self, object: &ObjectRef, known: &Known, deadline: Deadline) -> bool {
+    /// True if the engine need not be asked: every node with the object has failed, and it was not put back.
+    async fn is_lost(&self, object: &ObjectRef, known: &ObjectState, deadline: Deadline) -> bool {
         let key = &object.key;
-        if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.patience()) {
+        if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.timeout()) {
             return false;
         }
         if self.health.is_back(key) {
@@ -214,7 +217,7 @@ impl Shared {
         !self.is_put_back(object, deadline).await
     }
 
-    /// True when the engine holds another version of the object than the one that was lost.
+    /// True if the engine holds another version of the object than the lost one.
     async fn is_put_back(&self, object: &ObjectRef, deadline: Deadline) -> bool {
         let (key, version) = (&object.key, object.version.as_ref());
         match self.pool.head(key, deadline).await {
@@ -226,7 +229,7 @@ impl Shared {
                 is_back
             }
             Err(Error::NotFound { .. }) => false,
-            // The caller's own time is over; the engine may be well.
+            // The caller's own deadline has passed; the engine may be fine.
             Err(_) if deadline.passed() => false,
             Err(_) => {
                 self.health.engine_failed();
@@ -235,19 +238,20 @@ impl Shared {
         }
     }
 
-    /// How many of the pool's processes are to fetch a lost object before this one: those of nodes that are not away, in
-    /// an order of the object's own.
+    /// Number of the pool's processes that fetch a lost object before this one: those of nodes that are up, in an order
+    /// that depends on the object.
     fn turn(&self, key: &Key) -> u32 {
         let Some(Reader { node, nodes, local, locals }) = self.reader else { return 0 };
         let draw = |at: u32| xxh3_64_with_seed(key.as_bytes(), at.into());
         let before = (0..nodes).filter(|&other| other != node && !self.health.is_away(other));
         let before = before.filter(|&other| (draw(other), other) < (draw(node), node)).count() as u32;
-        // Of a node's processes another one is first for each object.
+        // Among a node's processes, a different one is first for each object.
         let local = (u64::from(local) + draw(node) % u64::from(locals)) % u64::from(locals);
         before + local as u32 * nodes
     }
 
-    /// True as soon as another process has put a lost object back, in the time that those before this one are given.
+    /// True as soon as another process has put a lost object back, within the time that the processes before this one
+    /// get.
     async fn is_healed(&self, object: &ObjectRef, deadline: Deadline) -> bool {
         let wait = TURN * self.turn(&object.key).min(TURNS);
         let until = now() + wait;
@@ -269,7 +273,7 @@ impl Store for PoolStore {
         let Some(known) = self.shared.known.get(&object.key) else {
             return self.shared.pool.get_ranges(object, ranges, deadline).await;
         };
-        // Nothing is sent for what cannot be.
+        // Invalid ranges send no request.
         penstock_store::plan(ranges, known.size, &penstock_store::place(self.root(), &object.key))?;
         let meta = Meta {
             key: object.key.clone(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a pool was filled from: the source of an object that the pool has lost, as the pool had it.
+//! Origin of a pool: the source of an object that the pool has lost, in the form that the pool had.
 
 use std::collections::HashMap;
 
@@ -9,30 +9,30 @@ use penstock_store::{GetResult, ObjectRef, Opened, Version, read_whole};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, with_separators};
 use tokio::sync::OnceCell;
 
-use super::Known;
+use super::ObjectState;
 use penstock_dataset::detect_codec::detect;
 use penstock_dataset::manifest::{Entry, index};
 
 #[derive(Debug)]
-pub(super) struct Bucket {
+pub(super) struct OriginStore {
     url: Url,
     opened: Opened,
-    /// The pool's folder, to which keys are relative.
+    /// Folder of the pool, to which keys are relative.
     base: Key,
-    /// The objects by the names that they may have in the pool; listed when the first is lost.
+    /// Objects by the names that they may have in the pool; listed when the first object is lost.
     listed: OnceCell<HashMap<Vec<u8>, Entry>>,
 }
 
-impl Bucket {
+impl OriginStore {
     pub fn new(url: &Url, opened: Opened, base: Key) -> Self {
         Self { url: url.as_folder(), opened, base, listed: OnceCell::new() }
     }
 
     /// Source object of the pool's object, at the recorded version if it is known.
-    async fn entry(&self, key: &Key, known: &Known, deadline: Deadline) -> Result<&Entry> {
+    async fn entry(&self, key: &Key, known: &ObjectState, deadline: Deadline) -> Result<&Entry> {
         let lists = || async {
             let listed = index(&*self.opened.store, &self.opened.prefix, &self.url, deadline).await?;
-            // An object under its own name wins over one whose suffix was taken off.
+            // An object with its own name wins over one whose suffix was removed.
             let names = |strips: bool| listed.objects.iter().map(move |entry| (strips, entry));
             let named = names(true).chain(names(false)).map(|(strips, entry)| {
                 let name = if strips { entry.logical_name() } else { entry.key.as_bytes() };
@@ -52,7 +52,7 @@ impl Bucket {
         }
     }
 
-    /// As the pool calls it below its folder.
+    /// Name of the object in the pool, below its folder.
     fn name(&self, key: &Key) -> Key {
         key.strip_prefix(&self.base).unwrap_or_else(|| key.clone())
     }
@@ -61,12 +61,12 @@ impl Bucket {
         ObjectRef { key: self.opened.prefix.as_folder().join(entry.key.as_bytes()), version: entry.version.clone() }
     }
 
-    /// Ranges of the pool's object, where the bucket has it byte for byte by its name and size; `None` where it may have to
-    /// be inflated.
+    /// Ranges of the pool's object, if the origin has the same bytes by its name and size; `None` if it may have to be
+    /// decompressed.
     pub async fn ranges(
         &self,
         key: &Key,
-        known: &Known,
+        known: &ObjectState,
         ranges: &[ByteRange],
         deadline: Deadline,
     ) -> Result<Option<GetResult>> {
@@ -77,13 +77,13 @@ impl Bucket {
         }
     }
 
-    /// The whole of the object that the pool had under this key.
-    pub async fn fetch(&self, key: &Key, known: &Known, deadline: Deadline) -> Result<Bytes> {
+    /// The whole object that the pool had under this key.
+    pub async fn fetch(&self, key: &Key, known: &ObjectState, deadline: Deadline) -> Result<Bytes> {
         let (entry, size) = (self.entry(key, known, deadline).await?, known.size);
         let (meta, stored) =
             read_whole(&*self.opened.store, &self.reference(entry), Some(entry.size), deadline).await?;
         let place = format!("{}{}", self.url, entry.key);
-        // What a listing does not say, the answer or the bytes do; the stage saw the same.
+        // Facts missing in the listing come from the response or the bytes; the stage used the same.
         let codec = match entry.codec_as_read() {
             Codec::None => detect(self.name(key).as_bytes(), meta.encoding.as_deref(), &stored)
                 .map_or(Codec::None, |(codec, _)| codec),
@@ -97,13 +97,13 @@ impl Bucket {
             true => Ok(bytes),
             false => {
                 let have = with_separators(bytes.len() as u64);
-                Err(Error::corrupt(place, format!("gives {have} bytes where the pool had {}", with_separators(size))))
+                Err(Error::corrupt(place, format!("returned {have} bytes, but the pool had {}", with_separators(size))))
             }
         }
     }
 }
 
-/// Off the threads that move bytes.
+/// On another thread than those that move bytes.
 async fn inflated(codec: Codec, stored: Bytes, size: u64, place: String) -> Result<Bytes> {
     let work = move || {
         let mut out = Vec::new();

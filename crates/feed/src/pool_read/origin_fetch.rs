@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whole objects from the bucket: each once for all who ask, within a budget, and into the pool again.
+//! Fetches whole objects from the origin: each object once for all waiting readers, within a memory budget, and puts it
+//! into the pool again.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -10,23 +11,24 @@ use penstock_store::PutOptions;
 use penstock_types::{Deadline, Error, Key, Metric, Result, lock};
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::{GLANCE, Known, Shared};
+use super::{GLANCE, ObjectState, Shared};
 use crate::memory_budget::{MemoryBudget, Reservation};
 
-/// Bytes of objects that are fetched whole, or kept for others, at a time. A larger one is fetched whole only where the
-/// bucket does not have it as the pool had it, and then alone. What goes back into the pool is [`REFILLS`] objects more.
+/// Maximum bytes of objects that are fetched whole, or kept for others, at a time. A larger object is fetched whole
+/// only if the origin has it in another form, and then alone. Objects on their way into the pool ([`REFILLS`]) are not
+/// counted.
 pub(super) const AT_ONCE: u64 = 256 << 20;
 
-/// So long an object of which a range was asked is kept for those who ask for other ranges.
+/// Time that a whole object is kept for readers of other ranges after one range was requested.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// Objects that are put back at a time; what comes meanwhile is put back when it is read again.
+/// Maximum number of objects put back concurrently; others are put back when they are read again.
 const REFILLS: usize = 4;
 
-/// By when an object must have been put back.
+/// Deadline for putting an object back.
 const REFILL: Duration = Duration::from_secs(60);
 
-/// One object's bytes, for all who wait for them.
+/// Bytes of one object, for all readers waiting for them.
 type Cell = OnceCell<Bytes>;
 
 /// Fetches from the bucket, and writes back to the pool, that are in progress.
@@ -45,12 +47,12 @@ impl Refetches {
         Self { cells: Mutex::default(), kept: Mutex::default(), budget, refills }
     }
 
-    /// The most bytes that an object may have which is fetched whole for some of its ranges.
+    /// Maximum size of an object that is fetched whole for some of its ranges.
     pub fn at_once(&self) -> u64 {
         self.budget.bytes()
     }
 
-    /// Where an object's bytes come together; it is forgotten with its last holder.
+    /// Collects an object's bytes; it is dropped with its last holder.
     fn cell(&self, key: &Key) -> Arc<Cell> {
         let mut cells = lock(&self.cells);
         if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
@@ -66,7 +68,8 @@ impl Refetches {
         lock(&self.kept)
     }
 
-    /// Room for an object; what is only kept goes first, also what others begin to keep meanwhile.
+    /// Reserves memory for an object. Objects that are merely kept are dropped first, also those that other readers
+    /// keep in the meantime.
     async fn room(&self, bytes: u64, deadline: Deadline) -> Result<Reservation> {
         let what = "an object that a pool has lost";
         let bytes = bytes.min(self.budget.bytes());
@@ -83,16 +86,16 @@ impl Refetches {
 }
 
 impl Shared {
-    /// The whole object from the bucket; those who ask meanwhile get the same bytes. It is kept a while for others where
-    /// `is_kept`, and the pool gets it back where `is_put_back`.
+    /// Fetches the whole object from the origin; concurrent readers get the same bytes. It is kept for a while if
+    /// `is_kept`, and put into the pool again if `is_put_back`.
     pub(super) async fn refetched(
         self: &Arc<Self>,
         key: &Key,
-        known: &Known,
+        known: &ObjectState,
         (is_kept, is_put_back): (bool, bool),
         deadline: Deadline,
     ) -> Result<Bytes> {
-        let bucket = self.bucket.as_ref().ok_or_else(|| Error::bug("a pool without a bucket refetches nothing"))?;
+        let bucket = self.bucket.as_ref().ok_or_else(|| Error::bug("a pool without a bucket cannot refetch"))?;
         let cell = self.refetches.cell(key);
         let mut room = None;
         let mine = &mut room;
@@ -107,7 +110,7 @@ impl Shared {
         }
         if is_put_back && let Ok(permit) = self.refetches.refills.clone().try_acquire_owned() {
             let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
-            // The cell goes along: a read before the pool has it again is answered from it.
+            // The cell is moved along: reads before the pool has the object again use it.
             tokio::spawn(async move {
                 let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
                 if put.is_ok() {

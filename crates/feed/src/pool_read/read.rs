@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One read of a pool's object: it goes on where a way broke, by the next way.
+//! One read of a pool's object. If a source breaks, it continues from the next source at the byte it reached.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use futures::{StreamExt, TryStreamExt};
 use penstock_store::{Chunk, GetResult, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Result};
 
-use super::{Known, Shared};
+use super::{ObjectState, Shared};
 
 type Chunks = BoxStream<'static, Result<Chunk>>;
 
@@ -17,7 +17,7 @@ type Chunks = BoxStream<'static, Result<Chunk>>;
 enum ReadPath {
     Own,
     Pool,
-    Bucket,
+    OriginStore,
 }
 
 impl ReadPath {
@@ -26,12 +26,12 @@ impl ReadPath {
         match self {
             Self::Own => (Metric::PoolOwnReads, Metric::PoolOwnBytes),
             Self::Pool => (Metric::PoolEngineReads, Metric::PoolEngineBytes),
-            Self::Bucket => (Metric::PoolBucketReads, Metric::PoolBucketBytes),
+            Self::OriginStore => (Metric::PoolBucketReads, Metric::PoolBucketBytes),
         }
     }
 }
 
-/// How far a range has come.
+/// Progress of a range.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     at: u64,
@@ -43,16 +43,16 @@ pub(super) struct Read {
     object: ObjectRef,
     size: u64,
     ranges: Vec<Progress>,
-    /// The places in `ranges` of the ranges of the request under way.
+    /// Indices in `ranges` of the ranges of the current request.
     running: Vec<usize>,
     way: ReadPath,
-    /// The others had their time to put the object back.
+    /// The other processes have had their time to put the object back.
     has_waited: bool,
-    /// Came by this way, and was not given yet.
+    /// Received from this source, not delivered yet.
     held: Option<Chunk>,
-    /// Something that came by this way was given.
+    /// Something from this source was delivered.
     has_given: bool,
-    /// The pool was asked for this object in vain.
+    /// The pool does not have this object.
     is_lost: bool,
     deadline: Deadline,
 }
@@ -101,10 +101,10 @@ impl Read {
         }
     }
 
-    /// Counts a chunk in, and gives the one before it. The last is held until its way has said that all is well: an object
-    /// that was written to meanwhile, or a wrong checksum, shows behind the last byte.
+    /// Counts a chunk, and returns the previous one. The last chunk is held back until the source reports success: an
+    /// object that was changed during the read, or a wrong checksum, is detected after the last byte.
     fn took(&mut self, mut chunk: Chunk) -> Result<Option<Chunk>> {
-        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk of no range"))?;
+        let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
         self.ranges[index].at = chunk.offset + chunk.bytes.len() as u64;
         chunk.range = index;
         let health = &self.shared.health;
@@ -116,7 +116,7 @@ impl Read {
         Ok(before)
     }
 
-    /// The chunk that is held, for the caller.
+    /// The held chunk, for the caller.
     fn given(&mut self) -> Option<Chunk> {
         let chunk = self.held.take()?;
         self.has_given = true;
@@ -134,7 +134,7 @@ impl Read {
         self.running.iter().map(range).collect()
     }
 
-    fn known(&self) -> Option<&Known> {
+    fn known(&self) -> Option<&ObjectState> {
         self.shared.known.get(&self.object.key)
     }
 
@@ -150,11 +150,11 @@ impl Read {
             && let Some(known) = self.known()
             && self.shared.is_lost(&self.object, known, self.deadline).await
         {
-            self.way = ReadPath::Bucket;
+            self.way = ReadPath::OriginStore;
         }
-        if self.way == ReadPath::Bucket && !std::mem::replace(&mut self.has_waited, true) {
+        if self.way == ReadPath::OriginStore && !std::mem::replace(&mut self.has_waited, true) {
             let is_healed = self.shared.is_healed(&self.object, self.deadline).await;
-            self.way = if is_healed { ReadPath::Pool } else { ReadPath::Bucket };
+            self.way = if is_healed { ReadPath::Pool } else { ReadPath::OriginStore };
         }
         let chunks = match self.way {
             ReadPath::Own => {
@@ -162,17 +162,18 @@ impl Read {
                 self.of_size(self.shared.files.get_ranges(&ObjectRef::current(key), &ranges, self.deadline).await?)?
             }
             ReadPath::Pool => self.asked_of_pool(&ranges).await?,
-            ReadPath::Bucket => self.asked_of_bucket(&ranges).await?,
+            ReadPath::OriginStore => self.asked_of_bucket(&ranges).await?,
         };
         self.shared.metrics.count(self.way.metrics().0);
         Ok(chunks)
     }
 
-    /// A large object as it comes, where the bucket has its bytes; else from the whole, which goes back into the pool.
+    /// Streams a large object, if the origin has its bytes; otherwise fetches the whole object, which is put into the
+    /// pool again.
     async fn asked_of_bucket(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let (key, bucket) = (&self.object.key, self.shared.bucket.as_ref());
         let (Some(known), Some(bucket)) = (self.known(), bucket) else {
-            return Err(Error::bug("a bucket is asked for what no pool has lost"));
+            return Err(Error::bug("the bucket was asked for an object that the pool has"));
         };
         let is_part = ranges != [ByteRange::WHOLE];
         if self.size > self.shared.refetches.at_once()
@@ -186,20 +187,20 @@ impl Read {
         let cut = |(range, asked): (usize, &ByteRange)| {
             let (start, end) = (asked.start as usize, asked.end(whole.len() as u64) as usize);
             let part = whole.slice(start.min(whole.len())..end.min(whole.len()));
-            // A part that is held shall not hold the whole.
+            // A kept part must not keep the whole object alive.
             let bytes = if part.len() < whole.len() / 2 { Bytes::copy_from_slice(&part) } else { part };
             Ok(Chunk { range, offset: asked.start, bytes })
         };
         Ok(stream::iter(ranges.iter().enumerate().map(cut).collect::<Vec<_>>()).boxed())
     }
 
-    /// The node's own file, unless it was found gone.
+    /// The node's own file, unless it is missing.
     fn own(&self) -> Option<Key> {
         let own = self.known()?.own.clone()?;
         (!self.shared.health.is_file_gone(&own)).then_some(own)
     }
 
-    /// An object that was put back from the bucket has another version: its size is held then.
+    /// An object that was put back has another version, so its size is compared instead.
     async fn asked_of_pool(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let pool = &self.shared.pool;
         let got = match pool.get_ranges(&self.object, ranges, self.deadline).await {
@@ -222,7 +223,8 @@ impl Read {
         }
     }
 
-    /// The next way, or the error where there is none. What is held is asked for again.
+    /// Switches to the next source, or returns the error if none remains. Chunks that are held back are requested
+    /// again.
     fn turn_away(&mut self, error: Error) -> Result<()> {
         if self.deadline.passed() {
             return Err(error);
@@ -239,9 +241,9 @@ impl Read {
                 health.failed(self.known().and_then(|known| known.nodes.as_deref()), &error);
                 health.lost_again(&self.object.key);
                 self.is_lost = true;
-                ReadPath::Bucket
+                ReadPath::OriginStore
             }
-            ReadPath::Pool | ReadPath::Bucket => return Err(error),
+            ReadPath::Pool | ReadPath::OriginStore => return Err(error),
         };
         if let Some(held) = self.held.take() {
             self.ranges[held.range].at = held.offset;

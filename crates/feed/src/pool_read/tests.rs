@@ -230,7 +230,7 @@ async fn lost_object_without_a_bucket_is_told_and_one_of_another_size_is_refused
     rig.keep("a", &body[..600]).await;
     let error = whole(&rig.routed(true), &object).await.unwrap_err();
     assert_eq!(error.code(), "corrupt");
-    assert!(error.to_string().contains("gives 600 bytes where the pool had 700"), "{error}");
+    assert!(error.to_string().contains("returned 600 bytes, but the pool had 700"), "{error}");
 }
 
 async fn range(store: &PoolStore, object: &ObjectRef, start: u64, len: u64) -> Result<Vec<u8>> {
@@ -316,9 +316,9 @@ async fn wait_for_the_governor_is_not_the_engines_silence() {
     let routed = rig.routed_by(true, rig.pool.clone(), Some(governor.clone()));
     let others = LimitStore::new(rig.pool.clone(), governor);
     let held = others.get_ranges(&object, &[ByteRange::WHOLE], soon()).await.unwrap();
-    let patience = Known { size: 0, own: None, nodes: Some(vec![1]), made_from: None }.patience();
+    let timeout = ObjectState { size: 0, own: None, nodes: Some(vec![1]), made_from: None }.timeout();
     let freed = async {
-        tokio::time::sleep(patience + Duration::from_millis(200)).await;
+        tokio::time::sleep(timeout + Duration::from_millis(200)).await;
         drop(held);
     };
     let (read, ()) = futures::join!(whole(&routed, &object), freed);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pool's store, waited for only so long: an engine may take minutes to notice that a node is gone.
+//! A store wrapper with short timeouts: an engine may take minutes to notice that a node is gone.
 //!
-//! Stands inside the governor, so that waiting for one's turn is never taken for an engine that is silent.
+//! Lies inside the concurrency limit, so that queueing time does not count as silence of the engine.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use futures::stream::{self, StreamExt, TryStreamExt};
 use penstock_store::{GetResult, Meta, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 
-use super::Known;
+use super::ObjectState;
 
-/// An engine that does not say this soon what it has of an object is not waited for.
+/// Timeout of an engine's answer about an object.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// See the module. Objects that are not `known` are waited for as long as their deadline.
+/// See the module. Objects that are not `known` use their full deadline.
 #[derive(Debug)]
 pub(super) struct TimeoutStore {
     pub inner: Arc<dyn Store>,
-    pub known: Arc<HashMap<Key, Known>>,
+    pub known: Arc<HashMap<Key, ObjectState>>,
 }
 
-/// `Unreachable` for what has not come in time.
-async fn within<T>(patience: Duration, place: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
-    tokio::time::timeout(patience, work).await.unwrap_or_else(|_| {
-        let reason = format!("no byte for {} s", patience.as_secs());
+/// `Unreachable` if the work does not finish in time.
+async fn within<T>(timeout: Duration, place: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
+        let reason = format!("no byte for {} s", timeout.as_secs());
         Err(Error::Unreachable { place: place.to_owned(), reason })
     })
 }
@@ -47,10 +47,10 @@ impl Store for TimeoutStore {
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let work = self.inner.get_ranges(object, ranges, deadline);
         let Some(known) = self.known.get(&object.key) else { return work.await };
-        let (patience, place) = (known.patience(), self.root().to_string());
-        let got = within(patience, &place, work).await?;
+        let (timeout, place) = (known.timeout(), self.root().to_string());
+        let got = within(timeout, &place, work).await?;
         let chunks = stream::try_unfold((got.chunks, place), move |(mut chunks, place)| async move {
-            let next = within(patience, &place, chunks.try_next()).await?;
+            let next = within(timeout, &place, chunks.try_next()).await?;
             Ok(next.map(|chunk| (chunk, (chunks, place))))
         });
         Ok(GetResult { meta: got.meta, chunks: chunks.boxed() })

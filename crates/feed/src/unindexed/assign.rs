@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who gets which row: streams are opened in the order of objects, as many ahead as the budget has room for, and the
-//! records of their windows are given rows as they come.
+//! Row assignment: opens streams in the order of objects, as many ahead as the budget allows, and assigns rows to the
+//! records of their windows as they arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::window::{Window, windows};
 use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;
 
-/// A stream that is open.
+/// An open stream.
 struct EpochPrefetch {
     turn: u64,
     object: u64,
@@ -41,9 +41,9 @@ pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Sender<Job>,
     consumed: watch::Receiver<u64>,
-    /// The next row, counted from the first batch's first.
+    /// The next row, counted from the first row of the first batch.
     row: u64,
-    /// Behind the last row that was given.
+    /// Position after the last assigned row.
     at: Position,
 }
 
@@ -52,7 +52,7 @@ impl Feeder {
         Self { shared, jobs, consumed, row: 0, at }
     }
 
-    /// The batch that the next row belongs to.
+    /// The batch of the next row.
     pub fn batch(&self) -> u64 {
         self.row / self.shared.feed.turns.batch
     }
@@ -66,7 +66,7 @@ impl Feeder {
             while turn < feed.objects() && ahead.len() < MAX_AHEAD {
                 let object = feed.object(self.shared.epoch, turn);
                 let bytes = stream_bytes(&feed.source, object);
-                // The first stream is waited for; the others take what is left.
+                // The first stream waits for memory; the others use what remains.
                 if !ahead.is_empty() && feed.budget.free() < bytes + 4096 {
                     break;
                 }
@@ -92,7 +92,7 @@ impl Feeder {
                     if !skips {
                         return Err(error);
                     }
-                    // The rest of the object is left out; the number of its records is unknown.
+                    // The rest of the object is skipped; the number of its records is unknown.
                     self.shared.mending.skipped(&error);
                 }
                 None => {
@@ -105,7 +105,7 @@ impl Feeder {
         Ok(())
     }
 
-    /// Gives a window's records their rows; false when the consumer has gone.
+    /// Assigns rows to a window's records; false if the consumer is gone.
     async fn give(
         &mut self,
         turn: u64,
@@ -133,19 +133,19 @@ impl Feeder {
             if let Some(open) = self.shared.locked().open.get_mut(&batch) {
                 open.end = self.at;
             }
-            // Refused only when the threads have ended, and then no caller waits.
+            // Fails only when the threads have ended, and then no caller waits.
             let _ = self.jobs.send(Job { window: held.clone(), wants, batch, rows, trace });
         }
         Ok(true)
     }
 
-    /// The rows of a batch, opened where it is not; `None` when the consumer has gone.
+    /// Rows of a batch, which is opened if necessary; `None` if the consumer is gone.
     async fn open(&mut self, batch: u64) -> Result<Option<Arc<Rows>>> {
         if let Some(open) = self.shared.locked().open.get(&batch) {
             return Ok(Some(open.rows.clone()));
         }
         let feed = &self.shared.feed;
-        // Fewer where values whose samples differ in length turn out to be large.
+        // Fewer rows if variable-length values turn out to be large.
         let values = feed.value_bytes.load(Ordering::Relaxed).saturating_mul(feed.turns.batch);
         let fit = (feed.memory_bytes / 2) / (feed.layout.bytes as u64).saturating_add(values).max(1);
         let ahead = feed.read_ahead.min(fit);
@@ -161,7 +161,7 @@ impl Feeder {
         Ok(Some(rows))
     }
 
-    /// The epoch is over: its last batch has the rows that it has, or is left out.
+    /// The epoch is over: its last batch keeps the rows that it has, or is dropped.
     fn finish(&self) {
         let Turns { batch: size, drops_tail, .. } = self.shared.feed.turns;
         let (batch, rows) = (self.row / size, self.row % size);

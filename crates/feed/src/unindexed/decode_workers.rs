@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The threads that read records of windows into their rows.
+//! Threads that decode the records of windows into their rows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::window::Window;
 /// Records of a window that belong to one batch.
 pub(super) struct Job {
     pub window: Arc<Held>,
-    /// Index in the window, row.
+    /// Index in the window, and row.
     pub wants: Vec<(u64, u32)>,
     pub batch: u64,
     pub rows: Arc<Rows>,
@@ -31,7 +31,7 @@ pub(super) struct Held {
     pub window: Window,
     pub object: u64,
     pub place: String,
-    /// One of as many as may be decoded at a time.
+    /// Permit that limits the windows decoded concurrently.
     #[expect(dead_code, reason = "held for its drop")]
     pub permit: OwnedSemaphorePermit,
 }
@@ -52,13 +52,13 @@ pub(super) fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
         job.trace.done = now();
         shared.busy.add(&job.trace);
         let (batch, rows, trace) = (job.batch, job.wants.len(), job.trace);
-        // The rows are let go before the batch can be delivered.
+        // The rows are released before the batch can be delivered.
         drop(job);
         shared.settle(batch, rows, trace, bad);
     }
 }
 
-/// Reads each wanted record into its row; those that could not be.
+/// Reads each requested record into its row; returns those that failed.
 fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
     let feed = &shared.feed;
     let Held { window, object, place, .. } = &*job.window;
@@ -72,7 +72,7 @@ fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
         let bytes = bytes.ok_or_else(|| Error::bug("a record is outside its window"))?;
         let (record, offset) = (window.first + index, window.base + span.offset);
         let id = RecordId { place, object: *object, record, offset, memory: &memory };
-        // Of the sample's place alone: the same on any number of ranks.
+        // The key depends on the position of the sample alone: the same for any number of ranks.
         let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
         let framing = feed.source.framing();
         framing.read(bytes, &[], id, &mut |read| fill(read, &id, row, key, &feed.fields, &job.rows))

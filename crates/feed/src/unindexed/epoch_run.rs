@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass of one rank over (what is left of) an unindexed epoch: streams run ahead in the order of objects,
-//! windows are given rows as they come, a few threads decode them, and batches come out in order.
+//! Runs one rank's epoch, or the rest of it, in unindexed mode. Streams run ahead in the order of objects, windows get
+//! rows as they arrive, a few threads decode them, and batches are delivered in order.
 //!
-//! A batch is opened only when those before it
-//! are and the consumer is near, so what is open is bounded and the first of it can always be filled.
+//! A batch is opened only after those before it, and only when the consumer is near. So the number of open batches is
+//! bounded, and the first can always be filled.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +21,7 @@ use super::decode_workers::work;
 use super::state::{Open, Shared};
 use super::{Position, Unindexed};
 
-/// One pass over an unindexed epoch.
+/// Run of an unindexed epoch.
 pub type UnindexedRun = EpochIter<Shared>;
 
 impl UnindexedRun {
@@ -39,7 +39,7 @@ impl UnindexedRun {
                 let mut feeder = Feeder::new(shared.clone(), jobs, watched, position);
                 if let Err(error) = feeder.run(position).await {
                     let mut state = shared.locked();
-                    // The error takes the place of the batch that the next record would have been in.
+                    // The error replaces the batch of the next record.
                     state.open.remove(&(feeder.batch()));
                     state.failed = Some(error);
                 }
@@ -54,15 +54,15 @@ impl EpochSource for Shared {
     fn is_ready(&self, number: u64) -> bool {
         let state = self.locked();
         match state.open.get(&number) {
-            // An error belongs behind the batches that are under way.
+            // An error comes after the batches in progress.
             Some(open) => open.left == 0,
             None => state.failed.is_some() || state.total.is_some_and(|total| number >= total),
         }
     }
 
-    fn take(&self, number: u64, patience: Duration) -> Result<(Next, Option<Trace>)> {
+    fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)> {
         let feed = &self.feed;
-        let Some(mut open) = self.wait(number, patience)? else {
+        let Some(mut open) = self.wait(number, timeout)? else {
             let is_done = self.locked().total.is_some_and(|total| number >= total);
             return Ok((if is_done { Next::Done } else { Next::Waiting }, None));
         };
@@ -94,8 +94,8 @@ impl EpochSource for Shared {
 
 impl Shared {
     /// A batch once it is complete, taken from the open ones; `None` when the time is up or there is none.
-    fn wait(&self, number: u64, patience: Duration) -> Result<Option<Open>> {
-        let until = now() + patience;
+    fn wait(&self, number: u64, timeout: Duration) -> Result<Option<Open>> {
+        let until = now() + timeout;
         let mut state = self.locked();
         loop {
             if state.open.get(&number).is_some_and(|open| open.left == 0) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unindexed mode: a dataset whose records are not counted. Objects are permuted over the dataset, each rank passes over
-//! every W-th of them as a stream, and records are permuted within windows of it that are bounded in bytes.
+//! Unindexed mode, for datasets whose record counts are unknown. Objects are permuted over the dataset, each rank
+//! streams every W-th of them, and records are permuted within windows that are bounded in bytes.
 //!
-//! Owns the order and the place in it, an (object, record) of one rank of one world: no other world can go on from it,
-//! since the number of records before it is unknown. Nothing is said of how many batches there will be.
+//! Owns the order and the position in it: an (object, record) of one rank of one world size. Another world size cannot
+//! continue from it, since the number of records before it is unknown. The number of batches is unknown, too.
 
 mod assign;
 mod decode_workers;
@@ -32,7 +32,7 @@ use window::{PARTS_AHEAD, WINDOW};
 /// Objects whose streams are open at a time, at most.
 const MAX_AHEAD: usize = 16;
 
-/// Progress of a rank: how many objects it is done with, and how many records of the next.
+/// Progress of a rank: number of finished objects, and of records of the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Position {
     /// Objects of this rank, in the epoch's order.
@@ -42,7 +42,7 @@ pub struct Position {
 }
 
 impl Position {
-    /// As one number that grows with it.
+    /// As one increasing number.
     pub fn packed(self) -> u64 {
         (self.object << 40) | self.record
     }
@@ -62,15 +62,15 @@ pub struct Turns {
     pub rank: u64,
     /// How many ranks there are.
     pub world: u64,
-    /// Leave out a last batch that is not full.
+    /// Drop a last batch that is not full.
     pub drops_tail: bool,
 }
 
-/// An unindexed dataset, its order, its fields and its bounds, ready to run.
+/// An unindexed dataset with its order, fields and limits, ready to run.
 #[derive(Debug)]
 pub struct Unindexed {
     source: Arc<Source>,
-    /// Without a shuffle everything is as stored.
+    /// Without a shuffle, everything keeps its stored order.
     seed: Option<u64>,
     fields: Vec<Field>,
     turns: Turns,
@@ -80,7 +80,7 @@ pub struct Unindexed {
     settings: FeedSettings,
     threads: usize,
     read_ahead: u64,
-    /// For the streams that are open.
+    /// Memory of the open streams.
     budget: MemoryBudget,
     memory_bytes: u64,
     /// Crops' keys; of no counts.
@@ -90,7 +90,7 @@ pub struct Unindexed {
 }
 
 impl Unindexed {
-    /// A feed of `turns.batch` rows a batch.
+    /// A feed with `turns.batch` rows per batch.
     ///
     /// Errs with `BudgetExceeded` where the budget cannot hold the batches under way, a window for each thread and one
     /// object's stream.
@@ -103,7 +103,7 @@ impl Unindexed {
     ) -> Result<Arc<Self>> {
         if !matches!(source.format(), FormatSpec::TfRecord { .. } | FormatSpec::Tar {}) {
             return Err(Error::Unsupported {
-                what: format!("unindexed {}, whose counts cost next to nothing,", source.format().name()),
+                what: format!("the format {}, which is cheap to count,", source.format().name()),
                 by: "the unindexed mode, which is for TFRecord and tar".to_owned(),
             });
         }
@@ -112,14 +112,14 @@ impl Unindexed {
             return Err(Error::config("rank", problem));
         }
         if fields.is_empty() {
-            return Err(Error::config("fields", "none is given"));
+            return Err(Error::config("fields", "no field is given"));
         }
         if settings.on_error == OnError::Substitute {
-            let problem = "substitute takes the next record of a counted object; unindexed, say skip or raise";
+            let problem = "substitute needs record counts; unindexed, use skip or raise";
             return Err(Error::config("on_error", problem));
         }
         let rows = usize::try_from(turns.batch).ok().filter(|&rows| rows > 0 && u32::try_from(rows).is_ok());
-        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} rows make no batch", turns.batch)))?;
+        let rows = rows.ok_or_else(|| Error::config("batch", format!("{} is not a valid batch size", turns.batch)))?;
         let layout = Arc::new(Layout::new(&fields, rows)?);
         let has_loose = fields.iter().any(|field| field.fixed().is_none());
         let read_ahead = settings.read_ahead.unwrap_or(2).max(1);
@@ -172,16 +172,16 @@ impl Unindexed {
         self.threads
     }
 
-    /// Objects that this rank passes over in an epoch.
+    /// Number of objects that this rank reads in an epoch.
     pub fn objects(&self) -> u64 {
         let Turns { rank, world, .. } = self.turns;
         (self.source.manifest().objects.len() as u64).saturating_sub(rank).div_ceil(world)
     }
 
-    /// Begins a pass over an epoch from `position` on.
+    /// Starts an epoch at `position`.
     pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, position: Position) -> Result<UnindexedRun> {
         if position.object > self.objects() {
-            let problem = format!("object {} is beyond the {} of this rank", position.object, self.objects());
+            let problem = format!("object {} is beyond the {} objects of this rank", position.object, self.objects());
             return Err(Error::config("state", problem));
         }
         UnindexedRun::over(self.clone(), runtime, epoch, position)
@@ -197,7 +197,7 @@ impl Unindexed {
         order.at(turn * self.turns.world + self.turns.rank)
     }
 
-    /// The order of `records` records that begin with record `first` of an object. Any world size has the same.
+    /// Order of `records` records that begin with record `first` of an object; the same for any world size.
     fn records(&self, epoch: u64, object: u64, first: u64, records: u64) -> Permutation {
         match self.seed {
             // An object has fewer than 2^40 records, and a dataset fewer than 2^24 objects that have more than 2^40.

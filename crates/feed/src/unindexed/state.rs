@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State that the consumer, the runtime's tasks and the decoding threads of a pass share.
+//! State shared by the consumer, the runtime's tasks and the decoding threads of an epoch.
 
 use super::super::batch_rows::Rows;
 use super::super::on_error::{ErrorLog, OnError, is_about_data};
@@ -18,7 +18,7 @@ pub(super) struct Open {
     pub count: usize,
     /// Rows that no sample took.
     pub dead: Vec<u32>,
-    /// The error of the lowest row that has one.
+    /// Error of the lowest row that failed.
     pub error: Option<(u32, Error)>,
     pub last: Option<Trace>,
     /// Position in the epoch once it is delivered.

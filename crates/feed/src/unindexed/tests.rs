@@ -204,11 +204,11 @@ fn what_cannot_be_is_refused() {
     let case = Case::new(&objects(&[2]), Codec::None);
     let refused = |turns, on_error| case.feed(None, turns, on_error).unwrap_err().to_string();
     assert!(refused(turns(1, 2, 2), OnError::Raise).contains("2 is not one of 2 ranks"));
-    assert!(refused(turns(0, 0, 1), OnError::Raise).contains("0 rows make no batch"));
-    assert!(refused(turns(1, 0, 1), OnError::Substitute).contains("say skip or raise"));
+    assert!(refused(turns(0, 0, 1), OnError::Raise).contains("0 is not a valid batch size"));
+    assert!(refused(turns(1, 0, 1), OnError::Substitute).contains("use skip or raise"));
     let feed = case.feed(None, turns(1, 0, 1), OnError::Raise).unwrap();
     let beyond = feed.start(case.runtime.handle(), 0, Position { object: 2, record: 0 }).unwrap_err();
-    assert!(beyond.to_string().contains("object 2 is beyond the 1 of this rank"));
+    assert!(beyond.to_string().contains("object 2 is beyond the 1 objects of this rank"));
 }
 
 #[test]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One object as a stream of windows: whole records, as many as lie in so many inflated bytes.
+//! Streams one object as windows: runs of whole records with a fixed number of decompressed bytes.
 //!
-//! Where a window ends is a function of the object's bytes alone, not of how they arrived or of what memory there is:
-//! the order of records follows from it. Parts are fetched ahead on the runtime; inflating and framing have a thread of
-//! their own for as long as the object lasts.
+//! The end of a window is a function of the object's bytes alone, not of their arrival or the memory budget, because
+//! the order of records follows from it. Parts are fetched ahead on the runtime; decompression and framing have their
+//! own thread as long as the object lasts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,13 +24,13 @@ pub(super) const WINDOW: u64 = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 /// A record must lie within so much.
 const MAX_WINDOW: u64 = 256 << 20;
 
-/// An object above this is read in parts of this size.
+/// Larger objects are read in parts of this size.
 const PART: u64 = if cfg!(test) { 300 } else { 8 << 20 };
 
 /// Parts of one object under way or waiting at a time.
 const PARTS_IN_FLIGHT: usize = 3;
 
-/// Bytes of an object's parts that are held at most: those, and one that is inflated.
+/// Maximum bytes held of an object's parts: these, and one being decompressed.
 pub(super) const PARTS_AHEAD: u64 = (PARTS_IN_FLIGHT as u64 + 1) * PART;
 
 /// Records of one object that follow each other.
@@ -82,7 +82,7 @@ pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, ou
     }
 }
 
-/// Cuts what arrives into windows.
+/// Cuts arriving bytes into windows.
 struct Cutter<'a> {
     source: &'a Source,
     codec: Codec,
@@ -95,12 +95,12 @@ struct Cutter<'a> {
     first_byte: Option<Instant>,
 }
 
-/// Decompressed bytes that were not cut into records yet.
+/// Decompressed bytes that are not cut into records yet.
 struct Cut {
     pending: Vec<u8>,
     base: u64,
     first: u64,
-    /// Bytes that are framed next.
+    /// Number of bytes to frame next.
     target: usize,
 }
 
@@ -135,7 +135,7 @@ impl<'a> Cutter<'a> {
                     let Some((content, spans)) = cut.next(source, place)? else { continue };
                     gone = !give(out, cut, content, spans, [*sent, first_byte, arrived]);
                 }
-                // The loop's only way to end before its object: the rest is not needed.
+                // The loop stops before the end of its object only if the rest is not needed.
                 if gone { Err(Error::bug("a window without a receiver")) } else { Ok(()) }
             })?;
         }
@@ -165,7 +165,8 @@ impl Cut {
         if end == 0 {
             if self.target as u64 >= MAX_WINDOW {
                 let most = with_separators(MAX_WINDOW);
-                let problem = format!("holds no whole record in {most} bytes from byte {}", with_separators(self.base));
+                let problem =
+                    format!("contains no whole record in {most} bytes from byte {}", with_separators(self.base));
                 return Err(walked.map_or_else(|error| behind(error, self.base), |()| Error::corrupt(place, problem)));
             }
             self.target *= 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The container of Blosc 1, which Zarr and HDF5 plug-ins write: blocks of one or several streams (blosclz, LZ4, zlib,
-//! zstd), bytes or bits shuffled. Snappy and what Blosc 2 adds are refused.
+//! Blosc 1 container, which Zarr and HDF5 plug-ins write: blocks of one or several streams (blosclz, LZ4, zlib, zstd),
+//! with byte or bit shuffle. Snappy and the additions of Blosc 2 are refused.
 
 use std::cell::RefCell;
 
@@ -10,9 +10,9 @@ use penstock_types::{Error, Result, with_separators};
 use super::shuffle::unshuffle_bits;
 
 const HEADER: usize = 16;
-/// A block is split by bytes of its elements up to this size of them,
+/// Maximum element size, in bytes, at which a block is split into one stream per byte of its elements.
 const MAX_SPLITS: usize = 16;
-/// and from this many bytes a stream on.
+/// Minimum bytes per stream for that split.
 const MIN_STREAM: usize = 128;
 
 fn le_u32(bytes: &[u8], at: usize) -> Option<usize> {
@@ -23,20 +23,20 @@ thread_local! {
     static BLOCK: RefCell<Vec<u8>> = RefCell::default();
 }
 
-/// Decodes the buffer `input` into `out`, which it fills.
+/// Decodes the buffer `input` and fills `out`.
 pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     let corrupt = |problem: String| Error::corrupt(place, format!("is a damaged Blosc buffer: {problem}"));
     let Some(&[version, _, flags, element, ..]) = input.first_chunk::<HEADER>() else {
-        return Err(corrupt(format!("want a header of {HEADER} bytes, have {}", input.len())));
+        return Err(corrupt(format!("it has {} bytes (want a header of {HEADER} bytes)", input.len())));
     };
     let [size, block, stored] = [4, 8, 12].map(|at| le_u32(input, at).unwrap_or(0));
     if version != 2 {
         let what = format!("version {version} of Blosc's format ({place})");
-        return Err(Error::Unsupported { what, by: "the reader of chunks (version 2)".to_owned() });
+        return Err(Error::Unsupported { what, by: "the chunk reader (version 2)".to_owned() });
     }
     if stored != input.len() {
         return Err(corrupt(format!(
-            "it says {} bytes and has {}",
+            "it declares {} bytes, but has {}",
             with_separators(stored as u64),
             with_separators(input.len() as u64)
         )));
@@ -44,7 +44,11 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     if size != out.len() {
         return Err(Error::corrupt(
             place,
-            format!("is a chunk of {} bytes, want {}", with_separators(size as u64), with_separators(out.len() as u64)),
+            format!(
+                "is a chunk of {} bytes (want {})",
+                with_separators(size as u64),
+                with_separators(out.len() as u64)
+            ),
         ));
     }
     if out.is_empty() {
@@ -52,11 +56,11 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
     let element = usize::from(element).max(1);
     if flags & 2 != 0 {
-        // Stored as it was: not even shuffled.
+        // Stored uncompressed, and not even shuffled.
         let data = &input[HEADER..];
         if data.len() != out.len() {
             return Err(corrupt(format!(
-                "it holds {} bytes, want {}",
+                "it contains {} bytes (want {})",
                 with_separators(data.len() as u64),
                 with_separators(size as u64)
             )));
@@ -78,14 +82,14 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
         4 => Some(SizedCodec::Zstd),
         other => {
             let what = format!("Blosc's compressor {other} ({place})");
-            return Err(Error::Unsupported { what, by: "the reader of chunks".to_owned() });
+            return Err(Error::Unsupported { what, by: "the chunk reader".to_owned() });
         }
     };
     let (bytes, bits) = (flags & 1 != 0 && element > 1, flags & 4 != 0 && block >= element);
     BLOCK.with_borrow_mut(|room| {
         for (number, target) in out.chunks_mut(block).enumerate() {
             let start = le_u32(input, HEADER + 4 * number).unwrap_or(usize::MAX);
-            let source = input.get(start..).ok_or_else(|| corrupt(format!("block {number} begins behind its end")))?;
+            let source = input.get(start..).ok_or_else(|| corrupt(format!("block {number} begins after its end")))?;
             let whole = target.len() == block;
             let split = flags & 0x10 == 0 && whole && element <= MAX_SPLITS && block / element >= MIN_STREAM;
             let streams = if split { element } else { 1 };
@@ -115,14 +119,14 @@ fn streams_into(
     let corrupt = |problem: &str| Error::corrupt(place, format!("is a damaged Blosc buffer: block {number} {problem}"));
     let len = target.len() / streams;
     if len * streams != target.len() {
-        return Err(corrupt("is not a whole number of its streams"));
+        return Err(corrupt("is not divisible into its streams"));
     }
     for slot in target.chunks_exact_mut(len.max(1)) {
         let stored = le_u32(source, 0).and_then(|stored| source[4..].get(..stored));
         let stored = stored.ok_or_else(|| corrupt("ends inside a stream"))?;
         source = &source[4 + stored.len()..];
         match packing {
-            // A stream that did not shrink is stored as it was.
+            // A stream that did not shrink is stored uncompressed.
             _ if stored.len() == slot.len() => slot.copy_from_slice(stored),
             Some(packing) => decompress_exact(packing, stored, slot, place)?,
             None if blosclz(stored, slot).is_some() => {}
@@ -132,10 +136,11 @@ fn streams_into(
     Ok(())
 }
 
-/// The furthest that a short match reaches back.
+/// Maximum distance of a short match.
 const NEAR: usize = 8191;
 
-/// Blosc's own compression, FastLZ's child: literals and matches until `out` is full and `input` used up.
+/// Decompresses blosclz, Blosc's own codec derived from FastLZ: literals and matches until `out` is full and `input` is
+/// used up.
 fn blosclz(input: &[u8], out: &mut [u8]) -> Option<()> {
     let (mut at, mut made) = (1usize, 0usize);
     let mut control = usize::from(*input.first()? & 31);
@@ -162,7 +167,7 @@ fn blosclz(input: &[u8], out: &mut [u8]) -> Option<()> {
                 back += low;
             }
             let (len, from) = (len + 3, made.checked_sub(back + 1)?);
-            // The last of a stream is always literals.
+            // The last item of a stream is always literals.
             let next = *input.get(at)?;
             at += 1;
             let slot = out.get_mut(..made + len)?;

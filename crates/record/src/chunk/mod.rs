@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunks of arrays: the filters that Zarr (versions 2 and 3) and HDF5 put them through, undone into a slot; Zarr's
-//! metadata and shard indexes; and the copy of a chunk to the rows where it belongs.
+//! Chunks of arrays: reverses the filters of Zarr (versions 2 and 3) and HDF5 into a slot, parses Zarr's metadata and
+//! shard indexes, and copies a chunk to its rows.
 //!
-//! A chunk's inflated size follows from its shape, so nothing here guesses or grows: a chunk that inflates to another size
-//! is damaged. Refused by name: filters that reorder or transform values (transpose, delta, scale-offset, n-bit, szip,
-//! bz2, lzma), since a slot of a batch is plain elements in C order.
+//! The decompressed size of a chunk follows from its shape, so nothing is guessed: a chunk with another size is
+//! damaged. Filters that reorder or transform values (transpose, delta, scale-offset, n-bit, szip, bz2, lzma) are
+//! refused by name, since a batch slot holds plain elements in C order.
 
 mod blosc;
 mod fletcher;
@@ -23,24 +23,24 @@ use crate::byteswap::swap_into;
 /// Decoder of one filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// A compression whose stream says nothing of the size.
+    /// Decompression of a stream that does not contain its decompressed size.
     Inflate(SizedCodec),
-    /// numcodecs' LZ4: the size in four bytes, then a block.
+    /// numcodecs' LZ4: four bytes of size, then a block.
     SizedLz4,
-    /// A Blosc 1 buffer, its own shuffle included.
+    /// A Blosc 1 buffer, including its own shuffle.
     Blosc,
-    /// A CRC-32C in the last four bytes: checked and taken off.
+    /// A CRC-32C in the last four bytes: checked and removed.
     Crc32c,
-    /// HDF5's Fletcher-32 in the last four bytes: checked and taken off.
+    /// HDF5's Fletcher-32 in the last four bytes: checked and removed.
     Fletcher32,
-    /// Bytes of elements of this size, all firsts before all seconds.
+    /// Byte shuffle of elements of this size: the k-th bytes of all elements are grouped.
     Unshuffle(usize),
     /// Big-endian elements of this size.
     Swap(usize),
 }
 
 impl Step {
-    /// Bytes before the step, if it makes `after` of them and their number follows from that.
+    /// Input size of the step for an output of `after` bytes; `None` if the size does not follow from it.
     fn before(self, after: usize) -> Option<usize> {
         match self {
             Self::Inflate(_) | Self::SizedLz4 | Self::Blosc => None,
@@ -50,11 +50,11 @@ impl Step {
     }
 }
 
-/// HDF5's filters, by number and parameters in the order of the file, as steps that undo them. `skipped` has a bit for
-/// each filter that the chunk was not put through.
+/// Decoding steps for HDF5's filters, which are numbers with parameters in file order. `skipped` has a bit for each
+/// filter that was not applied to the chunk.
 pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Result<Vec<Step>> {
     let refused = |name: String| {
-        Err(Error::Unsupported { what: format!("{name} of {place}"), by: "the reader of HDF5 chunks".to_owned() })
+        Err(Error::Unsupported { what: format!("{name} of {place}"), by: "the HDF5 chunk reader".to_owned() })
     };
     let mut steps = Vec::with_capacity(filters.len());
     for (number, &(filter, values)) in filters.iter().enumerate() {
@@ -80,7 +80,7 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
     Ok(steps)
 }
 
-/// The name and number of a registered filter that no step undoes. Files need not store the name.
+/// Name and number of a registered filter that no step supports. Files need not store the name.
 fn unread_filter(number: u16) -> String {
     let name = match number {
         305 => "LZO",
@@ -97,7 +97,7 @@ fn unread_filter(number: u16) -> String {
 }
 
 thread_local! {
-    // Chunks in between two steps.
+    // Buffers for a chunk between two steps.
     static ROOMS: RefCell<(Vec<u8>, Vec<u8>)> = RefCell::default();
 }
 
@@ -106,10 +106,10 @@ enum At {
     Room(Range<usize>),
 }
 
-/// Undoes `steps`, in their order, on the chunk `stored` into `out`, which is of the chunk's size. `place` names it in
-/// messages.
+/// Applies `steps` in order to the chunk `stored` and writes to `out`, which has the chunk's size. `place` names the
+/// chunk in messages.
 pub fn decode_into(steps: &[Step], stored: &[u8], out: &mut [u8], place: &str) -> Result<()> {
-    // Sizes follow backwards from the chunk's own, as far as the last compression.
+    // Sizes are computed backwards from the chunk's size, up to the last compression.
     let mut sizes: Vec<Option<usize>> = vec![None; steps.len()];
     let mut size = Some(out.len());
     for (slot, step) in sizes.iter_mut().zip(steps).rev() {
@@ -135,7 +135,10 @@ pub fn decode_into(steps: &[Step], stored: &[u8], out: &mut [u8], place: &str) -
                     _ => (u32::from_le_bytes(*sum), fletcher::matches(data, u32::from_le_bytes(*sum)), "Fletcher-32"),
                 };
                 if !sound {
-                    return Err(Error::corrupt(place, format!("is damaged: its {name} is not {want:#010x}")));
+                    return Err(Error::corrupt(
+                        place,
+                        format!("is damaged: its {name} does not match (want {want:#010x})"),
+                    ));
                 }
                 let range = range.start..range.end - 4;
                 at = match at {
@@ -145,8 +148,8 @@ pub fn decode_into(steps: &[Step], stored: &[u8], out: &mut [u8], place: &str) -
                 continue;
             }
             let Some(size) = size else {
-                let what = format!("a compression within a compression ({place})");
-                return Err(Error::Unsupported { what, by: "the reader of chunks".to_owned() });
+                let what = format!("nested compression ({place})");
+                return Err(Error::Unsupported { what, by: "the chunk reader".to_owned() });
             };
             if number + 1 == steps.len() {
                 return apply(*step, input, out, place);
@@ -176,7 +179,7 @@ fn sized(have: &[u8], want: usize, place: &str) -> Result<()> {
         return Ok(());
     }
     let (have, want) = (with_separators(have.len() as u64), with_separators(want as u64));
-    Err(Error::corrupt(place, format!("is a chunk of {have} bytes, want {want}")))
+    Err(Error::corrupt(place, format!("is a chunk of {have} bytes (want {want})")))
 }
 
 fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
@@ -189,7 +192,7 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
             Some((size, _)) => {
                 let (have, want) =
                     (with_separators(u32::from_le_bytes(*size).into()), with_separators(out.len() as u64));
-                Err(Error::corrupt(place, format!("is a chunk of {have} bytes, want {want}")))
+                Err(Error::corrupt(place, format!("is a chunk of {have} bytes (want {want})")))
             }
             None => Err(Error::corrupt(place, "ends inside the size of its LZ4 block")),
         },
@@ -204,12 +207,12 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
             swap_into(input, out, size);
             Ok(())
         }
-        Step::Crc32c | Step::Fletcher32 => Err(Error::bug("a checksum is no filter that makes bytes")),
+        Step::Crc32c | Step::Fletcher32 => Err(Error::bug("a checksum filter produces no bytes")),
     }
 }
 
 /// Copies what a decoded chunk holds of `rows` (along the first axis) of an array of `shape` into `out`, which is those
-/// rows in C order. The chunk is of `chunk_shape` and is at `chunk` in the grid of chunks; what of it lies outside
+/// rows in C order. The chunk is of `chunk_shape` and is at `chunk` in the grid of chunks. Its part outside
 /// the array is left out.
 pub fn copy_rows(
     data: &[u8],
@@ -234,7 +237,7 @@ pub fn copy_rows(
     // In each axis: where the common part begins in the chunk and in `out`, and its length.
     let mut common = Vec::with_capacity(axes);
     for axis in 0..axes {
-        let Some(start) = chunk[axis].checked_mul(chunk_shape[axis]) else { return bug("it lies outside") };
+        let Some(start) = chunk[axis].checked_mul(chunk_shape[axis]) else { return bug("it is outside the array") };
         let within = if axis == 0 { rows.clone() } else { 0..shape[axis] };
         let (from, to) = (start.max(within.start), start.saturating_add(chunk_shape[axis]).min(within.end));
         if from >= to {
@@ -242,7 +245,7 @@ pub fn copy_rows(
         }
         common.push((from - start, from - within.start, to - from));
     }
-    // The innermost axes that are whole on both sides go in one piece.
+    // The innermost axes that are complete on both sides are copied in one piece.
     let mut inner = axes - 1;
     let mut piece = common[inner].2 * element;
     while inner > 0 && common[inner].2 == chunk_shape[inner] && common[inner].2 == shape[inner] {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blosc's shuffle of bits, undone; that of bytes is the codec's.
+//! Reverses Blosc's bit shuffle; the codec crate has the byte shuffle.
 
-/// Bits: the lowest bit of all elements, the next of all, ... become elements of `size`. Of a number of elements that
-/// eight does not divide, Blosc shuffles nothing.
+/// Reverses the bit shuffle: the input has the lowest bit of all elements, then the next bit of all, ...; the output
+/// has elements of `size` bytes. Blosc shuffles nothing if the number of elements is not divisible by eight.
 pub(super) fn unshuffle_bits(input: &[u8], out: &mut [u8], size: usize) {
     let count = input.len() / size.max(1);
     let whole = count * size;
@@ -23,7 +23,7 @@ pub(super) fn unshuffle_bits(input: &[u8], out: &mut [u8], size: usize) {
     out[whole..].copy_from_slice(&input[whole..]);
 }
 
-/// A matrix of 8 x 8 bits, its rows the bytes, mirrored at its diagonal (Hacker's Delight, 7-3).
+/// Transposes an 8 x 8 bit matrix whose rows are the bytes (Hacker's Delight, 7-3).
 fn transpose(mut x: u64) -> u64 {
     let mut swap = |mask: u64, shift: u32| {
         let t = (x ^ (x >> shift)) & mask;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zarr's metadata (`zarr.json` of version 3, `.zarray` of version 2): shape, chunks, their keys and steps, the value of
-//! what was never written, and the index of shards.
+//! Zarr's metadata (`zarr.json` of version 3, `.zarray` of version 2): shape, chunks, their keys and filters, the fill
+//! value, and the index of shards.
 
 use penstock_codec::SizedCodec;
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
@@ -13,31 +13,31 @@ use super::{Step, decode_into};
 pub struct Array {
     /// Its element type and shape.
     pub spec: TensorSpec,
-    /// Shape of a chunk; of sharded arrays, of a chunk within a shard.
+    /// Shape of a chunk; for sharded arrays, of a chunk within a shard.
     pub chunk_shape: Vec<usize>,
     /// Decoders of a chunk's codecs.
     pub steps: Vec<Step>,
-    /// The bytes of an element where nothing was written, little-endian.
+    /// Little-endian bytes of an element that was never written.
     pub fill: Vec<u8>,
-    /// How objects hold several chunks, if they do.
+    /// Layout of objects that contain several chunks, if any.
     pub sharding: Option<Sharding>,
     prefix: &'static str,
     separator: char,
 }
 
-/// How an object of a sharded array holds its chunks.
+/// Layout of the chunks in an object of a sharded array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sharding {
-    /// Shape of what an object holds.
+    /// Shape of the array region in one object.
     pub shard_shape: Vec<usize>,
-    /// True when the index begins the object, false when it ends it.
+    /// True if the index is at the start of the object, false if at the end.
     pub index_first: bool,
     chunks: usize,
     index_steps: Vec<Step>,
 }
 
 impl Sharding {
-    /// Chunks in an object.
+    /// Number of chunks in an object.
     pub fn chunks(&self) -> usize {
         self.chunks
     }
@@ -47,12 +47,12 @@ impl Sharding {
         16 * self.chunks + 4 * self.index_steps.iter().filter(|step| **step == Step::Crc32c).count()
     }
 
-    /// Where each chunk lies in the object (offset and bytes), in C order; `None` for what was never written. `stored` are
-    /// the index's bytes, `object_len` those of the object.
+    /// Offset and length of each chunk in the object, in C order; `None` for chunks that were never written. `stored`
+    /// is the index's bytes, `object_len` the size of the object.
     pub fn parse_index(&self, stored: &[u8], object_len: u64, place: &str) -> Result<Vec<Option<(u64, u64)>>> {
         if stored.len() != self.index_len() {
             let (have, want) = (with_separators(stored.len() as u64), with_separators(self.index_len() as u64));
-            return Err(Error::corrupt(place, format!("has a shard index of {have} bytes, want {want}")));
+            return Err(Error::corrupt(place, format!("has a shard index of {have} bytes (want {want})")));
         }
         let mut index = vec![0; 16 * self.chunks];
         decode_into(&self.index_steps, stored, &mut index, place)?;
@@ -67,7 +67,8 @@ impl Sharding {
                 _ => {
                     let (offset, len, all) =
                         (with_separators(offset), with_separators(len), with_separators(object_len));
-                    let text = format!("has chunk {number} at byte {offset} with {len} bytes, and has {all} bytes");
+                    let text =
+                        format!("has chunk {number} at byte {offset} with {len} bytes, but has only {all} bytes");
                     Err(Error::corrupt(place, text))
                 }
             }
@@ -77,17 +78,17 @@ impl Sharding {
 }
 
 impl Array {
-    /// Shape of what one object holds: a chunk, or a shard of them.
+    /// Shape of the array region in one object: a chunk, or a shard of chunks.
     pub fn object_shape(&self) -> &[usize] {
         self.sharding.as_ref().map_or(&self.chunk_shape, |sharding| &sharding.shard_shape)
     }
 
-    /// Objects along each axis.
+    /// Number of objects along each axis.
     pub fn grid(&self) -> Vec<usize> {
         self.spec.shape.iter().zip(self.object_shape()).map(|(side, chunk)| side.div_ceil(*chunk)).collect()
     }
 
-    /// The key, below the array's own, of the object at `at` in the grid.
+    /// Key, relative to the array's key, of the object at `at` in the grid.
     pub fn key(&self, at: &[usize]) -> String {
         let numbers: Vec<String> = at.iter().map(usize::to_string).collect();
         let numbers = numbers.join(&self.separator.to_string());
@@ -104,7 +105,7 @@ impl Array {
         TensorSpec { dtype: self.spec.dtype, shape: self.chunk_shape.clone() }.size_bytes()
     }
 
-    /// Reads metadata of either version; `place` names them in messages.
+    /// Parses metadata of either version; `place` names it in messages.
     pub fn parse(json: &[u8], place: &str) -> Result<Self> {
         let reader = Reader { place };
         let json: Value = serde_json::from_slice(json).map_err(|problem| reader.corrupt(&problem.to_string()))?;
@@ -125,7 +126,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn corrupt(&self, problem: &str) -> Error {
-        Error::corrupt(self.place, format!("is no metadata of a Zarr array: {problem}"))
+        Error::corrupt(self.place, format!("is not the metadata of a Zarr array: {problem}"))
     }
 
     fn refused(&self, what: String) -> Error {
@@ -135,19 +136,19 @@ impl Reader<'_> {
     fn shape(&self, value: &Value, name: &str) -> Result<Vec<usize>> {
         let sides = value.as_array().map(|sides| sides.iter().map(|side| usize::try_from(side.as_u64()?).ok()));
         let sides: Option<Vec<usize>> = sides.and_then(Iterator::collect);
-        sides.filter(|sides| sides.len() <= 64).ok_or_else(|| self.corrupt(&format!("`{name}` is no shape")))
+        sides.filter(|sides| sides.len() <= 64).ok_or_else(|| self.corrupt(&format!("`{name}` is not a shape")))
     }
 
     fn chunks(&self, value: &Value, name: &str, axes: usize) -> Result<Vec<usize>> {
         let shape = self.shape(value, name)?;
         match shape.len() == axes && !shape.contains(&0) {
             true => Ok(shape),
-            false => Err(self.corrupt(&format!("`{name}` is {shape:?}, and the array has {axes} axes"))),
+            false => Err(self.corrupt(&format!("`{name}` is {shape:?}, but the array has {axes} axes"))),
         }
     }
 
     fn fill(&self, value: &Value, dtype: DType) -> Result<Vec<u8>> {
-        let wrong = || self.corrupt(&format!("`fill_value` {value} is no {dtype}"));
+        let wrong = || self.corrupt(&format!("`fill_value` {value} is not of type {dtype}"));
         let bits = |text: &str| text.strip_prefix("0x").and_then(|digits| u64::from_str_radix(digits, 16).ok());
         let float = || match value {
             Value::Null => Some(0.0),
@@ -165,7 +166,7 @@ impl Reader<'_> {
         match dtype {
             DType::F64 => float().map(|value| value.to_le_bytes().to_vec()),
             DType::F32 => float().map(|value| (value as f32).to_le_bytes().to_vec()),
-            // Of halves only the values that need no rounding are known here.
+            // For float16, only values that need no rounding are supported.
             DType::F16 => float()
                 .and_then(|value| match value {
                     0.0 => Some(0u16),
@@ -234,7 +235,7 @@ impl Reader<'_> {
 
     fn version_3(&self, json: &Value) -> Result<Array> {
         if json["node_type"] != "array" {
-            return Err(self.corrupt(&format!("`node_type` is {}", json["node_type"])));
+            return Err(self.corrupt(&format!("`node_type` is {} (want \"array\")", json["node_type"])));
         }
         let shape = self.shape(&json["shape"], "shape")?;
         let dtype = match json["data_type"].as_str() {
@@ -265,7 +266,9 @@ impl Reader<'_> {
                 let settings = &only["configuration"];
                 let inner = self.chunks(&settings["chunk_shape"], "chunk_shape", shape.len())?;
                 if inner.iter().zip(&outer).any(|(inner, outer)| outer % inner != 0) {
-                    return Err(self.corrupt(&format!("shards of {outer:?} hold no whole chunks of {inner:?}")));
+                    return Err(
+                        self.corrupt(&format!("shards of {outer:?} are not divisible into chunks of {inner:?}"))
+                    );
                 }
                 let chunks =
                     inner.iter().zip(&outer).try_fold(1usize, |count, (inner, outer)| count.checked_mul(outer / inner));
@@ -290,7 +293,7 @@ impl Reader<'_> {
     fn steps(&self, codecs: &[Value], element: usize) -> Result<Vec<Step>> {
         let mut steps = Vec::with_capacity(codecs.len());
         for codec in codecs {
-            // A codec is an object with a name, or a name alone.
+            // A codec is an object with a name, or just a name.
             let name = codec.as_str().or_else(|| codec["name"].as_str()).unwrap_or_default();
             match name {
                 "bytes" | "endian" if codec["configuration"]["endian"] == "big" && element > 1 => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which part of an image becomes the sample: torchvision's rules, with draws that follow from a key.
+//! Crop of an image: torchvision's rules, with random draws that follow from a key.
 
 use super::{Crop, ImageSpec};
 
-/// Uniform draws of a key: SplitMix64.
+/// Uniform random numbers derived from a key by SplitMix64.
 #[derive(Debug, Clone)]
 pub(super) struct Draws(u64);
 
@@ -21,7 +21,7 @@ impl Draws {
         x ^ (x >> 31)
     }
 
-    /// In [0, 1).
+    /// Next number in [0, 1).
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -30,26 +30,26 @@ impl Draws {
         least + (most - least) * self.unit()
     }
 
-    /// In 0..n.
+    /// Next number in 0..n.
     fn below(&mut self, n: u32) -> u32 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u32
     }
 }
 
-/// A part of an image, in its pixels.
+/// A region of an image, in its pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Region {
     pub(super) x: f64,
     pub(super) y: f64,
     pub(super) width: f64,
     pub(super) height: f64,
-    /// True when it was cut out before it is resized: nothing outside shines in.
+    /// True if the region is cut out before it is resized, so that pixels outside do not affect it.
     pub(super) sharp_edges: bool,
-    /// True when it is decoded at full size, not at a scale near the sample's.
+    /// True if the image is decoded at full size, not at a scale near the sample's.
     pub(super) full_size: bool,
 }
 
-/// Tries before RandomResizedCrop takes the middle.
+/// Number of attempts before RandomResizedCrop uses the middle.
 const TRIES: usize = 10;
 
 impl Region {
@@ -67,7 +67,8 @@ impl Region {
         Self { x, y, width, height, sharp_edges: true, full_size: false }
     }
 
-    /// Resize(resize), CenterCrop((spec.height, spec.width)): the crop's place in the resized image, seen in the stored.
+    /// Resize(resize), then CenterCrop((spec.height, spec.width)): the crop in coordinates of the image before
+    /// resizing.
     fn center(spec: &ImageSpec, width: u32, height: u32, resize: u32) -> Self {
         let (short, long) = (width.min(height), width.max(height));
         let long = (u64::from(resize) * u64::from(long) / u64::from(short)) as f64;

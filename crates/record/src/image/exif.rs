@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! EXIF's orientation: what it says, and how a stored image is turned by it.
+//! EXIF orientation: parses it, and turns a stored image accordingly.
 
 use super::crop::Region;
 
-/// How a shown pixel is found in what is stored: axes swapped first, then each of the stored axes run backwards.
+/// Maps a displayed pixel to a stored one: swaps the axes first, then reverses the stored axes that run backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Turn {
     pub(super) swapped: bool,
@@ -12,7 +12,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Of EXIF's 1 to 8; anything else is 1.
+    /// From an EXIF orientation of 1 to 8; any other value counts as 1.
     pub(super) fn of(orientation: u8) -> Self {
         Self {
             swapped: matches!(orientation, 5..=8),
@@ -21,12 +21,12 @@ impl Turn {
         }
     }
 
-    /// The sides of a shown image of stored sides, and the other way round.
+    /// Sides of the displayed image for stored sides, and the reverse.
     pub(super) fn shown(self, width: u32, height: u32) -> (u32, u32) {
         if self.swapped { (height, width) } else { (width, height) }
     }
 
-    /// Where a region of the shown image lies in the stored one of these sides.
+    /// Converts a region of the displayed image to one of the stored image, which has these sides.
     pub(super) fn stored(self, shown: Region, width: u32, height: u32) -> Region {
         let Region { mut x, mut y, width: mut w, height: mut h, .. } = shown;
         if self.swapped {
@@ -42,7 +42,7 @@ impl Turn {
     }
 }
 
-/// The orientation in an APP1 segment's content; `None` where it is no EXIF or says none.
+/// Orientation in the content of an APP1 segment; `None` if it is not EXIF or has no orientation.
 pub(super) fn orientation(segment: &[u8]) -> Option<u8> {
     let tiff = segment.strip_prefix(b"Exif\0\0")?;
     let big = match tiff.get(..4)? {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JPEG by libjpeg-turbo, through `turbojpeg-sys`: the safe `turbojpeg` has no way to decode a part of an image.
+//! JPEG decoding by libjpeg-turbo, through `turbojpeg-sys`: the safe crate `turbojpeg` cannot decode a part of an
+//! image.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_int};
@@ -11,16 +12,16 @@ use turbojpeg_sys as tj;
 use super::crop::Region;
 use super::{Pixels, Probe};
 
-/// Scans of a progressive image; encoders make some ten, a bomb makes thousands.
+/// Maximum number of scans in a progressive image; encoders make about ten, a decompression bomb thousands.
 const MAX_SCANS: c_int = 200;
 
 struct Decoder(NonNull<std::ffi::c_void>);
 
 impl Decoder {
     fn new() -> Option<Self> {
-        // SAFETY: takes a constant; null says that it could not be made.
+        // SAFETY: the argument is a constant; a null result means failure.
         let decoder = Self(NonNull::new(unsafe { tj::tj3Init(tj::TJINIT_TJINIT_DECOMPRESS as c_int) }.cast())?);
-        // SAFETY: the handle is sound and the parameter takes any positive number.
+        // SAFETY: the handle is sound and the parameter accepts any positive number.
         unsafe { tj::tj3Set(decoder.handle(), tj::TJPARAM_TJPARAM_SCANLIMIT as c_int, MAX_SCANS) };
         Some(decoder)
     }
@@ -30,11 +31,11 @@ impl Decoder {
     }
 
     fn get(&self, parameter: tj::TJPARAM) -> c_int {
-        // SAFETY: the handle is sound; an unknown parameter answers -1.
+        // SAFETY: the handle is sound; an unknown parameter returns -1.
         unsafe { tj::tj3Get(self.handle(), parameter as c_int) }
     }
 
-    /// Message of the library, and whether it could continue.
+    /// Error message of the library, and whether it is only a warning.
     fn problem(&self) -> (String, bool) {
         // SAFETY: the string belongs to the handle, is terminated, and is copied at once.
         let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.handle())) }.to_string_lossy().into_owned();
@@ -55,7 +56,7 @@ thread_local! {
     static DECODER: RefCell<Option<Decoder>> = RefCell::new(Decoder::new());
 }
 
-/// Columns that an MCU spans, by TurboJPEG's numbers of subsampling.
+/// Width of an MCU in pixels, by TurboJPEG's subsampling constant.
 fn mcu_width(subsampling: c_int) -> Option<u32> {
     Some(match subsampling {
         tj::TJSAMP_TJSAMP_444 | tj::TJSAMP_TJSAMP_GRAY | tj::TJSAMP_TJSAMP_440 | tj::TJSAMP_TJSAMP_441 => 8,
@@ -65,8 +66,8 @@ fn mcu_width(subsampling: c_int) -> Option<u32> {
     })
 }
 
-/// Decodes at least `region` into `pixels`, at the least scale at which it has no fewer than `target` pixels: by whole
-/// powers of two, whose transforms have SIMD.
+/// Decodes at least `region` into `pixels`, at the smallest scale that keeps at least `target` pixels. Scales are
+/// powers of two only, whose transforms have SIMD.
 pub(super) fn decode(
     bytes: &[u8],
     probe: &Probe,
@@ -75,11 +76,10 @@ pub(super) fn decode(
     pixels: &mut Pixels,
     place: &str,
 ) -> Result<()> {
-    // A cut image mostly decodes, grey from the cut on, with a warning that depends on where the crop lies. Whether it
-    // is whole must not depend on that.
+    // Most truncated images still decode, grey after the cut, with a warning that depends on the position of the crop.
+    // Whether the image is complete must not depend on that position.
     if !ends(bytes) {
-        let text =
-            format!("ends before its JPEG does (no end marker in its {} bytes)", with_separators(bytes.len() as u64));
+        let text = format!("is a truncated JPEG (no end marker in its {} bytes)", with_separators(bytes.len() as u64));
         return Err(Error::corrupt(place, text));
     }
     DECODER.with_borrow_mut(|decoder| {
@@ -114,7 +114,7 @@ fn decode_by(
     }
     let sides = [tj::TJPARAM_TJPARAM_JPEGWIDTH, tj::TJPARAM_TJPARAM_JPEGHEIGHT].map(|side| decoder.get(side));
     if sides != [probe.width, probe.height].map(|side| side as c_int) {
-        return Err(damaged(&format!("it has two sizes, {} x {} and {sides:?}", probe.width, probe.height)));
+        return Err(damaged(&format!("it declares two sizes, {} x {} and {sides:?}", probe.width, probe.height)));
     }
     let scale = [8, 4, 2]
         .into_iter()
@@ -122,8 +122,8 @@ fn decode_by(
         .find(|&scale| region.width >= f64::from(target.0 * scale) && region.height >= f64::from(target.1 * scale));
     let scale = scale.unwrap_or(1);
     let (width, height) = (probe.width.div_ceil(scale), probe.height.div_ceil(scale));
-    // Colours are interpolated over two pixels, which at the edge of a part want neighbours; where neighbours shine in,
-    // they do so for as many pixels as one of the target stands for.
+    // Chroma is interpolated over two pixels, so the edges of a region need neighbouring pixels. If neighbours affect
+    // the region, as many more are needed as one target pixel covers.
     let margin = |side: f64, target: u32| match region.sharp_edges {
         true => 2.0,
         false => 2.0 + (side / f64::from(scale) / f64::from(target)).ceil(),
@@ -149,9 +149,9 @@ fn decode_by(
             tj::tjregion { x: left as c_int, y: top as c_int, w: (right - left) as c_int, h: (bottom - top) as c_int }
         }
     };
-    // SAFETY: the handle is sound; what does not fit the image is refused by the library.
+    // SAFETY: the handle is sound; the library rejects a region that does not fit the image.
     if unsafe { tj::tj3SetScalingFactor(handle, factor) != 0 || tj::tj3SetCroppingRegion(handle, part) != 0 } {
-        return Err(Error::bug(format!("libjpeg-turbo refused a part of {place}: {}", decoder.problem().0)));
+        return Err(Error::bug(format!("libjpeg-turbo refused a crop of {place}: {}", decoder.problem().0)));
     }
     (pixels.width, pixels.height, pixels.left, pixels.top, pixels.scale) =
         (right - left, bottom - top, left, top, scale);
@@ -164,13 +164,13 @@ fn decode_by(
     };
     reserve(room, count * depth, place)?;
     let pitch = pixels.width as c_int * depth as c_int;
-    // SAFETY: the handle is sound, the source is given with its true length, and the room has `height` rows of `pitch`
-    // bytes: the very part and scale that were set.
+    // SAFETY: the handle is sound, the source is given with its true length, and the buffer has `height` rows of
+    // `pitch` bytes for the region and scale set above.
     let failed =
         unsafe { tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, room.as_mut_ptr(), pitch, format) != 0 };
     if failed {
         let (text, warning) = decoder.problem();
-        // Most warnings are of damage that decoders pass over in silence, such as stray bytes before a marker.
+        // Most warnings concern damage that decoders ignore silently, such as stray bytes before a marker.
         if !warning || text.contains("remature end") {
             return Err(damaged(&text));
         }
@@ -180,7 +180,7 @@ fn decode_by(
         reserve(rgb, count * 3, place)?;
         for (to, from) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(&raw.as_chunks::<4>().0[..count]) {
             let [inks @ .., black] = *from;
-            // Adobe stores inks inverted: 255 is none. Rounded as Pillow rounds.
+            // Adobe stores inks inverted: 255 means no ink. Rounded as Pillow rounds.
             *to = inks.map(|ink| {
                 let product = u32::from(ink) * u32::from(black) + 128;
                 (((product >> 8) + product) >> 8) as u8
@@ -190,7 +190,7 @@ fn decode_by(
     Ok(())
 }
 
-/// At least `len` bytes in `room`; memory that the machine has not got is an error, not an abort.
+/// Grows `room` to at least `len` bytes. Running out of memory is an error, not an abort.
 pub(super) fn reserve(room: &mut Vec<u8>, len: usize, place: &str) -> Result<()> {
     if let Some(more) = len.checked_sub(room.len()) {
         room.try_reserve(more).map_err(|_| Error::BudgetExceeded {

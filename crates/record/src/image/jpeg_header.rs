@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The markers of a JPEG up to its frame header: its size and what it is.
+//! Parses a JPEG up to its frame header, for its size and kind.
 
 use penstock_types::{Error, Result, with_separators};
 
@@ -19,7 +19,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         ))
     };
     loop {
-        // As libjpeg does: bytes before the next marker are ignored, fill bytes and stuffed zeros included.
+        // Like libjpeg, ignores bytes before the next marker, including fill bytes and stuffed zeros.
         let rest = bytes.get(at..).unwrap_or_default();
         at += rest.iter().position(|&byte| byte == 0xff).unwrap_or(rest.len());
         let [0xff, marker, rest @ ..] = bytes.get(at..).unwrap_or_default() else { return Err(cut(at)) };
@@ -33,11 +33,11 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
                 at += 2;
                 continue;
             }
-            0xd9 | 0xda => return Err(corrupt("is a JPEG without a frame".to_owned())),
+            0xd9 | 0xda => return Err(corrupt("is a JPEG without a frame header".to_owned())),
             _ => {}
         }
         let len = rest.first_chunk::<2>().map(|len| usize::from(u16::from_be_bytes(*len))).ok_or_else(|| cut(at))?;
-        // A length counts its own two bytes; libjpeg takes less for none.
+        // A length includes its own two bytes; libjpeg treats a smaller one as an empty segment.
         let len = len.max(2);
         let segment = rest.get(2..len).ok_or_else(|| cut(at))?;
         match (marker, segment) {

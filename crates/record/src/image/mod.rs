@@ -4,13 +4,13 @@
 //! The output is a pure function of the bytes, the [`ImageSpec`] and a key. The caller makes the key from the
 //! seed, the epoch and the sample, so the same sample gets the same crop on any world size.
 //!
-//! Colours are RGB, whatever is stored: grey is repeated, CMYK and YCCK are converted as Pillow does it (Adobe's inverted
-//! inks), palettes are looked up, 16 bits keep their upper 8, alpha is dropped. EXIF orientation is not applied unless
-//! asked, as in torchvision and Pillow. Of an animation the first picture counts. Refused: images beyond a stated number
-//! of pixels (before any memory is taken), lossless and 12-bit JPEG, every other kind, by its name.
+//! Output is always RGB: grey is repeated, CMYK and YCCK are converted as Pillow does (Adobe's inverted inks), palettes
+//! are resolved, 16-bit values keep their upper 8 bits, alpha is dropped. EXIF orientation is applied only on request,
+//! as in torchvision and Pillow. Of an animation the first frame is used. Refused: images above the pixel limit (before
+//! any memory is allocated), lossless and 12-bit JPEG, and every other format, by name.
 //!
-//! A JPEG is decoded at the least scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`, and
-//! only where the crop is.
+//! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`;
+//! only the region of the crop is decoded.
 
 mod crop;
 mod exif;
@@ -29,24 +29,24 @@ use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use self::crop::Region;
 use self::exif::Turn;
 
-/// Pixels that an image may have unless the spec says otherwise; Pillow warns a little below it.
+/// Default limit of an image's pixels; Pillow warns slightly below it.
 pub const MAX_PIXELS: u64 = 100_000_000;
 
-/// Which part of an image becomes the sample.
+/// Part of an image that becomes the sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Crop {
-    /// All of it, resized to the sample's height and width, its proportions lost.
+    /// The whole image, resized to the sample's height and width; the aspect ratio is lost.
     None,
-    /// The middle of the image resized so that its shorter side is `resize`: Resize, then CenterCrop.
+    /// The middle of the image, after its shorter side was resized to `resize`: Resize, then CenterCrop.
     Center {
-        /// The shorter side's pixels; at least the sample's height and width.
+        /// Pixels of the shorter side after resizing; at least the sample's height and width.
         resize: u32,
     },
-    /// A random part: torchvision's RandomResizedCrop.
+    /// A random region: torchvision's RandomResizedCrop.
     Random {
-        /// Least and largest part of the area; torchvision's are (0.08, 1).
+        /// Minimum and maximum fraction of the area; torchvision uses (0.08, 1).
         area: (f64, f64),
-        /// Least and largest width / height; torchvision's are (3/4, 4/3).
+        /// Minimum and maximum width / height; torchvision uses (3/4, 4/3).
         ratio: (f64, f64),
     },
 }
@@ -56,7 +56,7 @@ impl Crop {
     pub const RANDOM: Self = Self::Random { area: (0.08, 1.0), ratio: (3.0 / 4.0, 4.0 / 3.0) };
 }
 
-/// The order of a sample's axes.
+/// Order of a sample's axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Height, width, channels.
@@ -65,35 +65,35 @@ pub enum Layout {
     Chw,
 }
 
-/// Transform of an image.
+/// Settings that turn an image into a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageSpec {
     /// Rows of the sample.
     pub height: u32,
     /// Columns of the sample.
     pub width: u32,
-    /// Which part of the image is taken.
+    /// Part of the image that is used.
     pub crop: Crop,
-    /// How often it is mirrored left to right: 0 never, 0.5 every other time.
+    /// Probability of mirroring left to right: 0 never, 0.5 half of the time.
     pub flip: f64,
-    /// uint8, or float32 of (value / 255 - mean) / std.
+    /// Element type: uint8, or float32 with (value / 255 - mean) / std.
     pub dtype: DType,
-    /// The order of the axes.
+    /// Order of the axes.
     pub layout: Layout,
-    /// Of each channel; float32 only.
+    /// Mean of each channel; float32 only.
     pub mean: [f32; 3],
-    /// Of each channel; float32 only.
+    /// Standard deviation of each channel; float32 only.
     pub std: [f32; 3],
-    /// Turn it as its EXIF orientation says.
+    /// Apply the image's EXIF orientation.
     pub orient: bool,
-    /// Images of more pixels are refused.
-    pub most_pixels: u64,
-    /// Decode JPEGs at full size before they are resized: within 2 of Pillow, and slower.
+    /// Maximum number of pixels; larger images are refused.
+    pub max_pixels: u64,
+    /// Decode JPEGs at full size before resizing: within 2 of Pillow's values, but slower.
     pub exact: bool,
 }
 
 impl ImageSpec {
-    /// All of the image at this size, as uint8 in HWC.
+    /// Uses the whole image at this size, as uint8 in HWC.
     pub fn new(height: u32, width: u32) -> Self {
         Self {
             height,
@@ -105,25 +105,28 @@ impl ImageSpec {
             mean: [0.0; 3],
             std: [1.0; 3],
             orient: false,
-            most_pixels: MAX_PIXELS,
+            max_pixels: MAX_PIXELS,
             exact: false,
         }
     }
 
-    /// Errs for what cannot be; to be called once, when the spec is made.
+    /// Returns an error for invalid settings. Call it once, when the spec is created.
     pub fn check(&self) -> Result<()> {
         let wrong = |problem: String| Err(Error::config("image", problem));
         if self.height == 0 || self.width == 0 || self.height > 65_535 || self.width > 65_535 {
-            return wrong(format!("{} x {} is no size of an image", self.height, self.width));
+            return wrong(format!("{} x {} is not a valid image size", self.height, self.width));
         }
         if !matches!(self.dtype, DType::U8 | DType::F32) {
             return wrong(format!("{} is neither uint8 nor float32", self.dtype));
         }
         if !(0.0..=1.0).contains(&self.flip) {
-            return wrong(format!("flip is {}, a probability is wanted", self.flip));
+            return wrong(format!("flip is {} (want a probability, 0 to 1)", self.flip));
         }
         if self.std.iter().any(|&std| !std.is_normal()) || self.mean.iter().any(|mean| !mean.is_finite()) {
-            return wrong(format!("mean {:?} and std {:?} are no normalisation", self.mean, self.std));
+            return wrong(format!(
+                "mean {:?} and std {:?} cannot normalise (want finite means and non-zero std)",
+                self.mean, self.std
+            ));
         }
         match self.crop {
             Crop::Center { resize } if resize < self.height.max(self.width) || resize > 65_535 => {
@@ -132,7 +135,11 @@ impl ImageSpec {
             Crop::Random { area: (least, most), ratio: (thin, wide) } => {
                 let sound =
                     0.0 < least && least <= most && most <= 1.0 && 0.0 < thin && thin <= wide && wide.is_finite();
-                if sound { Ok(()) } else { wrong(format!("no crop has area {least}..{most} and ratio {thin}..{wide}")) }
+                if sound {
+                    Ok(())
+                } else {
+                    wrong(format!("no crop can have area {least}..{most} and ratio {thin}..{wide}"))
+                }
             }
             _ => Ok(()),
         }
@@ -149,7 +156,7 @@ impl ImageSpec {
     }
 }
 
-/// A kind of image that is decoded.
+/// Image format that can be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Baseline or progressive, 8 bits.
@@ -158,7 +165,7 @@ pub enum Kind {
     Png,
 }
 
-/// Header of an image.
+/// Image properties from the header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
     /// Columns, as stored.
@@ -167,11 +174,11 @@ pub struct Probe {
     pub height: u32,
     /// Format.
     pub kind: Kind,
-    /// EXIF's orientation, 1 to 8; 1 where it says none.
+    /// EXIF orientation, 1 to 8; 1 if the image has none.
     pub orientation: u8,
 }
 
-/// Reads an image's size and kind; its headers are enough. `place` names it in messages.
+/// Reads an image's size and kind; the headers are sufficient. `place` names the image in messages.
 pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let unknown = |kind: &str| Error::Unsupported {
         what: format!("{kind} ({place})"),
@@ -192,19 +199,19 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     }
 }
 
-/// Pixels of an image, or of a part of it at a scale.
+/// Decoded pixels of an image, or of a region of it, at a scale.
 #[derive(Debug, Default)]
 struct Pixels {
-    /// RGB, rows one behind another.
+    /// RGB pixels, row after row.
     rgb: Vec<u8>,
-    /// CMYK on its way to `rgb`, and other rooms of a decoder.
+    /// CMYK pixels before conversion to `rgb`, and other decoder scratch space.
     raw: Vec<u8>,
     width: u32,
     height: u32,
-    /// Where they begin in the scaled image.
+    /// Position of these pixels in the scaled image.
     left: u32,
     top: u32,
-    /// Pixels of the image that one of them stands for, a side.
+    /// Pixels of the image per pixel here, along each side.
     scale: u32,
 }
 
@@ -215,39 +222,43 @@ struct Room {
     resizer: Resizer,
 }
 
-/// Bytes of room that a thread keeps for its next image; what a larger one needed is given back.
+/// Maximum bytes of buffers that a thread keeps for its next image; larger buffers are freed.
 const KEPT: usize = 32 << 20;
 
 thread_local! {
-    // A thread decodes one image after another: the rooms are as large as the largest so far and never zeroed again.
+    // A thread decodes one image at a time. Its buffers stay as large as the largest image so far and are not zeroed
+    // again.
     static ROOM: RefCell<Room> = RefCell::default();
 }
 
-/// Decodes the image `bytes` into `out`, the sample's slot in a batch, as `spec` (checked before) says. `key` is what
-/// crops and flips follow from; `place` names the image in messages.
+/// Decodes the image `bytes` into `out`, the sample's slot in a batch, according to `spec`, which must have been
+/// checked. `key` determines crops and flips; `place` names the image in messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged, truncated or oversized images, [`Error::Unsupported`] for other kinds.
 pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], place: &str) -> Result<()> {
     if out.len() != spec.tensor().size_bytes()? {
-        return Err(Error::bug(format!("the slot of the image {place} has {} bytes", out.len())));
+        return Err(Error::bug(format!("the slot for the image {place} has the wrong size ({} bytes)", out.len())));
     }
     let probe = probe(bytes, place)?;
     let count = u64::from(probe.width) * u64::from(probe.height);
-    if count == 0 || count > spec.most_pixels {
+    if count == 0 || count > spec.max_pixels {
         let (width, height, most) = (
             with_separators(probe.width.into()),
             with_separators(probe.height.into()),
-            with_separators(spec.most_pixels),
+            with_separators(spec.max_pixels),
         );
-        return Err(Error::corrupt(place, format!("is an image of {width} x {height} pixels, 1 to {most} are taken")));
+        return Err(Error::corrupt(
+            place,
+            format!("is an image of {width} x {height} pixels (allowed: 1 to {most} pixels)"),
+        ));
     }
     let turn = if spec.orient { Turn::of(probe.orientation) } else { Turn::default() };
     let mut draws = crop::Draws::new(key);
     let mirrored = draws.unit() < spec.flip;
     let (shown_width, shown_height) = turn.shown(probe.width, probe.height);
     let shown = Region::choose(spec, shown_width, shown_height, &mut draws);
-    // From here on all is as stored; the last step turns and mirrors.
+    // From here on, coordinates are those of the stored image; the last step rotates and mirrors.
     let region = turn.stored(shown, probe.width, probe.height);
     let (width, height) = turn.shown(spec.width, spec.height);
     ROOM.with_borrow_mut(|room| {
@@ -275,7 +286,8 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     })
 }
 
-/// Resamples `region` of the image into `out`: bilinear, widened to what a pixel stands for (antialiased).
+/// Resamples `region` of the image into `out`: bilinear, with a kernel as wide as the source area of a pixel
+/// (antialiased).
 fn resize(
     pixels: &Pixels,
     region: &Region,
@@ -292,7 +304,7 @@ fn resize(
     let scale = f64::from(pixels.scale);
     let (x, y) = (region.x / scale - f64::from(pixels.left), region.y / scale - f64::from(pixels.top));
     let (w, h) = (region.width / scale, region.height / scale);
-    // What is seen of the pixels: all of them where neighbours may shine in, else those that the region touches.
+    // Visible pixels: all of them if neighbours may affect the region, else those that the region touches.
     let (left, top, right, bottom) = match region.sharp_edges {
         false => (0, 0, pixels.width, pixels.height),
         true => (
@@ -304,7 +316,7 @@ fn resize(
     };
     let (seen_width, seen_height) = (right.saturating_sub(left).max(1), bottom.saturating_sub(top).max(1));
     let seen = TypedCroppedImage::from_ref(&source, left, top, seen_width, seen_height).map_err(|e| bug(&e))?;
-    // Scaled sizes are rounded up, so a region may end a fraction of a pixel outside.
+    // Scaled sizes are rounded up, so a region may end a fraction of a pixel outside the image.
     let x = (x - f64::from(left)).clamp(0.0, f64::from(seen_width) - 0.01);
     let y = (y - f64::from(top)).clamp(0.0, f64::from(seen_height) - 0.01);
     let (w, h) = (w.min(f64::from(seen_width) - x), h.min(f64::from(seen_height) - y));

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last step of an image: turned, mirrored, normalised and laid out in its slot.
+//! Last step of an image: orients, flips, normalises and writes it into its slot.
 
 use penstock_types::DType;
 
 use super::exif::Turn;
 use super::{ImageSpec, Layout};
 
-/// Writes `rgb`, of the sample's size before `turn`, into `out`.
+/// Writes `rgb`, which has the sample's size before `turn`, into `out`.
 pub(super) fn write(rgb: &[u8], spec: &ImageSpec, turn: Turn, mirrored: bool, out: &mut [u8]) {
     let (width, height) = (spec.width as usize, spec.height as usize);
     let (stored_width, stored_height) = if turn.swapped { (height, width) } else { (width, height) };
-    // Where the shown pixel (x, y) is stored: origin + x * right + y * down, in pixels.
+    // Index of the displayed pixel (x, y): origin + x * right + y * down, in pixels.
     let step_x = if turn.x_backwards { -1 } else { 1 };
     let step_y = if turn.y_backwards { -(stored_width as isize) } else { stored_width as isize };
     let mut origin = if turn.x_backwards { stored_width as isize - 1 } else { 0 };
@@ -65,7 +65,7 @@ fn planes<'a, T>(
     }
 }
 
-/// One row of the sample, where it lies in the stored pixels.
+/// One row of the sample, as positions in the stored pixels.
 struct Row<'a> {
     pixels: &'a [[u8; 3]],
     start: isize,
@@ -76,7 +76,7 @@ struct Row<'a> {
 impl Row<'_> {
     fn each<T>(&self, slots: &mut [T], value: impl Fn([u8; 3]) -> T) {
         let Self { pixels, start, step, width } = *self;
-        // Runs of neighbours without a bound to check are what compilers make vectors of.
+        // Compilers vectorise loops over adjacent elements without bounds checks.
         match step {
             1 => {
                 let run = &pixels[start as usize..][..width];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! PNG by the `png` crate: every colour type and depth as 8-bit RGB.
+//! PNG decoding by the `png` crate: every colour type and depth as 8-bit RGB.
 
 use std::io::Cursor;
 
@@ -8,7 +8,7 @@ use png::{ColorType, Decoder, Info, Limits, Transformations};
 
 use super::{Kind, Pixels, Probe, jpeg::reserve};
 
-/// Room for what is not pixels: chunks before them.
+/// Maximum bytes of data other than pixels: the chunks before them.
 const MAX_BESIDES: usize = 16 << 20;
 
 /// Reads the header chunk.
@@ -23,7 +23,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     Ok(Probe { width, height, kind: Kind::Png, orientation: 1 })
 }
 
-/// Decodes all of it into `pixels`.
+/// Decodes the whole image into `pixels`.
 pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &str) -> Result<()> {
     let damaged = |problem: png::DecodingError| Error::corrupt(place, format!("is a damaged PNG: {problem}"));
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MAX_BESIDES });
@@ -39,10 +39,7 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &s
     reserve(room, count * samples, place)?;
     let info = reader.next_frame(&mut room[..count * samples]).map_err(damaged)?;
     if (info.width, info.height) != (probe.width, probe.height) {
-        return Err(Error::corrupt(
-            place,
-            format!("is a damaged PNG: its picture is {} x {}", info.width, info.height),
-        ));
+        return Err(Error::corrupt(place, format!("is a damaged PNG: its frame is {} x {}", info.width, info.height)));
     }
     let Pixels { rgb, raw, .. } = pixels;
     if samples != 3 {
@@ -62,13 +59,13 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &s
     Ok(())
 }
 
-/// Errs with a palette that is no list of colours: the crate takes it for one, and panics.
+/// Returns an error for an invalid palette: the crate accepts it and panics.
 fn check_palette(info: &Info<'_>, place: &str) -> Result<()> {
     let Some(palette) = info.palette.as_ref().filter(|_| info.color_type == ColorType::Indexed) else { return Ok(()) };
     let (colours, rest) = (palette.len() / 3, palette.len() % 3);
     let alphas = info.trns.as_ref().map_or(0, |trns| trns.len());
     if colours == 0 || colours > 256 || rest != 0 || alphas > colours {
-        let problem = format!("is a damaged PNG: its palette has {} bytes and {alphas} transparencies", palette.len());
+        let problem = format!("is a damaged PNG: its palette has {} bytes and {alphas} alpha values", palette.len());
         return Err(Error::corrupt(place, problem));
     }
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decompression of one page into exactly the size that its header states, and not a byte more.
+//! Decompresses one page into exactly the size that its header states.
 
 use std::io::Read;
 
@@ -7,14 +7,14 @@ use ::parquet::basic::Compression;
 use penstock_codec::{Codec, GzipCheck, SizedCodec, decompress_exact, decompress_into_checked};
 use penstock_types::{Error, Result, with_separators};
 
-/// Bytes that Brotli's decoder buffers of its input.
+/// Input bytes that Brotli's decoder buffers.
 const BROTLI_INPUT: usize = 4096;
 
-/// `levels`, which no codec has compressed, and what `input` decompresses to: `want` bytes in all.
+/// Returns `levels`, which are never compressed, followed by the decompressed `input`: `want` bytes in all.
 pub(super) fn page(codec: Compression, levels: &[u8], input: &[u8], want: usize, place: &str) -> Result<Vec<u8>> {
     let body = want.saturating_sub(levels.len());
     let mut made = Vec::new();
-    // Inflated where it stays: the general way would hold a large page twice.
+    // Decompress directly into the result: the general path would hold a large page twice.
     if matches!(codec, Compression::GZIP(_)) && body > 0 {
         decompress_into_checked(Codec::Gzip, input, &mut made, body as u64, GzipCheck::Full, place)?;
         if made.len() != body {
@@ -24,12 +24,12 @@ pub(super) fn page(codec: Compression, levels: &[u8], input: &[u8], want: usize,
         return Ok(made);
     }
     if made.try_reserve_exact(want).is_err() {
-        // Memory that the machine does not have is an error, not an abort.
+        // Running out of memory is an error, not an abort.
         return Err(Error::BudgetExceeded { what: format!("a page of {place}"), need: want as u64, budget: 0 });
     }
     made.extend_from_slice(levels);
     made.resize(want, 0);
-    // A page of no values but nulls may have nothing behind its levels, not even an empty stream.
+    // A page that contains only nulls may have no bytes after its levels, not even an empty stream.
     if body > 0 {
         decompress(codec, input, &mut made[levels.len()..], place)?;
     }
@@ -41,10 +41,10 @@ fn damaged(problem: String, place: &str) -> Error {
 }
 
 fn other_size(made: u64, want: usize, place: &str) -> Error {
-    damaged(format!("has {} bytes, want {}", with_separators(made), with_separators(want as u64)), place)
+    damaged(format!("has {} bytes (want {})", with_separators(made), with_separators(want as u64)), place)
 }
 
-/// Decompresses `input` into `out`, which it fills. `place` names the column in messages.
+/// Decompresses `input` and fills `out`. `place` names the column in messages.
 fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     match codec {
         Compression::UNCOMPRESSED if input.len() != out.len() => Err(other_size(input.len() as u64, out.len(), place)),
@@ -91,7 +91,7 @@ fn lz4(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     decompress_exact(SizedCodec::Lz4Block, input, out, place)
 }
 
-/// Blocks, each behind its size decompressed and its size, both big-endian; `None` for other bytes.
+/// Decodes blocks, each preceded by its decompressed size and its stored size, both big-endian. `None` for other bytes.
 fn hadoop_lz4(mut input: &[u8], mut out: &mut [u8], place: &str) -> Option<()> {
     while !input.is_empty() {
         let (made, rest) = input.split_first_chunk::<4>()?;

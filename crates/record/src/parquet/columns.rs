@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Columns of a file: their names, and what their values are or why they are refused.
+//! Columns of a file: their names, types, and the reason if one is refused.
 
 use std::collections::HashMap;
 
@@ -21,20 +21,20 @@ pub enum Element {
 /// A column of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Its path, with dots, without a list's own levels; of several alike, with their numbers (`s.a#2`).
+    /// Path with dots, without a list's own levels. Equal paths get numbers (`s.a#2`).
     pub name: String,
-    /// Type of a value, or the refused type.
+    /// Type of a value, or the name of an unsupported type.
     pub element: std::result::Result<Element, String>,
-    /// True when a row holds a list of values.
+    /// True if a row contains a list of values.
     pub list: bool,
-    /// True when its byte strings are declared as text.
+    /// True if byte strings are declared as text.
     pub text: bool,
 }
 
 pub(super) fn describe(column: &ColumnDescriptor) -> Column {
     let list = column.max_rep_level() > 0;
     let mut path: Vec<&str> = column.path().parts().iter().map(String::as_str).collect();
-    // `x.list.element`, and what older writers call the two; of lists of lists, all of them.
+    // `x.list.element`, and the names of older writers for these two levels; for lists of lists, at every level.
     for _ in 0..column.max_rep_level() {
         if path.len() >= 3
             && let [.., "list" | "bag" | "array", "element" | "item" | "array_element"] = path[..]
@@ -49,7 +49,8 @@ pub(super) fn describe(column: &ColumnDescriptor) -> Column {
     Column { name: path.join("."), element, list, text }
 }
 
-/// Numbers columns of one name (`a`, or `s.a` beside a struct `s` of `a`) as `s.a#1`, `s.a#2`: none of them is read for another.
+/// Numbers columns with equal names (`a`, or `s.a` beside a struct `s` of `a`) as `s.a#1`, `s.a#2`, so that no column
+/// is read in place of another.
 pub(super) fn number_namesakes(columns: &mut [Column]) {
     let mut times: HashMap<String, usize> = HashMap::new();
     for column in columns.iter() {
@@ -89,7 +90,7 @@ fn element(column: &ColumnDescriptor) -> std::result::Result<Element, String> {
         Physical::FIXED_LEN_BYTE_ARRAY => match (logical, usize::try_from(column.type_length())) {
             (Some(LogicalType::Float16), Ok(2)) => scalar(DType::F16),
             (_, Ok(len)) if len > 0 => Ok(Element::Fixed(len)),
-            _ => Err("byte strings of no length".to_owned()),
+            _ => Err("byte strings of length 0".to_owned()),
         },
     }
 }

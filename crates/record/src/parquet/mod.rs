@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet: rows of chosen columns of one file in memory.
+//! Parquet: reads rows of chosen columns of one file in memory.
 //!
-//! Read are scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings; a column in a struct is
-//! named by its path (`image.bytes`), a list by what precedes its own two levels. A null list or string is empty; a null
-//! scalar, and a null or a null struct inside a list, is an error that names its row. Refused: lists of lists, decimals and
-//! 96-bit times.
+//! Supported: scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings. A column in a
+//! struct is named by its path (`image.bytes`); a list by the path before its own two levels. A null list or string is
+//! empty; a null scalar, and a null or a null struct inside a list, is an error that names its row. Refused: lists of
+//! lists, decimals and 96-bit times.
 //!
-//! The `parquet` crate decodes values, by columns and without Arrow; pages are taken apart here, within the caller's limit
-//! ([`pages`]). A file that makes the crate panic is answered as damaged.
+//! The `parquet` crate decodes values by column, without Arrow; pages are split here, within the caller's limit
+//! ([`pages`]). A file that makes the crate panic is reported as damaged.
 
 mod codecs;
 mod columns;
@@ -32,27 +32,27 @@ pub use columns::{Column, Element};
 use columns::{describe, number_namesakes};
 use pages::Pages;
 
-/// Rows that the crate is asked for at once, at most: the limit is checked between such calls.
+/// Maximum number of rows per call of the crate: the limit is checked between calls.
 const RUN: usize = 1024;
 
-/// Levels of lists that one such call shall decode, about; it decodes whole rows.
+/// Approximate number of list levels that one call decodes; it always decodes whole rows.
 const LIST_RUN: usize = 64 << 10;
 
 /// Values of some rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Values {
-    /// All values, one behind another, little-endian.
+    /// All values in sequence, little-endian.
     pub data: Vec<u8>,
-    /// Of byte strings: where each begins, and the end.
+    /// For byte strings: the offset of each, then the end.
     pub strings: Vec<usize>,
-    /// Of lists: at which value each row begins, and the end.
+    /// For lists: the index of each row's first value, then the end.
     pub rows: Vec<usize>,
-    /// Rows of the file, ascending, that are null or hold a null where none may be; they are zero.
+    /// Rows of the file, ascending, that are null or contain a null that is not allowed; their values are zero.
     pub nulls: Vec<u64>,
 }
 
 impl Values {
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub fn size_bytes(&self) -> usize {
         self.data.len() + size_of::<u64>() * (self.strings.len() + self.rows.len() + self.nulls.len())
     }
@@ -64,7 +64,7 @@ impl Values {
             return Err(run.over(need));
         }
         if need > self.data.capacity() {
-            // Doubling, but not beyond what may be used.
+            // Double the capacity, but not beyond the limit.
             let room = self.data.capacity().saturating_mul(2).min(run.limit).max(need) - self.data.len();
             self.data.try_reserve_exact(room).map_err(|_| run.over(need))?;
         }
@@ -73,12 +73,12 @@ impl Values {
     }
 }
 
-/// A file.
+/// A Parquet file.
 pub struct Table {
     file: Arc<Bytes>,
     metadata: ParquetMetaData,
     columns: Vec<Column>,
-    /// Where each row group begins, and the end.
+    /// First row of each row group, then the end.
     groups: Vec<u64>,
     place: String,
 }
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Table {
 }
 
 impl Table {
-    /// Reads the footer of the file `bytes`; `place` names it in messages.
+    /// Parses the footer of the file `bytes`; `place` names the file in messages.
     pub fn open(bytes: Bytes, place: &str) -> Result<Self> {
         let metadata = footer::metadata(&bytes, bytes.len() as u64, place)?;
         let described = metadata.file_metadata().schema_descr().columns();
@@ -99,7 +99,9 @@ impl Table {
         let mut groups = vec![0u64];
         for group in metadata.row_groups() {
             let rows = u64::try_from(group.num_rows()).ok().and_then(|rows| rows.checked_add(*groups.last()?));
-            groups.push(rows.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its row groups have no sum"))?);
+            groups.push(rows.ok_or_else(|| {
+                Error::corrupt(place, "is damaged Parquet: the sum of its row groups is out of range")
+            })?);
         }
         Ok(Self { file: Arc::new(bytes), metadata, columns, groups, place: place.to_owned() })
     }
@@ -109,22 +111,22 @@ impl Table {
         &self.columns
     }
 
-    /// The number of the column of that name.
+    /// Index of the column with this name.
     pub fn column(&self, name: &str) -> Option<usize> {
         self.columns.iter().position(|column| column.name == name)
     }
 
-    /// Rows in it.
+    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.groups.last().copied().unwrap_or(0)
     }
 
-    /// Where row groups begin, and the end: reading within one is cheapest.
+    /// First row of each row group, then the end. Reading within one group is cheapest.
     pub fn groups(&self) -> &[u64] {
         &self.groups
     }
 
-    /// Values of `column` in `rows`, of at most `limit` bytes in all. Errs where one is null that may not be.
+    /// Reads `rows` of `column`, at most `limit` bytes in all. Returns an error if a value is null that must not be.
     pub fn read(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let values = self.read_nulls(column, rows, limit)?;
         match values.nulls.first() {
@@ -137,7 +139,7 @@ impl Table {
         }
     }
 
-    /// As [`Table::read`], but that nulls are named in the answer.
+    /// Like [`Table::read`], but returns the rows with nulls instead of an error.
     pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let Some(Column { name, element, list, .. }) = self.columns.get(column) else {
             return Err(Error::bug(format!("{} has no column {column}", self.place)));
@@ -153,7 +155,7 @@ impl Table {
             }
         };
         if rows.start > rows.end || rows.end > self.rows() {
-            return Err(Error::bug(format!("rows {rows:?} of {place}, which has {}", self.rows())));
+            return Err(Error::bug(format!("rows {rows:?} are outside {place}, which has {}", self.rows())));
         }
         let mut values = Values::default();
         for (group, bounds) in self.groups.windows(2).enumerate() {
@@ -164,7 +166,7 @@ impl Table {
                 self.read_group(group, column, &run, &mut values)?;
             }
         }
-        // The ends; where nothing was read they are all there is.
+        // Append the end offsets; if nothing was read, they are the only offsets.
         if element == Element::Bytes {
             values.strings.push(values.data.len());
         }
@@ -181,7 +183,8 @@ impl Table {
 
     fn read_group(&self, group: usize, column: usize, run: &Run<'_>, values: &mut Values) -> Result<()> {
         let chunk = self.metadata.row_groups().get(group).and_then(|group| group.columns().get(column));
-        let chunk = chunk.ok_or_else(|| Error::corrupt(run.place, "is damaged Parquet: a row group lacks it"))?;
+        let chunk =
+            chunk.ok_or_else(|| Error::corrupt(run.place, "is damaged Parquet: a row group does not contain it"))?;
         let (descriptor, decoded) = (chunk.column_descr_ptr(), Arc::new(AtomicUsize::new(0)));
         let pages = Pages::new(self.file.clone(), chunk, run.limit, decoded.clone(), run.place)?;
         let levels = Levels {
@@ -228,26 +231,26 @@ impl Table {
     }
 }
 
-/// Columns read from one row group.
+/// One column read from one row group.
 struct Run<'a> {
     element: Element,
     list: bool,
-    /// The group's first row in the file.
+    /// First row of the group in the file.
     first: u64,
     rows: Range<u64>,
     limit: usize,
     place: &'a str,
 }
 
-/// Levels of a column, and its decoder.
+/// Level limits of a column, and state of its decoder.
 struct Levels {
-    /// From this level on a list has an element; 0 of a column that is no list.
+    /// Definition level from which a list has an element; 0 for a column without lists.
     element: i16,
-    /// At this level there is a value.
+    /// Definition level at which there is a value.
     value: i16,
-    /// A run of values may take far more than its page.
+    /// True if a run of values may need far more memory than its page.
     one_by_one: bool,
-    /// Bytes of pages of lists since it was set to 0; see [`Pages::new`].
+    /// Bytes decoded from list pages since the last reset to 0; see [`Pages::new`].
     decoded: Arc<AtomicUsize>,
 }
 
@@ -266,7 +269,7 @@ impl Run<'_> {
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         let ends = |have: u64| {
             let (have, want) = (with_separators(self.first + have), with_separators(self.first + self.rows.end));
-            Error::corrupt(self.place, format!("is damaged Parquet: it ends at row {have}, want {want}"))
+            Error::corrupt(self.place, format!("is damaged Parquet: it ends at row {have} (want {want})"))
         };
         if self.rows.start > 0 {
             let skipped = guarded(self.place, || reader.skip_records(count(self.rows.start)))? as u64;
@@ -302,7 +305,7 @@ impl Run<'_> {
                         values.rows.push(self.made(values));
                     }
                 } else if row == self.rows.start {
-                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list goes on that never began"));
+                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list continues that never began"));
                 }
                 let defined = if levels.value > 0 { defined.get(level).copied().unwrap_or(0) } else { levels.value };
                 if defined == levels.value {
@@ -321,7 +324,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Notes a null in a row of the group; its value is empty, or zero.
+    /// Records a null in a row of the group; its value is empty, or zero.
     fn null(&self, row: u64, values: &mut Values) {
         if self.list || self.element != Element::Bytes {
             let row = self.first + row;
@@ -336,7 +339,7 @@ impl Run<'_> {
         }
     }
 
-    /// Values made so far.
+    /// Number of values read so far.
     fn made(&self, values: &Values) -> usize {
         match self.element {
             Element::Bytes => values.strings.len(),
@@ -346,7 +349,7 @@ impl Run<'_> {
     }
 }
 
-/// The reader of a column chunk of `file` that holds no list: no page of it takes more than `limit` bytes.
+/// Reader of a column chunk of `file` without lists; no page may take more than `limit` bytes.
 pub fn column_reader(
     file: Arc<impl ChunkReader + 'static>,
     chunk: &ColumnChunkMetaData,
@@ -357,7 +360,7 @@ pub fn column_reader(
     guarded(place, || Ok(get_column_reader(chunk.column_descr_ptr(), Box::new(pages))))
 }
 
-/// A call of the `parquet` crate: its errors, and its panics, are the file's damage.
+/// Calls the `parquet` crate; its errors and its panics are reported as damage to the file.
 fn guarded<T>(place: &str, call: impl FnOnce() -> std::result::Result<T, ParquetError>) -> Result<T> {
     let damaged = |problem: &dyn std::fmt::Display| Error::corrupt(place, format!("is damaged Parquet: {problem}"));
     match catch_panic(call) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The header of a page, as far as reading needs it.
+//! Page header, with the fields that reading needs.
 
 use super::thrift::{Input, Problem, Value};
 
@@ -7,7 +7,7 @@ pub(super) const DATA: i32 = 0;
 pub(super) const DICTIONARY: i32 = 2;
 pub(super) const DATA_V2: i32 = 3;
 
-/// A page's header: the fields of all kinds of page side by side.
+/// Header of a page, with the fields of all kinds of pages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) kind: i32,
@@ -30,8 +30,8 @@ impl Header {
     pub(super) fn read(input: &mut Input<'_>) -> Result<Self, Problem> {
         let (mut top, mut data, mut dictionary, mut v2) = ([None; 5], [None; 5], [None; 4], [None; 8]);
         fn note(into: &mut [Option<i64>], number: i16, value: i64) {
-            if let Some(seat) = usize::try_from(number).ok().and_then(|number| into.get_mut(number)) {
-                *seat = Some(value);
+            if let Some(cell) = usize::try_from(number).ok().and_then(|number| into.get_mut(number)) {
+                *cell = Some(value);
             }
         }
         input.fields(|number, value| match (number, value) {
@@ -55,10 +55,10 @@ impl Header {
             }
             (_, Value::Struct(other)) => other.skip_struct(),
         })?;
-        let kind = top[1].and_then(|kind| i32::try_from(kind).ok()).ok_or("states no kind")?;
-        let size = |field: Option<i64>| field.and_then(|size| usize::try_from(size).ok()).ok_or("states no size");
+        let kind = top[1].and_then(|kind| i32::try_from(kind).ok()).ok_or("has no kind")?;
+        let size = |field: Option<i64>| field.and_then(|size| usize::try_from(size).ok()).ok_or("has no size");
         let count =
-            |field: Option<i64>| u32::try_from(field.unwrap_or(0)).map_err(|_| "states a negative number of values");
+            |field: Option<i64>| u32::try_from(field.unwrap_or(0)).map_err(|_| "has a negative number of values");
         let encoding = |field: Option<i64>| field.and_then(|number| i32::try_from(number).ok()).unwrap_or(-1);
         let of = match kind {
             DATA => data[1],
@@ -67,7 +67,7 @@ impl Header {
             _ => Some(0),
         };
         if of.is_none() {
-            return Err("states no number of values");
+            return Err("has no number of values");
         }
         Ok(Self {
             kind,

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pages of one column chunk, for the `parquet` crate's column readers.
+//! Pages of one column chunk, for the column readers of the `parquet` crate.
 //!
-//! The crate's own page reader allocates what a page header states, and gzip and Brotli pages inflate past that. Here
-//! every size that a page states is compared with the limit, or with the bytes that are there, before anything is
-//! allocated for it.
+//! The crate's own page reader allocates whatever size a page header states, and gzip and Brotli pages can exceed even
+//! that. Here every stated size is compared with the limit, or with the available bytes, before anything is allocated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,29 +20,30 @@ use super::page_header::{DATA, DATA_V2, DICTIONARY, Header};
 use super::thrift::{Input, Problem};
 use super::{RUN, codecs};
 
-/// Old parquet-mr left the dictionary page's header out of a chunk's size: pages may end so much behind it (PARQUET-816).
+/// Old versions of parquet-mr left the header of the dictionary page out of a chunk's size. Pages may therefore end up
+/// to this many bytes after the chunk (PARQUET-816).
 const SLACK: u64 = 100;
 
-/// Bytes that are read for a header at first; with long statistics it has more.
+/// Bytes first read for a header; headers with long statistics are larger.
 const HEADER: u64 = 64 << 10;
 
-/// Bytes of a decoded byte string besides its content, and of a row's two levels.
+/// Bytes of a decoded byte string without its content; then, bytes of a row's two levels.
 const STRING_BYTES: usize = 32;
 const LEVEL_BYTES: usize = 4;
 
-/// Bytes of a decoded length of a byte string, and of its prefix's.
+/// Bytes of a decoded length of a byte string, or of its prefix.
 const DELTA_BYTES: usize = 8;
 
-/// See the module.
+/// Reads the pages of one column chunk.
 pub(super) struct Pages<R> {
     file: Arc<R>,
-    /// Where the next header begins; once it is read, where its page does.
+    /// Offset of the next header; once that is read, offset of its page.
     at: u64,
-    /// Where the chunk ends by the footer.
+    /// End of the chunk according to the footer.
     end: u64,
-    /// Where its last page may end.
+    /// Latest offset at which its last page may end.
     bound: u64,
-    /// Levels that no page has had yet, by the footer.
+    /// Levels not yet seen in pages, according to the footer.
     levels_left: u64,
     next: Option<Header>,
     codec: Compression,
@@ -56,18 +56,18 @@ pub(super) struct Pages<R> {
 /// Schema of a column.
 struct Facts {
     physical: Physical,
-    /// Of fixed-size byte strings.
+    /// Length of fixed-size byte strings.
     len: usize,
     has_definitions: bool,
     has_repetitions: bool,
-    /// The footer lists the encoding whose values share prefixes: they are read one by one.
+    /// True if the footer lists the encoding in which values share prefixes: such values are read one by one.
     may_be_prefixed: bool,
 }
 
 impl<R: ChunkReader> Pages<R> {
-    /// The pages of `chunk`, a column chunk of `file`. No page may take more than `limit` bytes. `decoded` counts what the
-    /// pages of a list column decode to: the crate decodes whole rows, however long, so that the caller sets it to 0 before
-    /// each read and the limit holds for it too.
+    /// Reads the pages of `chunk`, a column chunk of `file`. No page may take more than `limit` bytes. `decoded` counts
+    /// the decoded bytes of a list column: the crate decodes whole rows, of any length. The caller sets it to 0 before
+    /// each read, so that the limit applies to them too.
     pub(super) fn new(
         file: Arc<R>,
         chunk: &ColumnChunkMetaData,
@@ -76,10 +76,10 @@ impl<R: ChunkReader> Pages<R> {
         place: &str,
     ) -> Result<Self> {
         let descriptor = chunk.column_descr();
-        // Some writers say 0 where there is no dictionary.
+        // Some writers store 0 if there is no dictionary.
         let dictionary = chunk.dictionary_page_offset().filter(|&at| at > 0);
         let start = dictionary.map_or(chunk.data_page_offset(), |at| at.min(chunk.data_page_offset()));
-        let lies = || Error::corrupt(place, "is damaged Parquet: its chunk does not lie in the file");
+        let lies = || Error::corrupt(place, "is damaged Parquet: its chunk is outside the file");
         let at = u64::try_from(start).map_err(|_| lies())?;
         let end = u64::try_from(chunk.compressed_size()).ok().and_then(|len| at.checked_add(len));
         let end = end.filter(|&end| end <= file.len()).ok_or_else(lies)?;
@@ -105,13 +105,13 @@ impl<R: ChunkReader> Pages<R> {
         Error::BudgetExceeded { what, need: need as u64, budget: self.limit as u64 }
     }
 
-    /// The header of the next page that holds something; `None` behind the last.
+    /// Header of the next page that is not empty; `None` after the last.
     fn header(&mut self) -> Result<Option<Header>, ParquetError> {
         loop {
             if let Some(header) = self.next {
                 return Ok(Some(header));
             }
-            // The footer's size ends the chunk, unless values are missing: see `SLACK`.
+            // The chunk ends at the footer's size, unless values are missing: see `SLACK`.
             if self.at >= self.bound || (self.at >= self.end && self.levels_left == 0) {
                 return Ok(None);
             }
@@ -125,9 +125,10 @@ impl<R: ChunkReader> Pages<R> {
             };
             if header.compressed as u64 > self.bound - self.at {
                 let (size, at) = (with_separators(header.compressed as u64), with_separators(self.at));
-                return Err(external(self.damaged(format!("of {size} bytes at byte {at} goes on behind its chunk"))));
+                return Err(external(self.damaged(format!("of {size} bytes at byte {at} extends beyond its chunk"))));
             }
-            // Pages of no values, which pyarrow writes now and then, would end the crate's reading; others are unknown.
+            // Skip pages without values, which pyarrow sometimes writes and which would make the crate stop, and pages
+            // of unknown kinds.
             if header.kind == DICTIONARY || (header.is_data() && header.values > 0) {
                 self.next = Some(header);
             } else {
@@ -136,7 +137,7 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// The header in the next `len` bytes, or in all that are left where those do not hold it.
+    /// Parses the header in the next `len` bytes, or, if they do not contain all of it, in all remaining bytes.
     fn parse(&mut self, len: u64) -> Result<Result<Header, Problem>, ParquetError> {
         let left = self.bound - self.at;
         let bytes = self.file.get_bytes(self.at, usize::try_from(len).unwrap_or(usize::MAX))?;
@@ -151,7 +152,7 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Takes the header that was looked at: the page begins at the position that is returned.
+    /// Consumes the next header; returns it with the offset of its page.
     fn take(&mut self) -> Result<Option<(Header, u64)>, ParquetError> {
         let Some(header) = self.header()? else { return Ok(None) };
         let body = self.at;
@@ -168,13 +169,13 @@ impl<R: ChunkReader> Pages<R> {
             && crc32(&stored) != want
         {
             let is = crc32(&stored);
-            return Err(self.damaged(format!("has the checksum {is:#010x}, want {want:#010x}")));
+            return Err(self.damaged(format!("has the checksum {is:#010x} (want {want:#010x})")));
         }
         let levels = header.definition_len as usize + header.repetition_len as usize;
         if levels > header.uncompressed || levels > stored.len() {
-            return Err(self.damaged(format!("of {} bytes has levels of {levels}", header.uncompressed)));
+            return Err(self.damaged(format!("of {} bytes has levels of {levels} bytes", header.uncompressed)));
         }
-        // parquet-cpp before 2.0 compressed pages of version 2 and said that it had not (ARROW-10353).
+        // parquet-cpp before 2.0 compressed pages of version 2 but marked them as uncompressed (ARROW-10353).
         let is_compressed = header.is_compressed || stored.len() != header.uncompressed;
         let content = if self.codec == Compression::UNCOMPRESSED || !is_compressed {
             stored
@@ -233,7 +234,7 @@ impl<R: ChunkReader> Pages<R> {
         })
     }
 
-    /// Bytes that a decoded value takes, content of byte strings not counted.
+    /// Bytes of a decoded value, without the content of byte strings.
     fn value_bytes(&self) -> usize {
         match self.column.physical {
             Physical::BOOLEAN => 1,
@@ -244,12 +245,12 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Errs where the crate would allocate more than the limit for what the page states.
+    /// Returns an error if the crate would allocate more than the limit for the sizes that the page claims.
     fn check(&self, header: &Header, encoding: Encoding, content: &[u8]) -> Result<()> {
         let values = header.values as usize;
         let within = |need: usize, what: &str| if need > self.limit { Err(self.budget(what, need)) } else { Ok(()) };
         if header.kind == DICTIONARY {
-            // The crate decodes all of it at once.
+            // The crate decodes the whole dictionary at once.
             let least = match self.column.physical {
                 Physical::BYTE_ARRAY => 4,
                 Physical::FIXED_LEN_BYTE_ARRAY => self.column.len.max(1),
@@ -258,7 +259,7 @@ impl<R: ChunkReader> Pages<R> {
             };
             if values > content.len() / least {
                 let (count, len) = (with_separators(values as u64), with_separators(content.len() as u64));
-                return Err(self.damaged(format!("of {len} bytes cannot hold a dictionary of {count} values")));
+                return Err(self.damaged(format!("of {len} bytes cannot contain a dictionary of {count} values")));
             }
             return within(values.saturating_mul(self.value_bytes()), "a dictionary");
         }
@@ -269,17 +270,17 @@ impl<R: ChunkReader> Pages<R> {
         }
         let prefixed = encoding == Encoding::DELTA_BYTE_ARRAY;
         if prefixed || encoding == Encoding::DELTA_LENGTH_BYTE_ARRAY {
-            // The crate makes room for as many lengths (and, before them, lengths of prefixes) as the page states.
+            // The crate allocates as many lengths (and, before them, lengths of prefixes) as the page claims.
             let mut lengths = Input::new(self.values_of(header, content)?);
             for _ in 0..1 + usize::from(prefixed) {
                 let stated = skip_deltas(&mut lengths).map_err(|problem| self.damaged(problem))?;
                 if stated > values as u64 {
                     let (stated, values) = (with_separators(stated), with_separators(values as u64));
-                    return Err(self.damaged(format!("of {values} values states {stated} lengths")));
+                    return Err(self.damaged(format!("of {values} values has {stated} lengths")));
                 }
             }
             within(values.saturating_mul(DELTA_BYTES), "the lengths in a page")?;
-            // A value is at most as long as the page, and those that are decoded at once may each be so long.
+            // A value is at most as long as the page, and all values decoded at once may be that long.
             let at_once = if self.column.may_be_prefixed { 1 } else { RUN };
             if prefixed {
                 within(content.len().saturating_mul(at_once.min(values)), "values with prefixes")?;
@@ -288,7 +289,7 @@ impl<R: ChunkReader> Pages<R> {
         Ok(())
     }
 
-    /// Bytes of a data page after its levels.
+    /// Bytes of a data page after the levels.
     fn values_of<'a>(&self, header: &Header, content: &'a [u8]) -> Result<&'a [u8]> {
         let mut rest = content;
         if header.kind == DATA_V2 {
@@ -306,24 +307,24 @@ impl<R: ChunkReader> Pages<R> {
     }
 }
 
-/// True where values of a chunk may share prefixes, so that few bytes of a page may become many.
+/// True if values of a chunk may share prefixes, so that a few bytes of a page may expand to many.
 pub(super) fn may_be_prefixed(chunk: &ColumnChunkMetaData) -> bool {
     chunk.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Skips delta-encoded integers: how many they are.
+/// Skips delta-encoded integers; returns their number.
 fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     let (block, minis, count) = (input.varint()?, input.varint()?, input.varint()?);
     input.varint()?; // the first value
     if minis == 0 || block % minis != 0 {
-        return Err("has deltas in blocks of no whole parts");
+        return Err("has delta blocks that are not divisible into miniblocks");
     }
     let in_mini = block / minis;
     let mut left = count.saturating_sub(1);
     while left > 0 {
         input.varint()?; // the least delta of the block
         for &width in input.take(minis)? {
-            // After the last value there are only the widths of the other parts.
+            // After the last value, only the widths of the remaining miniblocks follow.
             if left > 0 {
                 left = left.saturating_sub(in_mini.max(1));
                 input.skip_bytes(in_mini.saturating_mul(width.into()) / 8)?;
@@ -333,7 +334,7 @@ fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     Ok(count)
 }
 
-/// An error of ours on its way through the crate.
+/// Wraps one of our errors to pass it through the crate.
 fn external(error: Error) -> ParquetError {
     ParquetError::External(Box::new(error))
 }

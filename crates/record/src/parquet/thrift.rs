@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Thrift's compact protocol as far as Parquet needs it here: a struct is read field by field, and fields that are not
-//! wanted are skipped. Nothing is allocated, whatever sizes the bytes state.
+//! Thrift's compact protocol, as far as Parquet needs it: reads a struct field by field and skips unwanted fields.
+//! Allocates nothing, whatever sizes the bytes state.
 
-/// Problem of the bytes, without their place.
+/// Problem in the bytes, without their place.
 pub(super) type Problem = &'static str;
 
 const ENDS: Problem = "ends inside a value";
 
-/// Structs and lists inside of each other, at most; Parquet's own have a depth of 6.
+/// Maximum nesting of structs and lists; Parquet's own metadata has a depth of 6.
 const MAX_DEPTH: usize = 32;
 
 const TRUE: u8 = 1;
@@ -23,13 +23,13 @@ const MAP: u8 = 11;
 const STRUCT: u8 = 12;
 const UUID: u8 = 13;
 
-/// A field's value where it is a number, a boolean or a struct; the rest is skipped.
+/// Value of a field that is a number, a boolean or a struct; other fields are skipped.
 pub(super) enum Value<'i, 'a> {
     Number(i64),
     Struct(&'i mut Input<'a>),
 }
 
-/// Bytes that are read from the front.
+/// Bytes to read, consumed from the front.
 #[derive(Debug, Clone)]
 pub(super) struct Input<'a> {
     rest: &'a [u8],
@@ -72,7 +72,7 @@ impl<'a> Input<'a> {
                 return Ok(value);
             }
         }
-        Err("holds a number of more than 64 bits")
+        Err("contains a number of more than 64 bits")
     }
 
     fn zigzag(&mut self) -> Result<i64, Problem> {
@@ -80,8 +80,8 @@ impl<'a> Input<'a> {
         Ok((value >> 1).cast_signed() ^ -((value & 1).cast_signed()))
     }
 
-    /// Reads a struct and gives `field` the number and value of each field that is a number, a boolean or a struct. A
-    /// struct that `field` is given must be read by another call of this.
+    /// Reads a struct and passes `field` the number and value of each field that is a number, a boolean or a struct.
+    /// For a struct, `field` must read it with another call of this function.
     pub(super) fn fields(
         &mut self,
         mut field: impl FnMut(i16, Value<'_, 'a>) -> Result<(), Problem>,
@@ -95,8 +95,10 @@ impl<'a> Input<'a> {
                     return Ok(());
                 }
                 number = match step {
-                    0 => i16::try_from(input.zigzag()?).map_err(|_| "holds a field number of more than 16 bits")?,
-                    step => number.checked_add(i16::from(step)).ok_or("holds a field number of more than 16 bits")?,
+                    0 => i16::try_from(input.zigzag()?).map_err(|_| "contains a field number of more than 16 bits")?,
+                    step => {
+                        number.checked_add(i16::from(step)).ok_or("contains a field number of more than 16 bits")?
+                    }
                 };
                 match kind {
                     TRUE => field(number, Value::Number(1))?,
@@ -116,7 +118,7 @@ impl<'a> Input<'a> {
         })
     }
 
-    /// Reads a struct and drops it.
+    /// Reads a struct and discards it.
     pub(super) fn skip_struct(&mut self) -> Result<(), Problem> {
         self.fields(|_, value| match value {
             Value::Number(_) => Ok(()),
@@ -126,7 +128,7 @@ impl<'a> Input<'a> {
 
     fn deeper(&mut self, read: impl FnOnce(&mut Self) -> Result<(), Problem>) -> Result<(), Problem> {
         if self.depth == MAX_DEPTH {
-            return Err("holds Thrift structs in more than 32 levels");
+            return Err("nests Thrift structs deeper than 32 levels");
         }
         self.depth += 1;
         let result = read(self);
@@ -134,7 +136,7 @@ impl<'a> Input<'a> {
         result
     }
 
-    /// Skips a value of a list, a set or a map, or of a field that is neither number nor struct.
+    /// Skips a value of a list, a set or a map, or a field that is neither a number nor a struct.
     fn skip(&mut self, kind: u8) -> Result<(), Problem> {
         match kind {
             // In a list a boolean takes a byte.
@@ -159,12 +161,12 @@ impl<'a> Input<'a> {
                 }
             },
             STRUCT => self.skip_struct(),
-            _ => Err("holds a Thrift type that does not exist"),
+            _ => Err("contains an unknown Thrift type"),
         }
     }
 
     fn skip_many(&mut self, count: u64, kinds: &[u8]) -> Result<(), Problem> {
-        // Each takes a byte at least.
+        // Each element takes at least one byte.
         if count > self.rest.len() as u64 {
             return Err(ENDS);
         }

@@ -141,7 +141,7 @@ fn chunks_of_hdf5_decode_by_its_filters() {
     assert_eq!(odd, [0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(hdf5_steps(&[deflate, shuffle], 0b01, "p").unwrap(), [Step::Unshuffle(4)]);
     let error = hdf5_steps(&[(4, &[])], 0, "a.h5").unwrap_err().to_string();
-    assert_eq!(error, "the filter szip of a.h5 is not supported by the reader of HDF5 chunks");
+    assert_eq!(error, "the filter szip of a.h5 is not supported by the HDF5 chunk reader");
     for (number, name) in [(32_026, "the filter Blosc2 (32026)"), (32_100, "the filter 32100")] {
         let error = hdf5_steps(&[(number, &[])], 0, "a.h5").unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name} of a.h5 is not supported")), "{error}");
@@ -155,35 +155,38 @@ fn damage_is_found_by_checksums_and_sizes() {
     };
     let mut bytes = files()["h5/fletcher"].clone();
     bytes[7] ^= 1;
-    assert!(error(&[Step::Fletcher32], &bytes, 192).starts_with("c/0 is damaged: its Fletcher-32 is not 0x"));
+    assert!(
+        error(&[Step::Fletcher32], &bytes, 192).starts_with("c/0 is damaged: its Fletcher-32 does not match (want 0x")
+    );
     let mut bytes = files()["zarr/v3_crc_only/c/0/0"].clone();
     bytes[3] ^= 1;
-    assert!(error(&[Step::Crc32c], &bytes, 20).starts_with("c/0 is damaged: its CRC-32C is not 0x"));
+    assert!(error(&[Step::Crc32c], &bytes, 20).starts_with("c/0 is damaged: its CRC-32C does not match (want 0x"));
     assert_eq!(error(&[Step::Crc32c], b"abc", 20), "c/0 ends inside its checksum (have 3 bytes)");
-    assert_eq!(error(&[], b"abc", 20), "c/0 is a chunk of 3 bytes, want 20");
+    assert_eq!(error(&[], b"abc", 20), "c/0 is a chunk of 3 bytes (want 20)");
     let blosc = &files()["blosc/lz41"];
-    assert_eq!(error(&[Step::Blosc], blosc, 20), "c/0 is a chunk of 80,004 bytes, want 20");
-    assert!(
-        error(&[Step::Blosc], &blosc[..blosc.len() - 1], 80_004).starts_with("c/0 is a damaged Blosc buffer: it says ")
-    );
+    assert_eq!(error(&[Step::Blosc], blosc, 20), "c/0 is a chunk of 80,004 bytes (want 20)");
+    assert!(error(&[Step::Blosc], &blosc[..blosc.len() - 1], 80_004).starts_with("c/0 is a damaged Blosc buffer: "));
     let array = array("v3_shard").unwrap();
     let stored = &files()["zarr/v3_shard/c/0/0"];
     let sharding = array.sharding.unwrap();
     let index = &stored[stored.len() - sharding.index_len()..];
     assert!(sharding.parse_index(index, 10, "c/0").unwrap_err().to_string().starts_with("c/0 has chunk 0 at byte "));
     let error = sharding.parse_index(&index[1..], 10, "c/0").unwrap_err().to_string();
-    assert_eq!(error, "c/0 has a shard index of 35 bytes, want 36");
+    assert_eq!(error, "c/0 has a shard index of 35 bytes (want 36)");
 }
 
 #[test]
 fn metadata_that_are_none_say_why() {
     for (json, want) in [
-        ("[]", "m is no metadata of a Zarr array: `zarr_format` is neither 2 nor 3"),
-        (r#"{"zarr_format":3,"node_type":"group"}"#, "m is no metadata of a Zarr array: `node_type` is \"group\""),
-        (r#"{"zarr_format":2,"shape":[-1]}"#, "m is no metadata of a Zarr array: `shape` is no shape"),
+        ("[]", "m is not the metadata of a Zarr array: `zarr_format` is neither 2 nor 3"),
+        (
+            r#"{"zarr_format":3,"node_type":"group"}"#,
+            "m is not the metadata of a Zarr array: `node_type` is \"group\" (want \"array\")",
+        ),
+        (r#"{"zarr_format":2,"shape":[-1]}"#, "m is not the metadata of a Zarr array: `shape` is not a shape"),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[0]}"#,
-            "m is no metadata of a Zarr array: `chunks` is [0], and the array has 1 axes",
+            "m is not the metadata of a Zarr array: `chunks` is [0], but the array has 1 axes",
         ),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<c8"}"#,
@@ -191,7 +194,7 @@ fn metadata_that_are_none_say_why() {
         ),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<i4","fill_value":0.5}"#,
-            "m is no metadata of a Zarr array: `fill_value` 0.5 is no int32",
+            "m is not the metadata of a Zarr array: `fill_value` 0.5 is not of type int32",
         ),
     ] {
         assert_eq!(Array::parse(json.as_bytes(), "m").unwrap_err().to_string(), want, "{json}");

@@ -67,8 +67,8 @@ fn images_resized_are_pillow_s_within_the_tolerance() {
             spec.crop = crop;
             let have = decode(bytes, &spec, key, name);
             let (mean, most) = apart(&have, &files()[&format!("{name}.{suffix}")]);
-            let (mean_limit, most_limit) = if name.starts_with("large") { (2.5, 60) } else { (0.5, 1) };
-            assert!(mean <= mean_limit && most <= most_limit, "{name}.{suffix}: mean {mean:.3}, most {most}");
+            let (mean_limit, max_limit) = if name.starts_with("large") { (2.5, 60) } else { (0.5, 1) };
+            assert!(mean <= mean_limit && most <= max_limit, "{name}.{suffix}: mean {mean:.3}, most {most}");
             let exact = decode(bytes, &ImageSpec { exact: true, ..spec.clone() }, key, name);
             let (mean, most) = apart(&exact, &files()[&format!("{name}.{suffix}")]);
             assert!(mean <= 0.5 && most <= 1, "{name}.{suffix}, exact: mean {mean:.3}, most {most}");
@@ -135,14 +135,17 @@ fn absurd_sizes_are_refused_before_memory_is_taken() {
     let frame = bytes.windows(2).position(|pair| pair == [0xff, 0xc0]).unwrap();
     bytes[frame + 5..frame + 9].copy_from_slice(&[0xff, 0xff, 0xff, 0xff]);
     let spec = ImageSpec::new(24, 32);
-    assert_eq!(problem(&bytes, &spec), "a.jpg is an image of 65,535 x 65,535 pixels, 1 to 100,000,000 are taken");
-    let spec = ImageSpec { most_pixels: 47 * 33 - 1, ..spec };
-    assert_eq!(problem(&files()["rgb.png"], &spec), "a.jpg is an image of 47 x 33 pixels, 1 to 1,550 are taken");
+    assert_eq!(
+        problem(&bytes, &spec),
+        "a.jpg is an image of 65,535 x 65,535 pixels (allowed: 1 to 100,000,000 pixels)"
+    );
+    let spec = ImageSpec { max_pixels: 47 * 33 - 1, ..spec };
+    assert_eq!(problem(&files()["rgb.png"], &spec), "a.jpg is an image of 47 x 33 pixels (allowed: 1 to 1,550 pixels)");
     bytes[frame + 5..frame + 9].copy_from_slice(&[0, 0, 0, 47]);
-    assert_eq!(problem(&bytes, &spec), "a.jpg is an image of 47 x 0 pixels, 1 to 1,550 are taken");
+    assert_eq!(problem(&bytes, &spec), "a.jpg is an image of 47 x 0 pixels (allowed: 1 to 1,550 pixels)");
 }
 
-/// Found by the fuzzer: the png crate takes any palette for whole colours, and more transparencies than colours for none.
+/// Found by the fuzzer: the png crate takes any palette for whole colours, and more alpha values than colours for none.
 #[test]
 fn palette_that_is_no_list_of_colours_is_refused() {
     let chunk = |name: &[u8; 4], body: &[u8]| {
@@ -158,7 +161,7 @@ fn palette_that_is_no_list_of_colours_is_refused() {
     };
     let spec = ImageSpec::new(8, 8);
     let refused = |palette: &[u8], alphas: &[u8]| problem(&picture(palette, alphas), &spec);
-    assert_eq!(refused(&[7; 49], &[]), "a.jpg is a damaged PNG: its palette has 49 bytes and 0 transparencies");
+    assert_eq!(refused(&[7; 49], &[]), "a.jpg is a damaged PNG: its palette has 49 bytes and 0 alpha values");
     for (palette, alphas) in [(&[7; 3][..], &[1; 2][..]), (&[], &[]), (&[7; 1], &[]), (&[7; 900], &[])] {
         assert!(refused(palette, alphas).starts_with("a.jpg is a damaged PNG: "), "{palette:?} {alphas:?}");
     }
@@ -178,7 +181,7 @@ fn cut_images_are_refused_wherever_the_crop_lies() {
     let bytes = &files()["420.jpg"];
     let text = problem(&bytes[..bytes.len() - 20], &ImageSpec::new(24, 32));
     let len = penstock_types::with_separators(bytes.len() as u64 - 20);
-    assert_eq!(text, format!("a.jpg ends before its JPEG does (no end marker in its {len} bytes)"));
+    assert_eq!(text, format!("a.jpg is a truncated JPEG (no end marker in its {len} bytes)"));
 }
 
 /// libjpeg ignores bytes between markers, and so do Pillow and torchvision.
@@ -219,12 +222,12 @@ fn other_kinds_are_refused_by_name() {
 fn specs_that_cannot_be_are_refused() {
     let base = ImageSpec::new(224, 224);
     for (spec, want) in [
-        (ImageSpec { height: 0, ..base.clone() }, "image: 0 x 224 is no size of an image"),
+        (ImageSpec { height: 0, ..base.clone() }, "image: 0 x 224 is not a valid image size"),
         (ImageSpec { dtype: DType::I64, ..base.clone() }, "image: int64 is neither uint8 nor float32"),
-        (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip is 1.5, a probability is wanted"),
+        (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip is 1.5 (want a probability, 0 to 1)"),
         (
             ImageSpec { std: [0.0; 3], ..base.clone() },
-            "image: mean [0.0, 0.0, 0.0] and std [0.0, 0.0, 0.0] are no normalisation",
+            "image: mean [0.0, 0.0, 0.0] and std [0.0, 0.0, 0.0] cannot normalise (want finite means and non-zero std)",
         ),
         (
             ImageSpec { crop: Crop::Center { resize: 200 }, ..base.clone() },
@@ -232,7 +235,7 @@ fn specs_that_cannot_be_are_refused() {
         ),
         (
             ImageSpec { crop: Crop::Random { area: (0.0, 1.0), ratio: (1.0, 1.0) }, ..base.clone() },
-            "image: no crop has area 0..1 and ratio 1..1",
+            "image: no crop can have area 0..1 and ratio 1..1",
         ),
     ] {
         assert_eq!(spec.check().unwrap_err().to_string(), want);
@@ -249,7 +252,7 @@ proptest! {
         let mut bytes = bytes.to_vec();
         let at = at.index(bytes.len());
         bytes[at] = with;
-        let spec = ImageSpec { crop: Crop::RANDOM, orient: true, most_pixels: 1 << 20, ..ImageSpec::new(9, 5) };
+        let spec = ImageSpec { crop: Crop::RANDOM, orient: true, max_pixels: 1 << 20, ..ImageSpec::new(9, 5) };
         let mut out = vec![0; 9 * 5 * 3];
         let _ = decode_into(&bytes, &spec, key, &mut out, name);
         let _ = decode_into(&bytes[..cut.index(bytes.len())], &spec, key, &mut out, name);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::goldens;
 use penstock_codec::{Codec, decompress_into};
-use penstock_record::mds::{Column, Encoding, Shard, parse_index, sample_parts};
+use penstock_record::mds::{Column, Encoding, Shard, parse_index, sample_columns};
 use penstock_types::{DType, Error};
 use proptest::prelude::*;
 
@@ -37,7 +37,7 @@ fn shards_of_mosaicml_read_as_it_wrote_them() {
         for (columns, bytes) in shards(folder) {
             let shard = Shard::new(&bytes, "shard").unwrap();
             for at in 0..shard.len() {
-                let parts = shard.parts(at, &columns).unwrap();
+                let parts = shard.columns(at, &columns).unwrap();
                 let value = |name: &str| {
                     let column = columns.iter().position(|column| column.name == name).unwrap();
                     let part = parts[column];
@@ -65,7 +65,7 @@ fn shards_of_mosaicml_read_as_it_wrote_them() {
                 assert_eq!(value("info").1, format!("{{\"at\": {number}}}").as_bytes());
                 assert!(value("picture").1.starts_with(b"\x89PNG"));
                 let (offset, len) = shard.span(at);
-                let alone = sample_parts(&bytes[offset as usize..][..len as usize], &columns, "p").unwrap();
+                let alone = sample_columns(&bytes[offset as usize..][..len as usize], &columns, "p").unwrap();
                 assert!(alone.iter().zip(&parts).all(|(alone, part)| alone.offset + offset == part.offset));
                 number += 1;
             }
@@ -93,9 +93,11 @@ fn indexes_that_are_not_read_say_why() {
     );
     assert_eq!(
         error(&|json| drop(json["shards"][0]["column_sizes"].as_array_mut().unwrap().pop())),
-        "index.json is no MDS index: shard 0 has 11 column names, 11 encodings and 10 sizes"
+        "index.json is not an MDS index: shard 0 has 11 column names, 11 encodings and 10 sizes"
     );
-    assert!(parse_index(b"{}", "p").unwrap_err().to_string().starts_with("p is no MDS index: missing field `version`"));
+    assert!(
+        parse_index(b"{}", "p").unwrap_err().to_string().starts_with("p is not an MDS index: missing field `version`")
+    );
     let json_lines = br#"{"version": 2, "shards": [{"version": 2, "format": "json", "samples": 1, "compression": null,
         "columns": {"a": "int"}, "newline": "\n", "raw_data": {"basename": "shard.00000.json", "bytes": 9, "hashes": {}}}]}"#;
     assert_eq!(
@@ -129,16 +131,19 @@ fn encodings_are_of_their_declared_types() {
 fn shard_whose_table_is_wrong_is_refused() {
     let (_, bytes) = shards("plain").remove(0);
     let error = |bytes: &[u8]| Shard::new(bytes, "a.mds").unwrap_err().to_string();
-    assert_eq!(error(&bytes[..bytes.len() - 1]), "a.mds ends its last sample at byte 1,753, and has 1,752 bytes");
-    assert_eq!(error(&bytes[..20]), "a.mds is no MDS shard: its 20 bytes do not hold the offsets of 5 samples");
-    assert_eq!(error(b""), "a.mds is no MDS shard: its 0 bytes do not hold the offsets of a number of samples");
+    assert_eq!(error(&bytes[..bytes.len() - 1]), "a.mds ends its last sample at byte 1,753, but has 1,752 bytes");
+    assert_eq!(error(&bytes[..20]), "a.mds is not an MDS shard: its 20 bytes cannot contain the offsets of 5 samples");
+    assert_eq!(
+        error(b""),
+        "a.mds is not an MDS shard: its 0 bytes cannot contain the offsets of an unknown number of samples"
+    );
     let mut swapped = bytes.clone();
     swapped.copy_within(8..12, 16);
     swapped[12..16].copy_from_slice(&bytes[16..20]);
-    assert_eq!(error(&swapped), "a.mds has sample 2 end before it begins");
+    assert_eq!(error(&swapped), "a.mds contains sample 2, which ends before it begins");
     let (columns, _) = shards("plain").remove(0);
-    let error = sample_parts(&[0; 40], &columns, "sample 3").unwrap_err().to_string();
-    assert_eq!(error, "sample 3 has columns of 54 bytes in 40");
+    let error = sample_columns(&[0; 40], &columns, "sample 3").unwrap_err().to_string();
+    assert_eq!(error, "sample 3 has columns of 54 bytes, but is 40 bytes long");
 }
 
 #[test]
@@ -147,12 +152,12 @@ fn arrays_that_lie_are_refused() {
     for (value, want) in [
         (&b""[..], "v ends inside its array's header (have 0 bytes)"),
         (&[7, 4, 1], "v has the unknown element type 7"),
-        (&[32, 4, 1], "v is uint32 [1] in 0 bytes, want 4"),
+        (&[32, 4, 1], "v is uint32 [1] in 0 bytes (want 4)"),
         (&[34, 8, 2], "v ends inside its array's header (have 3 bytes)"),
-        (&[34, 4, 2, 0, 0, 0, 0], "v is float32 [2] in 4 bytes, want 8"),
+        (&[34, 4, 2, 0, 0, 0, 0], "v is float32 [2] in 4 bytes (want 8)"),
         (
             &[66, 11, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255],
-            "v is float64 [18446744073709551615, 18446744073709551615] in 0 bytes, want more than memory",
+            "v is float64 [18446744073709551615, 18446744073709551615] in 0 bytes (want more than the address space)",
         ),
     ] {
         assert_eq!(free.tensor(value, "v").unwrap_err().to_string(), want);
@@ -169,7 +174,7 @@ proptest! {
         for bytes in [&damaged[..], &bytes[..cut.index(bytes.len())]] {
             let Ok(shard) = Shard::new(bytes, "p") else { continue };
             for at in 0..shard.len() {
-                let Ok(parts) = shard.parts(at, &columns) else { continue };
+                let Ok(parts) = shard.columns(at, &columns) else { continue };
                 for part in parts {
                     let _ = columns[part.column].encoding.tensor(&bytes[part.offset as usize..][..part.size as usize], "p");
                 }

@@ -63,9 +63,9 @@ fn header_damage_is_named() {
             "{'descr': '<f4', 'fortran_order': 1, 'shape': (2,), }",
             "has a `fortran_order` that is neither True nor False",
         ),
-        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,-1), }", "has a shape that is no tuple of sizes"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,-1), }", "has a shape that is not a tuple of sizes"),
         ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'x': 1}", "has the unknown key `x`"),
-        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} + 1", "goes on behind its end"),
+        ("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} + 1", "continues after its end"),
         ("{'descr': '<f4", "ends inside a string"),
         ("{'descr': [('a'", "ends inside a list"),
         ("", "lacks a `{`"),
@@ -75,7 +75,7 @@ fn header_damage_is_named() {
     }
     let huge = with_header("{'descr': '<f8', 'fortran_order': False, 'shape': (4294967296, 4294967296), }");
     let error = npy::parse(&huge, "a.npy").unwrap_err().to_string();
-    assert_eq!(error, "a.npy has the shape [4294967296, 4294967296], more than memory has addresses");
+    assert_eq!(error, "a.npy has the shape [4294967296, 4294967296], larger than the address space");
     assert_eq!(
         npy::parse(b"\x89PNG\r\n\x1a\n", "p").unwrap_err().to_string(),
         "p is not a .npy file (it begins `\\x89PNG\\r\\n`)"
@@ -92,12 +92,12 @@ fn array_of_another_type_or_length_is_named_with_both() {
         let spec = TensorSpec { dtype, shape: shape.to_vec() };
         npy::read_into(bytes, &spec, &mut vec![0; spec.size_bytes().unwrap()], "a.npy").unwrap_err().to_string()
     };
-    assert_eq!(read(bytes, DType::F32, &[5, 3]), "a.npy holds float32 [3, 5], want float32 [5, 3]");
-    assert_eq!(read(bytes, DType::I32, &[3, 5]), "a.npy holds float32 [3, 5], want int32 [3, 5]");
+    assert_eq!(read(bytes, DType::F32, &[5, 3]), "a.npy contains float32 [3, 5] (want float32 [5, 3])");
+    assert_eq!(read(bytes, DType::I32, &[3, 5]), "a.npy contains float32 [3, 5] (want int32 [3, 5])");
     let cut = &bytes[..bytes.len() - 1];
     assert_eq!(read(cut, DType::F32, &[3, 5]), "a.npy ends inside its array (want 60 bytes, have 59)");
     let longer = [bytes, &[0][..]].concat();
-    assert_eq!(read(&longer, DType::F32, &[3, 5]), "a.npy goes on behind its array (want 60 bytes, have 61)");
+    assert_eq!(read(&longer, DType::F32, &[3, 5]), "a.npy continues after its array (want 60 bytes, have 61)");
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn npz_damage_is_found_by_its_checksum() {
     let error = directory.read(directory.get("x").unwrap()).unwrap_err().to_string();
     assert!(error.starts_with("member `x.npy` of a.npz is damaged: CRC-32 is 0x"), "{error}");
     let error = npz::Directory::parse(&bytes[..bytes.len() - 1], "a.npz").unwrap_err().to_string();
-    assert!(error.starts_with("a.npz is not a zip archive, or is cut: no directory ends its "), "{error}");
+    assert!(error.starts_with("a.npz is not a zip archive, or is truncated: its "), "{error}");
     assert!(npz::Directory::parse(b"", "p").is_err());
 }
 

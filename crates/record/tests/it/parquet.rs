@@ -128,10 +128,10 @@ fn values_without_a_tensor_are_refused_by_name() {
     assert_eq!(read(&table, "holes", 0..7).unwrap().data.len(), 56);
     assert_eq!(table.column("none"), None);
     let error = table.read(table.column("i64").unwrap(), 0..3, 8).unwrap_err().to_string();
-    assert_eq!(error, "a page of column `i64` of zstd.parquet needs 24 bytes and the memory budget is 8 bytes");
+    assert_eq!(error, "a page of column `i64` of zstd.parquet needs 24 bytes, but the memory budget is 8 bytes");
     let plain = open("plain");
     let error = plain.read(plain.column("i64").unwrap(), 0..3, 8).unwrap_err().to_string();
-    assert_eq!(error, "column `i64` of plain.parquet needs 24 bytes and the memory budget is 8 bytes");
+    assert_eq!(error, "column `i64` of plain.parquet needs 24 bytes, but the memory budget is 8 bytes");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn cut_files_are_named() {
     let bytes = goldens::files("parquet").remove("plain.parquet").unwrap();
     for len in [0, 3, bytes.len() / 2, bytes.len() - 1] {
         let error = Table::open(Bytes::copy_from_slice(&bytes[..len]), "a.parquet").unwrap_err().to_string();
-        assert!(error.starts_with("a.parquet is no Parquet"), "{error}");
+        assert!(error.starts_with("a.parquet is not Parquet"), "{error}");
     }
 }
 
@@ -192,7 +192,7 @@ fn a_list_that_goes_on_before_it_began_is_damage() {
     let table = Table::open(bytes.into(), "p").unwrap();
     let read = |column| table.read(column, 0..table.rows().min(100), LIMIT);
     let errors: Vec<String> = (0..table.columns().len()).filter_map(|c| read(c).err()).map(|e| e.to_string()).collect();
-    assert!(errors.iter().any(|error| error.contains("a list goes on that never began")), "{errors:?}");
+    assert!(errors.iter().any(|error| error.contains("a list continues that never began")), "{errors:?}");
 }
 
 proptest! {

@@ -16,7 +16,7 @@ fn dali_tar(bytes: &[u8]) -> String {
     let names: Vec<_> = Members::new(bytes, "p").map(Result::unwrap).collect();
     let samples: Vec<_> = Samples::new(bytes, "p").map(Result::unwrap).collect();
     let line = |sample: &penstock_record::tar::Sample<'_>| {
-        let part = |part: &penstock_record::tar::Part| {
+        let part = |part: &penstock_record::tar::SampleMember| {
             let name = &names.iter().find(|member| member.offset == part.offset).unwrap().name;
             format!("{} {} {} {}", part.ext, part.offset, part.size, String::from_utf8_lossy(name))
         };
@@ -47,22 +47,26 @@ fn index_of_a_tar_gives_its_samples() {
 #[test]
 fn indexes_that_do_not_fit_are_found_out() {
     let tar = |text: &str| parse_tar_index(text.as_bytes(), 4096, "a.idx").unwrap_err().to_string();
-    assert_eq!(tar(""), "a.idx is no index of DALI's: it is empty");
-    assert_eq!(tar("hello"), "a.idx is no index: line 1 is `hello`, want `v1.2 SAMPLES`");
-    assert_eq!(tar("v1.2 2\njpg 512 9 a.jpg\n"), "a.idx lists 1 samples, and says 2");
+    assert_eq!(tar(""), "a.idx is not a DALI index: it is empty");
+    assert_eq!(tar("hello"), "a.idx is not an index: line 1 is `hello` (want `v1.2 SAMPLES`)");
+    assert_eq!(tar("v1.2 2\njpg 512 9 a.jpg\n"), "a.idx lists 1 samples, but declares 2");
     assert_eq!(
         tar("v1.2 1\njpg 512\n"),
-        "a.idx is no index: line 2 is `jpg 512`, want `EXT OFFSET SIZE NAME` for each part"
+        "a.idx is not an index: line 2 is `jpg 512` (want `EXT OFFSET SIZE NAME` for each part)"
     );
     assert_eq!(
         tar("v1.2 1\njpg 512 9999 a.jpg\n"),
-        "a.idx has 9,999 bytes at byte 512 in line 2, which do not fit the object of 4,096 bytes: it is another's, or old"
+        "a.idx has 9,999 bytes at byte 512 in line 2, outside the object of 4,096 bytes: \
+         the index is stale or belongs to another object"
     );
     let record = |text: &str| parse_tfrecord_index(text.as_bytes(), 60, "a.idx").unwrap_err().to_string();
-    assert_eq!(record("0 60 1\n"), "a.idx is no index: line 1 is `0 60 1`, want `OFFSET LENGTH`");
-    assert_eq!(record("0 20\n20 20\n"), "a.idx ends at byte 40 of an object of 60: it is another's, or old");
+    assert_eq!(record("0 60 1\n"), "a.idx is not an index: line 1 is `0 60 1` (want `OFFSET LENGTH`)");
+    assert_eq!(
+        record("0 20\n20 20\n"),
+        "a.idx ends at byte 40, but the object has 60 bytes: the index is stale or belongs to another object"
+    );
     for wrong in ["0 20\n21 20", "0 61", "0 15", "18446744073709551615 20", "0 18446744073709551615"] {
-        assert!(record(wrong).ends_with("it is another's, or old"), "{wrong}");
+        assert!(record(wrong).ends_with("belongs to another object"), "{wrong}");
     }
 }
 
@@ -73,9 +77,9 @@ fn shard_lists_of_wids_are_read() {
     let shards = parse_shard_list(json, "index.json").unwrap();
     assert_eq!((shards[0].url.as_str(), shards[0].samples, shards[0].size), ("train-000.tar", Some(17), Some(4096)));
     assert_eq!((shards[1].url.as_str(), shards[1].samples), ("gs://b/train-001.tar", None));
-    assert!(parse_shard_list(b"[]", "p").unwrap_err().to_string().starts_with("p is no list of shards: "));
+    assert!(parse_shard_list(b"[]", "p").unwrap_err().to_string().starts_with("p is not a list of shards: "));
     let error = parse_shard_list(br#"{"wids_version": 2, "shardlist": []}"#, "p").unwrap_err().to_string();
-    assert_eq!(error, "version 2 of wids (p) is not supported by the reader of shard lists");
+    assert_eq!(error, "version 2 of wids (p) is not supported by the shard list reader");
 }
 
 proptest! {

@@ -92,7 +92,7 @@ fn split_name_is_webdataset_s() {
 fn two_members_of_one_extension_are_refused() {
     let bytes = archive(&[("a.jpg".into(), vec![1]), ("a.JPG".into(), vec![2])]);
     let error = Samples::new(&bytes, "a.tar").find_map(Result::err).unwrap().to_string();
-    assert_eq!(error, "a.tar is no WebDataset: sample `a` has two members `.jpg` (byte 1,024)");
+    assert_eq!(error, "a.tar is not a WebDataset: sample `a` has two `.jpg` members (byte 1,024)");
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn other_bytes_are_no_tar() {
 fn damaged_header_is_named_with_its_place() {
     let mut bytes = archive(&[("a.jpg".into(), vec![1; 600]), ("b.jpg".into(), vec![2])]);
     bytes[512 + 1024 + 3] ^= 1;
-    assert_eq!(problem(&bytes), "a.tar does not have its checksum (header of member 1, byte 1,536)");
+    assert_eq!(problem(&bytes), "a.tar does not match its checksum (header of member 1, byte 1,536)");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn member_longer_than_the_archive_is_named_with_numbers() {
 
 #[test]
 fn sparse_files_and_other_volumes_are_refused() {
-    for (kind, what) in [(b'S', "a sparse file"), (b'M', "the rest of a file of another volume")] {
+    for (kind, what) in [(b'S', "a sparse file"), (b'M', "the continuation of a file from another volume")] {
         let mut bytes = archive(&[("a.jpg".into(), vec![1])]);
         bytes[156] = kind;
         mend(&mut bytes[..512]);

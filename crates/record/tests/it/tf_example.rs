@@ -85,7 +85,7 @@ fn read_feature_of_wrong_name_kind_or_length_says_so() {
     want("y", DType::F32, &[2000], "feature `y` has 1 floats, want float32 [2000]: 2,000");
     want("y", DType::I16, &[1], "feature `y` is of kind float_list (1 values), want int16 [1]");
     want("z", DType::F32, &[2], "feature `z` is of kind int64_list (2 values), want float32 [2]");
-    want("z", DType::U8, &[2], "feature `z` holds -1, which is no uint8");
+    want("z", DType::U8, &[2], "feature `z` contains -1, which is not of type uint8");
     let text = read(&GOLDEN[..30], "x", DType::U8, &[2]).unwrap_err();
     assert_eq!(text, "s3://b/k record 3 is not a tf.Example: it ends inside a field");
     assert_eq!(read(b"", "x", DType::U8, &[2]).unwrap_err(), "s3://b/k record 3 has no feature `x` (it has none)");

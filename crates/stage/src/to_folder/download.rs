@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parts on their way from the store to their places in a large object's file.
+//! Downloads the parts of a large object into their positions in a file.
 //!
-//! Bytes are sealed and written piece by piece as they come, while the processor still has them near, through memory that
-//! the next piece uses again. Where a stage has objects enough to keep the store busy, an object of moderate size comes in
-//! one read of all: its digests are then made on the way, its store's own is checked on the way, and nothing is read
-//! again. Otherwise its parts come concurrency, in any order.
+//! Bytes are hashed and written piece by piece as they arrive, while they are still in the processor's cache, through
+//! memory that is reused. If a stage has enough objects to keep the store busy, an object of moderate size is read in
+//! one request. Its digests are then computed and verified during the read, and nothing is read twice. Otherwise its
+//! parts arrive concurrently, in any order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,33 +16,33 @@ use tokio::task::JoinSet;
 
 use crate::blocking::blocking;
 use crate::digests::StoredDigests;
-use crate::plan::{Item, PART_BYTES, STREAM_MOST};
+use crate::plan::{Item, MAX_STREAMED, PART_BYTES};
 use crate::to_folder::context::DownloadContext;
 use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffer};
 use crate::to_folder::part_files::{Part, PartialDownload};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
-/// Parts of one object in flight; other objects fill the rest of the pace.
+/// Parts of one object in flight; other objects use the remaining requests.
 const PARTS_AT_ONCE: usize = 64;
 /// Memory of one read: a write buffer, and the connection's own buffers.
 const ROOM: u64 = 2 * IO_BUFFER_BYTES as u64;
 
-/// A large object on its way.
+/// A large object being downloaded.
 #[derive(Clone)]
 pub(crate) struct Stream {
-    shop: Arc<DownloadContext>,
+    context: Arc<DownloadContext>,
     item: Arc<Item>,
     entry: Arc<Entry>,
     partial: Arc<PartialDownload>,
 }
 
-/// An object that came in one read.
+/// An object that arrived in one read.
 pub(crate) struct Arrived {
     pub stored: StoredDigests,
     /// Its first bytes.
     pub head: Vec<u8>,
-    /// Check against the store's digest: `Err` if bytes and checksum differ.
+    /// Result of the check against the store's digest: `Err` if bytes and checksum differ.
     pub meta: Result<Meta>,
 }
 
@@ -52,23 +52,24 @@ pub(crate) fn range_of(entry: &Entry, parts: &Range<u64>) -> ByteRange {
 }
 
 impl Stream {
-    pub fn new(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry, partial: &Arc<PartialDownload>) -> Self {
+    pub fn new(context: &Arc<DownloadContext>, item: &Item, entry: &Entry, partial: &Arc<PartialDownload>) -> Self {
         let (item, entry) = (Arc::new(item.clone()), Arc::new(entry.clone()));
-        Self { shop: shop.clone(), item, entry, partial: partial.clone() }
+        Self { context: context.clone(), item, entry, partial: partial.clone() }
     }
 
-    /// Whether one read of all is best for an object of which these parts are missing. A store without ranges has no other.
+    /// True if one read of the whole object is best when these parts are missing. A store without ranges allows nothing
+    /// else.
     pub fn comes_whole(&self, missing: &[u64]) -> bool {
-        if !self.shop.reader.has_ranges() {
+        if !self.context.reader.has_ranges() {
             return !missing.is_empty();
         }
         let is_fresh = missing.len() as u64 == self.entry.size.div_ceil(PART_BYTES);
-        self.shop.is_busy && is_fresh && self.entry.size <= STREAM_MOST
+        self.context.is_busy && is_fresh && self.entry.size <= MAX_STREAMED
     }
 
-    /// Brings parts concurrency.
+    /// Fetches the missing parts concurrently.
     pub async fn parts(self, missing: Vec<u64>) -> Result<()> {
-        // Dropping the set ends what is in flight.
+        // Dropping the set cancels the parts in flight.
         let mut flying: JoinSet<Result<()>> = JoinSet::new();
         let mut missing = missing.into_iter();
         loop {
@@ -85,17 +86,17 @@ impl Stream {
     }
 
     async fn part(self, at: u64) -> Result<()> {
-        let _room = self.shop.reader.room(ROOM).await?;
+        let _room = self.context.reader.room(ROOM).await?;
         let range = range_of(&self.entry, &(at..at + 1));
-        let mut got = self.shop.reader.get(&self.entry, range).await?;
+        let mut got = self.context.reader.get(&self.entry, range).await?;
         self.land(&mut got, at..at + 1, None).await
     }
 
-    /// Brings all parts in one read.
+    /// Fetches all parts in one read.
     pub async fn whole(self) -> Result<Arrived> {
         let parts = 0..self.entry.size.div_ceil(PART_BYTES);
-        let _room = self.shop.reader.room(ROOM).await?;
-        let mut got = self.shop.reader.get(&self.entry, ByteRange::WHOLE).await?;
+        let _room = self.context.reader.room(ROOM).await?;
+        let mut got = self.context.reader.get(&self.entry, ByteRange::WHOLE).await?;
         let (mut stored, mut head) = (StoredDigests::new(&self.entry.digests), Vec::with_capacity(HEAD_BYTES));
         let meta = match self.land(&mut got, parts, Some((&mut stored, &mut head))).await {
             Ok(()) => Ok(got.meta),
@@ -105,15 +106,15 @@ impl Stream {
         Ok(Arrived { stored, head, meta })
     }
 
-    /// Takes the bytes of these parts from an answer to their places; of all of them, makes the digests and keeps the first
-    /// bytes.
+    /// Writes the bytes of these parts from a response to their places. If they are all parts, also computes the
+    /// digests and keeps the first bytes.
     async fn land(
         &self,
         got: &mut GetResult,
         parts: Range<u64>,
         mut whole: Option<(&mut StoredDigests, &mut Vec<u8>)>,
     ) -> Result<()> {
-        let reader = &self.shop.reader;
+        let reader = &self.context.reader;
         let range = range_of(&self.entry, &parts);
         let (mut part, mut crc) = (parts.start, Crc32c::new());
         let mut piece = IoBuffer::new().map_err(|error| Error::from_io("memory", &error))?;
@@ -121,7 +122,7 @@ impl Stream {
         while let Some(bytes) = reader.next(got).await? {
             let mut bytes = &bytes[..];
             if at + bytes.len() as u64 > range.end(self.entry.size) {
-                // And nothing of the next part is written over.
+                // Stop before anything is written over the next part.
                 return reader.check_length(&self.entry, range, at + bytes.len() as u64 - range.start);
             }
             if let Some((_, head)) = &mut whole {
@@ -150,13 +151,14 @@ impl Stream {
         reader.check_length(&self.entry, range, at - range.start)
     }
 
-    /// Writes a piece that ends at `end`, and notes the part that ends with it.
+    /// Writes a piece that ends at `end`, and records the part that ends with it.
     async fn write(&self, mut piece: IoBuffer, end: u64, part: Option<Part>) -> Result<IoBuffer> {
         let this = self.clone();
         blocking(move || {
             let written = this.partial.write(&piece, end - piece.bytes().len() as u64, part);
-            written
-                .map_err(|error| this.shop.dest_dir.io_error(this.item.target.as_bytes(), &error, this.entry.size))?;
+            written.map_err(|error| {
+                this.context.dest_dir.io_error(this.item.target.as_bytes(), &error, this.entry.size)
+            })?;
             piece.clear();
             Ok(piece)
         })

@@ -5,15 +5,17 @@ use std::io;
 
 use penstock_store::{Buffer, BufferPool};
 
-/// Bytes of a buffer: they are still in the processor's cache when they are written, and few calls write an object.
+/// Bytes of a buffer: small enough to be in the processor's cache when written, large enough that few calls write an
+/// object.
 pub(crate) const IO_BUFFER_BYTES: usize = 512 << 10;
-/// Bytes of one write through the page cache. A kernel that gets more at once takes larger pages for it: on a virtual
-/// machine it may have given those back to its host, and touching them again costs ten times the copy (decision 0420).
+/// Bytes of one write through the page cache. For larger writes, a kernel uses larger pages. On a virtual machine,
+/// these may have been returned to the host, and touching them again costs ten times the copy (decision 0420).
 pub(crate) const CACHED: usize = 64 << 10;
-/// O_DIRECT needs memory, offsets and lengths to be multiples of this; no disk needs more. The pool's memory begins at one.
+/// O_DIRECT needs memory, offsets and lengths to be multiples of this; no disk needs more. The pool's memory is aligned
+/// to it.
 const ALIGNED: usize = 4096;
 
-/// At most [`IO_BUFFER_BYTES`] bytes. Its memory goes back to the process's pool when it is dropped.
+/// A buffer of at most [`IO_BUFFER_BYTES`] bytes. Dropping it returns its memory to the process's pool.
 #[derive(Debug)]
 pub(crate) struct IoBuffer {
     memory: Buffer,
@@ -42,7 +44,7 @@ impl IoBuffer {
         self.len == IO_BUFFER_BYTES
     }
 
-    /// True when its bytes may be written past the page cache at `offset`.
+    /// True if its bytes may be written at `offset` without the page cache.
     pub fn is_aligned(&self, offset: u64) -> bool {
         self.len.is_multiple_of(ALIGNED) && offset.is_multiple_of(ALIGNED as u64)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stage into a folder, from what is there to the manifest of what is there then.
+//! Stages into a folder: from the existing files to the new manifest.
 
 pub(crate) mod context;
 pub(crate) mod download;
@@ -31,9 +31,9 @@ use crate::to_folder::resume::{Resumed, resume, sweep};
 use crate::to_folder::workers::Workers;
 use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
-/// Returns the path of the manifest.
-pub(crate) async fn transfer(errand: StageContext<'_>) -> Result<String> {
-    let StageContext { request, from: source, manifest, plan, site, progress, deadline, cancelled } = errand;
+/// Copies the objects to the folder; returns the path of the manifest.
+pub(crate) async fn transfer(context: StageContext<'_>) -> Result<String> {
+    let StageContext { request, from: source, manifest, plan, site, progress, deadline, cancelled } = context;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
     let resumed = {
@@ -43,7 +43,7 @@ pub(crate) async fn transfer(errand: StageContext<'_>) -> Result<String> {
         blocking(move || resume(&dest_dir, &folder, &node, &url, &progress, manifest, plan, &options)).await?
     };
     let Resumed { journal, parts, missing, done, manifest } = resumed;
-    let crew = Workers {
+    let workers = Workers {
         source,
         dest_dir: site.dest_dir.clone(),
         parts: parts.clone(),
@@ -53,8 +53,8 @@ pub(crate) async fn transfer(errand: StageContext<'_>) -> Result<String> {
         progress: progress.clone(),
         deadline,
     };
-    let source_url = crew.source.url.clone();
-    let mut journal = crew.work(&manifest, &missing, cancelled).await?;
+    let source_url = workers.source.url.clone();
+    let mut journal = workers.work(&manifest, &missing, cancelled).await?;
     let failures: Vec<Failure> = progress.failures().into_iter().map(|(failure, _)| failure).collect();
     let share = (options.node, options.nodes);
     blocking(move || {
@@ -71,8 +71,8 @@ pub(crate) async fn transfer(errand: StageContext<'_>) -> Result<String> {
     .await
 }
 
-/// Writes the manifest of what is now in the destination, and returns its path: digests of both sides of each file. Lines come from the
-/// journal one by one: at no time are all of them in memory.
+/// Writes the manifest of the destination's present content, with digests of both sides of each file; returns its path.
+/// Lines are read from the journal one by one, so that they are never all in memory.
 fn record_staged(
     dest_dir: &DestDir,
     journal: &Journal,
@@ -110,21 +110,21 @@ fn record_staged(
     let place = dest_dir.place(format!(".penstock/{name}").as_bytes());
     let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
-    // An earlier stage of more or fewer objects left one of the other format.
+    // An earlier stage of more or fewer objects may have left a manifest in the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
         owned::remove_file(&own, manifest_name(&share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
     }
     Ok(place)
 }
 
-/// Errs where a local destination lies inside its own source: each run would list what the last one wrote.
+/// Returns an error if a local destination is inside its own source: each run would list what the last one wrote.
 pub(crate) fn check_apart(request: &StageRequest) -> Result<()> {
     let Some(source) = request.source.to_path().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
-    let mut standing = request.destination.as_path();
+    let mut existing = request.destination.as_path();
     let destination = loop {
-        match (standing.canonicalize(), standing.parent()) {
+        match (existing.canonicalize(), existing.parent()) {
             (Ok(path), _) => break path,
-            (Err(_), Some(parent)) => standing = parent,
+            (Err(_), Some(parent)) => existing = parent,
             (Err(_), None) => return Ok(()),
         }
     };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files of a large object in progress: its data, and the parts that have arrived.
+//! Files of a large object in progress: its data, and the list of parts that have arrived.
 
 use crate::to_folder::io_buffers::{CACHED, IoBuffer};
 use penstock_store::owned::OwnedFile;
@@ -9,7 +9,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A part that is where it should be.
+/// A part that has been written to its place.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub at: u64,
@@ -19,13 +19,13 @@ pub(crate) struct Part {
 /// The two files of a large object in progress.
 pub(crate) struct PartialDownload {
     pub(super) data: Arc<OwnedFile>,
-    /// The same file, past the page cache.
+    /// The same file, opened to bypass the page cache.
     pub(super) direct: Option<File>,
     pub(super) state: File,
     pub(super) state_name: String,
 }
 
-/// The names of both, and the lock of the data, which covers both.
+/// Names of both files, and the lock of the data file, which covers both.
 #[derive(Debug, Clone)]
 pub(crate) struct PartFiles {
     data: Arc<OwnedFile>,
@@ -33,13 +33,13 @@ pub(crate) struct PartFiles {
 }
 
 impl PartFiles {
-    /// Removes both; the state first: parts that nothing vouches for are none.
+    /// Removes both files, the state first: without it, the parts are not trusted.
     pub(super) fn remove(&self) {
         self.data.remove_companion(&self.state_name);
         self.data.remove();
     }
 
-    /// Removes both, the data only if they are another file than `kept`.
+    /// Removes both files; keeps the data file if it is `kept`.
     pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
         match Arc::ptr_eq(&self.data, kept) {
             true => self.data.remove_companion(&self.state_name),
@@ -53,7 +53,7 @@ impl PartialDownload {
         PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
     }
 
-    /// Writes a piece to its place, and notes the part that ends with it.
+    /// Writes a piece to its place, and records the part that ends with it.
     pub fn write(&self, piece: &IoBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
@@ -66,7 +66,7 @@ impl PartialDownload {
         let Some(part) = part else { return Ok(()) };
         let mut text = serde_json::to_vec(&part)?;
         text.push(b'\n');
-        // One write call on a file in append position: lines of different threads do not mix.
+        // One write call at the end of the file: lines of different threads do not mix.
         (&self.state).write_all(&text)
     }
 }

@@ -27,37 +27,37 @@ pub(crate) struct Record {
     pub origin: Option<Origin>,
     /// The folder that the origin's key is relative to.
     pub source: Option<String>,
-    /// The source's mtime, where it has no versions.
+    /// mtime of the source, if it has no versions.
     pub modified_s: Option<f64>,
-    /// The stage was asked to inflate.
+    /// True if the stage was asked to decompress.
     pub decompress: bool,
-    /// The journal that knows it.
+    /// Journal that contains the record.
     pub journal: String,
 }
 
 /// One manifest of a destination.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// Its file's name below `.penstock`.
+    /// File name below `.penstock`.
     name: String,
     pub format: ManifestFormat,
-    /// `0-of-4`; `0-of-4-SOURCE` where `0-of-4` is of another source.
+    /// `0-of-4`, or `0-of-4-SOURCE` if `0-of-4` belongs to another source.
     pub node: String,
     /// `of-4`: manifests of one launch share it.
     launch: String,
     pub manifest: Manifest,
-    /// The version of the object that holds it, in a store that has versions.
+    /// Version of the object that holds it, if the store has versions.
     pub version: Option<Version>,
 }
 
-/// A manifest's name below `.penstock`.
+/// Name of a manifest below `.penstock`.
 struct Named<'a> {
     format: ManifestFormat,
     node: &'a str,
 }
 
 impl<'a> Named<'a> {
-    /// `None` for a name that is no manifest's.
+    /// Parses a name; `None` if it is not the name of a manifest.
     fn parse(name: &'a str) -> Option<Self> {
         let (stem, suffix) = name.rsplit_once('.')?;
         let format = match suffix {
@@ -79,7 +79,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// The name below `.penstock` of the manifest of a share (`0-of-4`), or of a share of a certain source (`0-of-4-SOURCE`).
+/// Name below `.penstock` of the manifest of a share (`0-of-4`), or of a share of one source (`0-of-4-SOURCE`).
 pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
     match node {
         "0-of-1" => format!("manifest.{}", format.name()),
@@ -87,7 +87,7 @@ pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
     }
 }
 
-/// The share that a manifest's node names, without a source.
+/// Share in the node part of a manifest's name, without a source.
 pub(crate) fn share_of(node: &str) -> &str {
     node.match_indices('-').nth(2).map_or(node, |(end, _)| &node[..end])
 }
@@ -105,7 +105,7 @@ impl Document {
         (*failed > 0).then_some(Unfinished { source, share, failed: Some(*failed) })
     }
 
-    /// The manifest of that name below `.penstock`; `None` for a name that is no manifest's.
+    /// Parses the manifest with this name below `.penstock`; `None` if the name is not that of a manifest.
     pub fn parse(name: &[u8], bytes: &[u8], place: &str) -> Option<Result<Self>> {
         let name = std::str::from_utf8(name).ok()?;
         let named = Named::parse(name)?;
@@ -113,25 +113,26 @@ impl Document {
     }
 }
 
-/// All that a destination records.
+/// All records of a destination.
 pub(crate) struct Recorded {
     /// Sorted by target.
     pub records: Vec<Record>,
     pub unfinished: Vec<Unfinished>,
 }
 
-/// A node's share of a source that the last stage did not bring whole.
+/// A node's share of a source that the last stage did not complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unfinished {
-    /// Where from.
+    /// Source of the share.
     pub source: String,
     /// `0-of-4`: the node and the number of nodes.
     pub share: String,
-    /// Objects that could not be staged; `None` where the stage was killed, interrupted or ended by an error, or still runs.
+    /// Number of objects that could not be staged. `None` if the stage still runs, was killed or interrupted, or ended
+    /// with an error.
     pub failed: Option<u64>,
 }
 
-/// Reads all that is recorded; `None` where nothing was ever staged.
+/// Reads all records; `None` if nothing was ever staged.
 pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
     let documents = documents(dest_dir)?;
     let (mut lines, stages) = journal_lines(dest_dir)?;
@@ -171,8 +172,8 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
     Ok(Some(Recorded { records, unfinished: unfinished(&stages) }))
 }
 
-/// Shares of which objects are missing. A later launch of another number of nodes that ended well takes the place of an
-/// earlier one of its source.
+/// Shares with missing objects. A later complete launch of the same source on another number of nodes replaces an
+/// earlier one.
 fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     let nodes = |stage: &LastStage| stage.share.split_once("-of-").map(|(_, nodes)| nodes.to_owned());
     let is_replaced = |stage: &LastStage| {
@@ -185,7 +186,7 @@ fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     open.map(|LastStage { share, source, failed, .. }| Unfinished { source, share, failed }).collect()
 }
 
-/// The manifest of a folder that `penstock stage` has filled, all nodes' shares in one; `None` where it has not.
+/// Manifest of a folder that `penstock stage` has filled, with the shares of all nodes; `None` if it has not.
 pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     let dest_dir = DestDir::open_existing(folder)?;
     let Some(Recorded { records, .. }) = read(&dest_dir)? else { return Ok(None) };
@@ -204,7 +205,7 @@ pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     Ok(Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url, objects) }))
 }
 
-/// Gives every manifest in which `change` changes something its new content.
+/// Applies `change` to the entries of every manifest, and rewrites the manifests that it changes.
 pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
     let Some(own) = dest_dir.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
     for mut document in documents(dest_dir)? {
@@ -222,7 +223,7 @@ pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bo
     Ok(())
 }
 
-/// The manifests of the last launch of each source; those of earlier launches on another number of nodes say what was.
+/// Manifests of the last launch of each source; those of earlier launches on another number of nodes are out of date.
 fn documents(dest_dir: &DestDir) -> Result<Vec<Document>> {
     let Some(own) = dest_dir.folder(b".penstock")? else { return Ok(Vec::new()) };
     let io = |error: std::io::Error| dest_dir.io_error(b".penstock", &error, 0);
@@ -236,7 +237,7 @@ fn documents(dest_dir: &DestDir) -> Result<Vec<Document>> {
     Ok(latest(found))
 }
 
-/// Those of the last launch of each source, the latest first: of two that name one file it holds.
+/// Keeps the manifests of the last launch of each source, the latest first: if two list one file, the first counts.
 pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
     for Document { launch, manifest, .. } in &found {
@@ -250,7 +251,7 @@ pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     found
 }
 
-/// The last line of each file, of whatever source; and the last stage of each source, by share.
+/// Last line of each file, from any source, and the last stage of each source, by share.
 fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
     let Some(folder) = dest_dir.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
     let mut stages = Vec::new();
@@ -258,7 +259,7 @@ fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastSt
     for name in journals(dest_dir, &folder)? {
         let file = open_to_read(&folder, &name).map_err(|error| dest_dir.io_error(name.as_bytes(), &error, 0))?;
         let last = scan(&file, &name, |source, line| {
-            // A journal is in order; another node's may be older or newer.
+            // Lines of one journal are in order; another node's line may be older or newer.
             let holds =
                 records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
             if line.is_retracted() {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A large object in parts, which a killed stage takes up again where it stopped.
+//! Resumable download of a large object in parts, which a later stage continues after a kill.
 //!
-//! Stored bytes land at their offsets in `HASH.part` (`stream`); each part that is there is listed in `HASH.done` with its
-//! CRC. The next run believes a part only where its bytes still have that CRC, so neither file needs a sync: what a power
-//! cut took is fetched again. Parts whose sync has failed go: the page cache would show them and the disk lack them. When
-//! all are there the object is checked as a whole and inflated (or adopted as it is).
+//! Stored bytes are written at their offsets in `HASH.part` (`download`); `HASH.done` lists each part with its CRC. The
+//! next run accepts a part only if its bytes still have that CRC, so neither file needs a sync: data lost in a power
+//! failure are fetched again. If a sync fails, the parts are removed, because the page cache would show data that the
+//! disk does not have. When all parts are present, the object is verified as a whole and decompressed, or renamed as it
+//! is.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -21,18 +22,19 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::blocking::blocking;
 use crate::commit::{Finished, temporary_name};
 use crate::dest_dir::{open_direct, open_own, reserve};
-use crate::digests::{ContentDigest, Seen, StoredDigests, checked_of};
+use crate::digests::{ContentDigest, StoredDigests, Verified};
 use crate::parallel_decode::ParallelDecoder;
 use crate::plan::{Item, PART_BYTES};
 use crate::progress::Progress;
-use crate::to_folder::context::{DAMAGED_MOST, DownloadContext};
+use crate::source_reader::DamageRetry;
+use crate::to_folder::context::DownloadContext;
 use crate::to_folder::download::{Arrived, Stream, range_of};
 use crate::to_folder::part_files::{Part, PartialDownload};
 use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
-/// A state file beyond this is no state file of ours (a part takes some 30 bytes).
+/// Maximum size of a state file; a larger file is not ours (a part takes about 30 bytes).
 const MAX_STATE: u64 = 64 << 20;
 
 /// Identity of the object that the parts belong to. If it differs, all parts are fetched again.
@@ -45,33 +47,33 @@ struct Head {
     part_bytes: u64,
 }
 
-pub(crate) async fn make(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry) -> Result<Finished> {
+pub(crate) async fn make(context: &Arc<DownloadContext>, item: &Item, entry: &Entry) -> Result<Finished> {
     let names = Arc::new(["part", "done"].map(|kind| temporary_name(&item.target, kind)));
-    let mut last_damage: Option<Vec<Digest>> = None;
-    let mut asked: Option<Known> = None;
-    for _ in 0..DAMAGED_MOST {
+    let mut retry = DamageRetry::new(&context.reader, entry);
+    let mut asked: Option<WholeMeta> = None;
+    loop {
         let (partial, missing) = {
-            let (shop, item, entry, names) = (shop.clone(), item.clone(), entry.clone(), names.clone());
-            blocking(move || open(&shop, &item, &entry, &names)).await?
+            let (context, item, entry, names) = (context.clone(), item.clone(), entry.clone(), names.clone());
+            blocking(move || open(&context, &item, &entry, &names)).await?
         };
         let partial = Arc::new(partial);
-        let stream = Stream::new(shop, item, entry, &partial);
+        let stream = Stream::new(context, item, entry, &partial);
         let (known, arrived) = if stream.comes_whole(&missing) {
             let arrived = stream.whole().await?;
-            (Known::default(), Some(arrived))
+            (WholeMeta::default(), Some(arrived))
         } else {
             if asked.is_none() {
-                asked = Some(known_of(shop, item, entry).await?);
+                asked = Some(known_of(context, item, entry).await?);
             }
             stream.parts(missing).await?;
             (asked.clone().unwrap_or_default(), None)
         };
-        let core = shop.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
+        let core = context.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         let finished = {
-            let (shop, item, entry) = (shop.clone(), item.clone(), entry.clone());
+            let (context, item, entry) = (context.clone(), item.clone(), entry.clone());
             let partial = partial.clone();
             blocking(move || {
-                let large = ResumableDownload { shop: &shop, item, entry: &entry, partial: &partial };
+                let large = ResumableDownload { context: &context, item, entry: &entry, partial: &partial };
                 Ok(match arrived {
                     Some(arrived) => large.arrived(arrived, core),
                     None => large.in_parts(known, core),
@@ -81,29 +83,23 @@ pub(crate) async fn make(shop: &Arc<DownloadContext>, item: &Item, entry: &Entry
         };
         match finished {
             Err((error @ Error::Corrupt { .. }, seen)) => {
-                shop.reader.damaged(entry);
                 partial.files().remove();
-                if last_damage.as_ref() == Some(&seen) {
-                    return Err(error);
-                }
-                last_damage = Some(seen);
-                Progress::add(&shop.reader.progress.refetched, 1);
+                retry.again(error, seen)?;
             }
             Err((error, _)) => return Err(error),
             Ok(finished) => return Ok(finished),
         }
     }
-    Err(shop.always_damaged(entry))
 }
 
 /// Metadata of the whole object.
 #[derive(Debug, Clone, Default)]
-struct Known {
+struct WholeMeta {
     digests: Vec<Digest>,
     encoding: Option<String>,
 }
 
-impl Known {
+impl WholeMeta {
     fn of(entry: &Entry, meta: Meta) -> Self {
         let mut digests = entry.digests.clone();
         digests.extend(meta.digests.into_iter().filter(|digest| !entry.digests.contains(digest)));
@@ -111,38 +107,38 @@ impl Known {
     }
 }
 
-/// Checksums of the whole and its encoding, from the listing or, where it had none, from one more question: parts carry
-/// no checksum, and may all be here already.
-async fn known_of(shop: &DownloadContext, item: &Item, entry: &Entry) -> Result<Known> {
-    let has_digest = cheapest(&entry.digests).is_some() || !shop.reader.source.store.capabilities().checksums;
-    let is_settled = !shop.options.decompress || item.undo != Codec::None || entry.encoding.is_some();
+/// Checksums and encoding of the whole object, from the listing or else from one more request. Parts carry no checksum,
+/// and may all be on disk already.
+async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Result<WholeMeta> {
+    let has_digest = cheapest(&entry.digests).is_some() || !context.reader.source.store.capabilities().checksums;
+    let is_settled = !context.options.decompress || item.decode != Codec::None || entry.encoding.is_some();
     match has_digest && is_settled {
-        true => Ok(Known { digests: entry.digests.clone(), encoding: entry.encoding.clone() }),
-        false => Ok(Known::of(entry, shop.reader.head(entry).await?)),
+        true => Ok(WholeMeta { digests: entry.digests.clone(), encoding: entry.encoding.clone() }),
+        false => Ok(WholeMeta::of(entry, context.reader.head(entry).await?)),
     }
 }
 
-/// Opens the two files, keeps the parts that are still what they were, and says which are missing.
+/// Opens the two files, keeps the parts that are still valid, and returns the missing ones.
 fn open(
-    shop: &DownloadContext,
+    context: &DownloadContext,
     item: &Item,
     entry: &Entry,
     names: &[String; 2],
 ) -> Result<(PartialDownload, Vec<u64>)> {
     let [data_name, state_name] = names;
-    let io = |error: std::io::Error| shop.dest_dir.io_error(item.target.as_bytes(), &error, entry.size);
+    let io = |error: std::io::Error| context.dest_dir.io_error(item.target.as_bytes(), &error, entry.size);
     let head = Head {
-        source: shop.reader.place(entry),
+        source: context.reader.place(entry),
         size: entry.size,
         version: entry.version.clone(),
         modified_ms: entry.modified_s.map(|seconds| (seconds * 1e3).round() as i64),
         part_bytes: PART_BYTES,
     };
-    let held = OwnedFile::lock(&shop.parts, data_name).map_err(|error| shop.not_locked(item, entry, &error))?;
+    let held = OwnedFile::lock(&context.parts, data_name).map_err(|error| context.not_locked(item, entry, &error))?;
     let data = held.file();
-    let mut state = open_own(&shop.parts, state_name).map_err(io)?;
+    let mut state = open_own(&context.parts, state_name).map_err(io)?;
     let parts = entry.size.div_ceil(PART_BYTES);
-    let mut have = vec![false; usize::try_from(parts).map_err(|_| Error::bug("more parts than memory has addresses"))?];
+    let mut have = vec![false; usize::try_from(parts).map_err(|_| Error::bug("more parts than the address space"))?];
     if state.metadata().map_err(io)?.len() <= MAX_STATE {
         let mut lines = BufReader::new(&state).lines();
         let same =
@@ -159,7 +155,7 @@ fn open(
                 let bytes = &mut bytes[..range.len as usize];
                 if data.read_exact_at(bytes, range.start).is_ok() && checksum::crc32c(bytes) == part.crc {
                     have[part.at as usize] = true;
-                    Progress::add(&shop.reader.progress.resumed_bytes, range.len);
+                    Progress::add(&context.reader.progress.resumed_bytes, range.len);
                 }
             }
         }
@@ -173,44 +169,45 @@ fn open(
         text.push(b'\n');
         state.write_all(&text).map_err(io)?;
     } else {
-        // A torn last line must not swallow the next one.
+        // A torn last line must not merge with the next one.
         state.seek(SeekFrom::End(0)).map_err(io)?;
         state.write_all(b"\n").map_err(io)?;
     }
     held.set_len(entry.size).map_err(io)?;
     reserve(data, entry.size).map_err(io)?;
-    let direct = if shop.is_direct { open_direct(&shop.parts, data_name).map_err(io)? } else { None };
+    let direct = if context.is_direct { open_direct(&context.parts, data_name).map_err(io)? } else { None };
     let missing = (0..parts).filter(|&at| !have[at as usize]).collect();
     Ok((PartialDownload { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
 }
 
-/// Result of a file or its error, with the digests of the stored bytes.
+/// A finished file, or its error with the digests of the stored bytes.
 type Outcome = Result<Finished, (Error, Vec<Digest>)>;
 
-/// A large object whose parts are all on the disk, on its way to a synced file.
+/// A large object whose parts are all on disk, before it becomes a synced file.
 struct ResumableDownload<'a> {
-    shop: &'a DownloadContext,
+    context: &'a DownloadContext,
     item: Item,
     entry: &'a Entry,
     partial: &'a PartialDownload,
 }
 
 impl ResumableDownload<'_> {
-    /// An object that came in one read: its digests are known.
+    /// Finishes an object that arrived in one read, so that its digests are known.
     fn arrived(mut self, arrived: Arrived, core: OwnedSemaphorePermit) -> Outcome {
         let Arrived { stored, head, meta } = arrived;
         let digests = stored.digests();
-        let seen = meta.and_then(|meta| self.shop.seen(self.entry, &stored, &meta).map(|seen| (seen, meta)));
+        let seen =
+            meta.and_then(|meta| self.context.reader.verified(self.entry, &stored, &meta).map(|seen| (seen, meta)));
         let (seen, meta) = seen.map_err(|error| (error, digests.clone()))?;
         self.settle(meta.encoding.as_deref(), &head);
         match self.is_copy() {
             true => self.adopt(seen, stored.seal, core).map_err(|error| (error, digests)),
-            false => self.change(Known::of(self.entry, meta), core),
+            false => self.change(WholeMeta::of(self.entry, meta), core),
         }
     }
 
-    /// An object whose parts came apart, and some of them perhaps in an earlier run.
-    fn in_parts(mut self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
+    /// Finishes an object whose parts arrived separately, some perhaps in an earlier run.
+    fn in_parts(mut self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
         let mut head = [0; HEAD_BYTES];
         let head = &mut head[..HEAD_BYTES.min(self.entry.size as usize)];
         self.partial.data.file().read_exact_at(head, 0).map_err(|error| (self.io(error), Vec::new()))?;
@@ -230,18 +227,18 @@ impl ResumableDownload<'_> {
     }
 
     fn settle(&mut self, encoding: Option<&str>, head: &[u8]) {
-        self.item = self.item.with_detected_codec(self.shop.options.decompress, encoding, head);
+        self.item = self.item.with_detected_codec(self.context.options.decompress, encoding, head);
     }
 
     fn is_copy(&self) -> bool {
-        self.item.undo == Codec::None && self.shop.compression_of(self.entry).is_none()
+        self.item.decode == Codec::None && self.context.compression_of(self.entry).is_none()
     }
 
     fn io(&self, error: std::io::Error) -> Error {
-        self.shop.dest_dir.io_error(self.item.target.as_bytes(), &error, self.entry.size)
+        self.context.dest_dir.io_error(self.item.target.as_bytes(), &error, self.entry.size)
     }
 
-    /// Gives all stored bytes to `take`, in order.
+    /// Passes all stored bytes to `take`, in order.
     fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut reader = self.partial.data.file();
         reader.rewind().map_err(|error| self.io(error))?;
@@ -256,36 +253,35 @@ impl ResumableDownload<'_> {
         Ok(())
     }
 
-    /// Errs where the bytes that were read are not what is known of the whole.
-    fn seen(&self, stored: &StoredDigests, known: &Known) -> Result<Seen> {
+    /// Returns an error if the bytes do not match the known digests of the whole object.
+    fn seen(&self, stored: &StoredDigests, known: &WholeMeta) -> Result<Verified> {
         let have = stored.digests();
-        self.shop.compare(self.entry, &have, &known.digests)?;
-        let checked = checked_of(known.digests.iter(), |kind| have.iter().any(|digest| digest.algorithm == kind));
-        Ok(Seen { digests: have[..2].to_vec(), checked, encoding: known.encoding.clone() })
+        let checked = self.context.reader.check(self.entry, &have, &known.digests)?;
+        Ok(Verified { digests: have[..2].to_vec(), checked, encoding: known.encoding.clone() })
     }
 
-    /// The parts are the file. The core is given back before the sync, which needs none.
-    fn adopt(&self, seen: Seen, seal: ContentDigest, core: OwnedSemaphorePermit) -> Result<Finished> {
+    /// The file of the parts becomes the final file. Releases the core before the sync, which needs none.
+    fn adopt(&self, seen: Verified, seal: ContentDigest, core: OwnedSemaphorePermit) -> Result<Finished> {
         drop(core);
-        // What the disk refused stays in the page cache as if it were written, and the next sync of it succeeds: a later
-        // run must not find it there and believe it.
+        // Data that the disk refused stay in the page cache as if they were written, and the next sync succeeds. A
+        // later run must not find and trust them.
         self.partial.data.file().sync_all().map_err(|error| {
             self.partial.files().remove();
             self.io(error)
         })?;
-        let line = self.shop.line(&self.item, self.entry, self.partial.data.file(), seen, seal)?;
+        let line = self.context.line(&self.item, self.entry, self.partial.data.file(), seen, seal)?;
         Ok(Finished { line, temporary: self.partial.data.clone(), parts: Some(self.partial.files()) })
     }
 
-    /// The file is made of the parts: inflated, compressed, or both.
-    fn change(&self, known: Known, core: OwnedSemaphorePermit) -> Outcome {
-        let Self { shop, item, entry, partial, .. } = self;
+    /// Makes the file from the parts: decompressed, compressed, or both.
+    fn change(&self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
+        let Self { context, item, entry, partial, .. } = self;
         let mut stored = StoredDigests::new(&known.digests);
         let temporary = temporary_name(&item.target, "tmp");
         let mut seen = None;
-        let result = shop.write_file(item, entry, &temporary, core, |_, file| {
-            let mut sink = Sink::new(shop, item, file).pressing(shop.compression_of(entry));
-            if item.undo == Codec::None {
+        let result = context.write_file(item, entry, &temporary, core, |_, file| {
+            let mut sink = Sink::new(context, item, file).pressing(context.compression_of(entry));
+            if item.decode == Codec::None {
                 self.read(|piece| {
                     stored.update(piece);
                     sink.take(piece)
@@ -293,8 +289,8 @@ impl ResumableDownload<'_> {
                 seen = Some(self.seen(&stored, &known)?);
                 return sink.finish();
             }
-            let hint = inflated_hint(item.undo, partial.data.file(), entry.size).map_err(|error| self.io(error))?;
-            if entry.size.saturating_add(hint) <= shop.whole_most {
+            let hint = inflated_hint(item.decode, partial.data.file(), entry.size).map_err(|error| self.io(error))?;
+            if entry.size.saturating_add(hint) <= context.max_whole {
                 let mut bytes = Vec::with_capacity(entry.size as usize);
                 self.read(|piece| {
                     stored.update(piece);
@@ -302,16 +298,16 @@ impl ResumableDownload<'_> {
                     Ok(())
                 })?;
                 seen = Some(self.seen(&stored, &known)?);
-                shop.inflate_stored(item, entry, &bytes, &mut sink)?;
+                context.inflate_stored(item, entry, &bytes, &mut sink)?;
                 return sink.finish();
             }
-            let limit = shop.inflated_limit(item.undo, entry.size);
-            let place = shop.reader.place(entry);
-            let mut apart = ParallelDecoder::new(item.undo, limit, &place, shop.means());
+            let limit = context.options.inflated_limit(item.decode, entry.size);
+            let place = context.reader.place(entry);
+            let mut apart = ParallelDecoder::new(item.decode, limit, &place, context.cpu_budget());
             let mut damage = None;
             self.read(|piece| {
                 stored.update(piece);
-                // After damage, the rest is only sealed: what the stored bytes were decides what is done next.
+                // After damage, only digest the rest: the digests of the stored bytes decide what is done next.
                 if damage.is_none() {
                     match apart.push(piece, &mut |content| sink.take(content)) {
                         Err(error @ Error::Corrupt { .. }) => damage = Some(error),
@@ -328,8 +324,8 @@ impl ResumableDownload<'_> {
             sink.finish()
         });
         let line = result.and_then(|(file, seal)| {
-            let seen = seen.ok_or_else(|| Error::bug("a file was made of bytes that were not checked"))?;
-            let line = shop.line(item, entry, file.file(), seen, seal)?;
+            let seen = seen.ok_or_else(|| Error::bug("a file was written from unchecked bytes"))?;
+            let line = context.line(item, entry, file.file(), seen, seal)?;
             Ok(Finished { line, temporary: Arc::new(file), parts: Some(partial.files()) })
         });
         line.map_err(|error| (error, stored.digests()))
@@ -356,7 +352,7 @@ mod tests {
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {
         let body: Vec<u8> = (0..IO_BUFFER_BYTES + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
         for is_direct in [false, true] {
-            // Not in /tmp, which may be a memory's file system that knows no O_DIRECT.
+            // Not in /tmp, which may be an in-memory file system without O_DIRECT.
             let inside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let folder = DestDir::open(inside.path()).unwrap().make_folder(b"p").unwrap();
             let folder = Arc::new(folder);

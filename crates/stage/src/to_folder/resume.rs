@@ -21,14 +21,13 @@ use crate::journal::{Journal, Line};
 use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use crate::progress::Progress;
 use crate::status_record::FOLDER;
-use crate::to_store::target::transform_id;
 use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
-/// A trailer that claims more than this times the stored bytes is not believed when room is counted.
+/// Maximum ratio of content to stored bytes that a trailer may claim when disk space is counted.
 const HONEST_RATIO: u64 = 32;
 
-/// Work that earlier runs left.
+/// Results and remaining work of earlier runs.
 pub(crate) struct Resumed {
     pub journal: Journal,
     pub parts: Arc<OwnedFd>,
@@ -37,8 +36,8 @@ pub(crate) struct Resumed {
     pub manifest: Arc<Manifest>,
 }
 
-/// True for a file that a stage with or without `--decompress` would leave as it is. Names tell of most; an object whose
-/// name says no codec may have been kept compressed, or inflated, under the same name.
+/// True for a file that a stage with this setting of `--decompress` would leave as it is. The name decides for most. An
+/// object whose name does not say a codec may have been kept compressed, or decompressed, under the same name.
 fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     if line.decompress == decompress || line.origin.codec_source == Some(CodecSource::Suffix) {
         return true;
@@ -54,14 +53,14 @@ fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     }
 }
 
-/// Decompressed size that a gzip file of a local source states. A remote store would need a request for each object:
-/// there, what the stored bytes come to is met as it is written. A damaged file may say anything, and is held to a ratio
-/// that data do reach.
+/// Decompressed size that a gzip file of a local source states. A remote store would need a request for each object, so
+/// there the size is found only while writing. A damaged file may state any size, so it is limited to a ratio that real
+/// data reach.
 fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> {
-    if item.undo != Codec::Gzip {
+    if item.decode != Codec::Gzip {
         return None;
     }
-    // NONBLOCK: a pipe there would wait for its other end.
+    // NONBLOCK: opening a pipe would wait for its other end.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let path = folder?.join(OsStr::from_bytes(entry.key.as_bytes()));
     let file: std::fs::File = rustix::fs::open(path, flags, Mode::empty()).ok()?.into();
@@ -87,11 +86,11 @@ pub(crate) fn resume(
     let parts = Arc::new(dest_dir.make_folder(format!("{FOLDER}/parts").as_bytes())?);
     let folder_of_source = source.parse::<Url>().ok().and_then(|url| url.to_path());
     let (mut missing, mut done, mut need) = (Vec::new(), Vec::new(), 0u64);
-    let mut strangers = Vec::new();
+    let mut foreign = Vec::new();
     for item in plan.items {
         let entry = &manifest.objects[item.object];
         let known = journal.line(&item.target).filter(|line| line.is_of(entry));
-        let transform_id = options.compression.and_then(|_| transform_id(options));
+        let transform_id = options.compression.and_then(|_| options.transform_id());
         let is_asked =
             |line: &&Line| line.origin.transform == transform_id && is_as_asked(dest_dir, line, options.decompress);
         let stands = match known.as_ref().filter(is_asked) {
@@ -111,15 +110,15 @@ pub(crate) fn resume(
             if journal.knows(&item.target) {
                 let names = ["tmp", "part"].map(|kind| temporary_name(&item.target, kind));
                 let removed = dest_dir.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
-                // A link in the place of a folder on the way: the object fails by it later.
+                // A link in place of a folder on the path: the object fails later for this reason.
                 removed.or_else(|error| if matches!(error, Error::KeyRefused { .. }) { Ok(()) } else { Err(error) })?;
             }
-            // Parts of a large object that are there already take no further room.
+            // Parts of a large object that are already there take no further space.
             let there = match entry.size > PART_BYTES {
                 true => allocated_at(&parts, &temporary_name(&item.target, "part")),
                 false => 0,
             };
-            // A file that was whole before says what it will come to; else the stored bytes say what it takes at least.
+            // If the file was complete before, its size is known. Otherwise, the stored bytes are the minimum.
             let size = match &known {
                 Some(line) => line.size,
                 None => trailer_of(folder_of_source.as_deref(), &item, entry).unwrap_or(0),
@@ -130,19 +129,19 @@ pub(crate) fn resume(
                 && !journal.knows(&item.target)
                 && let Some(what) = dest_dir.in_place_of(item.target.as_bytes())?
             {
-                strangers.push((item.target.clone(), what));
+                foreign.push((item.target.clone(), what));
             }
             missing.push(item);
         }
     }
-    if let Some((first, what)) = strangers.first() {
-        let others = match strangers.len() - 1 {
+    if let Some((first, what)) = foreign.first() {
+        let others = match foreign.len() - 1 {
             0 => String::new(),
             more => format!(", and {more} more like it"),
         };
         return Err(Error::Precondition {
             place: dest_dir.place(first.as_bytes()),
-            reason: format!("{what} exists that no stage of {source} has written{others}"),
+            reason: format!("{what} that was not staged from {source} already exists{others}"),
         });
     }
     let free = dest_dir.free_bytes()?;
@@ -152,8 +151,8 @@ pub(crate) fn resume(
     Ok(Resumed { journal, parts, missing, done, manifest })
 }
 
-/// Removes what killed runs left of objects that now stand; where no other node shares the folder, of any object. What
-/// another process holds stays, and so does what has no name of ours.
+/// Removes what killed runs left of objects that now exist, or of any object if no other node shares the folder. Keeps
+/// files that another process holds, and files without a name of ours.
 pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
     let Ok(mut left) = names_in(parts) else { return };
     left.retain(|name| is_temporary_name(name));
@@ -162,7 +161,7 @@ pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterat
         left.retain(|name| name.rfind('.').is_some_and(|dot| ours.contains(&name[..=dot])));
     }
     for name in left {
-        // The lock of its data covers the list of an object's parts.
+        // The lock of the data file also covers the list of an object's parts.
         let data = name.strip_suffix(".done").map(|stem| format!("{stem}.part"));
         let covering = data.map(|data| OwnedFile::lock_existing(parts, &data));
         let is_held =

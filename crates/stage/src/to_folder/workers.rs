@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The work itself: items of one source become files, as many at once as pace, memory and cores allow.
+//! Download workers: turn objects of one source into files, as many at a time as rate, memory and cores allow.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use crate::to_folder::context::DownloadContext;
 use crate::to_folder::resumable;
 use penstock_dataset::manifest::Manifest;
 
-/// Objects on their way beyond those whose requests are in flight: being inflated, written, synced.
+/// Objects in progress beyond those with requests in flight: being decompressed, written, synced.
 const BEHIND: usize = 32;
 
 /// Download workers of one source.
@@ -36,8 +36,8 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Copies the items. A failed object is counted; an error ends the stage. Returns the journal with what
-    /// was finished.
+    /// Copies the items. A failed object is counted; an error ends the stage. Returns the journal with all finished
+    /// objects.
     pub async fn work(
         self,
         manifest: &Arc<Manifest>,
@@ -47,16 +47,16 @@ impl Workers {
         let Self { source, dest_dir, parts, journal, options, cores, progress, deadline } = self;
         let (cores, overwrites) = (cores.max(1), options.overwrite);
         let bytes = items.iter().map(|item| manifest.objects[item.object].size).sum();
-        let whole_most = DownloadContext::whole_most(options.memory, cores);
+        let max_whole = DownloadContext::max_whole(options.memory, cores);
         let concurrency =
             Concurrency { most: options.concurrency.max(1) + BEHIND, limit: options.object_deadline, cancelled };
-        let shop = Arc::new(DownloadContext {
+        let context = Arc::new(DownloadContext {
             reader: SourceReader::new(source, options.memory, progress.clone(), deadline),
             dest_dir: dest_dir.clone(),
             parts,
             cores: Arc::new(Semaphore::new(cores)),
             threads: cores,
-            whole_most,
+            max_whole,
             buffers: Mutex::default(),
             is_busy: items.len() >= BUSY,
             is_direct: !page_cache::keeps(bytes),
@@ -67,19 +67,19 @@ impl Workers {
         let committed = tokio::task::spawn_blocking(move || committer.run(inbox));
 
         let objects = ObjectTasks {
-            reader: &shop.reader,
+            reader: &context.reader,
             count: items.len(),
             entry: |at: usize| &manifest.objects[items[at].object],
             is_of_all: is_fatal,
         };
         let make = |at: usize| {
-            let (shop, finished, manifest, item) =
-                (shop.clone(), finished.clone(), manifest.clone(), items[at].clone());
+            let (context, finished, manifest, item) =
+                (context.clone(), finished.clone(), manifest.clone(), items[at].clone());
             async move {
                 let entry = &manifest.objects[item.object];
                 let made = match entry.size > PART_BYTES {
-                    true => resumable::make(&shop, &item, entry).await?,
-                    false => shop.make(&item, entry).await?,
+                    true => resumable::make(&context, &item, entry).await?,
+                    false => context.make(&item, entry).await?,
                 };
                 // A committer that ended returns its own error.
                 finished.send(made).await.map_err(|_| Error::Interrupted)
@@ -88,7 +88,7 @@ impl Workers {
         let outcome = concurrency.run(objects, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
-        // The committer's error comes first: it is why the senders met a closed door.
+        // The committer's error comes first: it is the reason why the channel was closed.
         match (journal, outcome) {
             (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(journal), Ok(())) => Ok(journal),

@@ -13,17 +13,17 @@ use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::to_folder::records::Document;
 use crate::to_store::records::is_manifest;
-use crate::to_store::target::{Target, transform_id};
+use crate::to_store::target::Target;
 use crate::to_store::upload::UploadItem;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Existing objects under the names that will be written, and the names of manifests there.
+/// Existing objects under the names to be written, and the names of existing manifests.
 pub(crate) struct Existing {
     pub objects: HashMap<Key, Meta>,
     pub own: Vec<Key>,
 }
 
-pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) -> Result<Existing> {
+pub(crate) async fn existing(to: &Target, items: &[Item], deadline: Deadline) -> Result<Existing> {
     let wanted: HashSet<&[u8]> = items.iter().map(|item| item.target.as_bytes()).collect();
     let mut found = Existing { objects: HashMap::new(), own: Vec::new() };
     if !to.store.capabilities().list {
@@ -40,8 +40,8 @@ pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) ->
                     found.objects.insert(key, meta);
                 }
             }
-            // A folder, or a store that makes its places as they are written, is empty before the first write. A
-            // bucket that is not there refuses the first object.
+            // A folder, or a store that creates folders on the first write, is empty before it. A missing bucket fails
+            // at the first object.
             Err(Error::NotFound { .. }) if to.store.root().authority.is_empty() => break,
             Ok(None) => break,
             Err(error) => return Err(error),
@@ -50,7 +50,7 @@ pub(crate) async fn standing(to: &Target, items: &[Item], deadline: Deadline) ->
     Ok(found)
 }
 
-/// Work that earlier runs left.
+/// Results and remaining work of earlier runs.
 pub(crate) struct WorkList {
     pub journal: Journal,
     pub missing: Vec<UploadItem>,
@@ -63,13 +63,13 @@ impl WorkList {
         &mut self,
         items: Vec<Item>,
         manifest: &Manifest,
-        mut standing: HashMap<Key, Meta>,
+        mut existing: HashMap<Key, Meta>,
         recorded: &[Document],
         source: &str,
         options: &StageOptions,
         progress: &Progress,
     ) -> Result<()> {
-        // What the destination's own manifest says counts where this machine has no journal of it.
+        // If this machine has no journal of an object, the destination's own manifest counts.
         let mut known: HashMap<&Key, &Entry> = HashMap::new();
         for document in recorded.iter().filter(|document| document.manifest.source.as_deref() == Some(source)) {
             for entry in &document.manifest.objects {
@@ -79,31 +79,31 @@ impl WorkList {
         let mut adopted = Vec::new();
         for item in items {
             let entry = &manifest.objects[item.object];
-            let there = standing.remove(&item.target);
+            let there = existing.remove(&item.target);
             let is_ours = |line: &&Line| {
                 there.as_ref().is_some_and(|there| {
                     there.size == line.size
                         && (line.version.is_none() || there.version.is_none() || there.version == line.version)
                 })
             };
-            // The manifest may know better than a journal: another machine may have mended what this one had sent.
+            // The manifest may be newer than a journal: another machine may have repaired what this one had sent.
             let journaled = self.journal.line(&item.target);
             let recorded = || known.get(&item.target).and_then(|entry| Line::of_recorded(entry));
             let journaled = journaled.filter(|line| is_ours(&line));
             let is_journaled = journaled.is_some();
             let line = journaled.or_else(recorded);
             let ours = line.as_ref().filter(is_ours);
-            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.transform == transform_id(options));
+            let is_done = ours.is_some_and(|line| line.is_of(entry) && line.origin.transform == options.transform_id());
             if is_done {
                 progress.skip(entry.size);
                 adopted.extend(line.filter(|_| !is_journaled));
                 self.done.push(item);
             } else {
                 let is_ours = ours.is_some();
-                self.missing.push(UploadItem { item, standing: there, is_ours });
+                self.missing.push(UploadItem { item, existing: there, is_ours });
             }
         }
-        // Lines of another machine's become ours: the manifest at the end is made of the journal.
+        // Copy lines of another machine to our journal: the final manifest is made from the journal.
         if !adopted.is_empty() {
             for (line, place) in adopted.iter().zip(self.journal.append(&adopted)?) {
                 self.journal.remember(&line.target, place);
@@ -112,24 +112,24 @@ impl WorkList {
         Ok(())
     }
 
-    /// Ends the stage before its first byte if there is an object of another origin that cannot be equal.
+    /// Ends the stage before its first byte if an object of another origin exists that cannot be equal.
     pub fn refuse_foreign(&self, manifest: &Manifest, to: &Target, source: &str, options: &StageOptions) -> Result<()> {
         if options.overwrite {
             return Ok(());
         }
-        let mut strangers = self.missing.iter().filter(|load| {
-            let is_copy = load.item.undo == Codec::None && options.compression.is_none() && !options.decompress;
-            let size = manifest.objects[load.item.object].size;
-            !load.is_ours && load.standing.as_ref().is_some_and(|there| is_copy && there.size != size)
+        let mut foreign = self.missing.iter().filter(|upload| {
+            let is_copy = upload.item.decode == Codec::None && options.compression.is_none() && !options.decompress;
+            let size = manifest.objects[upload.item.object].size;
+            !upload.is_ours && upload.existing.as_ref().is_some_and(|there| is_copy && there.size != size)
         });
-        let Some(first) = strangers.next() else { return Ok(()) };
-        let others = match strangers.count() {
+        let Some(first) = foreign.next() else { return Ok(()) };
+        let others = match foreign.count() {
             0 => String::new(),
             more => format!(", and {more} more like it"),
         };
         Err(Error::Precondition {
             place: format!("{}{}", to.url, first.item.target),
-            reason: format!("an object exists that no stage of {source} has written{others}"),
+            reason: format!("an object that was not staged from {source} already exists{others}"),
         })
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A stage to a store, from what is there to the manifest of what is there then.
+//! Stages to a store: from the existing objects to the new manifest.
 //!
-//! `send` owns the journey of one object, `sent` the journal of one in parts. The stage's own journal stays on this
-//! machine: the store holds objects and, at the end, the manifest of them.
+//! `object` uploads one object, `upload_journal` keeps the journal of a multipart upload. The stage's own journal stays
+//! on this machine: the store holds objects and, at the end, their manifest.
 
 pub(crate) mod existing;
 pub(crate) mod multipart;
@@ -35,26 +35,26 @@ use crate::source::Source;
 use crate::source_reader::SourceReader;
 use crate::status_record::FOLDER;
 use crate::to_folder::records::share_of;
-use crate::to_store::existing::{WorkList, standing};
+use crate::to_store::existing::{WorkList, existing};
 use crate::to_store::records::{documents, manifest_names, record, staged_manifest};
 use crate::to_store::target::Target;
 use crate::to_store::upload::{UploadContext, UploadItem};
 use penstock_dataset::manifest::Manifest;
 
-/// Objects on their way beyond those whose requests are in flight.
+/// Objects in progress beyond those with requests in flight.
 const BEHIND: usize = 16;
-/// Objects that are journaled with one sync.
+/// Maximum number of objects that are journaled with one sync.
 const BATCH: usize = 256;
-/// How long what is in flight may take to be taken back when the user interrupts.
+/// Time limit for aborting the uploads in flight when the user interrupts.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
-/// Returns the URL of the manifest.
-pub(crate) async fn transfer(to: Target, errand: StageContext<'_>) -> Result<String> {
-    let StageContext { request, from, manifest, plan, site, progress, deadline, cancelled } = errand;
+/// Copies the objects to the store; returns the URL of the manifest.
+pub(crate) async fn transfer(to: Target, context: StageContext<'_>) -> Result<String> {
+    let StageContext { request, from, manifest, plan, site, progress, deadline, cancelled } = context;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
-    let standing = standing(&to, &plan.items, deadline).await?;
-    let recorded = documents(&to, standing.own, deadline).await?;
+    let existing = existing(&to, &plan.items, deadline).await?;
+    let recorded = documents(&to, existing.own, deadline).await?;
     let (journal, parts) = {
         let (StateDir { dest_dir, folder }, name, source) =
             (site.clone(), format!("journal-{node}.jsonl"), from.url.clone());
@@ -66,7 +66,7 @@ pub(crate) async fn transfer(to: Target, errand: StageContext<'_>) -> Result<Str
     };
     let manifest = Arc::new(manifest);
     let mut todo = WorkList { journal, missing: Vec::new(), done: Vec::new() };
-    todo.sort(plan.items, &manifest, standing.objects, &recorded, &from.url, options, progress)?;
+    todo.sort(plan.items, &manifest, existing.objects, &recorded, &from.url, options, progress)?;
     todo.refuse_foreign(&manifest, &to, &from.url, options)?;
     let WorkList { journal, missing, done } = todo;
 
@@ -84,20 +84,20 @@ pub(crate) async fn transfer(to: Target, errand: StageContext<'_>) -> Result<Str
     let failed = failures.len() as u64;
     let (share, url) = ((options.node, options.nodes), source_url.clone());
     blocking(move || site.write_residue(share, &url, &failures)).await?;
-    let items = missing.iter().map(|load| &load.item).chain(&done);
+    let items = missing.iter().map(|upload| &upload.item).chain(&done);
     let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
     staged.source = Some(source_url);
     staged.failed = failed;
     record(&to, staged, &node, deadline).await
 }
 
-/// Sends the objects, as many at once as pace, memory and cores allow. The journal comes back with what was finished,
-/// however it ended.
+/// Sends the objects, as many at once as concurrency, memory and cores allow. Returns the journal with all finished
+/// objects, whether or not the work succeeded.
 async fn work(
     context: &Arc<UploadContext>,
     journal: Journal,
     manifest: &Arc<Manifest>,
-    loads: &[UploadItem],
+    uploads: &[UploadItem],
     cancelled: watch::Receiver<bool>,
 ) -> Result<(Journal, Result<()>)> {
     let most = context.options.concurrency.max(1) + BEHIND;
@@ -106,42 +106,42 @@ async fn work(
     let progress = context.reader.progress.clone();
     let scribe = tokio::task::spawn_blocking(move || journal_writer(journal, &inbox, &progress));
     let send = |at: usize| {
-        let (context, finished, manifest, load) =
-            (context.clone(), finished.clone(), manifest.clone(), loads[at].clone());
+        let (context, finished, manifest, upload) =
+            (context.clone(), finished.clone(), manifest.clone(), uploads[at].clone());
         async move {
-            let sent = context.send(&load, &manifest.objects[load.item.object]).await;
+            let sent = context.send(&upload, &manifest.objects[upload.item.object]).await;
             // A journal writer that ended returns its own error.
             sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
         }
     };
     let objects = ObjectTasks {
         reader: &context.reader,
-        count: loads.len(),
-        entry: |at: usize| &manifest.objects[loads[at].item.object],
-        // A bucket that is not there, or that refuses all, is not better for the next object.
+        count: uploads.len(),
+        entry: |at: usize| &manifest.objects[uploads[at].item.object],
+        // A bucket that is missing, or that refuses everything, also fails for the next object.
         is_of_all: |error: &Error| is_fatal(error) || context.is_of_all(error),
     };
     let outcome = concurrency.run(objects, send).await;
     drop(finished);
     let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
     match (journal, outcome) {
-        // The journal's error comes first: it is why the senders met a closed door.
+        // The journal's error comes first: it is the reason why the channel was closed.
         (Err(error), _) => Err(error),
         (Ok(journal), outcome) => Ok((journal, outcome)),
     }
 }
 
-/// Objects that are sent once more, as an earlier stage sent them.
+/// Objects to send again, as an earlier stage sent them.
 pub(crate) struct ResendRequest {
     pub from: Source,
     pub to: Target,
-    /// The folder on this machine.
+    /// Local folder of the stage's state.
     pub state: PathBuf,
     pub options: StageOptions,
     pub cores: usize,
     pub progress: Arc<Progress>,
     pub deadline: Deadline,
-    /// Whose manifest names them.
+    /// Node whose manifest lists the objects.
     pub node: String,
 }
 
@@ -149,7 +149,7 @@ pub(crate) struct ResendRequest {
 pub(crate) async fn again(
     work_of: ResendRequest,
     manifest: Manifest,
-    loads: Vec<UploadItem>,
+    uploads: Vec<UploadItem>,
     cancelled: watch::Receiver<bool>,
 ) -> Result<()> {
     let ResendRequest { from, to, state, options, cores, progress, deadline, node } = work_of;
@@ -169,14 +169,14 @@ pub(crate) async fn again(
     .await?;
     let context = Arc::new(UploadContext::new(from, to.clone(), dest_dir, folder, options, cores, progress, deadline));
     let manifest = Arc::new(manifest);
-    let (journal, outcome) = work(&context, journal, &manifest, &loads, cancelled).await?;
+    let (journal, outcome) = work(&context, journal, &manifest, &uploads, cancelled).await?;
     outcome?;
     let names = manifest_names(&to, deadline).await?;
     let recorded = documents(&to, names, deadline).await?;
     let Some(document) = recorded.into_iter().find(|document| document.node == node) else { return Ok(()) };
     let mut amended = document.manifest;
     for entry in &mut amended.objects {
-        let sent = loads.iter().any(|load| load.item.target == entry.key);
+        let sent = uploads.iter().any(|upload| upload.item.target == entry.key);
         if let Some(line) = journal.line(&entry.key).filter(|line| sent && line.size == entry.size) {
             entry.version = line.version.clone();
             entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
@@ -185,7 +185,7 @@ pub(crate) async fn again(
     record(&to, amended, share_of(&node), deadline).await.map(drop)
 }
 
-/// A sent object, and the files of ours that are of no use once it is journaled.
+/// A sent object, and the file of ours that is not needed once the object is journaled.
 pub(crate) struct SentObject {
     pub line: Line,
     pub leftover: Option<Arc<OwnedFile>>,
@@ -234,7 +234,7 @@ impl UploadContext {
         }
     }
 
-    /// True for what no other object will be spared from.
+    /// True for an error that every other object would also meet.
     fn is_of_all(&self, error: &Error) -> bool {
         match error {
             Error::NotFound { place } => *place == self.to.store.root().to_string(),
@@ -243,13 +243,13 @@ impl UploadContext {
         }
     }
 
-    /// Takes back the parts of what was on its way.
+    /// Aborts the uploads in progress.
     pub(crate) async fn take_back(&self, limit: Duration) {
         let open = std::mem::take(&mut *lock(&self.open));
-        let Some(door) = self.to.store.uploads() else { return };
+        let Some(multipart) = self.to.store.multipart() else { return };
         let deadline = Deadline::within(limit);
         let aborts = open.iter().map(|(name, (key, id))| async move {
-            if door.abort(key, id, deadline).await.is_ok()
+            if multipart.abort(key, id, deadline).await.is_ok()
                 && let Ok(sent) = OwnedFile::lock_existing(&self.state, name)
             {
                 sent.remove();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One large object underway to a store: the parts that it is cut into, those that are on their way, and the journal of
-//! those that arrived. Knows nothing of where its bytes come from.
+//! One multipart upload in progress: its parts, those in flight, and the journal of those that arrived. Independent of
+//! the source of the bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,52 +19,52 @@ use crate::commit::temporary_name;
 use crate::digests::StoredDigests;
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
-use crate::to_store::target::{PART, transform_id};
+use crate::to_store::target::PART;
 use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
 use crate::to_store::upload_journal::{Head, PreviousUpload, SentParts};
 use penstock_dataset::manifest::Entry;
 
-/// Ranged reads of one object in flight.
+/// Ranged reads in flight for one object.
 const READS: usize = 4;
-/// Parts of one object on their way.
+/// Parts in flight for one object.
 const SENDS: usize = 4;
-/// Parts of one size, where the size of the whole is not known; then they double.
+/// Number of parts of one size, if the size of the whole is unknown; then the part size doubles.
 const STEP: u32 = 2000;
 
-/// Where bytes go.
+/// Destination of the bytes of one object.
 pub(crate) enum PartSink {
-    /// Parts of an upload.
+    /// Parts of a multipart upload.
     Parts { id: UploadId, sent: SentParts, held: BTreeMap<u32, Part> },
-    /// A store without uploads takes an object in one.
+    /// One request, for a store without multipart uploads.
     Whole(Vec<Bytes>),
-    /// Nowhere: what is there is compared with what would be written.
+    /// No upload: the existing object is compared with what would be written.
     Nowhere,
 }
 
-/// One large object underway.
+/// A large object being uploaded.
 pub(crate) struct MultipartUpload<'a> {
     pub context: &'a Arc<UploadContext>,
-    load: &'a UploadItem,
+    upload: &'a UploadItem,
     pub entry: &'a Entry,
     pub change: &'a Transform,
     pub promised: &'a [Digest],
     pub hold: PartSink,
-    pub terms: Option<MultipartLimits>,
+    pub limits: Option<MultipartLimits>,
     pub part_bytes: u64,
-    /// Parts and ranged reads in flight.
+    /// Maximum number of parts and of ranged reads in flight.
     sends: usize,
     pub reads: usize,
     left: Option<PreviousUpload>,
     pub finished: Option<Written>,
-    /// Parts that are where they should be, in no order.
+    /// Parts that the store has, in any order.
     pub parts: Vec<Part>,
     in_flight: JoinSet<Result<Part>>,
-    /// Bytes behind the last part that was cut off, and where they begin.
+    /// Bytes after the last complete part, and where they begin.
     buffer: Vec<Bytes>,
     buffered_bytes: u64,
     offset: u64,
     number: u32,
-    /// The part that is last, unless another comes.
+    /// The part that is the last one, unless more bytes come.
     pending: Option<(u32, u64, Vec<Bytes>)>,
     out: StoredDigests,
     out_bytes: u64,
@@ -74,35 +74,37 @@ pub(crate) struct MultipartUpload<'a> {
 impl<'a> MultipartUpload<'a> {
     pub async fn start(
         context: &'a Arc<UploadContext>,
-        load: &'a UploadItem,
+        upload: &'a UploadItem,
         entry: &'a Entry,
         change: &'a Transform,
         promised: &'a [Digest],
     ) -> Result<Self> {
-        let door = context.to.store.uploads();
-        let terms = door.map(|door| door.terms());
-        // Little memory holds smaller parts, and fewer of them.
+        let multipart = context.to.store.multipart();
+        let limits = multipart.map(|multipart| multipart.limits());
+        // With little memory, parts are smaller and fewer.
         let is_lean = context.reader.memory_bytes() < PART * (SENDS as u64 + 2) + PART_BYTES * (READS as u64 + 2);
         let (wanted, sends, reads) = if is_lean { (PART / 2, 1, 1) } else { (PART, SENDS, READS) };
-        // A store that takes an object in one request also receives it in parts: one that is too large fails early.
-        let part_bytes = terms.map_or(wanted, |terms| {
+        // An object for a store that takes it in one request is also collected in parts: one that is too large fails
+        // early.
+        let part_bytes = limits.map_or(wanted, |limits| {
             let size = if change.is_copy() { entry.size } else { entry.size.saturating_add(entry.size / 100) };
-            terms.part_bytes(wanted, size)
+            limits.part_bytes(wanted, size)
         });
-        let room = match (terms, context.may_replace(load)) {
+        let room = match (limits, context.may_replace(upload)) {
             (None, true) => {
                 let budget = context.options.memory / 2;
                 if entry.size > budget {
-                    let what = format!("{}, which {} takes in one piece", context.reader.place(entry), context.to.url);
+                    let what =
+                        format!("{}, which {} accepts only in one piece,", context.reader.place(entry), context.to.url);
                     return Err(Error::BudgetExceeded {
                         what,
                         need: entry.size.saturating_mul(2),
                         budget: context.options.memory,
                     });
                 }
-                let most = match change.item.undo {
+                let most = match change.item.decode {
                     Codec::None => entry.size,
-                    undo => context.inflated_limit(undo, entry.size).min(budget),
+                    decode => context.options.inflated_limit(decode, entry.size).min(budget),
                 };
                 context.reader.room(most).await?
             }
@@ -111,25 +113,25 @@ impl<'a> MultipartUpload<'a> {
                 context.reader.room(parts.saturating_add(PART_BYTES * (reads as u64 + 2))).await?
             }
         };
-        let wants_md5 = terms.is_some_and(|terms| terms.whole == Algorithm::Md5);
-        let out = match context.may_replace(load) {
+        let wants_md5 = limits.is_some_and(|limits| limits.whole == Algorithm::Md5);
+        let out = match context.may_replace(upload) {
             true if wants_md5 => StoredDigests::new(&[]).with_md5(),
             true => StoredDigests::new(&[]),
-            // What is there is compared by what its store knows of it.
+            // The existing object is compared by the digests that its store knows.
             false => {
-                let standing =
+                let existing =
                     context.to.store.head(&context.to.key(&change.item.target), context.reader.deadline).await?;
-                StoredDigests::new(&standing.digests).with_md5()
+                StoredDigests::new(&existing.digests).with_md5()
             }
         };
         let mut this = Self {
             context,
-            load,
+            upload,
             entry,
             change,
             promised,
             hold: PartSink::Nowhere,
-            terms,
+            limits,
             part_bytes,
             sends,
             reads,
@@ -146,20 +148,20 @@ impl<'a> MultipartUpload<'a> {
             out_bytes: 0,
             _room: room,
         };
-        match door.filter(|_| context.may_replace(load)) {
-            Some(door) => this.resume_or_create(door).await?,
-            None if context.may_replace(load) => this.hold = PartSink::Whole(Vec::new()),
+        match multipart.filter(|_| context.may_replace(upload)) {
+            Some(multipart) => this.resume_or_create(multipart).await?,
+            None if context.may_replace(upload) => this.hold = PartSink::Whole(Vec::new()),
             None => {}
         }
         Ok(this)
     }
 
     fn multipart_store(&self) -> Result<&'a dyn MultipartStore> {
-        self.context.to.store.uploads().ok_or_else(|| Error::bug("a store lost its uploads"))
+        self.context.to.store.multipart().ok_or_else(|| Error::bug("a store lost its multipart uploads"))
     }
 
-    /// Takes up what an earlier run left, or begins.
-    async fn resume_or_create(&mut self, door: &dyn MultipartStore) -> Result<()> {
+    /// Resumes the upload of an earlier run, or creates one.
+    async fn resume_or_create(&mut self, multipart: &dyn MultipartStore) -> Result<()> {
         let context = self.context;
         let head = Head {
             source: context.reader.place(self.entry),
@@ -167,7 +169,7 @@ impl<'a> MultipartUpload<'a> {
             version: self.entry.version.clone(),
             modified_ms: self.entry.modified_s.map(|seconds| (seconds * 1e3).round() as i64),
             target: context.target_place(&self.change.item),
-            transform: transform_id(&context.options),
+            transform: context.options.transform_id(),
             part_bytes: self.part_bytes,
         };
         let name = temporary_name(&self.change.item.target, "up");
@@ -183,7 +185,7 @@ impl<'a> MultipartUpload<'a> {
         let (mut id, mut held) = (None, BTreeMap::new());
         if let Some(left) = left {
             let known: Vec<Part> = left.parts.values().cloned().collect();
-            match door.held(&key, &left.id, &known, context.reader.deadline).await {
+            match multipart.list_parts(&key, &left.id, &known, context.reader.deadline).await {
                 Ok(parts) => {
                     id = Some(left.id.clone());
                     held = parts.into_iter().map(|part| (part.number, part)).collect();
@@ -195,8 +197,8 @@ impl<'a> MultipartUpload<'a> {
         let id = match id {
             Some(id) => id,
             None => {
-                let options = context.put_options(self.load, self.change, None);
-                let id = door.begin(&key, &options, context.reader.deadline).await?;
+                let options = context.put_options(self.upload, self.change, None);
+                let id = multipart.create(&key, &options, context.reader.deadline).await?;
                 let (head, begun) = (head, id.clone());
                 sent = blocking(move || sent.begin(&head, &begun).map(|()| sent)).await?;
                 id
@@ -207,7 +209,8 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// An earlier run may have been killed between the store's answer and its journal.
+    /// Finds an upload that an earlier run completed: it may have been killed between the store's response and its
+    /// journal.
     async fn finished_before(&self, sent: &Arc<OwnedFile>) -> Result<Option<Written>> {
         let Some((size, digests)) = self.left.as_ref().and_then(|left| left.whole.clone()) else { return Ok(None) };
         match self.context.adopted(&self.change.item, size, &digests).await {
@@ -215,7 +218,7 @@ impl<'a> MultipartUpload<'a> {
                 let ours = |digest: &&Digest| matches!(digest.algorithm, Algorithm::Crc32c | Algorithm::Xxh3);
                 let digests: Vec<Digest> = digests.iter().filter(ours).cloned().collect();
                 let stored = if self.change.is_copy() { digests.clone() } else { Vec::new() };
-                let checked = self.context.check(self.entry, &stored, self.promised)?;
+                let checked = self.context.reader.check(self.entry, &stored, self.promised)?;
                 let change = self.change.clone();
                 Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: Some(sent.clone()) }))
             }
@@ -224,14 +227,14 @@ impl<'a> MultipartUpload<'a> {
         }
     }
 
-    /// The upload and its journal, as if they had never been.
+    /// Aborts the upload and removes its journal.
     pub async fn forget(mut self) {
         self.in_flight.shutdown().await;
         if let PartSink::Parts { id, sent, .. } = &self.hold {
             let key = self.context.to.key(&self.change.item.target);
-            if let Ok(door) = self.multipart_store() {
-                // Best effort: what stays is taken away by the store's own rules.
-                let _ = door.abort(&key, id, self.context.reader.deadline).await;
+            if let Ok(multipart) = self.multipart_store() {
+                // Best effort: the store's own rules remove what remains.
+                let _ = multipart.abort(&key, id, self.context.reader.deadline).await;
             }
             lock(&self.context.open).remove(sent.file.name());
             sent.file.remove();
@@ -239,13 +242,13 @@ impl<'a> MultipartUpload<'a> {
     }
 
     fn span(&self, number: u32) -> u64 {
-        match self.change.item.undo == Codec::None {
+        match self.change.item.decode == Codec::None {
             true => self.part_bytes,
             false => self.part_bytes << (number / STEP).min(4),
         }
     }
 
-    /// Takes bytes of the object as it will be, in order.
+    /// Adds bytes of the transformed object, in order.
     pub async fn write(&mut self, bytes: Bytes) -> Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -261,7 +264,7 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Makes the buffered bytes the part that may be the last; sends the one before it.
+    /// Makes the buffered bytes the part that may be the last; sends the previous one.
     async fn seal_part(&mut self) -> Result<()> {
         if let Some((number, offset, bytes)) = self.pending.take() {
             self.queue_part(number, offset, bytes, false).await?;
@@ -295,7 +298,7 @@ impl<'a> MultipartUpload<'a> {
                 let budget = self.context.options.memory;
                 if self.out_bytes > budget / 2 {
                     let what = format!(
-                        "{}, which {} takes in one piece",
+                        "{}, which {} accepts only in one piece,",
                         self.context.reader.place(self.entry),
                         self.context.to.url
                     );
@@ -316,19 +319,20 @@ impl<'a> MultipartUpload<'a> {
         self.spawn_part(at, bytes).await
     }
 
-    /// A part on its way; in order where the store wants that.
+    /// Starts to send a part. If the store needs parts in order, waits until it has arrived.
     pub async fn spawn_part(&mut self, at: PartSpec, bytes: Vec<Bytes>) -> Result<()> {
         let PartSink::Parts { id, .. } = &self.hold else { return Err(Error::bug("a part without an upload")) };
         let (context, id, key) = (self.context.clone(), id.clone(), self.context.to.key(&self.change.item.target));
         self.in_flight.spawn(async move {
-            let door = context.to.store.uploads().ok_or_else(|| Error::bug("a store lost its uploads"))?;
-            door.part(&key, &id, &at, bytes, context.reader.deadline).await
+            let multipart =
+                context.to.store.multipart().ok_or_else(|| Error::bug("a store lost its multipart uploads"))?;
+            multipart.put_part(&key, &id, &at, bytes, context.reader.deadline).await
         });
-        let most = if self.terms.is_some_and(|terms| terms.is_ordered) { 0 } else { self.sends - 1 };
+        let most = if self.limits.is_some_and(|limits| limits.is_ordered) { 0 } else { self.sends - 1 };
         self.join(most).await
     }
 
-    /// Waits until no more than `left` parts are on their way; journals those that arrived.
+    /// Waits until at most `left` parts are in flight; journals those that arrived.
     pub async fn join(&mut self, left: usize) -> Result<()> {
         while self.in_flight.len() > left {
             let Some(landed) = self.in_flight.join_next().await else { break };
@@ -341,9 +345,9 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// All bytes have passed and are what they should be.
+    /// Ends the object, once all bytes were added and verified.
     pub async fn finish(&mut self, stored: Vec<Digest>, checked: Vec<Digest>) -> Result<Written> {
-        // All that were before the last are there before it ends the upload.
+        // All earlier parts must have arrived before the last one ends the upload.
         if self.buffered_bytes > 0 || self.pending.is_none() {
             self.seal_part().await?;
         }
@@ -365,7 +369,7 @@ impl<'a> MultipartUpload<'a> {
     ) -> Result<Written> {
         let context = self.context;
         let key = context.to.key(&self.change.item.target);
-        let options = context.put_options(self.load, self.change, None);
+        let options = context.put_options(self.upload, self.change, None);
         let mut leftover = None;
         let meta: Meta = match &mut self.hold {
             PartSink::Nowhere => context.adopted(&self.change.item, size, &digests).await?,
@@ -374,12 +378,13 @@ impl<'a> MultipartUpload<'a> {
             }
             PartSink::Parts { id, sent, .. } => {
                 self.parts.sort_by_key(|part| part.number);
-                let door = context.to.store.uploads().ok_or_else(|| Error::bug("a store lost its uploads"))?;
+                let multipart =
+                    context.to.store.multipart().ok_or_else(|| Error::bug("a store lost its multipart uploads"))?;
                 sent.whole(size, &digests)?;
-                let made = door.finish(&key, id, &self.parts, &digests, &options, context.reader.deadline).await;
+                let made = multipart.complete(&key, id, &self.parts, &digests, &options, context.reader.deadline).await;
                 leftover = Some(sent.file.clone());
                 let made = match made {
-                    Err(Error::Precondition { .. }) if self.load.standing.is_none() => {
+                    Err(Error::Precondition { .. }) if self.upload.existing.is_none() => {
                         context.adopted(&self.change.item, size, &digests).await?
                     }
                     other => other?,
@@ -394,7 +399,7 @@ impl<'a> MultipartUpload<'a> {
     }
 }
 
-/// The number that a CRC is.
+/// Value of a CRC digest as a number.
 pub(crate) fn value(crc: &Digest) -> Option<u32> {
     Some(u32::from_be_bytes(crc.value.as_slice().try_into().ok()?))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifests that stages leave in a destination store: read before, written at the end.
+//! Manifests in a destination store: read before a stage, written at its end.
 
 use std::sync::Arc;
 
@@ -17,19 +17,19 @@ use crate::to_folder::records::{Document, is_manifest_name, latest, manifest_nam
 use crate::to_store::target::Target;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat};
 
-/// How often a manifest is written again because another stage wrote one of its name.
+/// Maximum attempts to write a manifest while other stages write one with the same name.
 const MAX_ATTEMPTS: u32 = 8;
 
 pub(crate) fn is_manifest(key: &Key) -> bool {
     key.as_bytes().strip_prefix(b".penstock/").is_some_and(is_manifest_name)
 }
 
-/// The manifests of the last launch of each source that stages have left in a store.
+/// Manifests that stages left in a store, of the last launch of each source.
 pub(crate) async fn documents(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     Ok(latest(read(to, names, deadline).await?))
 }
 
-/// The manifests of these names; an object that is not a manifest is an error.
+/// Reads the manifests with these names; an object that is not a manifest is an error.
 async fn read(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     let mut found = Vec::new();
     for name in names {
@@ -53,7 +53,7 @@ async fn read(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Do
     Ok(found)
 }
 
-/// The names of manifests in a destination.
+/// Names of the manifests in a destination.
 pub(crate) async fn manifest_names(to: &Target, deadline: Deadline) -> Result<Vec<Key>> {
     let prefix = to.key(&Key::from(".penstock/manifest"));
     let listed: Result<Vec<Meta>> = to.store.list(&prefix, None, deadline).try_collect().await;
@@ -61,7 +61,7 @@ pub(crate) async fn manifest_names(to: &Target, deadline: Deadline) -> Result<Ve
     Ok(names.filter(is_manifest).collect())
 }
 
-/// The manifest of what is now in the destination.
+/// Manifest of the destination's present content.
 pub(crate) fn staged_manifest<'a>(
     url: &str,
     journal: &Journal,
@@ -93,10 +93,10 @@ pub(crate) fn staged_manifest<'a>(
     Manifest::new(url.to_owned(), objects.collect())
 }
 
-/// Writes the manifest of a share (`0-of-4`) into the destination, unless the same is there. Returns its URL.
+/// Writes the manifest of a share (`0-of-4`) to the destination, unless it already has the same one. Returns its URL.
 ///
-/// The manifest of another source stays: where it has the share's name, this one's name ends with a digest of its source.
-/// Conditional writes decide between stages that end at the same time.
+/// A manifest of another source is kept: if it has the share's name, the new manifest's name ends with a digest of its
+/// source. Conditional writes decide between stages that end at the same time.
 pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
     let of_source = format!("{share}-{:016x}", xxh3_64(staged.source.as_deref().unwrap_or_default().as_bytes()));
     let path = |node: &str, format: ManifestFormat| format!(".penstock/{}", manifest_name(node, format));
@@ -111,10 +111,10 @@ pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline:
             let is_of = |format| nodes.iter().any(|node| *name == Key::from(path(node, format).as_str()));
             is_of(ManifestFormat::Json) || is_of(ManifestFormat::Parquet)
         });
-        let standing = read(to, names, deadline).await?;
-        let is_taken = standing.iter().any(|other| other.node == share && other.manifest.source != staged.source);
+        let existing = read(to, names, deadline).await?;
+        let is_taken = existing.iter().any(|other| other.node == share && other.manifest.source != staged.source);
         let node = nodes[usize::from(is_taken)];
-        let mine: Vec<&Document> = standing.iter().filter(|document| document.node == node).collect();
+        let mine: Vec<&Document> = existing.iter().filter(|document| document.node == node).collect();
         let is_same = |document: &&&Document| {
             let Manifest { objects, source, failed, .. } = &document.manifest;
             (objects, source, failed) == (&staged.objects, &staged.source, &staged.failed)
@@ -140,11 +140,11 @@ pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline:
         };
         let options = PutOptions { precondition, ..PutOptions::default() };
         match to.store.put(&key(node, format), vec![bytes], &options, deadline).await {
-            // Another stage wrote that name since it was listed.
+            // Another stage wrote that name after it was listed.
             Err(Error::Precondition { .. }) => continue,
             put => put?,
         };
-        // An earlier stage of more or fewer objects left one of the other format.
+        // An earlier stage of more or fewer objects may have left a manifest in the other format.
         let others = mine.iter().filter(|document| document.format != format);
         let others: Vec<Key> = others.map(|document| key(node, document.format)).collect();
         if !others.is_empty() {
@@ -152,12 +152,12 @@ pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline:
         }
         return Ok(format!("{}{}", to.url, path(node, format)));
     }
-    let holder = format!("other stages wrote manifests there {MAX_ATTEMPTS} times in a row");
+    let holder = format!("other stages wrote manifests to it {MAX_ATTEMPTS} times in a row");
     Err(Error::Busy { place: format!("{}.penstock/", to.url), holder })
 }
 
 impl Line {
-    /// A manifest's entry of an object in the form of a journal line.
+    /// Converts a manifest's entry of an object to a journal line.
     pub(crate) fn of_recorded(entry: &Entry) -> Option<Self> {
         let origin = entry.origin.clone()?;
         Some(Self {

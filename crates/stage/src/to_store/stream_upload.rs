@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A large object on its way to a store: read in order, piece by piece, and written in parts that a killed stage need not
-//! send again. Holds a few parts in memory, whatever the object's size.
+//! Streams a large object to a store: reads it in order and writes it in parts, which a later stage need not send again
+//! after a kill. Holds a few parts in memory, whatever the size of the object.
 //!
-//! A later run does not read again: of a copy whose source promises no digest but a CRC-32C, the parts that the store
-//! holds. Anything else is read again from its begin, since its digest or its codec wants all of it; its parts are not
-//! sent again where they come out the same.
+//! On resume, a copy whose source promises no digest except a CRC-32C skips the parts that the store holds. Any other
+//! object is read again from its beginning, since its digest or its codec needs all of it; parts that come out the same
+//! are not sent again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,13 +28,14 @@ use crate::to_store::target::PART;
 use crate::to_store::upload::{UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
-/// First bytes of an object that are read before the transform is chosen.
+/// Number of first bytes of an object that are read before the transform is chosen.
 const LOOK: u64 = crate::compress::TRIED as u64;
 
-/// Stored bytes that are inflated before one looks how much has come of them: at most 4 MiB of gzip, 128 MiB of zstd.
+/// Stored bytes that are decompressed before the size of the output is checked: it is at most 4 MiB for gzip, 128 MiB
+/// for zstd.
 const STEP: usize = 4 << 10;
 
-/// Reads an object in order on tasks of its own, which end with this.
+/// Reads an object in order in background tasks, which end when this is dropped.
 struct Reader {
     pieces: mpsc::Receiver<Result<Bytes>>,
     _task: JoinSet<()>,
@@ -67,7 +68,7 @@ impl Reader {
     }
 }
 
-/// A store without ranges: all of it, in pieces as they come.
+/// Reads the whole object from a store without ranges, in pieces as they arrive.
 async fn whole(context: &UploadContext, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
     let mut got = context.reader.get(entry, ByteRange::WHOLE).await?;
     let mut piece = BytesMut::new();
@@ -83,28 +84,28 @@ async fn whole(context: &UploadContext, entry: &Entry, send: &mpsc::Sender<Resul
     Ok(())
 }
 
-pub(crate) async fn send(context: &Arc<UploadContext>, load: &UploadItem, entry: &Entry) -> Result<Written> {
+pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entry: &Entry) -> Result<Written> {
     let meta = context.reader.head(entry).await?;
     let mut promised = entry.digests.clone();
     promised.extend(meta.digests.iter().filter(|digest| !entry.digests.contains(digest)).cloned());
     let head = match context.reader.has_ranges() {
         true => context.reader.range(entry, ByteRange::new(0, LOOK.min(entry.size))).await?,
-        // Asked for in full below; its name must do.
+        // The object is read in full below; here its name must be enough.
         false => Bytes::new(),
     };
     let change = {
         let (context, item, entry, encoding) =
-            (context.clone(), load.item.clone(), entry.clone(), meta.encoding.clone());
+            (context.clone(), upload.item.clone(), entry.clone(), meta.encoding.clone());
         blocking(move || Ok(context.change(&item, &entry, encoding, &head))).await?
     };
-    // A lost upload costs a second try, not the object.
+    // If the upload is lost, try a second time before the object fails.
     for is_last in [false, true] {
-        let mut upload = MultipartUpload::start(context, load, entry, &change, &promised).await?;
+        let mut upload = MultipartUpload::start(context, upload, entry, &change, &promised).await?;
         match upload.carry().await {
             Err(Error::NotFound { place }) if !is_last && place == context.target_place(&change.item) => {
                 upload.forget().await;
             }
-            // Another's object is there, or this one is not what it was: nothing of it is of use any more.
+            // An object of another origin exists, or the source has changed: this upload is of no further use.
             Err(
                 error @ (Error::Precondition { .. }
                 | Error::Corrupt { .. }
@@ -120,8 +121,8 @@ pub(crate) async fn send(context: &Arc<UploadContext>, load: &UploadItem, entry:
     Err(Error::bug("an upload was lost twice and reported once"))
 }
 
-/// Inflates of `piece` what makes about a part, and gives back what it did not come to: a piece of hostile content would
-/// else be all of the memory.
+/// Decompresses about one part of content from `piece`, and returns the unread rest: a hostile piece could otherwise
+/// fill all of the memory.
 fn inflate_some(
     inflater: &mut StreamDecoder,
     piece: Bytes,
@@ -160,15 +161,15 @@ impl MultipartUpload<'_> {
         }
     }
 
-    /// Reads all of it, in order.
+    /// Reads the whole object, in order.
     async fn carry_all(&mut self) -> Result<Written> {
         let mut reader = Reader::start(self.context, self.entry, self.reads);
         let mut stored = StoredDigests::new(self.promised);
         let place = self.context.reader.place(self.entry);
-        let (undo, limit) =
-            (self.change.item.undo, self.context.inflated_limit(self.change.item.undo, self.entry.size));
-        let mut inflater = (undo != Codec::None).then(|| StreamDecoder::new(undo, limit, &place));
-        let mut press = match self.change.pack {
+        let (decode, limit) =
+            (self.change.item.decode, self.context.options.inflated_limit(self.change.item.decode, self.entry.size));
+        let mut inflater = (decode != Codec::None).then(|| StreamDecoder::new(decode, limit, &place));
+        let mut compressor = match self.change.compression {
             Some(compression) => {
                 Some(AsyncCompressor::new(compression, self.context.cores.clone(), self.context.threads)?)
             }
@@ -191,9 +192,9 @@ impl MultipartUpload<'_> {
                 let contents;
                 (contents, stored, inflater, left) = self.context.on_core(work).await?;
                 for content in contents {
-                    match &mut press {
-                        Some(press) => {
-                            for bytes in press.push(content).await? {
+                    match &mut compressor {
+                        Some(compressor) => {
+                            for bytes in compressor.push(content).await? {
                                 self.write(bytes).await?;
                             }
                         }
@@ -209,18 +210,18 @@ impl MultipartUpload<'_> {
         if let Some(inflater) = inflater {
             inflater.finish()?;
         }
-        if let Some(press) = press {
-            for bytes in press.finish().await? {
+        if let Some(compressor) = compressor {
+            for bytes in compressor.finish().await? {
                 self.write(bytes).await?;
             }
         }
-        // Nothing is made of bytes that are not what was promised.
+        // No object is made from bytes that do not match the promised digests.
         let have = stored.digests();
-        let checked = self.context.check(self.entry, &have, self.promised)?;
+        let checked = self.context.reader.check(self.entry, &have, self.promised)?;
         self.finish(have[..2].to_vec(), checked).await
     }
 
-    /// Reads and sends the parts that the store does not hold, and nothing else.
+    /// Reads and sends only the parts that the store does not have.
     async fn carry_missing(&mut self) -> Result<Written> {
         let PartSink::Parts { held, .. } = &mut self.hold else { return Err(Error::bug("parts without an upload")) };
         let held = std::mem::take(held);
@@ -239,7 +240,7 @@ impl MultipartUpload<'_> {
         let missing: Vec<(u32, ByteRange)> =
             (0..count).filter(|number| !held.contains_key(number)).map(|number| (number, of(number))).collect();
         self.parts.extend(held.into_values());
-        let is_ordered = self.terms.is_some_and(|terms| terms.is_ordered);
+        let is_ordered = self.limits.is_some_and(|limits| limits.is_ordered);
         for (number, whole) in missing {
             let starts = (0..whole.len.div_ceil(PART_BYTES)).map(|at| at * PART_BYTES);
             let ranges = starts.map(|at| ByteRange::new(whole.start + at, PART_BYTES.min(whole.len - at)));
@@ -251,7 +252,7 @@ impl MultipartUpload<'_> {
                 .await?;
             let mut ends = None;
             if number + 1 == count && is_ordered {
-                // The CRC of the whole ends the upload: it must be right before.
+                // The CRC of the whole object ends the upload, so it must be checked first.
                 self.parts.sort_by_key(|part| part.number);
                 let last = Part {
                     number,
@@ -262,7 +263,7 @@ impl MultipartUpload<'_> {
                 };
                 let all: Vec<Part> = self.parts.iter().cloned().chain([last]).collect();
                 let crc = combined(&all).into_iter().collect::<Vec<_>>();
-                self.context.check(self.entry, &crc, self.promised)?;
+                self.context.reader.check(self.entry, &crc, self.promised)?;
                 ends = crc.first().and_then(value);
             }
             self.spawn_part(PartSpec { number, offset: whole.start, ends }, bytes).await?;
@@ -270,7 +271,7 @@ impl MultipartUpload<'_> {
         self.join(0).await?;
         self.parts.sort_by_key(|part| part.number);
         let digests: Vec<Digest> = combined(&self.parts).into_iter().collect();
-        let checked = self.context.check(self.entry, &digests, self.promised)?;
+        let checked = self.context.reader.check(self.entry, &digests, self.promised)?;
         self.complete(digests.clone(), checked, digests, self.entry.size).await
     }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A destination that is a store: its door, the names that objects take there, and the plan.
+//! A destination store: its URL and client, the target names of objects, and the plan.
 //!
-//! `standing` holds what is there already, `deliver` the work, `remote_recorded` the manifests that stay there.
+//! `existing` holds the objects that are there already, `object` uploads, and `records` holds the manifests in the
+//! store.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use penstock_dataset::manifest::{CodecSource, Manifest, is_own};
 use penstock_dataset::{Division, SharePlan};
 
-/// Objects up to this are read whole and put at once.
+/// Maximum size of an object that is read whole and written in one request.
 pub(crate) const SMALL: u64 = 16 << 20;
 
-/// Bytes of a part of a large one.
+/// Part size of a larger object.
 pub(crate) const PART: u64 = 16 << 20;
 
-/// The longest key that any store holds.
-const KEY_MOST: usize = 1024;
+/// Maximum key length of any store.
+const MAX_KEY: usize = 1024;
 
 /// The opened destination.
 #[derive(Clone)]
@@ -32,19 +33,19 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// A place to read from.
+    /// Opens a store to read from.
     pub fn to(url: &Url, settings: &StoreSettings, metrics: &Arc<Metrics>) -> Result<Self> {
         let folder = url.as_folder();
         let opened = penstock_store::open(&folder, settings, metrics.clone())?;
         Ok(Self { store: opened.store, prefix: opened.prefix, url: folder.to_string() })
     }
 
-    /// The same, asked as much at a time as the governor lets.
+    /// Limits the requests in flight to what the governor allows.
     pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
         Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }
 
-    /// A place to write to.
+    /// Opens a store to write to.
     pub fn open(
         url: &Url,
         settings: &StoreSettings,
@@ -55,7 +56,7 @@ impl Target {
         let folder = &opened.url;
         if !opened.store.capabilities().put {
             return Err(Error::Unsupported {
-                what: format!("a stage to {folder}"),
+                what: format!("staging to {folder}"),
                 by: format!("{}://", url.scheme.name()),
             });
         }
@@ -67,7 +68,7 @@ impl Target {
     }
 }
 
-/// True where objects carry a Content-Encoding, so that a compressed one keeps its name.
+/// True if the store keeps a Content-Encoding, so that a compressed object keeps its name.
 pub(crate) fn keeps_names(scheme: Scheme) -> bool {
     match scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => true,
@@ -75,7 +76,7 @@ pub(crate) fn keeps_names(scheme: Scheme) -> bool {
     }
 }
 
-/// The plan for a store: any key that it may hold, each once.
+/// Plans a stage to a store: any key that the store may hold, each once.
 pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Result<StagePlan> {
     if options.node >= options.nodes {
         return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
@@ -85,9 +86,9 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     let mut names: HashMap<Key, usize> = HashMap::with_capacity(manifest.objects.len());
     let mut items = Vec::with_capacity(manifest.objects.len());
     for (at, entry) in manifest.objects.iter().enumerate() {
-        let undo = if options.decompress { entry.codec } else { Codec::None };
+        let decode = if options.decompress { entry.codec } else { Codec::None };
         let mut target = entry.key.clone();
-        if undo != Codec::None && Codec::of_name(entry.key.as_bytes()) == undo {
+        if decode != Codec::None && Codec::of_name(entry.key.as_bytes()) == decode {
             target = Key::new(strip_suffix(entry.key.as_bytes()).to_vec());
         }
         if let Some(compression) = options.compression_of(entry).filter(|_| !keeps_names(url.scheme)) {
@@ -96,11 +97,11 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
         match target.as_bytes() {
             b"" => return Err(refuse(&entry.key, "it is empty".to_owned())),
             _ if is_own(&target) => {
-                let reason = "names that begin with .penstock hold Penstock's own state";
+                let reason = "names that begin with .penstock are reserved for Penstock";
                 return Err(refuse(&entry.key, reason.to_owned()));
             }
-            bytes if url.key.as_bytes().len() + bytes.len() > KEY_MOST => {
-                return Err(refuse(&entry.key, format!("with its prefix it is longer than {KEY_MOST} bytes")));
+            bytes if url.key.as_bytes().len() + bytes.len() > MAX_KEY => {
+                return Err(refuse(&entry.key, format!("with its prefix it is longer than {MAX_KEY} bytes")));
             }
             _ => {}
         }
@@ -111,15 +112,16 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
         items.push(Item {
             object: at,
             target,
-            undo,
-            codec_source: (undo != Codec::None).then_some(CodecSource::Suffix),
+            decode,
+            codec_source: (decode != Codec::None).then_some(CodecSource::Suffix),
         });
     }
     drop(names);
     let division = Division { decompress: options.decompress, ..options.division.clone() };
     let shares = SharePlan::divide(manifest, options.nodes, &division)?;
     let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
-    // What is small is read and written whole; of the rest, reads ask for the version and the first bytes, writes begin and end.
+    // A small object is read and written whole. For a larger one, reads also request the version and the first bytes;
+    // writes also begin and end the upload.
     let requests = |at: usize, _| match manifest.objects[at].size {
         ..=SMALL => 2,
         size => size.div_ceil(PART_BYTES) + 2 + size.div_ceil(PART) + 2,
@@ -127,7 +129,7 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     Ok(StagePlan::of(items, &shares, options.node, requests))
 }
 
-/// Errs where a destination lies inside its own source: each run would list what the last one wrote.
+/// Returns an error if a destination is inside its own source: each run would list what the last one wrote.
 pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
     let (inner, outer) = (url.as_folder(), source.as_folder());
     let same = source.scheme == url.scheme && source.authority == url.authority;
@@ -138,7 +140,7 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
 }
 
 impl StageOptions {
-    /// Sets the options that [`transform_id`] named.
+    /// Sets the options that [`StageOptions::transform_id`] named.
     pub(crate) fn apply_transform(&mut self, transform: Option<&str>) -> Result<()> {
         let odd = || Error::config("manifest", format!("`{}` is not a transform", transform.unwrap_or_default()));
         for step in transform.into_iter().flat_map(|transform| transform.split(',')) {
@@ -152,15 +154,5 @@ impl StageOptions {
             }
         }
         Ok(())
-    }
-}
-
-/// The transform of content, as journals and manifests record it: another transform makes other objects.
-pub(crate) fn transform_id(options: &StageOptions) -> Option<String> {
-    let compression = options.compression.map(|compression| format!("{}:{}", compression.codec, compression.level));
-    match (options.decompress, compression) {
-        (true, Some(compression)) => Some(format!("decompress,{compression}")),
-        (true, None) => Some("decompress".to_owned()),
-        (false, compression) => compression,
     }
 }

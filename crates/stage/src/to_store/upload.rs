@@ -14,12 +14,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use tokio::sync::Semaphore;
 
-/// An object to be sent, and what is under its name.
+/// An object to send, and the existing object with its name.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadItem {
     pub item: Item,
-    pub standing: Option<Meta>,
-    /// The existing object is of an earlier stage of this source.
+    pub existing: Option<Meta>,
+    /// True if the existing object is from an earlier stage of this source.
     pub is_ours: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct UploadContext {
     pub cores: Arc<Semaphore>,
     pub threads: usize,
     pub options: StageOptions,
-    /// Uploads on their way, by the name of their journal.
+    /// Uploads in progress, by the name of their journal.
     pub open: Mutex<HashMap<String, (Key, UploadId)>>,
 }
 
@@ -40,16 +40,16 @@ pub(crate) struct UploadContext {
 #[derive(Debug, Clone)]
 pub(crate) struct Transform {
     pub item: Item,
-    pub pack: Option<crate::compress::Compression>,
-    /// Content-Encoding of what is written.
+    pub compression: Option<crate::compress::Compression>,
+    /// Content-Encoding of the written object.
     pub encoding: Option<String>,
-    /// Content-Encoding of what was read.
+    /// Content-Encoding of the object that was read.
     pub source_encoding: Option<String>,
 }
 
 impl Transform {
     pub fn is_copy(&self) -> bool {
-        self.item.undo == Codec::None && self.pack.is_none()
+        self.item.decode == Codec::None && self.compression.is_none()
     }
 }
 
@@ -61,6 +61,6 @@ pub(crate) struct Written {
     pub size: u64,
     pub digests: Vec<Digest>,
     pub meta: Meta,
-    /// The journal of its parts, of no use once this is journaled.
+    /// Journal of its parts, not needed once this object is journaled.
     pub leftover: Option<Arc<OwnedFile>>,
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The journal of one object that goes in parts: what it is made of, the upload's id, and the parts that were taken.
+//! Journal of one multipart upload: source and transform of the object, the id of the upload, and its accepted parts.
 //!
-//! A head line, then a line a part, in a file of mode 0600 (in some stores the id grants write access). Not synced: what a
-//! power cut takes is sent again, and a part is believed only where the store still holds it. An object that is not the
-//! one in the head starts again.
+//! A header line, then one line per part, in a file of mode 0600 (in some stores the id grants write access). Not
+//! synced: parts whose lines are lost in a power failure are sent again, and a part counts only if the store still
+//! holds it. An object that differs from the header starts again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::dest_dir::DestDir;
 use penstock_dataset::manifest::transform_text;
 
-/// A file beyond this is not ours: 50,000 parts of some 200 bytes.
+/// Maximum size of the file; a larger one is not ours (50,000 parts of about 200 bytes).
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Identity of an upload: source, transform and destination.
@@ -43,23 +43,23 @@ enum Line {
         id: UploadId,
     },
     Part(Part),
-    /// All parts are there, and this is the whole.
+    /// All parts have arrived; this is the whole object.
     Whole {
         size: u64,
         digests: Vec<Digest>,
     },
 }
 
-/// An upload that an earlier run left.
+/// An upload left by an earlier run.
 #[derive(Debug)]
 pub(crate) struct PreviousUpload {
     pub id: UploadId,
-    /// By number; a part that was sent twice is the last.
+    /// Parts by number; of a part that was sent twice, the last one.
     pub parts: BTreeMap<u32, Part>,
     pub whole: Option<(u64, Vec<Digest>)>,
 }
 
-/// The file, locked by this process until it is dropped.
+/// Journal file of an upload, locked by this process until it is dropped.
 #[derive(Debug)]
 pub(crate) struct SentParts {
     pub file: Arc<OwnedFile>,
@@ -67,7 +67,7 @@ pub(crate) struct SentParts {
 }
 
 impl SentParts {
-    /// Opens it, and gives what an earlier run left of the same object.
+    /// Opens the file, and returns what an earlier run left of the same object.
     pub fn open(
         dest_dir: &DestDir,
         folder: &Arc<OwnedFd>,
@@ -77,7 +77,7 @@ impl SentParts {
         let place = dest_dir.place(name.as_bytes());
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::WouldBlock => {
-                Error::Busy { place: want.target.clone(), holder: "another penstock process writes it".to_owned() }
+                Error::Busy { place: want.target.clone(), holder: "another penstock process is writing it".to_owned() }
             }
             _ => Error::from_io(&place, &error),
         };
@@ -101,13 +101,13 @@ impl SentParts {
             }
         }
         if left.is_some() {
-            // A torn last line must not swallow the next one.
+            // A torn last line must not merge with the next one.
             file.seek(SeekFrom::End(0)).and_then(|_| file.write_all(b"\n")).map_err(io)?;
         }
         Ok((Self { file: owned, place }, left))
     }
 
-    /// Starts again.
+    /// Clears the file and begins an upload.
     pub fn begin(&mut self, head: &Head, id: &UploadId) -> Result<()> {
         let cleared = self.file.clear().and_then(|()| self.file.file().rewind());
         cleared.map_err(|error| Error::from_io(&self.place, &error))?;

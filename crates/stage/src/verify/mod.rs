@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Verification of a staged folder: reads it again from the disk, not from memory, and compares it with the record of its stage.
+//! Verifies a staged folder: reads it from the disk, bypassing memory, and compares it with the records of its stage.
 //!
-//! Names each wrong file; reports, and does not judge, files that no stage made. Writes nothing; `repair` does.
+//! Reports each wrong file, and lists files that no stage wrote without judging them. Writes nothing; `repair` does.
 
 pub(crate) mod repair;
 pub(crate) mod store;
@@ -31,37 +31,37 @@ use crate::to_folder::records::{Record, Recorded, Unfinished, read};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;
 
-/// One read; a worker holds one such buffer and nothing else.
+/// Bytes of one read; a worker holds one buffer of this size and nothing else.
 const IO_BUFFER_BYTES: usize = 1 << 20;
-/// Unexpected files that are listed; all of them are counted.
+/// Maximum number of unexpected files that are listed; all of them are counted.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
 /// Request of a verification, validated once.
 #[derive(Debug, Clone)]
 pub struct VerifyRequest {
-    /// The staged folder. With `remote`: where a repair keeps its journal.
+    /// The staged folder. With `remote`: the folder where a repair keeps its journal.
     pub destination: PathBuf,
-    /// The store that holds the staged copy, in place of the folder.
+    /// Store of the staged copy, instead of the folder.
     pub remote: Option<Url>,
-    /// Believe what a store says of its objects.
+    /// Trust the metadata that a store reports for its objects.
     pub quick: bool,
-    /// Which of the files are meant, by their path below the folder.
+    /// Filter for the files to verify, by their path below the folder.
     pub select: KeyFilter,
-    /// Fetch again what is wrong.
+    /// Fetch wrong files again.
     pub repair: bool,
-    /// How to reach its source.
+    /// Settings to access the source.
     pub settings: StoreSettings,
-    /// Wall-clock limit of all of it.
+    /// Wall-clock limit of the whole verification.
     pub deadline: Option<Duration>,
-    /// Threads that read.
+    /// Number of threads that read.
     pub cores: usize,
-    /// Most requests in flight while repairing.
+    /// Maximum requests in flight during a repair.
     pub concurrency: usize,
-    /// Most bytes in flight while repairing.
+    /// Maximum bytes in flight during a repair.
     pub memory: u64,
 }
 
-/// One file that is not what its stage made.
+/// A file that differs from what its stage wrote.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailedFile {
     /// Its path below the folder, control characters escaped.
@@ -70,12 +70,12 @@ pub struct FailedFile {
     pub problem: String,
     /// Finding, in one sentence.
     pub detail: String,
-    /// Why it could not be repaired, where that was tried.
+    /// Why it could not be repaired, if a repair was tried.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair_error: Option<String>,
 }
 
-/// How a verification went.
+/// Result of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verified {
     /// Version of this document.
@@ -86,17 +86,18 @@ pub struct Verified {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Files that are what their stage wrote.
+    /// Files that match what their stage wrote.
     pub ok: u64,
-    /// Files that are not.
+    /// Files that do not match.
     pub failed: Vec<FailedFile>,
-    /// Files that were fetched again and are right now.
+    /// Files that were fetched again and are correct now.
     pub repaired: Vec<String>,
     /// Files that no stage recorded; the first 1,000.
     pub unexpected: Vec<String>,
     /// Number of files that no stage recorded.
     pub unexpected_total: u64,
-    /// Shares that the last stage into the folder did not bring whole: what stands may be right, and objects are missing.
+    /// Shares that the last stage into the folder did not complete: existing files may be correct, but objects are
+    /// missing.
     #[serde(default)]
     pub unfinished: Vec<Unfinished>,
     /// Bytes of objects received for repair.
@@ -107,11 +108,11 @@ pub struct Verified {
     pub seconds: f64,
 }
 
-/// A verification that runs.
+/// A running verification.
 pub type VerifyJob = Job<Verified>;
 
 impl VerifyJob {
-    /// Starts it on the runtime and returns at once.
+    /// Starts the verification on the runtime and returns at once.
     pub fn start(request: VerifyRequest, runtime: &Handle) -> Self {
         Self::spawn(runtime, |progress, metrics, cancelled| run(request, progress, metrics, cancelled))
     }
@@ -136,7 +137,7 @@ async fn run(
                 let place = path.display().to_string();
                 Ok((Arc::new(dest_dir), only(&select, records, &place, |record| &record.target)?, unfinished))
             }
-            // The folder is there; what a stage leaves in it is not.
+            // The folder exists, but no stage has left records in it.
             None => Err(Error::NotFound { place: dest_dir.place(FOLDER.as_bytes()) }),
         }
     })
@@ -160,7 +161,7 @@ async fn run(
             &request, &dest_dir, &records, &bad, deadline, &progress, &metrics, &cancelled,
         )
         .await?;
-        // Only reading says whether it is right now.
+        // Only a second read shows whether the files are correct now.
         let again = Arc::new(Progress::default());
         wrong = check_all(&dest_dir, &records, bad.clone(), request.cores, deadline, &again, cancelled).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
@@ -186,7 +187,7 @@ async fn run(
     })
 }
 
-/// Reads the records' files on as many threads as there are cores; what is wrong comes in the records' order.
+/// Reads the records' files on as many threads as there are cores; returns wrong files in the order of the records.
 async fn check_all(
     dest_dir: &Arc<DestDir>,
     records: &Arc<Vec<Record>>,
@@ -256,32 +257,32 @@ fn check(
         Err(error) => return Ok(Some(("unreadable", error.to_string()))),
     };
     if size != record.size {
-        return Ok(Some(("size", format!("it has {size} bytes, and had {} when it was staged", record.size))));
+        return Ok(Some(("size", format!("it has {size} bytes, but had {} when it was staged", record.size))));
     }
     let seal = match seal_of(&file, buffer, stop, progress)? {
         Ok(seal) => seal,
         Err(error) => return Ok(Some(("unreadable", error.to_string()))),
     };
     if seal.bytes != record.size {
-        return Ok(Some(("size", format!("it ended after {} bytes of {}", seal.bytes, record.size))));
+        return Ok(Some(("size", format!("it ends after {} of {} bytes", seal.bytes, record.size))));
     }
     let have = seal.digests();
     for want in &record.digests {
         if let Some(have) = have.iter().find(|have| have.algorithm == want.algorithm && *have != want) {
-            return Ok(Some(("digest", format!("its bytes have {have}, and had {want} when it was staged"))));
+            return Ok(Some(("digest", format!("its bytes have {have}, but had {want} when it was staged"))));
         }
     }
     Ok(None)
 }
 
-/// Digests of the bytes on the disk: what memory holds of them is let go first.
+/// Digests of the bytes on disk; first drops the file's pages from memory.
 fn seal_of(
     file: &File,
     buffer: &mut [u8],
     stop: &AtomicBool,
     progress: &Progress,
 ) -> Result<std::io::Result<ContentDigest>> {
-    // Pages that were never written back stay, and are not on the disk yet. Where a file system knows no such advice,
+    // Pages not yet written back stay in memory, since they are not on disk yet. On a file system without this advice,
     // the bytes may come from memory.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
@@ -302,7 +303,7 @@ fn seal_of(
     }
 }
 
-/// The records that are meant. Errs where there are records and none of them is.
+/// The selected records. Returns an error if there are records but none is selected.
 pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
     let is_empty = records.is_empty();
     records.retain(|record| select.takes(target(record)));
@@ -312,8 +313,8 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
     }
 }
 
-/// Names below the folder that are meant and that no record has: the first ones, and how many. Links are not followed. A
-/// folder that cannot be read has no names.
+/// Selected names below the folder that no record has: the first ones, and their number. Does not follow links. A
+/// folder that cannot be read counts as empty.
 fn unexpected(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = dest_dir.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);

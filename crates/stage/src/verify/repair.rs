@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fetches again exactly the files that are wrong, from the folder and at the version that they were staged from.
+//! Fetches exactly the wrong files again, from the source and the version that they were staged from.
 //!
-//! The new bytes must be the old ones: a source that is gone or was replaced leaves the file as it is, and says so.
+//! The new bytes must equal the recorded ones: if the source is gone or was replaced, the file stays as it is and an
+//! error is reported.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -24,11 +25,11 @@ use crate::to_folder::workers::Workers;
 use crate::verify::VerifyRequest;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Why an object is not fetched although its record names a source.
+/// Reason for not fetching an object although its record names a source.
 pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stored bytes to check the source against";
 
-/// Repairs what can be; says of the others why not, by their place in `records`. Errs where nothing can be tried at
-/// all: another stage is writing there, or the user interrupted.
+/// Repairs what it can; for the others, returns the reason by their index in `records`. Returns an error if nothing can
+/// be tried: another stage is writing there, or the user interrupted.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 pub(crate) async fn repair(
     request: &VerifyRequest,
@@ -51,7 +52,7 @@ pub(crate) async fn repair(
                 groups.entry((source, journal, *decompress, origin.transform.as_deref())).or_default().push(at);
             }
             _ => {
-                why.insert(at, "nothing records where it came from".to_owned());
+                why.insert(at, "its source is not recorded".to_owned());
             }
         }
     }
@@ -136,18 +137,18 @@ impl Fetch<'_> {
         let (mut objects, mut items) = (Vec::new(), Vec::new());
         for record in group.iter().map(|&at| &records[at]) {
             let Some(origin) = &record.origin else { continue };
-            let (undo, codec_source) = (origin.decoded, origin.codec_source);
-            items.push(Item { object: objects.len(), target: record.target.clone(), undo, codec_source });
+            let (decode, codec_source) = (origin.decoded, origin.codec_source);
+            items.push(Item { object: objects.len(), target: record.target.clone(), decode, codec_source });
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: record.modified_s,
-                // What was stored then must be what arrives now.
+                // The bytes that arrive now must match those stored then.
                 digests: origin.digests.clone(),
                 encoding: origin.encoding.clone(),
                 ..Entry::new(origin.key.clone(), origin.size)
             });
         }
-        // Not `Manifest::new` of them, which sorts: items name objects by number.
+        // `Manifest::new` would sort the objects, but items refer to them by index.
         let manifest = Manifest { objects, ..Manifest::new(source.url.clone(), Vec::new()) };
         let need = group.iter().map(|&at| records[at].size).sum();
         let (parts, journal) = {
@@ -166,7 +167,7 @@ impl Fetch<'_> {
         let dest_dir = dest_dir.clone();
         let rates = Rates { in_flight: options.concurrency, ..Rates::default() };
         let source = source.governed(&AdaptiveLimit::new(rates, metrics));
-        let crew = Workers { source, dest_dir, parts, journal, options, cores, progress, deadline };
-        crew.work(&Arc::new(manifest), &items, cancelled.clone()).await
+        let workers = Workers { source, dest_dir, parts, journal, options, cores, progress, deadline };
+        workers.work(&Arc::new(manifest), &items, cancelled.clone()).await
     }
 }

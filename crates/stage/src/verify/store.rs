@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A staged copy in a store, read again from there and held against the manifest that its stage wrote beside it; or, in
-//! haste, by what the store says of it.
+//! Verifies a staged copy in a store: reads it again and compares it with the manifest beside it; in quick mode,
+//! compares only the store's metadata.
 //!
-//! Names each wrong object; reports, and does not judge, objects that no stage made. `mend` sends exactly what is wrong
-//! again, from the folder and at the version that it came from.
+//! Reports each wrong object, and lists objects that no stage wrote without judging them. `repair` uploads exactly the
+//! wrong objects again, from the source and the version that they came from.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use crate::verify::{FailedFile, Verified, VerifyRequest, only};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::{Entry, Manifest, is_own};
 
-/// Unexpected files that are listed; all of them are counted.
+/// Maximum number of unexpected files that are listed; all of them are counted.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
-/// The manifest of a store's staged copy, all nodes' shares in one; `None` where no stage has left one.
+/// Manifest of a staged copy in a store, with the shares of all nodes; `None` if no stage has left one.
 pub async fn recorded_remotely(
     url: &Url,
     settings: &penstock_store::StoreSettings,
@@ -47,7 +47,7 @@ pub async fn recorded_remotely(
     Ok(joined(&to.url, documents(&to, names, deadline).await?))
 }
 
-/// Of two documents that name one object, the first holds: the later.
+/// Joins documents, the latest first: if two list one object, the first counts.
 fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
     let source = documents.first()?.manifest.source.clone();
     let is_one = documents.iter().all(|document| document.manifest.source == source);
@@ -127,8 +127,8 @@ async fn verify(
     let mut repaired = Vec::new();
     if request.repair && !wrong.is_empty() {
         let bad: Vec<usize> = wrong.iter().map(|(at, _)| *at).collect();
-        let why = mend(request, &to, &governor, &records, &bad, progress, metrics, &cancelled, deadline).await?;
-        // Only looking says whether it is right now.
+        let why = repair(request, &to, &governor, &records, &bad, progress, metrics, &cancelled, deadline).await?;
+        // Only a second check shows whether the objects are correct now.
         let fresh = Arc::new(Verifier { progress: Arc::default(), ..Arc::unwrap_or_clone(sight) });
         wrong = fresh.all(&records, &bad, request.concurrency).await?;
         let still: HashSet<usize> = wrong.iter().map(|(at, _)| *at).collect();
@@ -167,7 +167,7 @@ struct Verifier {
 type Problem = Option<(&'static str, String)>;
 
 impl Verifier {
-    /// Looks at the objects; what is wrong comes in the records' order.
+    /// Checks the objects; returns wrong ones in the order of the records.
     async fn all(
         self: &Arc<Self>,
         records: &[Record],
@@ -206,14 +206,14 @@ impl Verifier {
         }
     }
 
-    /// By what the store says: size, then a digest that both know, then the version.
+    /// Checks the store's metadata: size, then a digest that both have, then the version.
     async fn quick_check(&self, entry: &Entry) -> Result<Problem> {
         let meta = self.to.store.head(&self.to.key(&entry.key), self.deadline).await?;
         Progress::add(&self.progress.done_bytes, entry.size);
         Ok(problem_of(entry, &meta))
     }
 
-    /// By its bytes, read from the store.
+    /// Checks the bytes, read from the store.
     async fn read(&self, entry: &Entry) -> Result<Problem> {
         let object = ObjectRef::current(self.to.key(&entry.key));
         let mut got = self.to.store.get_ranges(&object, &[ByteRange::WHOLE], self.deadline).await?;
@@ -221,7 +221,7 @@ impl Verifier {
             return Ok(Some(size(entry, got.meta.size)));
         }
         let mut seal = ContentDigest::default();
-        // Hashed a MiB at a time, away from the threads that wait on sockets.
+        // Hashed one MiB at a time, away from the threads that wait for sockets.
         let (mut batch, mut held) = (Vec::new(), 0);
         loop {
             let next = got.chunks.try_next().await?;
@@ -255,13 +255,13 @@ impl Verifier {
 }
 
 fn size(entry: &Entry, have: u64) -> (&'static str, String) {
-    ("size", format!("it has {have} bytes, and had {} when it was staged", entry.size))
+    ("size", format!("it has {have} bytes, but had {} when it was staged", entry.size))
 }
 
 fn differs(entry: &Entry, have: &[Digest]) -> Problem {
     entry.digests.iter().find_map(|want| {
         let have = have.iter().find(|have| have.algorithm == want.algorithm && *have != want)?;
-        Some(("digest", format!("its bytes have {have}, and had {want} when it was staged")))
+        Some(("digest", format!("its bytes have {have}, but had {want} when it was staged")))
     })
 }
 
@@ -277,17 +277,17 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
         want.algorithm != Algorithm::Xxh3 && meta.digests.iter().any(|have| have.algorithm == want.algorithm)
     };
     match (&entry.version, &meta.version) {
-        // The same bytes written again are the same object.
+        // The same bytes written again count as the same object.
         _ if entry.digests.iter().any(is_comparable) => None,
         (Some(want), Some(have)) if want != have => Some((
             "digest",
-            format!("it is version {have}, and was {want} when it was staged; read it without --quick"),
+            format!("it is version {have}, but was {want} when it was staged; verify it without --quick"),
         )),
         _ => None,
     }
 }
 
-/// Objects below the destination that are meant and that no manifest names: the first ones, and how many.
+/// Selected objects below the destination that no manifest lists: the first ones, and their number.
 async fn unexpected(
     to: &Target,
     records: &[Record],
@@ -309,9 +309,9 @@ async fn unexpected(
     Ok((named, count))
 }
 
-/// Sends again what is wrong; says of the others why not.
+/// Sends wrong objects again; for those that it cannot send, returns the reason.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
-async fn mend(
+async fn repair(
     request: &VerifyRequest,
     to: &Target,
     governor: &AdaptiveLimit,
@@ -333,7 +333,7 @@ async fn mend(
                 groups.entry((source, &records[at].node, origin.transform.as_deref())).or_default().push(at);
             }
             _ => {
-                why.insert(at, "nothing records where it came from".to_owned());
+                why.insert(at, "its source is not recorded".to_owned());
             }
         }
     }
@@ -348,24 +348,24 @@ async fn mend(
             why.extend(group.iter().map(|&at| (at, error.to_string())));
             continue;
         }
-        let (mut objects, mut loads) = (Vec::new(), Vec::new());
+        let (mut objects, mut uploads) = (Vec::new(), Vec::new());
         for &at in &group {
             let entry = &records[at].entry;
             let Some(origin) = &entry.origin else { continue };
             let codec_source = origin.codec_source;
-            let undo = if codec_source == Some(penstock_dataset::manifest::CodecSource::Suffix) {
+            let decode = if codec_source == Some(penstock_dataset::manifest::CodecSource::Suffix) {
                 origin.decoded
             } else {
                 Codec::None
             };
-            let item = Item { object: objects.len(), target: entry.key.clone(), undo, codec_source };
-            loads.push(UploadItem { item, standing: None, is_ours: true });
+            let item = Item { object: objects.len(), target: entry.key.clone(), decode, codec_source };
+            uploads.push(UploadItem { item, existing: None, is_ours: true });
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: origin.modified_s,
-                // What was stored then must be what arrives now.
+                // The bytes that arrive now must match those stored then.
                 digests: origin.digests.clone(),
-                // What was packed on the way was not encoded before.
+                // An object that was compressed on the way was not encoded before.
                 encoding: origin.encoding.clone(),
                 ..Entry::new(origin.key.clone(), origin.size)
             });
@@ -386,7 +386,7 @@ async fn mend(
                     deadline,
                     node: node.to_owned(),
                 };
-                again(work, manifest, loads, cancelled.clone()).await
+                again(work, manifest, uploads, cancelled.clone()).await
             }
         };
         Progress::add(&progress.bytes_in, own.snapshot().bytes_in);

@@ -387,7 +387,7 @@ fn stage_into_a_locked_destination_is_refused() {
 
 fn limits(milliseconds: u64) -> WaitLimits {
     let limit = Duration::from_millis(milliseconds);
-    WaitLimits { start: limit, silence: limit }
+    WaitLimits { start: limit, heartbeat: limit }
 }
 
 #[test]
@@ -416,7 +416,7 @@ fn waiting_rank_ignores_what_another_launch_left() {
     ] {
         let error = wait(other).unwrap_err();
         assert_eq!(error.code(), "rank-failed");
-        assert!(error.to_string().contains("no sign"), "{error}");
+        assert!(error.to_string().contains("no heartbeat"), "{error}");
     }
     assert!(wait(StageRequest { launch: None, ..request }).is_ok());
 }

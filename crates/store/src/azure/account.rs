@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which account, where it is, and with what: from Azure's variables or a connection string.
+//! Azure account: its name, endpoint and credential, from Azure's variables or a connection string.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,21 +10,21 @@ use reqsign_azure_storage::Credential;
 
 use crate::transport::{is_loopback, uri};
 
-/// The key that every Azurite has, published in its documentation: it opens nothing but a test's own storage.
+/// Azurite's well-known key, published in its documentation: it opens only a test's own storage.
 const EMULATED: &str = "devstoreaccount1";
 
-/// How to reach Azure Blob Storage. Its `Debug` shows no credential.
+/// Connection settings of Azure Blob Storage. Its `Debug` shows no credential.
 #[derive(Clone, Default)]
 pub struct AzureSettings {
     /// The storage account.
     pub account: Option<String>,
-    /// The account's address, when it is not `https://ACCOUNT.blob.core.windows.net`.
+    /// Endpoint of the account, if it is not `https://ACCOUNT.blob.core.windows.net`.
     pub endpoint: Option<String>,
-    /// Plain http to another machine than this one is allowed.
+    /// Plain HTTP to other machines is allowed.
     pub allows_http: bool,
     /// Requests are sent unsigned, for public containers.
     pub is_anonymous: bool,
-    /// The instance metadata address may be asked for a token.
+    /// The instance metadata address may be used for a token.
     pub asks_instance: bool,
     /// The login of the `az` program may be used.
     pub asks_cli: bool,
@@ -48,8 +48,8 @@ impl fmt::Debug for AzureSettings {
 }
 
 impl AzureSettings {
-    /// Reads `AZURE_STORAGE_CONNECTION_STRING`, and over it `AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`,
-    /// `AZURE_STORAGE_SAS_TOKEN` and `AZURE_STORAGE_ENDPOINT`.
+    /// Reads `AZURE_STORAGE_CONNECTION_STRING`; `AZURE_STORAGE_ACCOUNT`, `AZURE_STORAGE_KEY`, `AZURE_STORAGE_SAS_TOKEN`
+    /// and `AZURE_STORAGE_ENDPOINT` override it.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
         let text = |names: &[&str]| {
             let found = names.iter().filter_map(|name| variables.get(*name)).find(|value| !value.is_empty());
@@ -84,21 +84,21 @@ impl AzureSettings {
     }
 }
 
-/// `Name=value;...`, names in lower case. Nothing of a bad one is shown: it holds a key.
+/// Parses `Name=value;...` into lower-case names. Errors quote nothing of the text, because it holds a key.
 fn connection(text: &str) -> Result<HashMap<String, String>> {
     let bad = |problem: &str| Error::config("AZURE_STORAGE_CONNECTION_STRING", problem);
     let mut parts = HashMap::new();
     for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').ok_or_else(|| bad("it has a part that is no Name=value"))?;
+        let (name, value) = part.split_once('=').ok_or_else(|| bad("a part of it is not Name=value"))?;
         parts.insert(name.to_ascii_lowercase(), value.to_owned());
     }
     if parts.get("usedevelopmentstorage").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
-        return Err(bad("UseDevelopmentStorage is not known here; name AccountName, AccountKey and BlobEndpoint"));
+        return Err(bad("UseDevelopmentStorage is not supported; set AccountName, AccountKey and BlobEndpoint"));
     }
     Ok(parts)
 }
 
-/// A container's address.
+/// Endpoint of a container.
 pub(super) struct Account {
     shown: String,
     base: String,
@@ -110,27 +110,26 @@ impl Account {
         let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         let is_known = matches!(container, "$root" | "$web" | "$logs");
         if !is_known && (container.is_empty() || container.len() > 63 || !container.chars().all(is_name)) {
-            return Err(Error::config("container", format!("`{}` is no container name", container.escape_debug())));
+            return Err(Error::config("container", format!("`{}` is not a container name", container.escape_debug())));
         }
         let account = settings.account.as_deref();
         if account.is_some_and(|name| name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')) {
-            return Err(Error::config("AZURE_STORAGE_ACCOUNT", "it is no account name"));
+            return Err(Error::config("AZURE_STORAGE_ACCOUNT", "it is not an account name"));
         }
         let endpoint = match (&settings.endpoint, account) {
             (Some(endpoint), _) => endpoint.clone(),
             (None, Some(account)) => format!("https://{account}.blob.core.windows.net"),
             (None, None) => {
-                let problem =
-                    "names the account of az:// URLs (or AZURE_STORAGE_CONNECTION_STRING does), and is not set";
+                let problem = "it is not set; az:// URLs need it or AZURE_STORAGE_CONNECTION_STRING";
                 return Err(Error::config("AZURE_STORAGE_ACCOUNT", problem));
             }
         };
-        // The URL is not shown before it is known to hold no password.
+        // The URL is shown only once it is known to hold no password.
         let bad = |problem: &str| Error::config("AZURE_STORAGE_ENDPOINT", problem);
         let uri: Uri = endpoint.parse().map_err(|_| bad("it is not a URL"))?;
-        let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
         if authority.as_str().contains('@') || uri.query().is_some() {
-            return Err(bad("it holds a password or a query; a SAS goes into AZURE_STORAGE_SAS_TOKEN"));
+            return Err(bad("it contains a password or a query; put a SAS in AZURE_STORAGE_SAS_TOKEN"));
         }
         let scheme = match uri.scheme_str() {
             Some("https") => "https",
@@ -145,7 +144,7 @@ impl Account {
         };
         let shown = format!("{scheme}://{authority}");
         let mut path = uri.path().trim_end_matches('/').to_owned();
-        // An address of this machine names the account in its path.
+        // A loopback endpoint has the account in its path.
         if let (true, "", Some(account)) = (is_loopback(authority.host()), path.as_str(), account) {
             path = format!("/{account}");
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks that wait for their list: an upload is the name that its blocks share, and Azure keeps them for a week.
+//! Block blobs in parts: an upload is a common prefix of block names; Azure keeps uncommitted blocks for a week.
 
 use std::collections::HashMap;
 
@@ -18,27 +18,27 @@ use crate::transport::client::Parts;
 use crate::transport::{add_precondition, body, header_of, pair, unmet, xml};
 use crate::{Meta, PutOptions, checksum};
 
-/// The list of 100,000 blocks, each some hundred bytes of XML.
+/// Maximum size of a block list: 100,000 blocks of about a hundred bytes of XML.
 const LIST_LIMIT: usize = 32 << 20;
 
-/// A block's name: of one length for all blocks of a blob, as Azure wants.
+/// Name of a block; all blocks of a blob need names of equal length.
 fn name(id: &UploadId, number: u32) -> String {
     BASE64_STANDARD.encode(format!("{}-{number:08}", id.0))
 }
 
 #[async_trait]
 impl MultipartStore for Azure {
-    fn terms(&self) -> MultipartLimits {
-        MultipartLimits { least: 1, multiple: 1, most_parts: 50_000, is_ordered: false, whole: Algorithm::Md5 }
+    fn limits(&self) -> MultipartLimits {
+        MultipartLimits { least: 1, multiple: 1, max_parts: 50_000, is_ordered: false, whole: Algorithm::Md5 }
     }
 
-    async fn begin(&self, key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
+    async fn create(&self, key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
         self.container.check_key(key)?;
-        // Blocks of one name are one block: writers that race must not share them.
+        // Blocks with one name are the same block, so concurrent writers need different names.
         Ok(UploadId(format!("{:016x}", rand::random::<u64>())))
     }
 
-    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
+    async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
         let mut ask = Ask::new(Method::GET, Metric::Lists, Some(key));
         ask.query = "blocklisttype=uncommitted&comp=blocklist".to_owned();
         let answer = self.container.send(ask, deadline).await?;
@@ -57,7 +57,7 @@ impl MultipartStore for Azure {
         Ok(parts.iter().filter(|part| sizes.get(&name(id, part.number)) == Some(&part.size)).cloned().collect())
     }
 
-    async fn part(
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -76,7 +76,7 @@ impl MultipartStore for Azure {
         Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag: name })
     }
 
-    async fn finish(
+    async fn complete(
         &self,
         key: &Key,
         _id: &UploadId,
@@ -104,7 +104,7 @@ impl MultipartStore for Azure {
         ask.body = Parts::new([Bytes::from(list)]);
         let answer = match self.container.send(ask, deadline).await {
             Ok(answer) => answer,
-            // Blocks that expired, or that another writer's list took away.
+            // Blocks that expired, or that another writer's list discarded.
             Err(Error::System { place, reason }) if reason.contains("InvalidBlockList") => {
                 return Err(Error::NotFound { place });
             }
@@ -120,7 +120,7 @@ impl MultipartStore for Azure {
         })
     }
 
-    /// Azure has no such request: blocks that no list names go after a week.
+    /// Azure has no such request: it deletes uncommitted blocks after a week.
     async fn abort(&self, _key: &Key, _id: &UploadId, _deadline: Deadline) -> Result<()> {
         Ok(())
     }

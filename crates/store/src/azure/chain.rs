@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure's tokens: what the environment sets up by name (client secret or certificate, workload identity, an App
-//! Service's or container's managed identity), then the login of `az`, then the instance's metadata, where the settings
-//! say so. A source that is set up ends the search, also when it fails: the next one would be another identity.
+//! Azure's tokens: first the sources that the environment names (client secret or certificate, workload identity,
+//! managed identity of an App Service or container), then the login of `az`, then the instance's metadata if the
+//! settings allow it. The first configured source ends the search, even if it fails: the next one would be another
+//! identity.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ use crate::credentials::Expiring;
 use crate::transport::QUERY;
 
 const RESOURCE: &str = "https://storage.azure.com/";
-/// Where a token does not say when it ends.
+/// Lifetime assumed for a token that does not state one.
 const SHORT_S: i64 = 300;
 
 impl Expiring for Credential {
@@ -37,7 +38,7 @@ impl Expiring for Credential {
     }
 }
 
-/// See the module. A key or a SAS that was given outright comes before all of it.
+/// Chain of token sources. An explicit key or SAS comes before all of them.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) given: Option<Credential>,
@@ -55,7 +56,7 @@ impl ProvideCredential for Chain {
         }
         let has = |name: &str| self.variables.contains_key(name);
         let half =
-            |what: &str| Error::config_invalid(format!("{what} is set, AZURE_TENANT_ID or AZURE_CLIENT_ID is not"));
+            |what: &str| Error::config_invalid(format!("{what} is set, but AZURE_TENANT_ID or AZURE_CLIENT_ID is not"));
         if has("AZURE_CLIENT_SECRET") {
             let found = ClientSecretCredentialProvider::new().provide_credential(context).await?;
             return found.map(Some).ok_or_else(|| half("AZURE_CLIENT_SECRET"));
@@ -101,9 +102,9 @@ struct Token {
     expires_on: Option<Seconds>,
 }
 
-/// The token in an answer; nothing of a bad one is shown.
+/// Parses the token in a response; errors quote nothing of it.
 fn token(answer: &[u8], whom: &str) -> Result<Credential> {
-    let odd = || Error::credential_invalid(format!("{whom} answered with no token"));
+    let odd = || Error::credential_invalid(format!("{whom} answered without a token"));
     let token: Token = serde_json::from_slice(answer).map_err(|_| odd())?;
     let ends_s = match token.expires_on {
         Some(Seconds::Number(ends_s)) => Some(ends_s),
@@ -115,7 +116,7 @@ fn token(answer: &[u8], whom: &str) -> Result<Credential> {
     Ok(Credential::with_bearer_token(&token.access_token, Some(ends)))
 }
 
-/// The managed identity of an App Service, a Function or a Container App, at the address that its host gave it.
+/// The managed identity of an App Service, a Function or a Container App, at the endpoint that its host provides.
 async fn managed(context: &Context, url: &str, header: &str, client: Option<&str>) -> Result<Credential> {
     let quoted = |text: &str| percent_encode(text.as_bytes(), QUERY).to_string();
     let client = client.map(|client| format!("&client_id={}", quoted(client))).unwrap_or_default();
@@ -134,12 +135,12 @@ async fn managed(context: &Context, url: &str, header: &str, client: Option<&str
     }
 }
 
-/// The login of `az`, which keeps and renews its own cache; `None` where it is not installed.
+/// The login of `az`, which caches and renews it; `None` if it is not installed.
 async fn of_cli(context: &Context) -> Result<Option<Credential>> {
     let arguments = ["account", "get-access-token", "--resource", RESOURCE, "--output", "json"];
     let Ok(output) = context.command_execute("az", &arguments).await else { return Ok(None) };
     if !output.success() {
-        return Err(Error::credential_invalid("az gives no token, is it logged in"));
+        return Err(Error::credential_invalid("az returned no token (is it logged in?)"));
     }
     token(&output.stdout, "az").map(Some)
 }

@@ -52,38 +52,38 @@ const WHO: [(&str, &str); 3] =
 
 #[tokio::test]
 async fn test_azure_tokens_of_each_source_are_asked_once() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("federated"), "federated-1").unwrap();
     for (more, want) in [
         (vec![("AZURE_FEDERATED_TOKEN_FILE", "HOME/federated")], "workload-token"),
         (vec![("AZURE_CLIENT_SECRET", "secret-1")], "client-token"),
         (vec![("IDENTITY_ENDPOINT", "DESK/msi/token"), ("IDENTITY_HEADER", "header-secret")], "managed-token"),
     ] {
-        let before = desk.seen().len();
-        let env = variables(&[&WHO[..], &more].concat(), &desk, home.path());
+        let before = server.seen().len();
+        let env = variables(&[&WHO[..], &more].concat(), &server, home.path());
         assert_eq!(token(&env).await.unwrap(), format!("Bearer {want}"));
-        assert_eq!(desk.seen().len(), before + 1);
+        assert_eq!(server.seen().len(), before + 1);
     }
 }
 
 #[tokio::test]
 async fn test_azure_source_that_fails_ends_the_search_and_tells_no_secret() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let more =
         [("AZURE_CLIENT_SECRET", "secret-wrong"), ("PENSTOCK_AZURE_IMDS", "1"), ("AZURE_IMDS_ENDPOINT", "DESK/imds")];
-    let error = token(&variables(&[&WHO[..], &more].concat(), &desk, home.path())).await.unwrap_err().to_string();
+    let error = token(&variables(&[&WHO[..], &more].concat(), &server, home.path())).await.unwrap_err().to_string();
     assert!(!error.contains("secret-"), "{error}");
-    assert!(desk.seen().iter().all(|request| !request.contains("/imds")), "the instance is somebody else");
-    let half = token(&variables(&[("AZURE_CLIENT_SECRET", "secret-1")], &desk, home.path())).await.unwrap_err();
+    assert!(server.seen().iter().all(|request| !request.contains("/imds")), "the instance is somebody else");
+    let half = token(&variables(&[("AZURE_CLIENT_SECRET", "secret-1")], &server, home.path())).await.unwrap_err();
     assert!(half.to_string().contains("AZURE_TENANT_ID"), "{half}");
 }
 
 #[tokio::test]
-async fn test_azure_metadata_is_asked_only_when_told() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    let mut env = variables(&[("AZURE_IMDS_ENDPOINT", "DESK/imds")], &desk, home.path());
+async fn azure_metadata_is_asked_only_if_enabled() {
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let mut env = variables(&[("AZURE_IMDS_ENDPOINT", "DESK/imds")], &server, home.path());
     assert!(token(&env).await.is_err());
-    assert!(desk.seen().is_empty());
+    assert!(server.seen().is_empty());
     env.insert("PENSTOCK_AZURE_IMDS".to_owned(), "1".to_owned());
     assert_eq!(token(&env).await.unwrap(), "Bearer node-token");
 }

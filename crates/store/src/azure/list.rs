@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! List Blobs: pages of a flat container, in the byte order of names. It begins anywhere only by a marker of its own, so
-//! a listing after a key reads the pages before it too.
+//! List Blobs: pages of a flat container, in the byte order of names. A listing can only start at one of Azure's own
+//! markers, so a listing after a key also reads the pages before it.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::page_tokens::PageTokens;
 use crate::transport::{body, pair, unquoted, xml};
 use crate::{ListStream, Meta, Version, http_date};
 
-/// The largest page that is read: 5,000 names of 1,024 characters, each escaped, and their properties.
+/// Maximum size of a page: 5,000 escaped names of 1,024 characters, with their properties.
 const PAGE_LIMIT: usize = 64 << 20;
 
 #[derive(Debug, Default)]
 struct Page {
     blobs: Vec<Meta>,
-    /// Where the next page begins, when there is one.
+    /// Marker of the next page, if there is one.
     next: Option<String>,
 }
 
@@ -55,9 +55,9 @@ pub(super) fn stream(
 impl Listing {
     async fn page(&mut self) -> Result<Vec<Meta>> {
         if self.prefix.as_str().is_none() {
-            return Err(self.container.refused(&self.prefix, "Azure's blob names are UTF-8"));
+            return Err(self.container.refused(&self.prefix, "blob names on Azure must be UTF-8"));
         }
-        // XML cannot hold what is a control character: there is no such blob.
+        // XML cannot express control characters, so no such blob exists.
         if self.prefix.as_bytes().iter().any(u8::is_ascii_control) {
             self.is_done = true;
             return Ok(Vec::new());
@@ -79,8 +79,8 @@ impl Listing {
         for blob in &page.blobs {
             if self.last.as_ref().is_some_and(|last| *last >= blob.key) {
                 return Err(Error::Unsupported {
-                    what: format!("{}, which lists `{}` out of the order of its bytes,", self.container.root, blob.key),
-                    by: "Penstock (an account with a hierarchical namespace does that)".to_owned(),
+                    what: format!("{}, which does not list `{}` in byte order,", self.container.root, blob.key),
+                    by: "Penstock (accounts with a hierarchical namespace list this way)".to_owned(),
                 });
             }
             self.last = Some(blob.key.clone());
@@ -102,7 +102,7 @@ struct Entry {
     is_folder: bool,
 }
 
-/// Reads a page. Errs with `Corrupt` when it is not one.
+/// Parses a page. Errs with `Corrupt` if it is not one.
 fn parse(body: &[u8]) -> Result<Page> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut entry = Entry::default();
@@ -129,7 +129,7 @@ fn parse(body: &[u8]) -> Result<Page> {
     })?;
     let bad = |problem: String| Error::corrupt("the store's listing", problem);
     if !is_list {
-        return Err(bad("is no EnumerationResults".to_owned()));
+        return Err(bad("is not an EnumerationResults document".to_owned()));
     }
     let blobs = entries
         .into_iter()
@@ -137,7 +137,7 @@ fn parse(body: &[u8]) -> Result<Page> {
         .map(|entry| {
             let name = entry.name.ok_or_else(|| bad("has a blob without a name".to_owned()))?;
             let key = Key::from(name.as_str());
-            let size = entry.size.ok_or_else(|| bad(format!("gives no size for `{key}`")))?;
+            let size = entry.size.ok_or_else(|| bad(format!("has no size for `{key}`")))?;
             Ok(Meta {
                 key,
                 size,

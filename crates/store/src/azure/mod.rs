@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Azure Blob Storage: one container's block blobs over HTTP/1.1, signed by `reqsign`.
 //!
-//! Owns the container's requests and the meaning of their answers; every request is sent once (`Retry` repeats). Blobs
-//! are flat: a hierarchical namespace lists in another order than its keys' bytes, and is refused. No key, SAS or token
-//! reaches an error or a `Debug`.
+//! Owns the requests to a container and the interpretation of responses; every request is sent once (`Retry` repeats).
+//! Blobs are flat: a hierarchical namespace does not list in the byte order of keys, and is refused. No key, SAS or
+//! token reaches an error or a `Debug`.
 
 mod account;
 mod block_list;
@@ -64,7 +64,7 @@ impl fmt::Debug for Azure {
     }
 }
 
-/// One request: what is asked of which blob.
+/// One request: its method, blob and parameters.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
@@ -82,7 +82,7 @@ impl<'a> Ask<'a> {
 }
 
 impl Azure {
-    /// The store of a container; sends nothing yet. Errs with `Config` when no account is named, or for one that cannot be.
+    /// The store of a container; sends nothing yet. Errs with `Config` if the account is missing or invalid.
     pub fn new(container: &str, settings: &AzureSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let account = Account::new(container, settings)?;
         let http = Http::new();
@@ -92,7 +92,7 @@ impl Azure {
         Ok(Self { container: Arc::new(container), verifies: true })
     }
 
-    /// Leaves it to the caller (`Retry`) to check a whole blob against its checksum.
+    /// Leaves the check of a whole blob against its checksum to the caller (`Retry`).
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
@@ -111,27 +111,27 @@ impl Container {
     }
 
     fn check_key(&self, key: &Key) -> Result<()> {
-        let Some(name) = key.as_str() else { return Err(self.refused(key, "Azure's blob names are UTF-8")) };
+        let Some(name) = key.as_str() else { return Err(self.refused(key, "blob names on Azure must be UTF-8")) };
         if name.is_empty() {
             return Err(Error::NotFound { place: self.root.to_string() });
         }
         if name.encode_utf16().count() > 1024 {
             return Err(self.refused(key, "it is longer than 1,024 characters"));
         }
-        // A proxy in between may resolve them.
+        // A proxy may resolve them.
         if name.split('/').any(|part| part == "." || part == "..") {
-            return Err(self.refused(key, "Azure resolves `.` and `..`"));
+            return Err(self.refused(key, "Azure resolves `.` and `..` in names"));
         }
         if name.contains('\\') {
-            return Err(self.refused(key, "Azure turns a backslash into a slash"));
+            return Err(self.refused(key, "Azure turns backslashes into slashes"));
         }
         if name.contains(|c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}')) {
-            return Err(self.refused(key, "Azure's listings cannot hold its control characters"));
+            return Err(self.refused(key, "it contains control characters, which Azure cannot list"));
         }
         Ok(())
     }
 
-    /// Sends one request and gives its answer back if that is a success.
+    /// Sends one request and returns its response if that is a success.
     async fn send(&self, mut ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
         if let Some(key) = ask.key {
             self.check_key(key)?;
@@ -165,7 +165,7 @@ impl Container {
             let mut problem = (String::new(), String::new());
             let _ = xml::elements(&error_body(body).await, |path, text| match path {
                 ["Error", "Code"] => problem.0 = status::shown(&text),
-                // The first line; what follows are ids and times.
+                // The first line; the other lines are ids and times.
                 ["Error", "Message"] => problem.1 = status::shown(text.lines().next().unwrap_or_default()),
                 _ => {}
             });
@@ -173,7 +173,7 @@ impl Container {
                 problem.0 = status::shown(code);
             }
             if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
-                // Sent again, with a new token.
+                // Sent again with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
             Err(self.error(&ask.method, ask.key, head.status, &head.headers, &problem.0, &problem.1))
@@ -192,7 +192,7 @@ impl Container {
     ) -> Error {
         let place = self.place_of(key);
         let reason = match (code, message) {
-            ("", "") => status::words(status),
+            ("", "") => status::reason_phrase(status),
             (code, "") => code.to_owned(),
             ("", message) => message.to_owned(),
             (code, message) => format!("{code}: {message}"),
@@ -200,17 +200,17 @@ impl Container {
         match (status.as_u16(), code) {
             (_, "ContainerNotFound") => Error::NotFound { place: self.root.to_string() },
             (_, "AuthenticationFailed" | "NoAuthenticationInformation" | "InvalidAuthenticationInfo") => {
-                // What follows quotes the signature that was wanted.
+                // The rest of the message quotes the expected signature.
                 Error::Denied { place, reason: code.to_owned() }
             }
-            // A container that is not public says so to those who send nothing.
+            // A private container answers unauthenticated requests this way.
             (404, "ResourceNotFound") | (409, "PublicAccessNotPermitted") => Error::Denied { place, reason },
             (_, "ServerBusy" | "OperationTimedOut") => status::throttled(place, status, headers),
             (_, "Md5Mismatch" | "Crc64Mismatch" | "InvalidMd5") => {
                 Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
             }
             (409, "BlobAlreadyExists") => {
-                Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+                Error::Precondition { place, reason: "an object with this key already exists".to_owned() }
             }
             (400, "InvalidUri" | "InvalidResourceName" | "OutOfRangeInput") => match key {
                 Some(key) => self.refused(key, &reason),
@@ -310,14 +310,14 @@ impl Store for Azure {
         put::put(&self.container, key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
         let delete = |key: Key| async move {
             let mut ask = Ask::new(Method::DELETE, Metric::Deletes, Some(&key));
-            // A blob with snapshots is deleted with them, or not at all.
+            // A blob with snapshots can only be deleted together with them.
             ask.headers.insert("x-ms-delete-snapshots", HeaderValue::from_static("include"));
             self.container.send(ask, deadline).await
         };

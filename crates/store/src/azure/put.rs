@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Put Blob for what is small; Put Block and Put Block List for what is large: the blob appears with the list, and blocks
-//! without one are taken away by Azure after a week. Each request carries an MD5 that the store checks.
+//! Put Blob for small objects; Put Block and Put Block List for large ones. The blob appears with the block list, and
+//! Azure deletes blocks without a list after a week. Each request carries an MD5 that the store verifies.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,12 +16,12 @@ use crate::transport::client::Parts;
 use crate::transport::{add_precondition, cut, header_of, pair, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Blobs above this go in blocks, over several connections.
+/// Larger blobs are sent in blocks, over several connections.
 const SINGLE: u64 = 64 << 20;
-/// Bytes of a block; more where 50,000 of these would not do.
+/// Size of a block in bytes; larger if 50,000 blocks would not suffice.
 const BLOCK: u64 = 16 << 20;
-const MOST: u64 = 50_000;
-/// Blocks on their way at once.
+const MAX_BLOCKS: u64 = 50_000;
+/// Concurrent block uploads.
 const AT_ONCE: usize = 4;
 
 pub(super) fn md5(parts: &[Bytes]) -> Result<(Digest, HeaderValue)> {
@@ -42,7 +42,7 @@ pub(super) async fn put(
     let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let (digest, header) = md5(&parts)?;
     let mut headers = HeaderMap::new();
-    // Kept with the blob, and given back with every read of it.
+    // Stored with the blob, and returned with every read of it.
     headers.insert("x-ms-blob-content-md5", header.clone());
     if let Some(encoding) = &options.encoding {
         headers.insert("x-ms-blob-content-encoding", header_of("encoding", encoding)?);
@@ -78,11 +78,11 @@ pub(super) fn version(answer: &Response<Incoming>) -> Option<Version> {
     Some(Version(unquoted(etag).to_owned()))
 }
 
-/// Sends the blocks and gives the list of them.
+/// Sends the blocks and returns their list.
 async fn blocks(container: &Container, key: &Key, parts: Vec<Bytes>, size: u64, deadline: Deadline) -> Result<String> {
-    // Blocks of one name are one block: writers that race must not share them.
+    // Blocks with one name are the same block, so concurrent writers need different names.
     let writer = rand::random::<u64>();
-    let sent: Vec<String> = stream::iter(cut(parts, BLOCK.max(size.div_ceil(MOST))).into_iter().enumerate())
+    let sent: Vec<String> = stream::iter(cut(parts, BLOCK.max(size.div_ceil(MAX_BLOCKS))).into_iter().enumerate())
         .map(|(number, part)| async move {
             let id = BASE64_STANDARD.encode(format!("{writer:016x}-{number:08}"));
             let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));

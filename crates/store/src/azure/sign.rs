@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signatures, by a key, a SAS or a token that the keeper hands out.
+//! Signs requests with a key, a SAS or a token from the cache.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ impl Sign {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// The store calls the token expired; true when the request may be sent again with a new one.
+    /// The store reported the token as expired; true if the request may be sent again with a new one.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

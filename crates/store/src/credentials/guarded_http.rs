@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The only way by which credential sources reach the network. Tokens travel over TLS, or to this machine; the clouds'
-//! metadata addresses, which a machine that is no instance of theirs would ask in vain (or ask a stranger), are
-//! answered with an error unless they were asked for.
+//! HTTP client for credential sources, which have no other access to the network. Tokens travel over TLS, or to this
+//! machine. Requests to the clouds' metadata addresses fail with an error unless the settings allow them: a machine
+//! outside the cloud would wait in vain, or ask a stranger.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use crate::transport::{is_loopback, is_metadata};
 #[derive(Debug, Clone)]
 pub(crate) struct GuardedClient {
     http: Http,
-    /// Metadata addresses may be asked.
+    /// Requests to metadata addresses are allowed.
     asks_metadata: bool,
-    /// Hosts that the launcher of this process named in a variable made for it (a container's credentials).
+    /// Hosts that the launcher of this process named in a variable for this purpose (a container's credentials).
     named: Vec<String>,
-    /// A token endpoint that the credentials' own file names in place of this fixed one.
+    /// Token endpoint in the credentials' own file, which replaces this fixed one.
     moved: Option<(&'static str, Uri)>,
 }
 
@@ -31,14 +31,14 @@ impl GuardedClient {
         Self { http, asks_metadata, named: Vec::new(), moved: None }
     }
 
-    /// Lets requests pass to the host of `url` too.
+    /// Allows requests to the host of `url` as well.
     pub(crate) fn naming(mut self, url: Option<&str>) -> Self {
         let host = url.and_then(|url| url.parse::<Uri>().ok()).and_then(|url| Some(url.host()?.to_owned()));
         self.named.extend(host);
         self
     }
 
-    /// Sends what is meant for `from` to `to`.
+    /// Redirects requests for `from` to `to`.
     pub(crate) fn moving(mut self, from: &'static str, to: Option<Uri>) -> Self {
         self.moved = to.map(|to| (from, to));
         self
@@ -51,19 +51,19 @@ impl GuardedClient {
             return match self.asks_metadata || is_named {
                 true => Ok(()),
                 false => Err(Error::config_invalid(format!(
-                    "the metadata address {host} is not asked unless PENSTOCK_S3_IMDS, PENSTOCK_AZURE_IMDS or \
-                     PENSTOCK_GS_METADATA says 1"
+                    "the metadata address {host} is not used unless PENSTOCK_S3_IMDS, PENSTOCK_AZURE_IMDS or \
+                     PENSTOCK_GS_METADATA is 1"
                 ))),
             };
         }
         if uri.scheme() == Some(&Scheme::HTTPS) || is_loopback(host) || is_named {
             return Ok(());
         }
-        Err(Error::config_invalid(format!("{host} would be asked for a token over plain http")))
+        Err(Error::config_invalid(format!("a token is not requested from {host} over plain http")))
     }
 }
 
-/// Small requests, and not for ever.
+/// Limits the size and the duration of requests.
 impl HttpSend for GuardedClient {
     async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
         const LIMIT: Duration = Duration::from_secs(10);
@@ -98,8 +98,8 @@ impl HttpSend for GuardedClient {
 mod tests {
     use super::*;
 
-    fn passes(door: &GuardedClient, url: &str) -> bool {
-        door.check(&url.parse().unwrap()).is_ok()
+    fn passes(client: &GuardedClient, url: &str) -> bool {
+        client.check(&url.parse().unwrap()).is_ok()
     }
 
     #[test]
@@ -124,8 +124,8 @@ mod tests {
 
     #[test]
     fn test_door_tokens_travel_over_tls_or_on_this_machine() {
-        let door = GuardedClient::new(Http::new(), true);
-        assert!(passes(&door, "https://sts.example/") && passes(&door, "http://127.0.0.1:9/x"));
-        assert!(!passes(&door, "http://sts.example/"));
+        let client = GuardedClient::new(Http::new(), true);
+        assert!(passes(&client, "https://sts.example/") && passes(&client, "http://127.0.0.1:9/x"));
+        assert!(!passes(&client, "http://sts.example/"));
     }
 }

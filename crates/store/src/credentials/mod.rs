@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Credentials of all clouds: they are kept until shortly before they end, renewed by one request a
-//! process and at another moment in each process, and asked for through one door to the network (`door`).
+//! Credential cache for all clouds. A credential is kept until shortly before it expires. Each process renews it with
+//! one request, at a slightly different time, through one HTTP client (`guarded_http`).
 //!
-//! Owns when to ask again. What to ask, and whom, each store's chain knows. A credential that still holds is used while
-//! its renewal fails, and a refusal by the store ("expired") renews it once.
+//! Decides when to renew; the chain of each store knows how. A credential that is still valid is used while its renewal
+//! fails, and a refusal by the store ("expired") renews it once.
 
 pub(crate) mod guarded_http;
 #[cfg(test)]
@@ -17,28 +17,28 @@ use http::request;
 use penstock_types::{Stopwatch, unix_now};
 use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
-/// A long-lived credential is renewed this long before its end, a little earlier in some processes than in others.
+/// Time before its expiry at which a long-lived credential is renewed; it differs a little between processes.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
-/// A signer takes no credential that ends within this (Azure's wants most: 20 s).
+/// Signers reject credentials that expire within this time (Azure's needs the most: 20 s).
 const MARGIN_S: i64 = 21;
-/// A renewal that failed while the old credential holds is tried again after this.
+/// Time until a failed renewal is tried again while the old credential is valid.
 const AGAIN: Duration = Duration::from_secs(10);
-/// A fresh credential that the store calls expired is not asked for again within this.
+/// A new credential that the store calls expired is not renewed again within this time.
 const TRUSTED: Duration = Duration::from_secs(30);
 
 /// Credential that expires.
 pub(crate) trait Expiring: SigningCredential + Clone {
-    /// When it ends, in seconds since the epoch.
+    /// Expiry, in seconds since the epoch.
     fn ends_s(&self) -> Option<i64>;
 
-    /// Nothing in it can expire, so a refusal is no reason to ask again.
+    /// The credential cannot expire, so a refusal is no reason to renew it.
     fn is_fixed(&self) -> bool;
 }
 
-struct Kept<C> {
+struct Cached<C> {
     credential: C,
     since: Stopwatch,
-    /// How long after `since` it is to be renewed.
+    /// Time after `since` at which it is renewed.
     due: Option<Duration>,
     generation: u64,
     after_refusal: bool,
@@ -50,26 +50,26 @@ pub(crate) struct Lease<C> {
     pub(crate) generation: u64,
 }
 
-/// Keeps one source's credential for all who sign with it.
+/// Caches one source's credential for all its users.
 pub(crate) struct CredentialCache<C: Expiring> {
     context: Context,
     source: Box<dyn ProvideCredentialDyn<Credential = C>>,
     state: Mutex<State<C>>,
-    /// Held while the source is asked: a caller that finds nothing usable waits here and then looks again.
+    /// Held while the source is asked: other callers without a usable credential wait here and then look again.
     asking: tokio::sync::Mutex<()>,
 }
 
 struct State<C> {
-    kept: Option<Kept<C>>,
+    kept: Option<Cached<C>>,
     generation: u64,
     refused: bool,
 }
 
-/// How long a credential with this much life left is used before it is renewed.
+/// How long a credential with this remaining lifetime is used before it is renewed.
 fn due_in(left: Duration) -> Duration {
     let dice: f64 = rand::random_range(0.0..1.0);
     let long = LEAD.0 + (LEAD.1 - LEAD.0).mul_f64(dice);
-    // A short life is used for three to four fifths.
+    // A short-lived credential is used for three to four fifths of its life.
     let lead = if left > LEAD.1 * 2 { long } else { left.mul_f64(0.2 + 0.2 * dice) };
     left.saturating_sub(lead).max(Duration::from_secs(1).min(left / 2))
 }
@@ -88,7 +88,7 @@ impl<C: Expiring> CredentialCache<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kept credential if it holds, and whether it is due for renewal.
+    /// The cached credential if it is valid, and whether it is due for renewal.
     fn held(&self) -> Option<(Lease<C>, bool)> {
         let state = self.state();
         let kept = state.kept.as_ref()?;
@@ -100,11 +100,11 @@ impl<C: Expiring> CredentialCache<C> {
         Some((taken, kept.due.is_some_and(|due| kept.since.elapsed() >= due)))
     }
 
-    /// A credential to sign with; the source is asked where there is none, or where the kept one is about to end.
+    /// Returns a credential to sign with. Uses the source if there is none, or if the cached one is about to expire.
     pub(crate) async fn take(&self) -> Result<Lease<C>> {
         match self.held() {
             Some((taken, false)) => Ok(taken),
-            // One renews; the others go on with what still holds.
+            // One task renews; the others use the valid credential.
             Some((taken, true)) => match self.asking.try_lock() {
                 Err(_) => Ok(taken),
                 Ok(_asking) => match self.held() {
@@ -133,7 +133,7 @@ impl<C: Expiring> CredentialCache<C> {
         let now_s = unix_now().as_secs() as i64;
         let left_s = credential.ends_s().map(|ends_s| ends_s - now_s - MARGIN_S);
         if left_s.is_some_and(|left_s| left_s <= 0) {
-            return Err(Error::credential_invalid("the credential that was given has expired already, or is about to"));
+            return Err(Error::credential_invalid("the credential has expired or is about to expire"));
         }
         let due = left_s.map(|left_s| due_in(Duration::from_secs(left_s.unsigned_abs())));
         let mut state = self.state();
@@ -141,12 +141,12 @@ impl<C: Expiring> CredentialCache<C> {
         let after_refusal = std::mem::take(&mut state.refused);
         let generation = state.generation;
         let taken = Lease { credential: credential.clone(), generation };
-        state.kept = Some(Kept { credential, since: Stopwatch::start(), due, generation, after_refusal });
+        state.kept = Some(Cached { credential, since: Stopwatch::start(), due, generation, after_refusal });
         Ok(taken)
     }
 
-    /// The store says that the credential of this generation has expired. True when another try may go better: it is
-    /// asked for again then, once.
+    /// The store reported the credential of this generation as expired. True if another attempt may succeed: the
+    /// credential is then renewed once.
     pub(crate) fn refused(&self, generation: u64) -> bool {
         let mut state = self.state();
         match &state.kept {
@@ -162,10 +162,10 @@ impl<C: Expiring> CredentialCache<C> {
     }
 }
 
-/// Which credential signed a request; `None` signed nothing.
+/// Generation of the credential that signed a request; `None` if it was not signed.
 pub(crate) type Stamp = Option<u64>;
 
-/// Signs a request with the credential that is current; without a keeper it goes as it is.
+/// Signs a request with the current credential; without a cache it is sent unsigned.
 pub(crate) async fn sign<C: Expiring>(
     keeper: Option<&CredentialCache<C>>,
     signer: &impl SignRequest<Credential = C>,
@@ -177,16 +177,16 @@ pub(crate) async fn sign<C: Expiring>(
     Ok(Some(taken.generation))
 }
 
-/// The store calls the credential expired; true when the request may be sent again with a new one.
+/// The store reported the credential as expired; true if the request may be sent again with a new one.
 pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: Stamp) -> bool {
     matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
 
 /// Error text if no source has a credential.
-pub(crate) const NOTHING: &str = "no source has any";
+pub(crate) const NOTHING: &str = "no source has credentials";
 
-/// Keepers that live in this process, by what they were made from: stores opened alike renew together. A forked child
-/// has its own, since the thread that was asking does not exist there.
+/// Caches of this process, by their settings, so that stores opened alike share renewals. A forked child has its own,
+/// because the thread that was renewing does not exist there.
 pub(crate) struct Shared<C: Expiring>(Mutex<Option<Registry<C>>>);
 
 type Registry<C> = HashMap<(u32, String), Weak<CredentialCache<C>>>;
@@ -196,7 +196,7 @@ impl<C: Expiring> Shared<C> {
         Self(Mutex::new(None))
     }
 
-    /// The keeper of this name, or the one that `make` gives. The name holds secrets, and goes nowhere.
+    /// The cache of this name, or the one that `make` returns. The name holds secrets and is never printed.
     pub(crate) fn get(&self, name: String, make: impl FnOnce() -> CredentialCache<C>) -> Arc<CredentialCache<C>> {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let living = slot.get_or_insert_with(HashMap::new);
@@ -211,7 +211,7 @@ impl<C: Expiring> Shared<C> {
     }
 }
 
-/// A map as one text, for [`Shared::get`].
+/// A map as a string, for [`Shared::get`].
 pub(crate) fn name_of(variables: &HashMap<String, String>) -> String {
     let mut pairs: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
     pairs.sort_unstable();
@@ -308,7 +308,7 @@ mod tests {
     async fn test_keeper_expired_at_its_source_is_an_error_that_says_so() {
         let (keeper, _) = keeper(Some(-5), 9);
         let error = keeper.take().await.err().unwrap();
-        assert!(error.to_string().contains("expired already"), "{error}");
+        assert!(error.to_string().contains("has expired"), "{error}");
     }
 
     proptest::proptest! {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! For tests: a token service on loopback that answers as recorded ones do, and remembers what it was asked.
+//! Token service on loopback for tests: returns recorded responses and records its requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Ends with its value.
+/// Stops when it is dropped.
 pub(crate) struct TestTokenServer {
     pub(crate) url: String,
     seen: Arc<Mutex<Vec<String>>>,
@@ -21,7 +21,7 @@ impl Drop for TestTokenServer {
 }
 
 impl TestTokenServer {
-    /// `answer` gives status and body for a whole request.
+    /// `answer` returns status and body for a whole request.
     pub(crate) async fn start(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -62,26 +62,26 @@ impl TestTokenServer {
     }
 }
 
-/// Variables, `DESK` in a value standing for the desk's address and `HOME` for a folder.
+/// Environment variables: `DESK` in a value is replaced by the server's address, and `HOME` by a folder.
 pub(crate) fn variables(
     pairs: &[(&str, &str)],
-    desk: &TestTokenServer,
+    server: &TestTokenServer,
     home: &std::path::Path,
 ) -> HashMap<String, String> {
     let home = home.to_str().unwrap();
-    let fill = |value: &str| value.replace("DESK", &desk.url).replace("HOME", home);
+    let fill = |value: &str| value.replace("DESK", &server.url).replace("HOME", home);
     let mut all: HashMap<String, String> =
         pairs.iter().map(|(name, value)| ((*name).to_owned(), fill(value))).collect();
     all.insert("HOME".to_owned(), home.to_owned());
     all
 }
 
-/// A request head to be signed.
+/// A request head to sign.
 pub(crate) fn head(url: &str) -> http::request::Parts {
     http::Request::builder().uri(url).body(()).unwrap().into_parts().0
 }
 
-/// Seconds from now as AWS writes a time.
+/// Seconds from now, in AWS's time format.
 pub(crate) fn in_s(seconds: i64) -> String {
     let at = penstock_types::unix_now().as_secs() as i64 + seconds;
     reqsign_core::time::Timestamp::from_second(at).unwrap().format_rfc3339_zulu()

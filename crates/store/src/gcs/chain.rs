@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Google's application default credentials: the file that `GOOGLE_APPLICATION_CREDENTIALS` names, then the one that
-//! `gcloud auth application-default login` writes; users, service accounts (also impersonated) and external accounts
-//! (workload identity federation). The metadata address only where the settings say so. A file that is there and does
-//! not do ends the search.
+//! `gcloud auth application-default login` writes. Users, service accounts (also impersonated) and external accounts
+//! (workload identity federation). The metadata address only if the settings allow it. A file that exists but cannot be
+//! used ends the search.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ use crate::credentials::guarded_http::GuardedClient;
 
 pub(super) const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// Where tokens of users and service accounts come from, unless their file says otherwise.
+/// Token endpoint of users and service accounts, unless their file names another.
 const TOKENS: &str = "https://oauth2.googleapis.com/token";
 
 impl Expiring for Credential {
@@ -35,11 +35,11 @@ impl Expiring for Credential {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Chain {
-    pub(super) door: GuardedClient,
+    pub(super) client: GuardedClient,
     pub(super) asks_instance: bool,
 }
 
-/// The credentials' file as the provider shall see it.
+/// The credentials' file as the provider should see it.
 #[derive(Debug)]
 struct Seen {
     path: String,
@@ -55,7 +55,7 @@ impl FileRead for Seen {
     }
 }
 
-/// The file, and whether it was named by the user.
+/// Path of the file, and whether the user named it.
 fn place(context: &Context) -> Option<(PathBuf, bool)> {
     let named = context.env_var("GOOGLE_APPLICATION_CREDENTIALS").filter(|path| !path.is_empty());
     if let Some(path) = named {
@@ -84,13 +84,13 @@ impl ProvideCredential for Chain {
         let whose = if is_named {
             "GOOGLE_APPLICATION_CREDENTIALS names a file that"
         } else {
-            "gcloud's file of default credentials"
+            "gcloud's default credentials file"
         };
         let bytes = context.file_read(&path).await;
         let bytes = bytes.map_err(|_| Error::config_invalid(format!("{whose} cannot be read")))?;
-        let odd = || Error::config_invalid(format!("{whose} holds no credentials"));
+        let odd = || Error::config_invalid(format!("{whose} contains no credentials"));
         let mut document: Value = serde_json::from_slice(&bytes).map_err(|_| odd())?;
-        // Text is what a source is where its file does not say; the parser wants it said.
+        // The default of a source is text, but the parser requires it to be stated.
         if let Some(source) = document.get_mut("credential_source").and_then(Value::as_object_mut)
             && (source.contains_key("file") || source.contains_key("url"))
             && !source.contains_key("environment_id")
@@ -100,12 +100,12 @@ impl ProvideCredential for Chain {
         let kind = document.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
         let moved = document.get("token_uri").and_then(Value::as_str).filter(|uri| *uri != TOKENS);
         let moved = moved.map(|uri| uri.parse().map_err(|_| odd())).transpose()?;
-        let door = self.door.clone().moving(TOKENS, moved);
+        let client = self.client.clone().moving(TOKENS, moved);
         let bytes = serde_json::to_vec(&document).map_err(|_| odd())?;
-        let context = context.clone().with_http_send(door).with_file_read(Seen { path: path.clone(), bytes });
+        let context = context.clone().with_http_send(client).with_file_read(Seen { path: path.clone(), bytes });
         let file = FileCredentialProvider::new(&path).with_scope(SCOPE);
         match kind.as_str() {
-            // Turned into a token here, once: signing would ask for one at each request.
+            // Exchanged for a token here, once: signing would request one for each request.
             "service_account" => {
                 let account = ServiceAccountTokenCredentialProvider::from_provider(file).with_scope(SCOPE);
                 account.provide_credential(&context).await

@@ -44,96 +44,96 @@ async fn token(env: &HashMap<String, String>) -> Result<String, Error> {
     Ok(last)
 }
 
-fn write(path: &Path, told: &serde_json::Value) {
+fn write(path: &Path, text: &serde_json::Value) {
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    std::fs::write(path, told.to_string()).unwrap();
+    std::fs::write(path, text.to_string()).unwrap();
 }
 
-fn user(desk: &TestTokenServer, refresh: &str) -> serde_json::Value {
+fn user(server: &TestTokenServer, refresh: &str) -> serde_json::Value {
     json!({"type": "authorized_user", "client_id": "c", "client_secret": "cs", "refresh_token": refresh,
-           "token_uri": format!("{}/token", desk.url)})
+           "token_uri": format!("{}/token", server.url)})
 }
 
 #[tokio::test]
 async fn test_user_of_gcloud_is_found_where_gcloud_writes_and_asked_once() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&desk, "refresh-1"));
-    assert_eq!(token(&variables(&[], &desk, home.path())).await.unwrap(), "Bearer user-token");
-    assert_eq!(desk.seen().len(), 1);
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&server, "refresh-1"));
+    assert_eq!(token(&variables(&[], &server, home.path())).await.unwrap(), "Bearer user-token");
+    assert_eq!(server.seen().len(), 1);
     let moved = tempfile::tempdir().unwrap();
-    write(&moved.path().join("application_default_credentials.json"), &user(&desk, "refresh-1"));
-    let mut env = variables(&[], &desk, Path::new("/nowhere"));
+    write(&moved.path().join("application_default_credentials.json"), &user(&server, "refresh-1"));
+    let mut env = variables(&[], &server, Path::new("/nowhere"));
     env.insert("CLOUDSDK_CONFIG".to_owned(), moved.path().to_str().unwrap().to_owned());
     assert_eq!(token(&env).await.unwrap(), "Bearer user-token");
 }
 
 #[tokio::test]
-async fn test_user_who_must_log_in_again_is_told_so_and_nobody_else_is_asked() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&desk, "refresh-old"));
-    let metadata = desk.url.replace("http://", "");
-    let env = variables(&[("PENSTOCK_GS_METADATA", "1"), ("GCE_METADATA_HOST", &metadata)], &desk, home.path());
+async fn user_login_expired_is_reported_and_no_other_source_is_asked() {
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    write(&home.path().join(".config/gcloud/application_default_credentials.json"), &user(&server, "refresh-old"));
+    let metadata = server.url.replace("http://", "");
+    let env = variables(&[("PENSTOCK_GS_METADATA", "1"), ("GCE_METADATA_HOST", &metadata)], &server, home.path());
     let error = token(&env).await.unwrap_err();
     assert_eq!(error.code(), "denied");
-    let told = error.to_string();
-    assert!(told.contains("gcloud auth application-default login") && !told.contains("refresh-"), "{told}");
-    assert!(desk.seen().iter().all(|request| !request.contains("computeMetadata")));
+    let text = error.to_string();
+    assert!(text.contains("gcloud auth application-default login") && !text.contains("refresh-"), "{text}");
+    assert!(server.seen().iter().all(|request| !request.contains("computeMetadata")));
 }
 
 #[tokio::test]
 async fn test_service_account_is_turned_into_one_token() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let made = std::process::Command::new("openssl").args(["genpkey", "-algorithm", "RSA"]).output().unwrap();
     let key = String::from_utf8(made.stdout).unwrap();
-    let told = json!({"type": "service_account", "client_email": "s@p.example", "private_key": key,
-                      "token_uri": format!("{}/token", desk.url)});
-    write(&home.path().join("sa.json"), &told);
-    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/sa.json")], &desk, home.path());
+    let text = json!({"type": "service_account", "client_email": "s@p.example", "private_key": key,
+                      "token_uri": format!("{}/token", server.url)});
+    write(&home.path().join("sa.json"), &text);
+    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/sa.json")], &server, home.path());
     assert_eq!(token(&env).await.unwrap(), "Bearer service-token");
-    assert_eq!(desk.seen().len(), 1, "one for eight requests");
+    assert_eq!(server.seen().len(), 1, "one for eight requests");
 }
 
 #[tokio::test]
 async fn test_external_account_exchanges_the_subject_of_its_file() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("subject"), "subject-1").unwrap();
     for format in [json!(null), json!({"type": "text"})] {
         let mut source = json!({"file": home.path().join("subject")});
         if !format.is_null() {
             source["format"] = format;
         }
-        let told = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", desk.url),
+        let text = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", server.url),
             "subject_token_type": "urn:ietf:params:oauth:token-type:jwt", "credential_source": source});
-        write(&home.path().join("ea.json"), &told);
-        let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &desk, home.path());
+        write(&home.path().join("ea.json"), &text);
+        let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &server, home.path());
         assert_eq!(token(&env).await.unwrap(), "Bearer federated-token");
     }
     // A file that sends for its subject to the instance's address does so only where that may be asked.
-    let told = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", desk.url),
+    let text = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", server.url),
         "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
         "credential_source": {"url": "http://169.254.169.254/metadata/identity/oauth2/token"}});
-    write(&home.path().join("ea.json"), &told);
-    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &desk, home.path());
+    write(&home.path().join("ea.json"), &text);
+    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &server, home.path());
     let error = token(&env).await.unwrap_err().to_string();
-    assert!(error.contains("169.254.169.254 is not asked unless"), "{error}");
+    assert!(error.contains("169.254.169.254 is not used unless"), "{error}");
 }
 
 #[tokio::test]
-async fn test_metadata_is_asked_only_when_told() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    let metadata = desk.url.replace("http://", "");
-    let mut env = variables(&[("GCE_METADATA_HOST", &metadata)], &desk, home.path());
+async fn metadata_is_asked_only_if_enabled() {
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let metadata = server.url.replace("http://", "");
+    let mut env = variables(&[("GCE_METADATA_HOST", &metadata)], &server, home.path());
     assert!(token(&env).await.unwrap_err().to_string().contains("PENSTOCK_GS_ANONYMOUS=1"));
-    assert!(desk.seen().is_empty());
+    assert!(server.seen().is_empty());
     env.insert("PENSTOCK_GS_METADATA".to_owned(), "1".to_owned());
     assert_eq!(token(&env).await.unwrap(), "Bearer node-token");
 }
 
 #[tokio::test]
 async fn test_named_file_that_is_none_is_said() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/nowhere.json")], &desk, home.path());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/nowhere.json")], &server, home.path());
     assert!(token(&env).await.unwrap_err().to_string().contains("cannot be read"));
     std::fs::write(home.path().join("nowhere.json"), "not json").unwrap();
-    assert!(token(&env).await.unwrap_err().to_string().contains("holds no credentials"));
+    assert!(token(&env).await.unwrap_err().to_string().contains("contains no credentials"));
 }

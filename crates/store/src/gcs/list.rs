@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Objects: list, in pages; begins after any key.
+//! Lists objects in pages; can start after any key.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{ListStream, Meta};
 
 /// Maximum size of a page: 1,000 escaped names of 1,024 bytes, with their metadata.
 const PAGE_LIMIT: usize = 32 << 20;
-/// Fields that are requested; the other fields of a description are five times as long.
+/// Requested fields; the complete description is five times as long.
 const FIELDS: &str = "nextPageToken,items(name,size,generation,crc32c,md5Hash,contentEncoding,updated)";
 
 #[derive(Debug, Deserialize)]
@@ -52,13 +52,13 @@ pub(super) fn stream(bucket: Arc<Bucket>, prefix: Key, after: Option<Key>, deadl
 impl Listing {
     async fn page(&mut self) -> Result<Vec<Meta>> {
         if [Some(&self.prefix), self.after.as_ref()].into_iter().flatten().any(|key| key.as_str().is_none()) {
-            return Err(self.bucket.refused(&self.prefix, "Google's object names are UTF-8"));
+            return Err(self.bucket.refused(&self.prefix, "object names on Google must be UTF-8"));
         }
         let mut query = vec![pair("fields", FIELDS.as_bytes())];
         if !self.prefix.is_empty() {
             query.push(pair("prefix", self.prefix.as_bytes()));
         }
-        // The first that may be named is the key itself; it is left out below.
+        // The start is inclusive, so the key itself is skipped below.
         if let Some(after) = self.after.as_ref().filter(|after| !after.is_empty()) {
             query.push(pair("startOffset", after.as_bytes()));
         }
@@ -78,8 +78,8 @@ impl Listing {
         let place = self.bucket.place_of(Some(&self.prefix));
         let body = body(answer.into_body(), PAGE_LIMIT, self.deadline, &place).await?;
         let server_error = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
-        let page: Page =
-            serde_json::from_slice(&body).map_err(|error| server_error(format!("its listing: {error}")))?;
+        let page: Page = serde_json::from_slice(&body)
+            .map_err(|error| server_error(format!("the listing is malformed: {error}")))?;
         let next = page.next_page_token.filter(|token| !token.is_empty());
         self.is_done = !self.tokens.advance(next, &place)?;
         let objects = page.items.into_iter().map(Described::meta).collect::<Result<Vec<_>>>();

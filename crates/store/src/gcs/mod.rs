@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Google Cloud Storage: one bucket's objects by the JSON API over HTTP/1.1, with tokens by `reqsign`.
 //!
-//! Owns the bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). Objects are
-//! read as they are stored: no transcoding is let happen. No key and no token reaches an error or a `Debug`.
+//! Owns the requests to a bucket and the interpretation of responses; every request is sent once (`Retry` repeats).
+//! Objects are read as stored: decompressive transcoding is disabled. No key and no token reaches an error or a
+//! `Debug`.
 
 mod chain;
 #[cfg(test)]
@@ -35,19 +36,19 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// The largest description of one object that is read.
+/// Maximum size of the description of one object.
 const ONE: usize = 1 << 20;
 
-/// How to reach Google Cloud Storage. Its `Debug` shows no credential.
+/// Connection settings of Google Cloud Storage. Its `Debug` shows no credential.
 #[derive(Clone, Default)]
 pub struct GcsSettings {
-    /// Another address than Google's; it is sent no token.
+    /// Endpoint other than Google's; it gets no token.
     pub emulator: Option<String>,
-    /// Plain http to another machine than this one is allowed.
+    /// Plain HTTP to other machines is allowed.
     pub allows_http: bool,
     /// Requests carry no token, for public buckets.
     pub is_anonymous: bool,
-    /// The instance metadata address may be asked for a token.
+    /// The metadata address may be used for a token.
     pub asks_instance: bool,
     /// Variables that the credential chain may read.
     pub(crate) variables: HashMap<String, String>,
@@ -65,10 +66,10 @@ impl fmt::Debug for GcsSettings {
 }
 
 impl GcsSettings {
-    /// Reads `STORAGE_EMULATOR_HOST`, and keeps what Google's default credentials are found by.
+    /// Reads `STORAGE_EMULATOR_HOST`, and the variables of Google's default credentials.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let is_ours = |name: &str| {
-            // AWS's keys may speak for an external account.
+            // An external account may use AWS's keys.
             let prefixes = ["GOOGLE_", "CLOUDSDK_", "AWS_"];
             let names = ["HOME", "XDG_CONFIG_HOME", "GCE_METADATA_HOST"];
             prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name)
@@ -110,38 +111,38 @@ impl fmt::Debug for Gcs {
 }
 
 impl Gcs {
-    /// The store of a bucket; sends nothing yet. Errs with `Config` for an endpoint or bucket name that cannot be.
+    /// The store of a bucket; sends nothing yet. Errs with `Config` for an invalid endpoint or bucket name.
     pub fn new(bucket: &str, settings: &GcsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if bucket.is_empty() || bucket.len() > 222 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
-            return Err(Error::config("bucket", format!("`{}` is no bucket name", bucket.escape_debug())));
+            return Err(Error::config("bucket", format!("`{}` is not a bucket name", bucket.escape_debug())));
         }
         let shown = match &settings.emulator {
             Some(host) => emulator(host, settings.allows_http)?,
             None => "https://storage.googleapis.com".to_owned(),
         };
         let http = Http::new();
-        // An emulator is no place for a token.
+        // An emulator gets no token.
         let sign = Sign::new(settings, settings.is_anonymous || settings.emulator.is_some());
         let root = Url { scheme: Scheme::Gcs, authority: bucket.to_owned(), key: Key::default() };
         Ok(Self { bucket: Arc::new(Bucket { root, shown, http, sign, metrics }), verifies: true })
     }
 
-    /// Leaves it to the caller (`Retry`) to check a whole object against its checksum.
+    /// Leaves the check of a whole object against its checksum to the caller (`Retry`).
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
 }
 
-/// `host:port` or a URL, as Google's own libraries take it.
+/// Parses `host:port` or a URL, as Google's own libraries do.
 fn emulator(host: &str, allows_http: bool) -> Result<String> {
-    // The URL is not shown before it is known to hold no password.
+    // The URL is shown only once it is known to hold no password.
     let bad = |problem: &str| Error::config("STORAGE_EMULATOR_HOST", problem);
     let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
     let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
-    let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+    let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
     if authority.as_str().contains('@') || uri.query().is_some() {
-        return Err(bad("it holds a password or a query"));
+        return Err(bad("it contains a password or a query"));
     }
     match uri.scheme_str() {
         Some("https") => {}
@@ -169,7 +170,7 @@ struct Ask<'a> {
     body: Parts,
 }
 
-/// An object as the JSON API describes it; numbers come as text.
+/// Description of an object in the JSON API; numbers are strings.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Described {
@@ -186,7 +187,7 @@ impl Described {
     fn meta(self) -> Result<Meta> {
         let size = self.size.as_deref().and_then(|size| size.parse().ok());
         let size = size.ok_or_else(|| {
-            Error::corrupt("the store's answer", format!("gives no size for `{}`", self.name.escape_debug()))
+            Error::corrupt("the store's answer", format!("has no size for `{}`", self.name.escape_debug()))
         })?;
         let crc = self.crc32c.as_deref().and_then(|text| digest(Algorithm::Crc32c, text));
         let md5 = self.md5_hash.as_deref().and_then(|text| digest(Algorithm::Md5, text));
@@ -196,13 +197,13 @@ impl Described {
             version: self.generation.map(Version),
             digests: crc.into_iter().chain(md5).collect(),
             encoding: self.content_encoding.filter(|name| !name.is_empty()),
-            // Whole seconds, as a read's Last-Modified has them: one object has one time.
+            // Whole seconds, as in a read's Last-Modified, so that an object has one time.
             modified_s: self.updated.as_deref().and_then(http_date::iso8601).map(f64::floor),
         })
     }
 }
 
-/// A digest in base64: CRC-32C big-endian, MD5 as it is.
+/// Decodes a digest from base64: CRC-32C big-endian, MD5 as bytes.
 fn digest(algorithm: Algorithm, text: &str) -> Option<Digest> {
     let len = if algorithm == Algorithm::Md5 { 16 } else { 4 };
     let value = BASE64_STANDARD.decode(text.trim()).ok().filter(|value| value.len() == len)?;
@@ -221,7 +222,7 @@ impl Bucket {
         Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
     }
 
-    /// `/storage/v1/b/BUCKET/o/KEY?query`; every byte of the key is one of its own, slashes too.
+    /// `/storage/v1/b/BUCKET/o/KEY?query`; every byte of the key is encoded, slashes too.
     fn object<'a>(&self, method: Method, kind: Metric, key: &'a Key, query: &str) -> Ask<'a> {
         let name = percent_encode(key.as_bytes(), QUERY);
         let mark = if query.is_empty() { "" } else { "?" };
@@ -229,18 +230,18 @@ impl Bucket {
         Ask { method, kind, key: Some(key), target, headers: HeaderMap::new(), body: Parts::default() }
     }
 
-    /// Sends one request and gives its answer back if that is a success.
+    /// Sends one request and returns its response if that is a success.
     async fn send(&self, mut ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
         let place = self.place_of(ask.key);
         if let Some(key) = ask.key {
             match key.as_bytes() {
                 b"" => return Err(Error::NotFound { place }),
-                b"." | b".." => return Err(self.refused(key, "Google's objects cannot be named `.` or `..`")),
+                b"." | b".." => return Err(self.refused(key, "objects on Google cannot be named `.` or `..`")),
                 bytes if bytes.len() > 1024 => return Err(self.refused(key, "it is longer than 1024 bytes")),
                 bytes if bytes.contains(&b'\r') || bytes.contains(&b'\n') => {
-                    return Err(self.refused(key, "Google's object names hold no line ends"));
+                    return Err(self.refused(key, "object names on Google cannot contain line breaks"));
                 }
-                _ if key.as_str().is_none() => return Err(self.refused(key, "Google's object names are UTF-8")),
+                _ if key.as_str().is_none() => return Err(self.refused(key, "object names on Google must be UTF-8")),
                 _ => {}
             }
         }
@@ -248,7 +249,7 @@ impl Bucket {
         deadline.check(&what)?;
         let work = async {
             let uri = format!("{}{}", self.shown, ask.target);
-            let uri: Uri = uri.parse().map_err(|_| Error::bug("a request has no URI"))?;
+            let uri: Uri = uri.parse().map_err(|_| Error::bug("a request has no valid URI"))?;
             if ask.method == Method::POST || ask.method == Method::PUT {
                 ask.headers.insert(header::CONTENT_LENGTH, ask.body.left().into());
             }
@@ -266,13 +267,13 @@ impl Bucket {
                 .send(http::Request::from_parts(head, ask.body))
                 .await
                 .map_err(|error| error.at(&self.shown))?;
-            // 308: a resumable upload wants more.
+            // 308: a resumable upload expects more bytes.
             if answer.status().is_success() || (ask.method == Method::PUT && answer.status().as_u16() == 308) {
                 return Ok(answer);
             }
             let (head, body) = answer.into_parts();
             if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
-                // Sent again, with a new token.
+                // Sent again with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
             Err(self.error(&ask.method, ask.key, head.status, &head.headers, &error_body(body).await))
@@ -291,12 +292,12 @@ impl Bucket {
             error: Inner,
         }
         let message = serde_json::from_slice::<Outer>(body).map(|outer| outer.error.message).unwrap_or_default();
-        let reason = if message.is_empty() { status::words(code) } else { status::shown(&message) };
+        let reason = if message.is_empty() { status::reason_phrase(code) } else { status::shown(&message) };
         let place = self.place_of(key);
         match code.as_u16() {
-            // Says in words which of the two is missing.
+            // The message shows whether the bucket or the object is missing.
             404 if message.contains("bucket does not exist") => Error::NotFound { place: self.root.to_string() },
-            // A precondition on a version that is none: the object was never written so.
+            // The precondition names an invalid version, so no object was ever written with it.
             304 => Error::Changed { place, want: String::new(), have: "another".to_owned() },
             400 if message.to_ascii_lowercase().contains("crc32c") => {
                 Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
@@ -305,20 +306,21 @@ impl Bucket {
         }
     }
 
-    /// Reads the description of an object out of an answer.
+    /// Parses the description of an object in a response.
     async fn described(&self, key: &Key, answer: Response<Incoming>, deadline: Deadline) -> Result<Meta> {
         let place = self.place_of(Some(key));
         let body = body(answer.into_body(), ONE, deadline, &place).await?;
-        let described: Described = serde_json::from_slice(&body).map_err(|_| read::odd(&place, "no object in it"))?;
+        let described: Described =
+            serde_json::from_slice(&body).map_err(|_| read::odd(&place, "no object metadata"))?;
         let meta = described.meta()?;
         if meta.key != *key {
-            return Err(read::odd(&place, "another object in it"));
+            return Err(read::odd(&place, "the metadata of another object"));
         }
         Ok(meta)
     }
 }
 
-/// A generation as a query's value; `None` for what no object of Google's can be at, whatever a manifest says.
+/// A generation as a query parameter; `None` for a version that cannot be one of Google's, whatever a manifest states.
 fn generation(version: &Version) -> Option<&str> {
     let is_one = !version.0.is_empty() && version.0.len() <= 20 && version.0.bytes().all(|byte| byte.is_ascii_digit());
     is_one.then_some(version.0.as_str())
@@ -361,7 +363,7 @@ impl Remote for Bucket {
             None => "alt=media".to_owned(),
         };
         let mut ask = self.object(Method::GET, Metric::Gets, key, &query);
-        // Without it, Google inflates what is stored with Content-Encoding: gzip, and answers with all of it.
+        // Without this header, Google decompresses objects with Content-Encoding: gzip and ignores ranges.
         ask.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         if let Some(range) = range {
             ask.headers.insert(header::RANGE, range);
@@ -370,7 +372,7 @@ impl Remote for Bucket {
     }
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        // The header may come twice, or with both hashes in one.
+        // The header may occur twice, or contain both hashes.
         let hashes = headers.get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
         let digests = hashes.flat_map(|text| text.split(',')).filter_map(|hash| match hash.trim().split_once('=')? {
             ("crc32c", text) => digest(Algorithm::Crc32c, text),
@@ -420,7 +422,7 @@ impl Store for Gcs {
         put::put(&self.bucket, key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes: one request for an object of any size, description and bytes together, so that Google checks the bytes against
-//! their CRC-32C before the object appears.
+//! Writes: one request for an object of any size, metadata and bytes together, so that Google verifies the bytes
+//! against their CRC-32C before the object appears.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -14,7 +14,7 @@ use crate::transport::client::Parts;
 use crate::transport::{header_of, unmet};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// The precondition of a write, as a query goes on.
+/// The precondition of a write, as the rest of a query.
 pub(super) fn condition(bucket: &Bucket, key: &Key, precondition: &Precondition) -> Result<String> {
     Ok(match precondition {
         Precondition::None => String::new(),
@@ -37,7 +37,7 @@ pub(super) async fn put(
     deadline: Deadline,
 ) -> Result<Meta> {
     checksum::check_parts(options.checksum.as_ref(), &parts, || bucket.place_of(Some(key)))?;
-    let Some(name) = key.as_str() else { return Err(bucket.refused(key, "Google's object names are UTF-8")) };
+    let Some(name) = key.as_str() else { return Err(bucket.refused(key, "object names on Google must be UTF-8")) };
     let crc = checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?;
     let mut described = serde_json::json!({
         "name": name,
@@ -48,7 +48,7 @@ pub(super) async fn put(
         described["contentEncoding"] = encoding.as_str().into();
     }
     let condition = condition(bucket, key, &options.precondition)?;
-    // Random, so that no object holds it.
+    // Random, so that no object contains it.
     let boundary = format!("penstock-{:032x}", rand::random::<u128>());
     let head = format!(
         "--{boundary}\r\ncontent-type: application/json; charset=UTF-8\r\n\r\n{described}\r\n--{boundary}\r\n\
@@ -71,7 +71,7 @@ pub(super) async fn put(
     let meta = bucket.described(key, answer, deadline).await?;
     match meta.digests.iter().find(|digest| digest.algorithm == Algorithm::Crc32c) {
         Some(have) if *have != crc => {
-            let problem = format!("was written with {crc}, its store has {have}");
+            let problem = format!("was written with {crc}, but its store has {have}");
             Err(Error::corrupt(bucket.place_of(Some(key)), problem))
         }
         _ => Ok(meta),

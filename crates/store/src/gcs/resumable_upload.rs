@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resumable uploads: one session an object, parts in order, each a multiple of 256 KiB; the last ends it.
+//! Resumable uploads: one session per object, parts in order, each a multiple of 256 KiB; the last part completes the
+//! object.
 //!
-//! Google ignores bytes that it holds already and says how far it has come, so a part that is sent again does no harm and
-//! none is asked for before. The CRC-32C of the whole goes with the last part and is compared with the answer.
+//! Google ignores bytes that it already holds and returns how far it has come, so sending a part again does no harm and
+//! no query is needed before. The CRC-32C of the whole object goes with the last part and is compared with the
+//! response.
 
 use async_trait::async_trait;
 use base64::Engine;
@@ -22,7 +24,7 @@ use crate::{Meta, PutOptions, checksum};
 
 /// Parts must be a multiple of this many bytes.
 const UNIT: u64 = 256 << 10;
-/// Times that the rest of a part is sent where a part of it was taken.
+/// Maximum number of times that the rest of a partly accepted part is sent.
 const RESTS: u32 = 64;
 
 impl Bucket {
@@ -37,7 +39,7 @@ impl Bucket {
     }
 }
 
-/// The id in the address that a session is given. The rest of that address is not followed: requests go where ours go.
+/// The session id in the returned URL. The rest of that URL is ignored: requests go to the configured endpoint.
 fn id_of(location: &str) -> Option<UploadId> {
     let query = location.split_once('?')?.1;
     let value = query.split('&').find_map(|pair| pair.strip_prefix("upload_id="))?;
@@ -45,13 +47,13 @@ fn id_of(location: &str) -> Option<UploadId> {
     (!id.is_empty()).then(|| UploadId(id.into_owned()))
 }
 
-/// Bytes that the store holds, of an answer that wants more: `Range: bytes=0-N`.
+/// Bytes that the store holds, from a response that expects more: `Range: bytes=0-N`.
 fn taken(headers: &HeaderMap) -> u64 {
     let last = text(headers, "range").and_then(|range| range.rsplit('-').next()?.trim().parse::<u64>().ok());
     last.map_or(0, |last| last.saturating_add(1))
 }
 
-/// The bytes behind the first `skip`.
+/// The bytes after the first `skip`.
 fn behind(bytes: Vec<Bytes>, mut skip: u64) -> Vec<Bytes> {
     bytes
         .into_iter()
@@ -66,19 +68,13 @@ fn behind(bytes: Vec<Bytes>, mut skip: u64) -> Vec<Bytes> {
 
 #[async_trait]
 impl MultipartStore for Gcs {
-    fn terms(&self) -> MultipartLimits {
-        MultipartLimits {
-            least: UNIT,
-            multiple: UNIT,
-            most_parts: u64::MAX,
-            is_ordered: true,
-            whole: Algorithm::Crc32c,
-        }
+    fn limits(&self) -> MultipartLimits {
+        MultipartLimits { least: UNIT, multiple: UNIT, max_parts: u64::MAX, is_ordered: true, whole: Algorithm::Crc32c }
     }
 
-    async fn begin(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
+    async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
         let bucket = &self.bucket;
-        let Some(name) = key.as_str() else { return Err(bucket.refused(key, "Google's object names are UTF-8")) };
+        let Some(name) = key.as_str() else { return Err(bucket.refused(key, "object names on Google must be UTF-8")) };
         let mut described = serde_json::json!({"name": name, "contentType": "application/octet-stream"});
         if let Some(encoding) = &options.encoding {
             described["contentEncoding"] = encoding.as_str().into();
@@ -98,16 +94,17 @@ impl MultipartStore for Gcs {
         text(answer.headers(), "location").and_then(id_of).ok_or_else(|| Error::Server {
             place: bucket.place_of(Some(key)),
             status: answer.status().as_u16(),
-            reason: "no upload_id in its Location".to_owned(),
+            reason: "the Location header has no upload_id".to_owned(),
         })
     }
 
-    /// All journaled parts: Google keeps what it has acknowledged. The next part shows whether the session exists.
-    async fn held(&self, _key: &Key, _id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
+    /// All journaled parts: Google keeps what it has acknowledged. The next part shows whether the session still
+    /// exists.
+    async fn list_parts(&self, _key: &Key, _id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
         Ok(parts.to_vec())
     }
 
-    async fn part(
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -133,7 +130,7 @@ impl MultipartStore for Gcs {
             }
             ask.body = Parts::new(behind(bytes.clone(), begin - at.offset));
             let answer = bucket.send(ask, deadline).await.map_err(|error| match error {
-                // Session expired. If the bucket itself is gone, starting a new session will say so.
+                // The session has expired. If the bucket itself is gone, starting a new session will report that.
                 Error::NotFound { .. } => Error::NotFound { place: place.clone() },
                 Error::System { reason, .. } if reason.contains("answered 499") => {
                     Error::NotFound { place: place.clone() }
@@ -144,7 +141,7 @@ impl MultipartStore for Gcs {
                 let meta = bucket.described(key, answer, deadline).await?;
                 let tag = meta.version.map(|version| version.0).unwrap_or_default();
                 if at.ends.is_none() || meta.size != end {
-                    let problem = format!("ended its upload at {} bytes of {end}", meta.size);
+                    let problem = format!("has {} of {end} bytes after its upload", meta.size);
                     return Err(Error::corrupt(place, problem));
                 }
                 return Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag });
@@ -154,15 +151,15 @@ impl MultipartStore for Gcs {
                 return Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag: String::new() });
             }
             if have < at.offset {
-                // What was acknowledged is not there: start again.
+                // Acknowledged bytes are missing: start again.
                 return Err(Error::NotFound { place });
             }
             begin = have.min(end);
         }
-        Err(Error::Server { place, status: 308, reason: format!("takes no more than {begin} bytes of {end}") })
+        Err(Error::Server { place, status: 308, reason: format!("the upload stopped at {begin} of {end} bytes") })
     }
 
-    async fn finish(
+    async fn complete(
         &self,
         key: &Key,
         _id: &UploadId,
@@ -174,19 +171,19 @@ impl MultipartStore for Gcs {
         let meta = self.bucket.head(key, deadline).await?;
         let ours = parts.last().map(|part| part.tag.clone()).filter(|tag| !tag.is_empty());
         if ours.is_some() && meta.version.as_ref().map(|version| &version.0) != ours.as_ref() {
-            let reason = "another writer replaced it as it was finished".to_owned();
+            let reason = "another writer replaced it during completion".to_owned();
             return Err(Error::Precondition { place: self.bucket.place_of(Some(key)), reason });
         }
         for want in whole {
             let have = meta.digests.iter().find(|have| have.algorithm == want.algorithm);
             if let Some(have) = have.filter(|have| *have != want) {
-                // It was never what it should be: away with it, if it still is what was written.
+                // The object is wrong: delete it, if it is still the version that was written.
                 let mut ask = self.bucket.object(Method::DELETE, Metric::Deletes, key, "");
                 if let Some(tag) = &ours {
                     ask.target.push_str(&format!("?ifGenerationMatch={tag}"));
                 }
                 let _ = self.bucket.send(ask, deadline).await;
-                let problem = format!("was written with {want}, its store has {have}");
+                let problem = format!("was written with {want}, but its store has {have}");
                 return Err(Error::corrupt(self.bucket.place_of(Some(key)), problem));
             }
         }
@@ -195,7 +192,7 @@ impl MultipartStore for Gcs {
 
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()> {
         match self.bucket.send(self.bucket.session(Method::DELETE, key, id), deadline).await {
-            // Google answers 499 to say that it is done.
+            // Google answers 499 to confirm.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(Error::System { reason, .. }) if reason.contains("answered 499") => Ok(()),
             Err(error) => Err(error),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adds the token that the keeper hands out.
+//! Adds the token from the credential cache to requests.
 
 use std::sync::Arc;
 
@@ -39,13 +39,13 @@ impl Sign {
         let keeper = KEEPERS.get(format!("{}\0{}", settings.asks_instance, name_of(&variables)), || {
             let metadata = variables.get("GCE_METADATA_HOST").filter(|_| settings.asks_instance);
             let metadata = metadata.map(|host| format!("http://{host}/"));
-            let door = GuardedClient::new(Http::new(), settings.asks_instance).naming(metadata.as_deref());
+            let client = GuardedClient::new(Http::new(), settings.asks_instance).naming(metadata.as_deref());
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)
-                .with_http_send(door.clone())
+                .with_http_send(client.clone())
                 .with_env(StaticEnv { home_dir: None, envs: variables });
-            CredentialCache::new(context, Chain { door, asks_instance: settings.asks_instance })
+            CredentialCache::new(context, Chain { client, asks_instance: settings.asks_instance })
         });
         Self { keeper: Some(keeper), signer }
     }
@@ -55,7 +55,7 @@ impl Sign {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// The store calls the token expired; true when the request may be sent again with a new one.
+    /// The store reported the token as expired; true if the request may be sent again with a new one.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors of Hadoop and its protocol library as Penstock's errors.
+//! Converts errors of Hadoop and its protocol library to Penstock's errors.
 
 use hdfs_native::HdfsError;
 use penstock_types::Error;
 
-/// Longest that is quoted of what a server said.
+/// Maximum length of a quoted server message.
 const QUOTED: usize = 300;
 
-/// The first line of what was said, without what could draw on a terminal: Java sends its whole stack.
+/// First line of a server message, without control characters: Java sends its whole stack trace.
 pub(super) fn shown(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
 }
 
-/// An answer that the protocol library did not survive.
+/// A response that made the protocol library panic.
 pub(super) fn odd(place: &str) -> Error {
-    Error::Server { place: place.to_owned(), status: 0, reason: "the answer makes no sense".to_owned() }
+    Error::Server { place: place.to_owned(), status: 0, reason: "the answer is malformed".to_owned() }
 }
 
-/// The variant that an error at `place`, in the cluster at `root`, is.
+/// Converts an error at `place`, in the cluster at `root`.
 pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
     let place = place.to_owned();
     let refused = |reason: &str| Error::KeyRefused {
@@ -29,20 +29,20 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
     match error {
         HdfsError::FileNotFound(_) | HdfsError::IsADirectoryError(_) => Error::NotFound { place },
         HdfsError::AlreadyExists(_) => {
-            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+            Error::Precondition { place, reason: "an object with this key already exists".to_owned() }
         }
         HdfsError::RPCError(class, text) | HdfsError::FatalRPCError(class, text) => {
             let reason = shown(text);
             match class.rsplit(['.', '$']).next().unwrap_or_default() {
                 "FileNotFoundException" => Error::NotFound { place },
-                "FileAlreadyExistsException" => Error::Precondition { place, reason: "it exists already".to_owned() },
-                // Said by the check of permissions, also where permissions are off.
+                "FileAlreadyExistsException" => Error::Precondition { place, reason: "it already exists".to_owned() },
+                // The permission check returns this, even if permissions are disabled.
                 "AccessControlException" if reason.ends_with("(is not a directory)") => {
-                    refused("a file is in the place of its folder")
+                    refused("a file exists where its folder should be")
                 }
-                "ParentNotDirectoryException" => refused("a file is in the place of its folder"),
+                "ParentNotDirectoryException" => refused("a file exists where its folder should be"),
                 "PathComponentTooLongException" => refused("a name in it is too long for this HDFS"),
-                "InvalidPathException" => refused("HDFS takes no such path"),
+                "InvalidPathException" => refused("HDFS does not accept this path"),
                 "AccessControlException" | "AuthorizationException" | "InvalidToken" | "SaslException" => {
                     Error::Denied { place, reason }
                 }
@@ -56,14 +56,14 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
             Error::Denied { place, reason: shown(&error.to_string()) }
         }
         HdfsError::IOError(error) => Error::Unreachable { place: root.to_owned(), reason: shown(&error.to_string()) },
-        // Its text lists every replica at length.
+        // Its text lists every replica.
         HdfsError::DataTransferError(text) if text.starts_with("All DataNodes failed") => {
-            Error::Unreachable { place, reason: "none of the DataNodes that hold it gave it".to_owned() }
+            Error::Unreachable { place, reason: "none of its DataNodes returned it".to_owned() }
         }
         HdfsError::DataTransferError(text) | HdfsError::OperationFailed(text) | HdfsError::BlocksNotFound(text) => {
             Error::Server { place, status: 0, reason: shown(text) }
         }
-        HdfsError::ChecksumError => Error::corrupt(place, "differs from the checksum that HDFS keeps of it"),
+        HdfsError::ChecksumError => Error::corrupt(place, "does not match its checksum in HDFS"),
         HdfsError::InvalidPath(text) => refused(&shown(text)),
         HdfsError::UnsupportedFeature(text) | HdfsError::UnsupportedErasureCodingPolicy(text) => {
             Error::Unsupported { what: format!("{place} ({})", shown(text)), by: "this build".to_owned() }

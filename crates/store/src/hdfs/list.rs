@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings in the byte order of keys, a folder at a time. The NameNode gives names in an order of its own (bytes as
-//! signed numbers), so a folder is read whole; HDFS bounds a folder to 1,048,576 entries.
+//! Lists in the byte order of keys, one folder at a time. The NameNode sorts names in another order (bytes as signed
+//! numbers), so each folder is read in full; HDFS limits a folder to 1,048,576 entries.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, meta, refusal};
 use crate::Meta;
 
-/// Pages of 1,000 entries that one folder may take, each within the limit of a NameNode's call.
+/// Maximum pages of 1,000 entries per folder, each within the limit of a NameNode call.
 const PAGES: u32 = 16;
 
 struct Walk {
@@ -34,12 +34,12 @@ pub(super) fn stream(
 }
 
 impl Walk {
-    /// Reads the deepest folder that the prefix names whole.
+    /// Reads the deepest folder that the prefix contains in full.
     async fn begin(mut self) -> Result<Self> {
         let prefix = self.prefix.as_bytes();
         let end = prefix.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
         let folder = Key::new(prefix[..end].to_vec());
-        // No file has such a key, so there is none to list.
+        // No file has such a key, so the listing is empty.
         if folder.is_empty() || refusal(&prefix[..end - 1]).is_none() {
             self.enter(&folder).await?;
         }
@@ -65,14 +65,14 @@ impl Walk {
         Ok(None)
     }
 
-    /// True when a key below the folder may be of the prefix and after the start.
+    /// True if a key below the folder may match the prefix and sort after the start.
     fn may_hold(&self, folder: &Key) -> bool {
         let (key, prefix) = (folder.as_bytes(), self.prefix.as_bytes());
         (key.starts_with(prefix) || prefix.starts_with(key))
             && self.after.as_ref().is_none_or(|after| folder > after || after.as_bytes().starts_with(key))
     }
 
-    /// Reads the folder of `key`, which ends in `/` or is empty. One that is not there is empty.
+    /// Reads the folder of `key`, which ends in `/` or is empty. A missing folder is empty.
     async fn enter(&mut self, key: &Key) -> Result<()> {
         let cluster = &self.cluster;
         cluster.metrics.count(Metric::Requests);

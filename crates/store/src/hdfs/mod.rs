@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! HDFS: `hdfs://namenode:port/path`, a name service of the Hadoop configuration, or `hdfs:///path` of its default.
 //!
-//! Owns the meaning of keys as paths, versions, whole-or-nothing writes, and patience: `hdfs-native` speaks the protocols
-//! (it checks every packet against its CRC), and here no read waits longer than seconds for a DataNode that hangs. A
-//! version is mtime and size, as the protocol library shows no file id; a write of ours never leaves both as they were.
-//! Refuses keys that are no path: empty names, `.`, `..`, a colon, zero bytes, and what is not UTF-8.
+//! Owns the mapping of keys to paths, versions, atomic writes and timeouts. `hdfs-native` speaks the protocols and
+//! verifies the CRC of every packet; here no read waits more than seconds for a DataNode that hangs. A version is mtime
+//! and size, because the protocol library exposes no file id; a write of ours always changes at least one of them.
+//! Refuses keys that are not paths: empty names, `.`, `..`, a colon, NUL bytes, and invalid UTF-8.
 
 mod error;
 mod list;
@@ -29,18 +29,18 @@ use crate::metered::count_error;
 use crate::transport::within;
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version};
 
-/// A DataNode that sends nothing for this long is left for the next copy. hdfs-native may meet its silence four times in
-/// one read (midway, on two kept connections, on a new one) before it turns away: 4 s, under the 5 s that are promised.
+/// A DataNode that sends nothing for this long is abandoned for the next replica. hdfs-native may wait this long four
+/// times in one read (midway, on two pooled connections, on a new one) before it switches: 4 s, below the promised 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same where every copy was silent: then it is the disks that are slow.
+/// The same if every replica was silent: then the disks are slow.
 const SLOW_TIMEOUT: Duration = Duration::from_secs(15);
 /// A NameNode that answers no call for this long is asked on a new connection.
 const NAMENODE: Duration = Duration::from_secs(20);
-/// Deletes that run at once.
+/// Concurrent deletes.
 const AT_ONCE: usize = 16;
-/// How long hdfs-native keeps connections to DataNodes for all of a process, with some room.
+/// Time that hdfs-native keeps pooled connections to DataNodes, with some margin.
 const POOL_TTL: Duration = Duration::from_millis(3200);
-/// Temporary names begin with this; listings leave them out.
+/// Prefix of temporary names; listings skip them.
 const TEMPORARY: &str = ".penstock-tmp-";
 
 /// See the module. Cheap to clone.
@@ -56,7 +56,7 @@ struct Cluster {
     clients: Mutex<Option<Clients>>,
 }
 
-/// The clients of one process and runtime: their connections live and die with both.
+/// Clients of one process and runtime: their connections end with both.
 #[derive(Clone)]
 struct Clients {
     process: u32,
@@ -71,7 +71,7 @@ impl fmt::Debug for Hdfs {
     }
 }
 
-/// Which of the two clients.
+/// Selects one of two clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientKind {
     Fast,
@@ -79,16 +79,17 @@ enum ClientKind {
 }
 
 impl Hdfs {
-    /// The store of a NameNode (`host:port`), a name service, or (empty) the configuration's default; sends nothing yet.
+    /// The store of a NameNode (`host:port`), of a name service, or (empty) of the configuration's default; sends
+    /// nothing yet.
     pub fn new(authority: &str, settings: &HdfsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '[' | ']');
         if !authority.chars().all(is_plain) {
-            // Not shown: it may hold a password.
+            // Not shown, because it may hold a password.
             return Err(Error::config("url", "what follows hdfs:// is neither host:port nor a name service"));
         }
         let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
         if settings.is_strange {
-            let problem = "it is another tenant's, for whom no HADOOP_USER_NAME is given; yours is not used there";
+            let problem = "it belongs to a tenant without a HADOOP_USER_NAME; yours is not used for it";
             return Err(Error::config(root.to_string(), problem));
         }
         let cluster = Cluster { root, settings: settings.clone(), metrics, clients: Mutex::default() };
@@ -118,7 +119,7 @@ impl Cluster {
         let builder = ClientBuilder::new()
             .with_config([
                 ("dfs.client.socket-timeout", silence.as_str()),
-                // Sending again is `Retry`'s: here it is only the other NameNode that is tried.
+                // Retries are made by `Retry`; here only the other NameNode is tried.
                 ("dfs.client.failover.max.attempts", "3"),
                 ("dfs.client.failover.sleep.base.millis", "100"),
                 ("dfs.client.failover.sleep.max.millis", "1000"),
@@ -138,14 +139,14 @@ impl Cluster {
                 let reason = error::shown(&error.to_string());
                 Error::config(
                     self.root.to_string(),
-                    format!("no HDFS is configured there ({reason}); see HADOOP_CONF_DIR"),
+                    format!("no HDFS is configured for this URL ({reason}); check HADOOP_CONF_DIR"),
                 )
             }),
             Err(_) => Err(Error::config("HADOOP_USER_NAME", "it is not set, and this user has no name")),
         }
     }
 
-    /// The clients of this process and runtime, made at the first use.
+    /// Clients of this process and runtime, created at first use.
     async fn clients(&self) -> Result<Clients> {
         let (process, runtime) = (std::process::id(), tokio::runtime::Handle::current().id());
         let is_forked = {
@@ -153,7 +154,7 @@ impl Cluster {
             match &*held {
                 Some(clients) if clients.process == process && clients.runtime == runtime => return Ok(clients.clone()),
                 Some(clients) if clients.process != process => {
-                    // The parent's connections are not ours to close.
+                    // The parent owns its connections; the child must not close them.
                     std::mem::forget(held.take());
                     true
                 }
@@ -161,7 +162,7 @@ impl Cluster {
             }
         };
         if is_forked {
-            // hdfs-native keeps connections in a table of the whole process; those of the parent lapse meanwhile.
+            // hdfs-native keeps connections in a process-wide table; the parent's expire in the meantime.
             tokio::time::sleep(POOL_TTL).await;
         }
         let clients = Clients { process, runtime, fast: self.build(IDLE_TIMEOUT)?, slow: self.build(SLOW_TIMEOUT)? };
@@ -177,7 +178,7 @@ impl Cluster {
         })
     }
 
-    /// One call of the NameNode (or a bounded run of them), with a deadline; a panic of the library becomes an error.
+    /// Runs one call of the NameNode (or a bounded sequence) with a deadline; a panic of the library becomes an error.
     async fn call<T>(
         &self,
         place: &str,
@@ -188,9 +189,9 @@ impl Cluster {
             Ok(Ok(result)) => result.map_err(|error| error::of(place, &self.root.to_string(), &error)),
             Ok(Err(_)) => Err(error::odd(place)),
             Err(_) => {
-                // The connection may be dead without a word: the next call makes its own.
+                // The connection may be dead without an error: the next call opens a new one.
                 *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                let reason = format!("the NameNode was silent for {} s", limit.as_secs());
+                let reason = format!("the NameNode did not answer for {} s", limit.as_secs());
                 Err(Error::Unreachable { place: self.root.to_string(), reason })
             }
         }
@@ -215,7 +216,7 @@ impl Cluster {
     }
 
     /// `None` where nothing exists.
-    async fn standing(&self, key: &Key) -> Result<Option<FileStatus>> {
+    async fn existing(&self, key: &Key) -> Result<Option<FileStatus>> {
         match self.status(key).await {
             Ok(status) => Ok(Some(status)),
             Err(Error::NotFound { .. }) => Ok(None),
@@ -225,8 +226,8 @@ impl Cluster {
 
     async fn delete(&self, key: &Key) -> Result<()> {
         let (path, place) = (self.path(key)?, self.place(key));
-        // A folder is not an object; an empty one would go without this look.
-        if self.standing(key).await?.is_none_or(|status| status.isdir) {
+        // A folder is not an object; without this check an empty one would be deleted.
+        if self.existing(key).await?.is_none_or(|status| status.isdir) {
             return Ok(());
         }
         let client = self.client(ClientKind::Fast).await?;
@@ -242,20 +243,21 @@ impl Cluster {
     }
 }
 
-/// Why HDFS cannot hold `key`, if it cannot (`DFSUtilClient.isValidName`, and what the protocol library cannot say).
+/// Reason why HDFS cannot hold `key` (`DFSUtilClient.isValidName`, and keys that the protocol library cannot express);
+/// `None` if it can.
 fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
         return Some("it is empty");
     }
     if std::str::from_utf8(key).is_err() {
-        return Some("HDFS names are UTF-8");
+        return Some("HDFS names must be UTF-8");
     }
     key.split(|&byte| byte == b'/').find_map(|name| match name {
         b"" if key.starts_with(b"/") => Some("it begins with `/`"),
-        b"" => Some("a name in it is empty"),
-        b"." | b".." => Some("it leaves the folder or names it by `.`"),
-        name if name.contains(&0) => Some("it holds a zero byte"),
-        name if name.contains(&b':') => Some("HDFS takes no `:` in names"),
+        b"" => Some("it has an empty component"),
+        b"." | b".." => Some("it has a `.` or `..` component"),
+        name if name.contains(&0) => Some("it contains a NUL byte"),
+        name if name.contains(&b':') => Some("HDFS names cannot contain `:`"),
         _ => None,
     })
 }
@@ -301,14 +303,14 @@ impl Store for Hdfs {
         self.cluster.timed(&what, deadline, read::get(&self.cluster, object, ranges, deadline)).await
     }
 
-    /// A precondition `Absent` is held by the NameNode. One on a version is a check just before the rename.
+    /// The NameNode enforces the precondition `Absent`. A version is only checked just before the rename.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let what = format!("PUT {}", self.cluster.place(key));
         self.cluster.timed(&what, deadline, write::put(&self.cluster, key, parts, options)).await
     }
 
-    /// None: what a NameNode can join (`concat`) the protocol library has no call for.
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    /// None: the protocol library has no call for `concat`.
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         None
     }
 

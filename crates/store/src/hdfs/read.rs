@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads. Blocks are immutable, so what was opened at a version gives that version's bytes or an error. A read that comes
-//! to a stand is asked for a second time, as the NameNode may name another copy first; a copy that is silent is left
-//! within seconds; and where every copy was silent, all are asked again with more patience.
+//! Reads. Blocks are immutable, so a file opened at a version returns the bytes of that version or an error. A stalled
+//! read is requested a second time, because the NameNode may then name another replica first. A silent replica is
+//! abandoned within seconds; if all replicas were silent, all are tried again with a longer timeout.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -21,23 +21,24 @@ use crate::local::plan;
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version};
 
-/// A read that gave nothing for this long is asked for a second time. Far above a disk's own time, far under `IDLE_TIMEOUT`.
+/// A read that returned nothing for this long is requested a second time. Far above the latency of a disk, far below
+/// `IDLE_TIMEOUT`.
 const HEDGE: Duration = Duration::from_millis(400);
-/// Tries to see one version on both sides of an open.
+/// Attempts to find the same version before and after an open.
 const LOOKS: u32 = 4;
 
 type Stream = BoxStream<'static, hdfs_native::Result<Bytes>>;
 
-/// A read on its way.
+/// A read in progress.
 struct Reading {
     cluster: Arc<Cluster>,
     meta: Meta,
     place: String,
     reader: FileReader,
     kind: ClientKind,
-    /// Remaining parts: number of the range, start, end.
+    /// Remaining ranges: number, start, end.
     left: VecDeque<(usize, u64, u64)>,
-    /// The stream of the first of them, once it has begun.
+    /// The stream of the first range, once it has started.
     stream: Option<Stream>,
     is_hedged: bool,
     deadline: Deadline,
@@ -70,7 +71,7 @@ pub(super) async fn get(
     Ok(GetResult { meta, chunks: timed(chunks, started, cluster.metrics.clone()) })
 }
 
-/// Opens the blocks of one version: the pinned one, else the one that stands before and after.
+/// Opens the blocks of one version: the pinned one, otherwise the one that is current before and after.
 async fn open(
     cluster: &Arc<Cluster>,
     key: &Key,
@@ -85,19 +86,19 @@ async fn open(
     };
     for _ in 0..LOOKS {
         let reader = cluster.call(&place, NAMENODE, client.read(&path)).await?;
-        // A version never returns: what stood before the open and stands after it stood in between.
+        // Versions never recur: a version that is current before and after the open was current during it.
         let meta = cluster.head(key).await?;
         let have = meta.version.clone().unwrap_or_else(|| Version(String::new()));
         if have == want && meta.size == reader.file_length() as u64 {
             return Ok((meta, reader));
         }
         if pin.is_some() {
-            let have = if have == want { "one being written".to_owned() } else { have.0 };
+            let have = if have == want { "one that is being written".to_owned() } else { have.0 };
             return Err(Error::Changed { place, want: want.0, have });
         }
         want = have;
     }
-    Err(Error::Changed { place, want: want.0, have: "one being written".to_owned() })
+    Err(Error::Changed { place, want: want.0, have: "one that is being written".to_owned() })
 }
 
 impl Reading {
@@ -125,14 +126,14 @@ impl Reading {
                     return Ok(Some((Chunk { range, offset: at, bytes }, self)));
                 }
                 None => {
-                    let reason = format!("the blocks ended {} bytes early", end - at);
+                    let reason = format!("the blocks end {} bytes early", end - at);
                     return Err(Error::Server { place: self.place, status: 0, reason });
                 }
             }
         }
     }
 
-    /// The next bytes from `at`, by whichever way brings them first.
+    /// The next bytes from `at`, from the replica that returns them first.
     async fn step(&mut self, at: u64, end: u64) -> Result<Option<Bytes>> {
         loop {
             let mut stream = self.stream.take().unwrap_or_else(|| bytes_of(&self.reader, at, end));
@@ -170,7 +171,7 @@ impl Reading {
             if self.kind == ClientKind::Slow {
                 return Err(error::of(&self.place, &self.cluster.root.to_string(), &error));
             }
-            // Each replica was silent or gone. If the file is gone, opening it again fails.
+            // Every replica was silent or gone. If the file is gone, opening it again fails.
             self.kind = ClientKind::Slow;
             let (_, reader) = open(&self.cluster, &self.meta.key, self.meta.version.as_ref(), ClientKind::Slow).await?;
             (self.reader, self.stream) = (reader, None);
@@ -186,7 +187,7 @@ enum Next {
     Bytes(Bytes),
     End,
     Failed(hdfs_native::HdfsError),
-    /// The protocol library did not survive what a DataNode said.
+    /// The protocol library panicked on a DataNode's response.
     Panicked,
 }
 
@@ -199,7 +200,7 @@ async fn advance(stream: &mut Stream) -> Next {
     }
 }
 
-/// The same bytes by another way, with the first of them; `None` when it brings nothing.
+/// The same bytes from another replica, with the first chunk; `None` if it returns nothing.
 async fn second(
     cluster: &Arc<Cluster>,
     meta: &Meta,

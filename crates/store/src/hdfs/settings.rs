@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where Hadoop's own configuration is, and who asks.
+//! Location of Hadoop's own configuration, and the user of requests.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// How to reach HDFS beyond its URL.
+/// Connection settings of HDFS beyond its URL.
 #[derive(Debug, Clone, Default)]
 pub struct HdfsSettings {
-    /// The folder of `core-site.xml` and `hdfs-site.xml`: name services, Kerberos, wire protection.
+    /// Folder of `core-site.xml` and `hdfs-site.xml`: name services, Kerberos, wire protection.
     pub conf_dir: Option<PathBuf>,
-    /// The user to act as, where the cluster takes a user's word.
+    /// User name to act as, on clusters without authentication.
     pub user: Option<String>,
-    /// It names no user and hdfs-native would take the process's, who is a stranger there.
+    /// The settings name no user, and hdfs-native would use the process's user, who belongs to another tenant.
     pub(crate) is_strange: bool,
 }
 
@@ -27,7 +27,8 @@ impl HdfsSettings {
         }
     }
 
-    /// The same as another tenant's, in a process of these variables: hdfs-native asks those for a user by itself.
+    /// The same settings for another tenant, in a process with these variables: hdfs-native reads the user from them
+    /// itself.
     pub(crate) fn beside(self, process: &HashMap<String, String>) -> Self {
         let names = ["HADOOP_USER_NAME", "HADOOP_PROXY_USER"];
         let is_named = names.iter().any(|name| process.get(*name).is_some_and(|value| !value.is_empty()));

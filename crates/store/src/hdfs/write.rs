@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes: a temporary name in the same folder, the bytes through the DataNodes' pipeline, close, rename. A reader sees
-//! all or nothing; what fails is sent again whole, under another temporary name, by `Retry`.
+//! the whole object or none of it. After a failure, `Retry` sends the whole object again under another temporary name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::{Meta, Precondition, PutOptions, checksum};
 
 /// Bytes of one write call; cancellation is checked between two calls.
 const PIECE: usize = 1 << 20;
-/// A pipeline that takes no megabyte for this long hangs: hdfs-native itself would wait a minute for each DataNode.
+/// A pipeline that accepts no megabyte for this long hangs: hdfs-native itself would wait a minute for each DataNode.
 const STALLED: Duration = Duration::from_secs(20);
 
 pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, options: &PutOptions) -> Result<Meta> {
@@ -25,11 +25,11 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
         return Err(Error::Unsupported { what: "a Content-Encoding".to_owned(), by: "HDFS".to_owned() });
     }
     checksum::check_parts(options.checksum.as_ref(), &parts, || place.clone())?;
-    let standing = cluster.standing(key).await?;
-    if standing.as_ref().is_some_and(|status| status.isdir) {
-        return Err(cluster.refused(key, "a folder is in its place"));
+    let existing = cluster.existing(key).await?;
+    if existing.as_ref().is_some_and(|status| status.isdir) {
+        return Err(cluster.refused(key, "a folder with this name exists"));
     }
-    check(&options.precondition, standing.as_ref(), &place)?;
+    check(&options.precondition, existing.as_ref(), &place)?;
     cluster.metrics.count(Metric::Requests);
     cluster.metrics.count(Metric::Puts);
     cluster.metrics.add(Metric::BytesSent, parts.iter().map(|part| part.len() as u64).sum());
@@ -40,13 +40,13 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
     let temporary = Temporary { client: client.clone(), path: temporary, is_ours: true };
     write(cluster, &client, &temporary.path, parts, &place).await?;
     let mut written = cluster.call(&place, NAMENODE, client.get_file_info(&temporary.path)).await?;
-    let standing = match &options.precondition {
-        Precondition::Matches(_) => cluster.standing(key).await?,
-        Precondition::None | Precondition::Absent => standing,
+    let existing = match &options.precondition {
+        Precondition::Matches(_) => cluster.existing(key).await?,
+        Precondition::None | Precondition::Absent => existing,
     };
-    check(&options.precondition, standing.as_ref(), &place)?;
-    // The NameNode counts milliseconds: two writes of one size within one would look the same.
-    if let Some(old) = &standing
+    check(&options.precondition, existing.as_ref(), &place)?;
+    // The NameNode counts milliseconds: two writes of equal size within one millisecond would have the same version.
+    if let Some(old) = &existing
         && old.modification_time >= written.modification_time
     {
         let after = old.modification_time + 1;
@@ -59,13 +59,13 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
     Ok(meta(key.clone(), &written))
 }
 
-fn check(precondition: &Precondition, standing: Option<&FileStatus>, place: &str) -> Result<()> {
+fn check(precondition: &Precondition, existing: Option<&FileStatus>, place: &str) -> Result<()> {
     let refuse = |reason: String| Err(Error::Precondition { place: place.to_owned(), reason });
-    match (precondition, standing) {
-        (Precondition::Absent, Some(_)) => refuse("an object of that key exists already".to_owned()),
-        (Precondition::Matches(want), None) => refuse(format!("version {want} is no longer there")),
+    match (precondition, existing) {
+        (Precondition::Absent, Some(_)) => refuse("an object with this key already exists".to_owned()),
+        (Precondition::Matches(want), None) => refuse(format!("version {want} no longer exists")),
         (Precondition::Matches(want), Some(status)) if *want != version(status) => {
-            refuse(format!("version {want} is no longer current, {} is", version(status)))
+            refuse(format!("version {want} is no longer current (now {})", version(status)))
         }
         (Precondition::None | Precondition::Absent | Precondition::Matches(_), _) => Ok(()),
     }
@@ -81,7 +81,7 @@ async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>
             return Err(Error::KeyRefused {
                 key,
                 place: root,
-                reason: "a file is in the place of its folder".to_owned(),
+                reason: "a file exists where its folder should be".to_owned(),
             });
         }
         result => result?,
@@ -95,20 +95,20 @@ async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>
     moving(cluster, place, file.close()).await
 }
 
-/// One step of a write, which must not stall.
+/// One step of a write, with a stall timeout.
 async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hdfs_native::Result<T>>) -> Result<T> {
     let work = std::panic::AssertUnwindSafe(work).catch_unwind();
     match tokio::time::timeout(STALLED, work).await {
         Ok(Ok(result)) => result.map_err(|error| error::of(place, &cluster.root.to_string(), &error)),
         Ok(Err(_)) => Err(error::odd(place)),
         Err(_) => {
-            let reason = format!("the DataNodes took nothing for {} s", STALLED.as_secs());
+            let reason = format!("the DataNodes accepted no data for {} s", STALLED.as_secs());
             Err(Error::Unreachable { place: place.to_owned(), reason })
         }
     }
 }
 
-/// A temporary file, deleted unless it was renamed; also when the write is given up midway.
+/// A temporary file. It is deleted unless it was renamed, even if the write is abandoned.
 struct Temporary {
     client: Client,
     path: String,
@@ -125,7 +125,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if let (true, Ok(runtime)) = (self.is_ours, tokio::runtime::Handle::try_current()) {
             let (client, path) = (self.client.clone(), std::mem::take(&mut self.path));
-            // Best effort: listings leave such names out.
+            // Best effort: listings skip such names.
             runtime.spawn(async move { tokio::time::timeout(NAMENODE, client.delete(&path, false)).await });
         }
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads past the page cache: O_DIRECT by io_uring, from one thread that a folder's reads share.
+//! O_DIRECT reads through io_uring, from one thread that all reads of a folder share.
 //!
-//! For data that memory does not hold: such reads copy nothing, evict no pages and need no waiting thread each.
-//! Owns the ring and its thread. Where the kernel refuses a ring (old, or a container that
-//! forbids it) or a file system refuses O_DIRECT, the answer is `None` and the reader goes the common way.
+//! For data that does not fit into memory: such reads copy nothing, evict no pages and need no waiting thread each.
+//! Owns the ring and its thread. Where the kernel refuses a ring (old, or forbidden in a container) or a file system
+//! refuses O_DIRECT, the result is `None` and the caller reads normally.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,31 +20,31 @@ use tokio::sync::oneshot;
 
 use crate::{Buffer, BufferPool};
 
-/// Alignment of offsets, lengths and memory; no disk of today needs more.
+/// Alignment of offsets, lengths and memory; no present disk needs more.
 const ALIGN: u64 = 4096;
 
-/// Bytes of one request to the kernel: a range is many, side by side.
+/// Bytes of one request to the kernel; a range consists of many concurrent ones.
 const PIECE: u64 = 512 << 10;
 
-/// Requests that the kernel holds at a time.
+/// Maximum number of requests in the kernel.
 const DEPTH: usize = 64;
 
 /// User data of the wake-up's completion.
 const WAKE: u64 = u64::MAX;
 
-/// A range on its way. The ring's thread holds it until the kernel is done with its memory, also if no caller waits.
+/// A range in progress. The ring's thread holds it until the kernel has released its memory, even if no caller waits.
 struct Ask {
     file: Arc<OwnedFd>,
-    /// Aligned, as is the length; the file may end before that.
+    /// Aligned, like the length; the file may end earlier.
     start: u64,
     len: u64,
-    /// So many bytes the file has at least.
+    /// Minimum size of the file.
     need: u64,
     buffer: Buffer,
     reply: oneshot::Sender<io::Result<Buffer>>,
 }
 
-/// The door to a ring's thread.
+/// Handle of a ring's thread.
 #[derive(Debug)]
 struct Ring {
     asks: Option<Sender<Ask>>,
@@ -54,12 +54,12 @@ struct Ring {
 impl Ring {
     fn start() -> io::Result<Self> {
         let ring = IoUring::new(2 * DEPTH as u32)?;
-        // SAFETY: takes no memory of ours.
+        // SAFETY: accesses no memory of ours.
         let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if wake < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: made just now, and not shared.
+        // SAFETY: created just now, and not shared.
         let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
         let (asks, inbox) = mpsc::channel();
         let driver = Driver { ring, inbox, wake: wake.clone(), asks: Vec::new(), queue: VecDeque::new(), in_flight: 0 };
@@ -68,7 +68,7 @@ impl Ring {
     }
 
     fn send(&self, ask: Ask) {
-        // A thread that is gone drops the ask, and with it the asker's wait.
+        // If the thread is gone, the request is dropped, which ends the caller's wait.
         let _ = self.asks.as_ref().map(|asks| asks.send(ask));
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -77,12 +77,12 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.asks = None;
-        // The thread finds that no caller waits any more, and ends once the kernel holds none of its memory.
+        // The thread notices that no caller waits any more, and ends once the kernel holds none of its memory.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// An ask whose pieces are with the kernel, or in the queue for it.
+/// A request with pieces in the kernel or in its queue.
 struct Active {
     ask: Ask,
     pieces_left: u64,
@@ -94,9 +94,9 @@ struct Driver {
     ring: IoUring,
     inbox: Receiver<Ask>,
     wake: Arc<OwnedFd>,
-    /// By number; a number is used again once its ask has been answered.
+    /// By number; a number is reused once its request has been answered.
     asks: Vec<Option<Active>>,
-    /// Ask and piece.
+    /// Request and piece.
     queue: VecDeque<(usize, u64)>,
     in_flight: usize,
 }
@@ -127,8 +127,8 @@ impl Driver {
                 Err(error)
                     if matches!(Errno::from_io_error(&error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}
                 Err(_) => {
-                    // The ring is lost, and its askers learn it by their closed doors. The kernel may still write to their
-                    // memory, which is given up for that.
+                    // The ring is lost; callers notice by their closed channels. The kernel may still write to their
+                    // memory, which is therefore leaked.
                     self.asks.into_iter().flatten().for_each(|active| std::mem::forget(active.ask.buffer));
                     return;
                 }
@@ -138,7 +138,7 @@ impl Driver {
             for (number, result) in done {
                 if number == WAKE {
                     is_watching = false;
-                    // Non-blocking; what was to be learned from it is in the inbox.
+                    // Non-blocking; the inbox holds the actual information.
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                 } else {
                     self.in_flight -= 1;
@@ -164,17 +164,18 @@ impl Driver {
         self.queue.extend((0..pieces).map(|piece| (number, piece)));
     }
 
-    /// Gives the kernel what it may hold.
+    /// Submits pieces to the kernel, up to the depth.
     fn submit(&mut self) {
         while self.in_flight < DEPTH {
             let Some((number, piece)) = self.queue.pop_front() else { return };
             let Some(Active { ask, .. }) = &self.asks[number] else { continue };
             let at = piece * PIECE;
             let len = PIECE.min(ask.len - at) as u32;
-            // SAFETY: within the buffer, whose room is the ask's length at least.
+            // SAFETY: within the buffer, which is at least as long as the request.
             let into = unsafe { ask.buffer.start().as_ptr().add(at as usize) };
             let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), into, len).offset(ask.start + at).build();
-            // SAFETY: the ask keeps file and memory until this entry has ended, and nothing else touches that memory.
+            // SAFETY: the request keeps file and memory until this entry has completed, and nothing else uses that
+            // memory.
             if unsafe { self.ring.submission().push(&read.user_data((number as u64) << 32 | piece)) }.is_err() {
                 self.queue.push_front((number, piece));
                 return;
@@ -196,30 +197,30 @@ impl Driver {
             return;
         }
         if let Some(Active { ask, error, .. }) = self.asks[number].take() {
-            // Whoever has given up wants no answer.
+            // A caller that has given up ignores the result.
             let _ = ask.reply.send(error.map_or(Ok(ask.buffer), Err));
         }
     }
 }
 
-/// A folder's reads past the page cache. The thread starts with the first.
+/// O_DIRECT reads of a folder. The thread starts with the first read.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     ring: OnceLock<Option<Ring>>,
-    /// A first read went well.
+    /// Whether a first read succeeded.
     works: OnceLock<bool>,
 }
 
 impl Direct {
-    /// True when this file is to be read here: the kernel gives a ring and the file system bypasses its cache. From then
-    /// on the file is for nothing else.
+    /// True if this file is to be read here: the kernel provides a ring and the file system supports O_DIRECT. The file
+    /// may then be used for nothing else.
     pub fn takes(&self, file: &OwnedFd, buffers: &Arc<BufferPool>) -> bool {
         let set = |flags| rustix::fs::fcntl_setfl(file, flags);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
         if self.ring.get_or_init(|| Ring::start().ok()).is_none() || set(flags | OFlags::DIRECT).is_err() {
             return false;
         }
-        // Some file systems say yes to the flag and no to the read.
+        // Some file systems accept the flag and then refuse the read.
         let works = *self.works.get_or_init(|| {
             let Ok(mut buffer) = buffers.take(ALIGN as usize) else { return false };
             rustix::io::pread(file, &mut buffer.as_mut()[..ALIGN as usize], 0).is_ok()
@@ -230,7 +231,7 @@ impl Direct {
         works
     }
 
-    /// The bytes from `start` to `end` of a file of `size` bytes that was taken. Errs with `UnexpectedEof` where there are
+    /// The bytes from `start` to `end` of an accepted file of `size` bytes. Errs with `UnexpectedEof` if there are
     /// fewer.
     pub async fn read(
         &self,
@@ -252,22 +253,22 @@ impl Direct {
     }
 }
 
-/// True when the first byte of a range is in the page cache: then a copy costs less than the disk.
+/// True if the first byte of a range is in the page cache: then a copy costs less than a disk read.
 pub(super) fn is_cached(file: &OwnedFd, at: u64) -> bool {
     let mut byte = [0u8; 1];
     rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT)
         .is_ok_and(|read| read == 1)
 }
 
-/// How local files are read.
+/// Method of reading local files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalReads {
-    /// By threads, through the page cache.
+    /// Threads, through the page cache.
     Threads,
-    /// Past the page cache, where the kernel and the file system can.
+    /// O_DIRECT, if the kernel and the file system support it.
     Uring,
-    /// Past it what does not lie in it and would push itself out of it again: datasets larger than half of the memory
-    /// that is free.
+    /// O_DIRECT for datasets that are not cached and would evict their own pages: those larger than half of the free
+    /// memory.
     Auto,
 }
 
@@ -276,7 +277,7 @@ impl LocalReads {
     pub fn of(self, bytes: u64) -> Self {
         match self {
             Self::Auto if crate::memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,
-            said => said,
+            other => other,
         }
     }
 }
@@ -305,7 +306,7 @@ mod tests {
 
     #[test]
     fn prop_ranges_past_the_page_cache_are_the_files_bytes() {
-        // A disk's file system: tmpfs takes O_DIRECT only of late.
+        // On a disk: tmpfs supports O_DIRECT only in new kernels.
         let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")).unwrap();
         let bytes = noise(3 * PIECE as usize + 4321);
         std::fs::write(dir.path().join("a"), &bytes).unwrap();
@@ -336,7 +337,7 @@ mod tests {
             let read = direct.read(&file, 0, 1 << 20, 1 << 20, &buffers);
             futures::pin_mut!(read);
             let _ = futures::poll!(&mut read);
-            // Dropped here, with the kernel at work.
+            // Dropped here while the kernel works.
         });
         drop(direct);
         for _ in 0..1000 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings of a folder, in the byte order of keys, a folder at a time: memory is bounded by the names of the folders
-//! from the root down to the one being read.
+//! Lists a folder in the byte order of keys, one folder at a time. Memory is bounded by the names of the folders on the
+//! path from the root to the current one.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -10,30 +10,31 @@ use penstock_types::{Deadline, Error, Key, Result};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::path::{is_regular, meta, open_beneath, refusal};
+use super::path::{is_regular, meta};
 use super::{Local, blocking};
 use crate::Meta;
+use crate::rooted::{FOLDER, open_beneath, refusal, split};
 
-/// Entries that one turn of a blocking thread gives.
+/// Entries per batch of a blocking thread.
 const BATCH: usize = 256;
 
 struct Walk {
     store: Local,
     prefix: Key,
     after: Option<Key>,
-    /// The folders from the first to the one being read; each with the names that are still to come, last first.
+    /// The open folders from the first to the current one, each with its remaining names, last first.
     folders: Vec<Folder>,
     began: bool,
 }
 
 struct Folder {
-    /// Its key, `/` at its end; empty for the root.
+    /// Key of the folder, with a final `/`; empty for the root.
     key: Key,
     dir: OwnedFd,
     names: Vec<Name>,
 }
 
-/// A name as it sorts: a folder's ends in `/`, as every key below it does there.
+/// A name in sort order: folders end in `/`, like the keys below them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Name(Vec<u8>);
 
@@ -88,21 +89,21 @@ impl Walk {
         Ok(None)
     }
 
-    /// Opens the deepest folder that the prefix names whole.
+    /// Opens the deepest folder that the prefix contains in full.
     fn begin(&mut self) -> Result<()> {
         let root = self.store.open_root()?;
         let prefix = self.prefix.as_bytes();
-        let folder = prefix.iter().rposition(|&byte| byte == b'/').map_or(&b""[..], |at| &prefix[..at]);
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let (folder, _) = split(prefix);
         if folder.is_empty() && !prefix.starts_with(b"/") {
-            let dir = open_beneath(&root, b".", flags, Mode::empty()).map_err(|e| self.store.io(&Key::default(), e))?;
+            let dir =
+                open_beneath(&root, b".", FOLDER, Mode::empty()).map_err(|e| self.store.io(&Key::default(), e))?;
             return self.push(Key::default(), dir);
         }
         let key = Key::new(folder.to_vec());
         if refusal(folder).is_some() {
             return Ok(()); // No file has such a key, so there is none to list.
         }
-        match open_beneath(&root, folder, flags, Mode::empty()) {
+        match open_beneath(&root, folder, FOLDER, Mode::empty()) {
             Ok(dir) => self.push(key.join(b"/"), dir),
             Err(Errno::NOENT | Errno::NOTDIR) => Ok(()),
             Err(Errno::XDEV | Errno::LOOP) => Err(self.store.leaves(&key)),
@@ -110,7 +111,7 @@ impl Walk {
         }
     }
 
-    /// True when a key below the folder may be of the prefix and after the start.
+    /// True if a key below the folder may match the prefix and sort after the start.
     fn may_hold(&self, folder: &Key) -> bool {
         let (key, prefix) = (folder.as_bytes(), self.prefix.as_bytes());
         (key.starts_with(prefix) || prefix.starts_with(key))
@@ -118,9 +119,9 @@ impl Walk {
     }
 
     fn enter(&mut self, key: Key, name: &[u8]) -> Result<()> {
-        let parent = self.folders.last().ok_or_else(|| Error::bug("a folder without its parent"))?;
+        let parent = self.folders.last().ok_or_else(|| Error::bug("a folder without a parent"))?;
         let name = &name[..name.len() - 1];
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = FOLDER | OFlags::NOFOLLOW;
         match rustix::fs::openat(&parent.dir, name, flags, Mode::empty()) {
             Ok(dir) => self.push(key, dir),
             Err(Errno::NOENT) => Ok(()), // Removed since it was read.
@@ -158,10 +159,10 @@ impl Walk {
         Ok(())
     }
 
-    /// Metadata of a file; `None` if it is gone, or a dangling link.
+    /// Metadata of a file; `None` if it is gone, or is a dangling link.
     fn object(&self, key: Key, name: &[u8]) -> Result<Option<Meta>> {
-        let parent = self.folders.last().ok_or_else(|| Error::bug("a file without its folder"))?;
-        let text = CString::new(name).map_err(|_| Error::bug("a file name holds a zero byte"))?;
+        let parent = self.folders.last().ok_or_else(|| Error::bug("a file without a folder"))?;
+        let text = CString::new(name).map_err(|_| Error::bug("a file name contains a NUL byte"))?;
         let stat = match rustix::fs::statat(&parent.dir, &text, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => stat,
             Err(Errno::NOENT) => return Ok(None),
@@ -173,9 +174,9 @@ impl Walk {
         match self.store.open_object(&key) {
             Ok(opened) => Ok(Some(opened.meta)),
             Err(Error::NotFound { .. }) => match rustix::fs::statat(&parent.dir, &text, AtFlags::empty()) {
-                // Its files would be missing from the listing without a word.
+                // Otherwise its files would be missing from the listing without notice.
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                    let reason = "it is a symbolic link to a folder; name its target instead".to_owned();
+                    let reason = "it is a symbolic link to a folder; use its target instead".to_owned();
                     Err(Error::System { place: self.store.place(&key), reason })
                 }
                 _ => Ok(None),

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A local folder as a store: `file:///folder/`. A key is a path below it, of whole names only.
+//! A local folder as a store: `file:///folder/`. A key is a relative path of non-empty names.
 //!
-//! Owns the way from keys to files, and never leaves the folder: every path is resolved beneath it by the kernel
-//! (openat2), and on kernels without that, name by name with no symbolic link followed. Refuses keys that a folder cannot
-//! hold. Versions are inode, size and mtime, so that a file that is replaced or written to is seen to change.
+//! Owns the mapping from keys to files. Every path is resolved beneath the folder (`rooted`). Refuses keys that a
+//! folder cannot hold. A version is inode, size and mtime, so a replaced or changed file has another version.
 
 mod direct;
 mod list;
@@ -29,26 +28,26 @@ pub struct Local {
     root: Url,
     path: PathBuf,
     reads: LocalReads,
-    /// Most bytes of a chunk that comes through the page cache.
+    /// Maximum size of a chunk read through the page cache.
     piece: u64,
     direct: Arc<direct::Direct>,
     buffers: Arc<BufferPool>,
 }
 
 impl Local {
-    /// The store of a folder, by its absolute path; it need not exist yet.
+    /// The store of a folder, by its absolute path; the folder need not exist yet.
     pub fn new(path: &Path) -> Result<Self> {
         let root = Url::from_path(path)?.as_folder();
         let (direct, buffers) = (Arc::default(), BufferPool::of_process());
         Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, piece: read::PIECE, direct, buffers })
     }
 
-    /// The same folder, its files read so.
+    /// The same folder with another read method.
     pub fn with_reads(self, reads: LocalReads) -> Self {
         Self { reads, ..self }
     }
 
-    /// The same folder, whose files come in chunks of up to `piece` bytes: for readers that want them whole.
+    /// The same folder, with chunks of up to `piece` bytes: for readers that need files whole.
     pub fn with_piece(self, piece: u64) -> Self {
         Self { piece: piece.max(1), ..self }
     }
@@ -57,7 +56,7 @@ impl Local {
         crate::place(&self.root, key)
     }
 
-    /// Runs blocking work on a thread that may wait.
+    /// Runs blocking work on another thread.
     async fn blocking<T: Send + 'static>(
         &self,
         what: &str,
@@ -69,8 +68,8 @@ impl Local {
     }
 }
 
-/// Runs blocking work on a thread that may wait. The work goes on past the deadline (a system call cannot be called
-/// back), but the caller does not.
+/// Runs blocking work on a separate thread. The work continues past the deadline (a system call cannot be interrupted),
+/// but the caller does not wait.
 async fn blocking<T: Send + 'static>(
     what: &str,
     deadline: Deadline,
@@ -115,14 +114,14 @@ impl Store for Local {
         read::get(self, object, ranges, deadline).await
     }
 
-    /// A precondition `Absent` is held by the file system. One on a version is held among Penstock processes, by a lock
-    /// on the folder; against others it is a check just before.
+    /// The file system enforces the precondition `Absent`. For a version, a lock on the folder enforces it among
+    /// Penstock processes; against others it is a check just before.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let (key, options) = (key.clone(), options.clone());
         self.blocking("PUT", deadline, move |store| write::put(&store, &key, &parts, &options)).await
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         None
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of local files: positioned, in large pieces, on threads that may wait; or past the page cache (`direct`).
+//! Reads local files: positioned reads in large pieces on blocking threads, or O_DIRECT reads (`direct`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::{BufferPool, Chunk, GetResult, ObjectRef, Version};
 /// Default size of one read call: above 2 MiB, the copy from the page cache dominates.
 pub(super) const PIECE: u64 = 2 << 20;
 
-/// From here on a chunk lies in memory that is used again.
+/// From this size on, a chunk uses pooled memory.
 const BUFFERED: usize = 64 << 10;
 
-/// Bytes of a chunk that is read past the page cache: what a part of a large object has.
+/// Size of an O_DIRECT chunk: one part of a large object.
 const DIRECT_PIECE: u64 = 8 << 20;
 
-/// Such chunks of one object under way at a time.
+/// Concurrent O_DIRECT chunks of one object.
 const DIRECT_IN_FLIGHT: usize = 4;
 
-/// Below this, a ring's two changes of threads cost more than a copy.
-const DIRECT_LEAST: u64 = 64 << 10;
+/// For smaller reads, the two thread switches of a ring cost more than a copy.
+const MIN_DIRECT: u64 = 64 << 10;
 
 struct Reader {
     piece: u64,
@@ -35,7 +35,7 @@ struct Reader {
     file: Arc<OwnedFd>,
     place: Arc<str>,
     version: Option<Version>,
-    /// Remaining parts: number of the range, start, end.
+    /// Remaining ranges: number, start, end.
     left: std::collections::VecDeque<(usize, u64, u64)>,
     deadline: Deadline,
     first: Option<Result<Option<Chunk>>>,
@@ -55,7 +55,7 @@ pub(super) async fn get(
             check_pin(&object, &place, meta.version.as_ref())?;
             let left = plan(&ranges, meta.size, &place)?;
             let total: u64 = left.iter().map(|(_, start, end)| end - start).sum();
-            let is_direct = total >= DIRECT_LEAST
+            let is_direct = total >= MIN_DIRECT
                 && match store.reads {
                     LocalReads::Threads => false,
                     LocalReads::Uring => true,
@@ -63,7 +63,7 @@ pub(super) async fn get(
                 }
                 && store.direct.takes(&file, &store.buffers);
             if !is_direct && total > PIECE {
-                // Advice only: what it cannot do it need not.
+                // Advice only; failure does not matter.
                 let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
             }
             let mut reader = Reader {
@@ -76,7 +76,7 @@ pub(super) async fn get(
                 deadline,
                 first: None,
             };
-            // The first piece comes with the open: a small object costs one change of threads.
+            // The first piece is read with the open, so a small object costs one thread switch.
             if !is_direct {
                 reader.first = Some(reader.read());
             }
@@ -105,7 +105,7 @@ pub(super) async fn get(
     Ok(GetResult { meta, chunks: chunks.boxed() })
 }
 
-/// The chunks of a file that is read past the page cache.
+/// Chunks of a file that is read with O_DIRECT.
 fn direct(store: Local, size: u64, mut reader: Reader) -> BoxStream<'static, Result<Chunk>> {
     let left = std::mem::take(&mut reader.left).into_iter().flat_map(|(range, start, end)| {
         (start..end).step_by(DIRECT_PIECE as usize).map(move |at| (range, at, end.min(at + DIRECT_PIECE)))
@@ -139,13 +139,16 @@ fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<
     }
 }
 
-/// `ranges` of an object of `size` bytes as index, start and end; empty ones are left out. `Corrupt`
-/// for one that begins beyond the end.
+/// `ranges` of an object of `size` bytes as index, start and end, without empty ones. `Corrupt` for one that begins
+/// beyond the end.
 pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
     let mut left = std::collections::VecDeque::new();
     for (index, range) in ranges.iter().enumerate() {
         if range.start > size || (range.start == size && !range.is_whole() && range.len > 0) {
-            return Err(Error::corrupt(place, format!("has {size} bytes; none at {}", range.start)));
+            return Err(Error::corrupt(
+                place,
+                format!("has {size} bytes, but the range starts at byte {}", range.start),
+            ));
         }
         if range.end(size) > range.start {
             left.push_back((index, range.start, range.end(size)));
@@ -155,7 +158,7 @@ pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collect
 }
 
 impl Reader {
-    /// The next chunk; at the end, the file must still be the one that was opened.
+    /// The next chunk; at the end, checks that the file is still the one that was opened.
     fn read(&mut self) -> Result<Option<Chunk>> {
         let Some((range, start, end)) = self.left.pop_front() else { return self.still_the_same().map(|()| None) };
         let len = (end - start).min(self.piece) as usize;
@@ -181,7 +184,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Bytes read into `into` from `at` on; 0 at the file's end.
+    /// Reads into `into` at offset `at`; returns 0 at the end of the file.
     fn pread(&self, into: &mut [u8], at: u64) -> Result<usize> {
         loop {
             match rustix::io::pread(&self.file, &mut *into, at) {
@@ -196,7 +199,7 @@ impl Reader {
         Error::from_io(&*self.place, &errno.into())
     }
 
-    /// Errs where the file is no longer the one that was opened.
+    /// Errs if the file is no longer the one that was opened.
     fn still_the_same(&self) -> Result<()> {
         let now = version(&rustix::fs::fstat(&self.file).map_err(|errno| self.io(errno))?);
         match &self.version {
@@ -217,8 +220,8 @@ impl Reader {
 }
 
 impl Local {
-    /// The version of what is under `key` in its folder now, if anything is.
-    pub(super) fn standing(&self, key: &Key) -> Result<Option<Version>> {
+    /// Version of the current file under `key`, if there is one.
+    pub(super) fn existing(&self, key: &Key) -> Result<Option<Version>> {
         match self.open_object(key) {
             Ok(opened) => Ok(opened.meta.version),
             Err(Error::NotFound { .. }) => Ok(None),

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes of local files: a temporary name, the bytes, fsync, the final name, fsync of the folder. A reader sees all or
-//! nothing, also after a power cut.
+//! Writes local files: a temporary name, the bytes, fsync, the final name, fsync of the folder. A reader sees the whole
+//! object or none of it, even after a power failure.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use penstock_types::{Error, Key, Result};
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 
 use super::Local;
-use super::path::{meta, open_beneath};
+use super::path::meta;
 use crate::owned::{self, OwnedFile, Proof, Replace};
+use crate::rooted::{self, FOLDER, Links, Missing, split};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// Prefix of temporary names, by which leftovers of a killed process are found.
+/// Prefix of temporary names, which identifies leftovers of a killed process.
 const TEMPORARY: &str = ".penstock-tmp-";
-/// Whoever calls `put` names the object that is replaced.
+/// The caller of `put` names the object that is replaced.
 const NAMED: Replace = Replace::Existing(Proof::Named);
 
 pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOptions) -> Result<Meta> {
@@ -32,7 +33,7 @@ pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOption
     let temporary = OwnedFile::create(&dir, TEMPORARY).map_err(|error| Error::from_io(store.place(key), &error))?;
     let file = temporary.file();
     let written = write(store, key, file, parts).and_then(|()| {
-        rename(store, key, &dir, &temporary, &name, &options.precondition)?;
+        rename(store, key, &dir, &temporary, name, &options.precondition)?;
         rustix::fs::fsync(&dir).map_err(|errno| store.io(key, errno))
     });
     if let Err(error) = written {
@@ -67,49 +68,18 @@ fn no_space(store: &Local, key: &Key, file: &File, parts: &[Bytes]) -> Error {
     Error::NoSpace { place: store.place(key), need: parts.iter().map(|part| part.len() as u64).sum(), free }
 }
 
-/// Opens the folder of `key`, making the folders that are not there, and gives the last name.
-fn parent(store: &Local, key: &Key) -> Result<(OwnedFd, Vec<u8>)> {
-    // The root is the user's own choice, links and all; below it nothing leads out.
+/// Opens the folder of `key`, creating missing folders; returns it with the last name.
+fn parent<'key>(store: &Local, key: &'key Key) -> Result<(OwnedFd, &'key [u8])> {
+    // The user chose the root, including its links; below it nothing leads out.
     std::fs::create_dir_all(&store.path).map_err(|error| Error::from_io(store.path.display().to_string(), &error))?;
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-    let mut dir = rustix::fs::openat(store.open_root()?, c".", flags | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| store.io(key, errno))?;
-    let mut names: Vec<&[u8]> = key.as_bytes().split(|&byte| byte == b'/').collect();
-    let last = names.pop().unwrap_or_default().to_vec();
-    let mut so_far = Vec::new();
-    for name in names {
-        so_far.extend_from_slice(name);
-        // From the root each time: a link may lead to elsewhere in the folder, but not out of it.
-        let open = || open_beneath(store.open_root()?.as_fd(), &so_far, flags, Mode::empty()).map_err(Step::Errno);
-        let next = match open() {
-            Err(Step::Errno(Errno::NOENT)) => match rustix::fs::mkdirat(&dir, name, Mode::from_raw_mode(0o777)) {
-                Ok(()) => rustix::fs::fsync(&dir).map_err(Step::Errno).and_then(|()| open()),
-                Err(Errno::EXIST) => open(),
-                Err(errno) => Err(Step::Errno(errno)),
-            },
-            result => result,
-        };
-        dir = next.map_err(|step| match step {
-            Step::Errno(Errno::NOTDIR) => store.refused(key, "a file is in the place of its folder"),
-            Step::Errno(Errno::XDEV | Errno::LOOP) => store.refused(key, "a symbolic link in it leaves the folder"),
-            Step::Errno(errno) => store.io(key, errno),
-            Step::Error(error) => error,
-        })?;
-        so_far.push(b'/');
-    }
-    Ok((dir, last))
-}
-
-/// Why a folder on the way was not opened.
-enum Step {
-    Errno(Errno),
-    Error(Error),
-}
-
-impl From<Error> for Step {
-    fn from(error: Error) -> Self {
-        Self::Error(error)
-    }
+    let (folder, name) = split(key.as_bytes());
+    let opened = rooted::open_folder(store.open_root()?, folder, Links::Beneath, Missing::MakeDurably);
+    let folder = opened.map_err(|blocked| match blocked.errno {
+        Errno::NOTDIR => store.refused(key, "a file exists where its folder should be"),
+        Errno::XDEV | Errno::LOOP => store.refused(key, "a symbolic link in the path leads out of the folder"),
+        errno => store.io(key, errno),
+    })?;
+    Ok((folder, name))
 }
 
 fn rename(
@@ -121,23 +91,23 @@ fn rename(
     precondition: &Precondition,
 ) -> Result<()> {
     let as_error = |errno| match errno {
-        Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder is in its place"),
-        Errno::NAMETOOLONG => store.refused(key, "a name in it is too long for this file system"),
+        Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder with this name exists"),
+        Errno::NAMETOOLONG => store.refused(key, "it has a component that is too long for this file system"),
         errno => store.io(key, errno),
     };
     let refuse = |reason: String| Error::Precondition { place: store.place(key), reason };
     match precondition {
         Precondition::None => temporary.rename(dir, name, NAMED).map_err(as_error),
         Precondition::Absent => temporary.rename(dir, name, Replace::Nothing).map_err(|errno| match errno {
-            Errno::EXIST => refuse("an object of that key exists already".to_owned()),
+            Errno::EXIST => refuse("an object with this key already exists".to_owned()),
             errno => as_error(errno),
         }),
         Precondition::Matches(want) => {
             rustix::fs::flock(dir, FlockOperation::LockExclusive).map_err(as_error)?;
-            match store.standing(key)? {
+            match store.existing(key)? {
                 Some(have) if have == *want => temporary.rename(dir, name, NAMED).map_err(as_error),
-                Some(have) => Err(refuse(format!("version {want} is no longer current, {have} is"))),
-                None => Err(refuse(format!("version {want} is no longer there"))),
+                Some(have) => Err(refuse(format!("version {want} is no longer current (now {have})"))),
+                None => Err(refuse(format!("version {want} no longer exists"))),
             }
         }
     }
@@ -150,15 +120,14 @@ pub(super) fn delete(store: &Local, key: &Key) -> Result<()> {
         Err(Error::NotFound { .. }) => return Ok(()),
         Err(error) => return Err(error),
     };
-    let bytes = key.as_bytes();
-    let (folder, name) = match bytes.iter().rposition(|&byte| byte == b'/') {
-        Some(at) => (&bytes[..at], &bytes[at + 1..]),
-        None => (&b"."[..], bytes),
-    };
-    let dir = match open_beneath(&root, folder, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()) {
+    let (folder, name) = split(key.as_bytes());
+    let folder = if folder.is_empty() { b"." } else { folder };
+    let dir = match rooted::open_beneath(&root, folder, FOLDER, Mode::empty()) {
         Ok(dir) => dir,
         Err(Errno::NOENT | Errno::NOTDIR) => return Ok(()),
-        Err(Errno::XDEV | Errno::LOOP) => return Err(store.refused(key, "a symbolic link in it leaves the folder")),
+        Err(Errno::XDEV | Errno::LOOP) => {
+            return Err(store.refused(key, "a symbolic link in the path leads out of the folder"));
+        }
         Err(errno) => return Err(store.io(key, errno)),
     };
     match owned::remove_file(&dir, name, Proof::Named) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several stores that hold one dataset: the first is its word (listing, versions, writes), and reads are spread over all.
+//! Mirrors: several stores that hold one dataset. The first is authoritative (listing, versions, writes); reads are
+//! spread over all.
 //!
-//! Owns the choice of who is asked, and the agreement: what another than the first gives must be of the size and, where
-//! both tell one, the digest that the first names, and is read at the version that was compared with it. A mirror that
-//! says or gives otherwise is named and left out for good; one that does not answer rests a while. Sends nothing again by
-//! itself: an error that every member shares is the caller's (`Retry` goes on from the byte it reached, elsewhere).
+//! Owns the choice of a mirror and the checks. An object from another mirror must have the size, and where both report
+//! one, the digest, of the first; it is read at the version that was compared. A mirror that differs is reported and
+//! excluded for good. One that does not respond is skipped for a while. This module does not repeat requests: `Retry`
+//! continues from the last byte, on another mirror.
 
 mod replica;
 
@@ -24,7 +25,7 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, Opened, PutOptions, Store, Version, checksum,
 };
 
-/// Objects whose agreement is remembered. A stage has some hundreds on their way.
+/// Maximum number of objects whose agreement is remembered. A stage has some hundreds in progress.
 const REMEMBERED: usize = 65_536;
 
 /// See the module. Cheap to clone.
@@ -38,29 +39,29 @@ struct Shared {
     /// The first is the dataset's own store.
     members: Vec<Replica>,
     agreed: Mutex<HashMap<Key, Agreed>>,
-    /// Size by key and version, in 16 bytes an object: what the first said while it could be asked.
+    /// Size by key and version, in 16 bytes per object: reported by the first store while it was reachable.
     sizes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
 }
 
-/// State of an object that is being read.
+/// The agreed facts of an object that is being read.
 #[derive(Debug, Clone, Default)]
 struct Agreed {
-    /// As the first store has it.
+    /// Version in the first store.
     version: Option<Version>,
     size: u64,
     digests: Vec<Digest>,
-    /// Who reads it, so that damage has a name.
+    /// Mirror that returned the bytes, so that damage can be attributed.
     member: Option<usize>,
-    /// The version of each member that was compared with it.
+    /// Version of each member that was compared with it.
     pins: HashMap<usize, Option<Version>>,
 }
 
 impl Mirrors {
-    /// Members as they were opened, without retries of their own; the first holds the dataset, and keys are its keys.
+    /// Combines members that were opened without retries. The first holds the dataset, and keys refer to it.
     pub fn new(members: Vec<Opened>) -> Result<Self> {
         if members.is_empty() {
-            return Err(Error::bug("mirrors of nothing"));
+            return Err(Error::bug("mirrors without a store"));
         }
         let shared = Shared {
             members: members.into_iter().map(Replica::new).collect(),
@@ -71,19 +72,20 @@ impl Mirrors {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// How the reads were spread, in the order of the members.
+    /// Distribution of the reads, in the order of the members.
     pub fn report(&self) -> Vec<MirrorReport> {
         self.shared.members.iter().map(Replica::report).collect()
     }
 
-    /// Tells what a manifest says, so that mirrors can be compared with it while the first store is away.
+    /// Adds an object's size from a manifest, so that mirrors can be compared with it while the first store is
+    /// unreachable.
     pub fn know(&self, key: &Key, version: Option<&Version>, size: u64) {
         let at = self.shared.hash(key, version);
         lock(&self.shared.sizes).insert(at, size);
     }
 
-    /// The caller read all bytes of `key` and found them wrong: the replica that served them is left out,
-    /// unless it is the first.
+    /// Reports that all bytes of `key` were read and are wrong: the mirror that served them is excluded, unless it is
+    /// the first.
     pub fn damaged(&self, key: &Key) {
         let member = lock(&self.shared.agreed).remove(key).and_then(|agreed| agreed.member);
         if let Some(member) = member {
@@ -154,7 +156,8 @@ impl Shared {
         change(lock(&self.agreed).entry(key.clone()).or_default())
     }
 
-    /// The member to ask: who reads the object already, else one by chance, weighed by its rate and what it has to do.
+    /// Chooses a member: the one that already reads the object, otherwise a random one, weighted by its rate and its
+    /// load.
     fn choose(&self, reader: Option<usize>, tried: &[bool]) -> Option<usize> {
         let may = |at: &usize| !tried[*at] && !self.members[*at].is_left_out();
         let ready = |at: &usize| may(at) && !self.members[*at].rests();
@@ -163,7 +166,7 @@ impl Shared {
         }
         let mut open: Vec<usize> = (0..self.members.len()).filter(ready).collect();
         if open.is_empty() {
-            // All rest: any that may be asked is asked.
+            // If all members are backed off, any member that is not excluded is used.
             open = (0..self.members.len()).filter(may).collect();
         }
         let fastest = open.iter().map(|&at| self.members[at].rate()).fold(0.0, f64::max);
@@ -178,7 +181,7 @@ impl Shared {
         open.last().copied()
     }
 
-    /// A read of one member, compared with what is agreed.
+    /// Reads from one member, and compares the result with the agreed version.
     async fn ask(&self, at: usize, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let member = &self.members[at];
         if at == 0 {
@@ -187,7 +190,7 @@ impl Shared {
             return Ok(GetResult { meta: got.meta, chunks: started.watched(got.chunks, None) });
         }
         let agreed = self.agreed(object, deadline).await?;
-        // Before a byte is asked for: a range beyond the end is the caller's fault, not the mirror's.
+        // Checked before any request: a range beyond the end is the caller's fault, not the mirror's.
         plan(ranges, agreed.size, &crate::place(self.first().store.root(), &object.key))?;
         let first = &self.first().prefix;
         let key = member.key_of(first, &object.key).ok_or_else(|| Error::NotFound { place: member.url.clone() })?;
@@ -211,16 +214,16 @@ impl Shared {
     }
 }
 
-/// Why an object is not the one that was agreed on, if it is not.
+/// How an object differs from the agreed one; `None` if it does not.
 fn differs(agreed: &Agreed, meta: &Meta) -> Option<String> {
     if meta.size != agreed.size {
-        return Some(format!("has {} bytes where {} were promised", meta.size, agreed.size));
+        return Some(format!("has {} bytes (expected {})", meta.size, agreed.size));
     }
     let pairs = agreed.digests.iter().flat_map(|want| meta.digests.iter().map(move |have| (want, have)));
     pairs
         .filter(|(want, have)| want.algorithm == have.algorithm)
         .find(|(want, have)| want != have)
-        .map(|(want, have)| format!("has {have} where {want} was promised"))
+        .map(|(want, have)| format!("has {have} (expected {want})"))
 }
 
 #[async_trait]
@@ -233,13 +236,13 @@ impl Store for Mirrors {
         self.shared.first().store.capabilities()
     }
 
-    /// The first store's: it says what the dataset is.
+    /// From the first store, which defines the dataset.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let list = self.shared.first().store.list(prefix, after, deadline);
         list.inspect_ok(|meta| self.know(&meta.key, meta.version.as_ref(), meta.size)).boxed()
     }
 
-    /// The first store's, and while it is away a mirror's, without a version.
+    /// From the first store; while it is unreachable, from a mirror, without a version.
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let shared = &self.shared;
         let mut error = match shared.first().rests() {
@@ -301,18 +304,18 @@ impl Store for Mirrors {
                     shared.members[at].leave_out(error.to_string());
                 }
                 (Error::Denied { .. } | Error::Config { .. }, _) => shared.members[at].leave_out(error.to_string()),
-                // It was replaced under our eyes: what it has now is compared with the first again.
+                // The object was replaced during the read: compare the new version with the first store again.
                 (Error::Changed { .. }, _)
                     if lock(&shared.agreed).get(&object.key).is_some_and(|a| a.pins.contains_key(&at)) =>
                 {
                     shared.with(&object.key, |known| known.pins.remove(&at));
                     shared.members[at].fail(&error);
                 }
-                // It has no such object; another does.
+                // It does not have the object; another mirror does.
                 (Error::NotFound { .. }, _) => shared.members[at].fail(&error),
                 _ => return Err(error),
             }
-            // What the first store says is what counts.
+            // Errors of the first store take precedence.
             if last.is_none() || at == 0 {
                 last = Some(error);
             }
@@ -325,8 +328,8 @@ impl Store for Mirrors {
         self.shared.first().store.put(key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
-        self.shared.first().store.uploads()
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
+        self.shared.first().store.multipart()
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One of several stores of a dataset: how fast it is, whether it rests, and why it was left out.
+//! One mirror of a dataset: its speed, its pause after failures, and the reason of its exclusion.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Chunk, Opened, Store};
 
-/// The first rest of a member that does not answer; it doubles with each failure in a row.
+/// First back-off of a member that does not answer; it doubles with each consecutive failure.
 const REST: Duration = Duration::from_millis(500);
-/// No rest is longer.
-const LONGEST_REST: Duration = Duration::from_secs(30);
-/// Of the fastest one's rate, what every member is taken to have.
-const LEAST: f64 = 0.02;
-/// A read that is dropped after such a silence was given up for it.
+/// Maximum back-off.
+const MAX_REST: Duration = Duration::from_secs(30);
+/// Minimum weight of a member, as a share of the fastest rate.
+const MIN_WEIGHT: f64 = 0.02;
+/// A read that was dropped after this much silence counts as failed.
 const SILENT: Duration = Duration::from_secs(5);
 /// Weight of the newest read in a member's rate.
 const NEWEST: f64 = 0.2;
 
-/// How one mirror fared.
+/// Statistics of one mirror.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MirrorReport {
     /// Its root and prefix.
     pub url: String,
-    /// Reads that it was asked for.
+    /// Number of reads sent to it.
     pub reads: u64,
-    /// Bytes that it gave.
+    /// Bytes received from it.
     pub bytes: u64,
     /// Reads that failed.
     pub errors: u64,
-    /// Why it was left out, if it was.
+    /// Reason of its exclusion, if it was excluded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
 }
@@ -62,7 +62,7 @@ struct Health {
     left_out: Option<String>,
     rests_until: Option<Instant>,
     failures: u32,
-    /// Bytes a second of one read, the latest counting most; 0 until one has ended.
+    /// Bytes per second of one read, weighted towards the latest; 0 before the first has ended.
     rate: f64,
 }
 
@@ -80,7 +80,7 @@ impl Replica {
         self.store.root().to_string()
     }
 
-    /// The key here of what is `key` at the first store, whose dataset lies under `first`.
+    /// Key on this mirror of the object that is `key` on the first store, whose dataset is under `first`.
     pub fn key_of(&self, first: &Key, key: &Key) -> Option<Key> {
         match key.strip_prefix(&first.as_folder()) {
             Some(tail) => Some(self.prefix.as_folder().join(tail.as_bytes())),
@@ -100,24 +100,28 @@ impl Replica {
         self.health().rate
     }
 
-    /// Its share of the reads: its rate over what it has to do, and never nothing, as it may get faster. One that has not been seen yet is taken for the fastest.
+    /// Weight of this mirror: its rate divided by its load, never zero, because it may become faster. A mirror without
+    /// reads counts as the fastest.
     pub fn weight(&self, fastest: f64) -> f64 {
         let rate = match self.rate() {
-            rate if rate > 0.0 => rate.max(fastest * LEAST),
+            rate if rate > 0.0 => rate.max(fastest * MIN_WEIGHT),
             _ => fastest.max(1.0),
         };
         rate / (1.0 + self.tally.in_flight.load(Ordering::Relaxed) as f64)
     }
 
     pub fn away(&self) -> Error {
-        Error::Unreachable { place: self.url.clone(), reason: "it did not answer, and rests".to_owned() }
+        Error::Unreachable {
+            place: self.url.clone(),
+            reason: "it did not answer; requests to it are paused".to_owned(),
+        }
     }
 
     pub fn fail(&self, _error: &Error) {
         self.tally.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Asked again after a while.
+    /// Backs off for a while.
     pub fn rest(&self, error: &Error) {
         self.fail(error);
         let mut health = self.health();
@@ -125,7 +129,7 @@ impl Replica {
             Error::Throttled { retry_after, .. } => retry_after.unwrap_or_default(),
             _ => Duration::ZERO,
         };
-        let rest = REST.saturating_mul(1 << health.failures.min(8)).max(asked).min(LONGEST_REST);
+        let rest = REST.saturating_mul(1 << health.failures.min(8)).max(asked).min(MAX_REST);
         health.failures += 1;
         health.rests_until = Some(now() + rest);
     }
@@ -136,13 +140,13 @@ impl Replica {
         }
     }
 
-    /// Never asked again.
+    /// Excludes the mirror for good.
     pub fn leave_out(&self, why: String) {
         self.tally.errors.fetch_add(1, Ordering::Relaxed);
         self.health().left_out.get_or_insert(why);
     }
 
-    /// The first store is the dataset: it cannot be left out of it.
+    /// The first store defines the dataset, so it is never excluded.
     pub fn leave_out_unless_first(&self, at: usize, why: String) {
         match at {
             0 => {
@@ -163,7 +167,7 @@ impl Replica {
         }
     }
 
-    /// A read begins.
+    /// Records the start of a read.
     pub fn begin(&self) -> Reading {
         self.tally.reads.fetch_add(1, Ordering::Relaxed);
         self.tally.in_flight.fetch_add(1, Ordering::Relaxed);
@@ -177,19 +181,19 @@ impl Replica {
     }
 }
 
-/// A read on its way; its end is seen also where it is dropped.
+/// A read in progress; its end is noticed even if it is dropped.
 pub(super) struct Reading {
     member: Replica,
     clock: Stopwatch,
-    /// Since its last byte.
+    /// Time since its last byte.
     last_answer: Stopwatch,
     bytes: u64,
     is_over: bool,
 }
 
 impl Reading {
-    /// The chunks as they are, counted. `of` is the key of an object that is not the first store's: wrong bytes are then
-    /// the mirror's fault.
+    /// Passes chunks on and counts them. `of` is the key of an object on another mirror than the first: wrong bytes are
+    /// then the mirror's fault.
     pub fn watched(
         self,
         chunks: BoxStream<'static, Result<Chunk>>,
@@ -233,7 +237,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Given up without an answer: the caller turns to another replica, and so shall the next.
+        // Abandoned without a response: the caller switches to another mirror, and later reads should too.
         if !self.is_over && self.last_answer.elapsed() >= SILENT {
             self.member.rest(&self.member.away());
         }

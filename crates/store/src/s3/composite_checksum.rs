@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checksums that S3 keeps of a multipart upload whose parts alone have checksums: a checksum of checksums (`COMPOSITE`) or, older,
-//! an ETag that is the MD5 of MD5s (`...-8`). Either holds the number of parts but not their size. A HEAD of the first
-//! part returns the size; a HEAD of the last shows whether all are alike. If they are not, nothing is promised.
+//! Composite checksums: S3's checksums of multipart uploads. They are a checksum of the parts' checksums (`COMPOSITE`)
+//! or, in older uploads, an ETag that is the MD5 of MD5s (`...-8`). Either holds the number of parts but not their
+//! size. A HEAD of the first part returns the size; a HEAD of the last shows whether all parts have the same size. If
+//! not, no checksum is verified.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -13,7 +14,7 @@ use super::{Ask, Bucket, is_encrypted};
 use crate::transport::{quoted, read, text, unquoted};
 use crate::{Meta, checksum};
 
-/// A digest of the digests of so many parts.
+/// A digest of the parts' digests, with the number of parts.
 #[derive(Debug, PartialEq)]
 struct CompositeChecksum {
     kind: PartDigest,
@@ -21,7 +22,7 @@ struct CompositeChecksum {
     parts: u64,
 }
 
-/// The description of a whole object, with the digest of its parts where that is the best there is.
+/// Metadata of a whole object, with the composite digest if there is no better one.
 pub(super) async fn vouched(bucket: &Bucket, mut meta: Meta, headers: &HeaderMap, deadline: Deadline) -> Result<Meta> {
     if checksum::cheapest(&meta.digests).is_none()
         && let Some(CompositeChecksum { kind, value, parts }) = composite(headers, bucket.verifies_md5)
@@ -38,7 +39,7 @@ fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> 
         let (value, parts) = text.rsplit_once('-')?;
         Some((
             value.to_owned(),
-            parts.parse::<u64>().ok().filter(|parts| (1..=super::large_put::MOST).contains(parts))?,
+            parts.parse::<u64>().ok().filter(|parts| (1..=super::large_put::MAX_PARTS).contains(parts))?,
         ))
     };
     let crc = |name: &str, kind: PartDigest| {
@@ -56,7 +57,7 @@ fn composite(headers: &HeaderMap, takes_md5: bool) -> Option<CompositeChecksum> 
         .or_else(|| (takes_md5 && !is_encrypted(headers)).then(md5)?)
 }
 
-/// Bytes of each part but the last, which may be shorter; `None` where that is not known, or they are not alike.
+/// Size of each part except the last, which may be shorter; `None` if it is unknown or differs.
 async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline) -> Result<Option<u64>> {
     if meta.size == 0 || parts == 1 {
         return Ok(Some(meta.size).filter(|size| *size > 0));
@@ -68,7 +69,7 @@ async fn part_bytes(bucket: &Bucket, meta: &Meta, parts: u64, deadline: Deadline
     if first == 0 || meta.size.div_ceil(first) != parts {
         return Ok(None);
     }
-    // Of two parts, the second is the rest.
+    // With two parts, the second is the rest.
     if parts > 2 && length_of(bucket, meta, parts, deadline).await? != Some(meta.size - first * (parts - 1)) {
         return Ok(None);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! DELETE: a thousand keys a request; keys that XML cannot hold go one by one.
+//! DELETE: up to 1,000 keys per request; keys that XML cannot express are deleted one by one.
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -13,9 +13,9 @@ use super::{Ask, Bucket, checksum_header, error};
 use crate::checksum;
 use crate::transport::{client::Parts, within, xml};
 
-/// Keys that S3 takes in one request.
-const MOST: usize = 1000;
-/// Single deletes that run at once.
+/// Maximum number of keys per request.
+const MAX_KEYS: usize = 1000;
+/// Concurrent single deletes.
 const AT_ONCE: usize = 8;
 
 pub(super) async fn delete(bucket: &Bucket, keys: &[Key], deadline: Deadline) -> Result<()> {
@@ -23,7 +23,7 @@ pub(super) async fn delete(bucket: &Bucket, keys: &[Key], deadline: Deadline) ->
         .iter()
         .map(|key| (key, key.as_str().filter(|text| !text.is_empty() && keys.len() > 1).and_then(xml::escaped)))
         .partition(|(_, text)| text.is_some());
-    for batch in bulk.chunks(MOST) {
+    for batch in bulk.chunks(MAX_KEYS) {
         let texts: Vec<&str> = batch.iter().filter_map(|(_, text)| text.as_deref()).collect();
         delete_batch(bucket, &texts, deadline).await?;
         bucket.metrics.add(Metric::Deletes, batch.len() as u64);
@@ -47,7 +47,7 @@ async fn delete_batch(bucket: &Bucket, keys: &[&str], deadline: Deadline) -> Res
     let body = Bytes::from(format!("<Delete><Quiet>true</Quiet>{objects}</Delete>"));
     let mut ask = Ask { query: "delete=", ..Ask::new(Method::POST, Metric::Puts, None) };
     for algorithm in [Algorithm::Crc32c, Algorithm::Md5] {
-        // AWS takes either; many that speak like it want the MD5.
+        // AWS accepts either; many compatible stores require the MD5.
         let digest = checksum::of_parts(algorithm, std::slice::from_ref(&body));
         let (name, value) = digest.as_ref().and_then(checksum_header).ok_or_else(|| Error::bug("no digest"))?;
         ask.headers.insert(name, value);
@@ -70,15 +70,15 @@ async fn delete_batch(bucket: &Bucket, keys: &[&str], deadline: Deadline) -> Res
         [_, "Error", "Message"] => one.1.message = text,
         _ => {}
     })?;
-    match failed.into_iter().find(|(_, said)| said.code != "NoSuchKey") {
+    match failed.into_iter().find(|(_, reply)| reply.code != "NoSuchKey") {
         None => Ok(()),
-        Some((key, said)) => {
-            let status = match said.code.as_str() {
+        Some((key, reply)) => {
+            let status = match reply.code.as_str() {
                 "AccessDenied" => StatusCode::FORBIDDEN,
                 _ => StatusCode::INTERNAL_SERVER_ERROR,
             };
             let key = Key::from(key.as_str());
-            Err(error::of_status(bucket, &Method::POST, Some(&key), status, &HeaderMap::new(), &said))
+            Err(error::of_status(bucket, &Method::POST, Some(&key), status, &HeaderMap::new(), &reply))
         }
     }
 }

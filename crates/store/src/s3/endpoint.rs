@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where requests go: endpoint, bucket and key to the URI on the wire, with every byte of a key as it is.
+//! Builds the URI of a request from endpoint, bucket and key, with every byte of the key preserved.
 
 use http::Uri;
 use penstock_types::{Error, Result};
@@ -7,11 +7,11 @@ use penstock_types::{Error, Result};
 use crate::S3Settings;
 use crate::transport::{is_loopback, uri};
 
-/// A bucket's address.
+/// Endpoint of a bucket.
 pub(super) struct Endpoint {
     scheme: &'static str,
     authority: String,
-    /// The path of the bucket: empty where the host names it.
+    /// Path of the bucket: empty if the host name contains it.
     base: String,
     region: String,
     shown: String,
@@ -21,16 +21,16 @@ impl Endpoint {
     pub(super) fn new(bucket: &str, settings: &S3Settings) -> Result<Self> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if bucket.is_empty() || bucket.len() > 255 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
-            return Err(Error::config("bucket", format!("`{}` is no bucket name", bucket.escape_debug())));
+            return Err(Error::config("bucket", format!("`{}` is not a bucket name", bucket.escape_debug())));
         }
         let region = settings.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
         if !region.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
-            return Err(Error::config("AWS_REGION", format!("`{}` is no region", region.escape_debug())));
+            return Err(Error::config("AWS_REGION", format!("`{}` is not a region", region.escape_debug())));
         }
         let Some(url) = &settings.endpoint else {
             let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
             let host = format!("s3.{region}.{domain}");
-            // The certificate covers one label: a bucket with dots goes into the path.
+            // The certificate covers one label, so the name of a bucket with dots goes into the path.
             let (authority, base) = match bucket.contains('.') {
                 true => (host, format!("/{bucket}")),
                 false => (format!("{bucket}.{host}"), String::new()),
@@ -38,15 +38,17 @@ impl Endpoint {
             let shown = format!("https://{authority}");
             return Ok(Self { scheme: "https", authority, base, region, shown });
         };
-        // The URL is not shown before it is known to hold no password.
+        // The URL is shown only once it is known to hold no password.
         let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
         let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
-        let authority = uri.authority().ok_or_else(|| bad("it names no host"))?;
+        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(bad("it holds a user name or a password; give them in AWS_ACCESS_KEY_ID and its companions"));
+            return Err(bad(
+                "it contains a user name or a password; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+            ));
         }
         if uri.query().is_some() {
-            return Err(bad("it holds a query"));
+            return Err(bad("it contains a query"));
         }
         let scheme = match uri.scheme_str() {
             Some("https") => "https",
@@ -72,7 +74,7 @@ impl Endpoint {
         &self.region
     }
 
-    /// The endpoint as errors name it.
+    /// The endpoint, for errors.
     pub(super) fn shown(&self) -> &str {
         &self.shown
     }

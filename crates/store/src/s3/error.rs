@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From an answer that is no success to the error that a caller can act on.
+//! Converts an error response to an error that a caller can act on.
 
 use http::{HeaderMap, Method, Response, StatusCode};
 use hyper::body::Incoming;
@@ -19,7 +19,7 @@ pub(super) struct ErrorBody {
 impl ErrorBody {
     pub(super) fn parse(body: &[u8]) -> Self {
         let mut error = Self::default();
-        // What cannot be parsed says nothing; the status still does.
+        // If the body cannot be parsed, the status is used.
         let _ = xml::elements(body, |path, text| match path {
             ["Error", "Code"] => error.code = shown(&text),
             ["Error", "Message"] => error.message = shown(&text),
@@ -46,7 +46,7 @@ pub(super) async fn of_answer(
     of_status(bucket, method, key, head.status, &head.headers, &error)
 }
 
-/// The store refuses the credential because its time is over. A HEAD's answer has no body to say so.
+/// The store refuses the credential because it has expired. A response to HEAD has no body that could report it.
 pub(super) fn tells_expiry(method: &Method, status: StatusCode, error: &Error) -> bool {
     match error {
         Error::Denied { reason, .. } => {
@@ -56,7 +56,7 @@ pub(super) fn tells_expiry(method: &Method, status: StatusCode, error: &Error) -
     }
 }
 
-/// The error of a status and what was said with it.
+/// Error for a status and its response body.
 pub(super) fn of_status(
     bucket: &Bucket,
     method: &Method,
@@ -74,7 +74,7 @@ pub(super) fn of_status(
         (code, message) => format!("{code}: {message}"),
     };
     match (status.as_u16(), code) {
-        // Some answer 404 here, whose advice would mislead.
+        // Some stores answer 404 here, whose hint would mislead.
         (_, "InvalidAccessKeyId" | "XAdminUserNotFound" | "SignatureDoesNotMatch" | "AccessDenied") => {
             Error::Denied { place, reason }
         }
@@ -102,7 +102,7 @@ pub(super) fn of_status(
         }
         (301 | 302 | 307 | 308, _) => Error::config(
             "AWS_ENDPOINT_URL",
-            format!("{} sends requests for {place} elsewhere ({status})", bucket.endpoint.shown()),
+            format!("{} redirects requests for {place} ({status})", bucket.endpoint.shown()),
         ),
         (400, "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" | "AuthorizationHeaderMalformed") => {
             Error::Denied { place, reason }
@@ -111,7 +111,9 @@ pub(super) fn of_status(
             Error::Server { place, status: status.as_u16(), reason }
         }
         (409, "ObjectParentIsFile" | "ExistingObjectIsDirectory") => match key {
-            Some(key) => bucket.refused(key, "this store keeps objects as files, and a file conflicts with a folder"),
+            Some(key) => {
+                bucket.refused(key, "this store maps keys to files, and the key conflicts with a file or folder")
+            }
             None => Error::System { place, reason },
         },
         _ => transport::status::of(place, bucket.endpoint.shown(), method, status, headers, reason),

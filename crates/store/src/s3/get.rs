@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HEAD and GET of one key; `transport::read` makes reads of them.
+//! HEAD and GET of one key; `transport::read` builds reads from them.
 
 use std::sync::Arc;
 

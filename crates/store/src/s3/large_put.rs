@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Large writes in parts over several connections. The object appears when the last request says so; when anything
-//! fails, the parts are taken away again.
+//! Large writes in parts over several connections. The object appears when the last request succeeds; after a failure
+//! the parts are removed.
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -14,11 +14,11 @@ use super::{Ask, Bucket, add_encoding, checksum_header, error};
 use crate::transport::{add_precondition, client::Parts, cut, pair, unmet, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Bytes of a part; more where 10,000 of these would not do.
+/// Size of a part in bytes; larger if 10,000 parts would not suffice.
 const PART: u64 = 16 << 20;
-/// Parts that S3 takes.
-pub(super) const MOST: u64 = 10_000;
-/// Parts on their way at once.
+/// Maximum number of parts.
+pub(super) const MAX_PARTS: u64 = 10_000;
+/// Concurrent parts.
 const AT_ONCE: usize = 4;
 
 pub(super) const ALGORITHM: &str = "x-amz-checksum-algorithm";
@@ -38,7 +38,8 @@ pub(super) async fn put(
     add_encoding(&mut ask.headers, options)?;
     let upload = begun(bucket, key, ask, deadline).await?;
     let upload = pair("uploadId", upload.as_bytes());
-    match finish(bucket, key, &upload, cut(parts, PART.max(size.div_ceil(MOST))), &whole, options, deadline).await {
+    match finish(bucket, key, &upload, cut(parts, PART.max(size.div_ceil(MAX_PARTS))), &whole, options, deadline).await
+    {
         Ok(version) => Ok(Meta {
             key: key.clone(),
             size,
@@ -48,7 +49,7 @@ pub(super) async fn put(
             modified_s: Some(unix_now().as_secs_f64()),
         }),
         Err(error) => {
-            // Best effort, within its own limit: the first error is returned.
+            // Best effort, with its own deadline: the first error is returned.
             let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
             let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
             Err(unmet(error, &options.precondition))
@@ -56,7 +57,7 @@ pub(super) async fn put(
     }
 }
 
-/// Sends the request that begins an upload and gives its id.
+/// Starts an upload and returns its id.
 pub(super) async fn begun(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<String> {
     let begun = answered(bucket, key, ask, deadline).await?;
     let mut upload = String::new();
@@ -88,7 +89,7 @@ async fn finish(
     complete(bucket, key, upload, &sent, whole, options, deadline).await
 }
 
-/// Ends an upload: the parts by their lines, and the CRC of them all.
+/// Completes an upload: the lines of its parts, and the CRC of the whole.
 pub(super) async fn complete(
     bucket: &Bucket,
     key: &Key,
@@ -114,16 +115,16 @@ pub(super) async fn complete(
         [_, "ChecksumType"] => is_full = text == "FULL_OBJECT",
         _ => {}
     })?;
-    // S3 may say 200 and mean an error: it answers before it has put the parts together.
-    let said = ErrorBody::parse(&done);
-    if !said.code.is_empty() {
-        let status = if said.code == "InternalError" { 500 } else { 400 };
+    // S3 may return 200 with an error in the body: it answers before it has joined the parts.
+    let reply = ErrorBody::parse(&done);
+    if !reply.code.is_empty() {
+        let status = if reply.code == "InternalError" { 500 } else { 400 };
         let status = http::StatusCode::from_u16(status).unwrap_or_default();
-        return Err(error::of_status(bucket, &Method::POST, Some(key), status, &HeaderMap::new(), &said));
+        return Err(error::of_status(bucket, &Method::POST, Some(key), status, &HeaderMap::new(), &reply));
     }
     let wanted = name_value(whole)?.1;
     if is_full && crc.as_deref().is_some_and(|have| wanted != have) {
-        let problem = format!("was written with {whole}, its store has {}", crc.unwrap_or_default());
+        let problem = format!("was written with {whole}, but its store has {}", crc.unwrap_or_default());
         return Err(Error::corrupt(bucket.place_of(Some(key)), problem));
     }
     Ok(etag.map(|etag| Version(unquoted(&etag).to_owned())))
@@ -133,13 +134,13 @@ fn name_value(digest: &Digest) -> Result<(http::HeaderName, HeaderValue)> {
     checksum_header(digest).ok_or_else(|| Error::bug("a digest has no header"))
 }
 
-/// A part's line of the final list.
+/// Entry of a part in the final list.
 pub(super) fn line(crc: &Digest, etag: &str, number: u32) -> String {
     let crc = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &crc.value);
     format!("<Part><ChecksumCRC32C>{crc}</ChecksumCRC32C><ETag>{etag}</ETag><PartNumber>{number}</PartNumber></Part>")
 }
 
-/// Sends a part and gives its line of the final list.
+/// Sends a part and returns its entry of the final list.
 async fn send_part(
     bucket: &Bucket,
     key: &Key,
@@ -153,7 +154,7 @@ async fn send_part(
     Ok(line(&Digest::of_u32(Algorithm::Crc32c, crc), &etag, number))
 }
 
-/// Sends a part and gives its CRC-32C and its ETag.
+/// Sends a part and returns its CRC-32C and its ETag.
 pub(super) async fn sent_part(
     bucket: &Bucket,
     key: &Key,
@@ -180,7 +181,7 @@ pub(super) async fn sent_part(
     }
 }
 
-/// Sends a request and reads its answer.
+/// Sends a request and reads its response.
 pub(super) async fn answered(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<Bytes> {
     let answer = bucket.send(ask, deadline).await?;
     let place = bucket.place_of(Some(key));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! LIST, version 2: pages of keys as bytes, url-encoded on the wire so that any key comes through.
+//! LIST, version 2: pages of keys as bytes, URL-encoded on the wire so that every key survives.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::page_tokens::PageTokens;
 use crate::transport::{client::innermost, pair, unquoted, within, xml};
 use crate::{ListStream, Meta, Version, http_date};
 
-/// The largest page that is read: 1000 keys of 1,024 bytes, each byte url-encoded, come to a quarter of this.
+/// Maximum size of a page: 1000 keys of 1,024 bytes, URL-encoded, take a quarter of this.
 const PAGE_LIMIT: usize = 16 << 20;
 
 /// One page of a listing.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Page {
     pub(super) objects: Vec<Meta>,
-    /// Where the next page begins, when there is one.
+    /// Token of the next page, if there is one.
     pub(super) next: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl Listing {
         let query = query.join("&");
         let ask = Ask { query: &query, ..Ask::new(Method::GET, Metric::Lists, None) };
         if [Some(&self.prefix), self.after.as_ref()].into_iter().flatten().any(|key| key.as_str().is_none()) {
-            return Err(self.bucket.refused(&self.prefix, "S3 keys are UTF-8"));
+            return Err(self.bucket.refused(&self.prefix, "S3 keys must be UTF-8"));
         }
         let answer = self.bucket.send(ask, self.deadline).await?;
         let place = self.bucket.place_of(Some(&self.prefix));
@@ -87,7 +87,7 @@ struct Entry {
     modified_s: Option<f64>,
 }
 
-/// Reads a page. Errs with `Corrupt` when it is not one.
+/// Parses a page. Errs with `Corrupt` if it is not one.
 pub(super) fn parse(body: &[u8]) -> Result<Page> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut entry = Entry::default();
@@ -112,14 +112,14 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
     })?;
     let bad = |problem: String| Error::corrupt("the store's listing", problem);
     if !is_list {
-        return Err(bad("is no ListBucketResult".to_owned()));
+        return Err(bad("is not a ListBucketResult document".to_owned()));
     }
     let objects = entries
         .into_iter()
         .map(|entry| {
             let key = entry.key.ok_or_else(|| bad("has an object without a key".to_owned()))?;
             let key = if is_encoded { decode(&key) } else { Key::from(key.as_str()) };
-            let size = entry.size.ok_or_else(|| bad(format!("gives no size for `{key}`")))?;
+            let size = entry.size.ok_or_else(|| bad(format!("has no size for `{key}`")))?;
             Ok(Meta {
                 key,
                 size,
@@ -137,7 +137,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
     }
 }
 
-/// A key that was url-encoded: a plus is a space there, as in forms.
+/// Decodes a URL-encoded key; a plus encodes a space, as in forms.
 fn decode(text: &str) -> Key {
     let spaced: Vec<u8> = text.bytes().map(|byte| if byte == b'+' { b' ' } else { byte }).collect();
     Key::new(percent_decode(&spaced).collect::<Vec<u8>>())

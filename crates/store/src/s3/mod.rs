@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! S3 and whatever speaks like it: our own requests over HTTP/1.1 and many connections, signed by `reqsign`.
+//! S3 and compatible stores: our own requests over HTTP/1.1 and many connections, signed by `reqsign`.
 //!
-//! Owns one bucket's requests and the meaning of their answers; every request is sent once (`Retry` repeats). No secret
-//! and no signed URL reaches an error or a `Debug`.
+//! Owns one bucket's requests and the interpretation of responses. Every request is sent once (`Retry` repeats). No
+//! secret and no signed URL reaches an error or a `Debug`.
 
 mod chain;
 mod composite_checksum;
@@ -63,7 +63,7 @@ impl fmt::Debug for S3 {
     }
 }
 
-/// One request: what is asked of which key.
+/// One request: its method, key and parameters.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
@@ -81,7 +81,7 @@ impl<'a> Ask<'a> {
 }
 
 impl S3 {
-    /// The store of a bucket; sends nothing yet. Errs with `Config` for an endpoint or bucket name that cannot be.
+    /// The store of a bucket; sends nothing yet. Errs with `Config` for an invalid endpoint or bucket name.
     pub fn new(bucket: &str, settings: &S3Settings, metrics: Arc<Metrics>) -> Result<Self> {
         let endpoint = Endpoint::new(bucket, settings)?;
         let http = Http::trusting(settings.variables.get("AWS_CA_BUNDLE").map(Path::new))?;
@@ -92,7 +92,7 @@ impl S3 {
         Ok(Self { bucket: Arc::new(bucket), verifies: true })
     }
 
-    /// Leaves it to the caller (`Retry`) to check a whole object against its checksum.
+    /// Leaves the check of a whole object against its checksum to the caller (`Retry`).
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
@@ -106,7 +106,7 @@ impl Bucket {
         }
     }
 
-    /// Sends one request and gives its answer back if that is a success.
+    /// Sends one request and returns its response if that is a success.
     async fn send(&self, ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
         let place = self.place_of(ask.key);
         if let Some(key) = ask.key {
@@ -114,7 +114,7 @@ impl Bucket {
                 return Err(Error::NotFound { place });
             }
             if key.as_str().is_none() {
-                return Err(self.refused(key, "S3 keys are UTF-8"));
+                return Err(self.refused(key, "S3 keys must be UTF-8"));
             }
         }
         let what = format!("{} {place}", ask.method);
@@ -140,7 +140,7 @@ impl Bucket {
             let status = answer.status();
             let error = error::of_answer(self, &ask.method, ask.key, answer).await;
             Err(match error::tells_expiry(&ask.method, status, &error) && self.sign.renews(stamp) {
-                // Sent again, with a new credential.
+                // Sent again with a new credential.
                 true => Error::Server { place, status: status.as_u16(), reason: "the credentials expired".to_owned() },
                 false => error,
             })
@@ -152,7 +152,7 @@ impl Bucket {
         Error::KeyRefused { key: key.to_string(), place: self.place_of(None), reason: reason.to_owned() }
     }
 
-    /// Metadata in an answer's headers, for an object of `size` bytes.
+    /// Metadata from the headers of a response, for an object of `size` bytes.
     fn described(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
         let text = |name: &str| text(headers, name);
         let etag = text("etag").map(unquoted);
@@ -197,13 +197,13 @@ const CHECKSUMS: [(&str, Algorithm, usize); 5] = [
     ("x-amz-checksum-sha1", Algorithm::Sha1, 20),
 ];
 
-/// The whole-object checksums in an answer; those of multipart uploads made part by part (`COMPOSITE`) are for `parts`.
+/// Whole-object checksums in a response; `composite_checksum` reads those of multipart uploads (`COMPOSITE`).
 fn checksums(headers: &HeaderMap) -> Vec<Digest> {
     if headers.get("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
         return Vec::new();
     }
-    // A server that names no type is older than whole-object checksums of multipart uploads: its checksums are of the parts'
-    // checksums, even without the `-3` behind the value (moto's HEAD). CRC64NVME always covers the whole object.
+    // A server that does not state a checksum type predates whole-object checksums of multipart uploads: its checksums
+    // are composite, even without the `-3` after the value (moto's HEAD). CRC64NVME always covers the whole object.
     let has_only_part_sums =
         !headers.contains_key("x-amz-checksum-type") && text(headers, "etag").is_some_and(is_multipart);
     let decode = |text: &HeaderValue| base64::Engine::decode(&base64::prelude::BASE64_STANDARD, text).ok();
@@ -217,14 +217,14 @@ fn checksums(headers: &HeaderMap) -> Vec<Digest> {
         .collect()
 }
 
-/// Whether an ETag is that of a multipart upload: `d41d8cd98f00b204e9800998ecf8427e-3`.
+/// True for the ETag of a multipart upload: `d41d8cd98f00b204e9800998ecf8427e-3`.
 fn is_multipart(etag: &str) -> bool {
     unquoted(etag).split_once('-').is_some_and(|(digest, parts)| {
         digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()) && parts.parse::<u32>().is_ok()
     })
 }
 
-/// The request header that carries a digest, where S3 has one for it.
+/// Request header for a digest, if S3 has one.
 fn checksum_header(digest: &Digest) -> Option<(HeaderName, HeaderValue)> {
     let name = match digest.algorithm {
         Algorithm::Md5 => "content-md5",
@@ -261,7 +261,7 @@ impl Store for S3 {
         put::put(&self.bucket, key, parts, options, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         Some(self)
     }
 
@@ -272,8 +272,9 @@ impl Store for S3 {
 
 fn add_encoding(headers: &mut HeaderMap, options: &PutOptions) -> Result<()> {
     if let Some(encoding) = &options.encoding {
-        let value = HeaderValue::from_str(encoding)
-            .map_err(|_| Error::config("encoding", format!("`{}` is not a header", encoding.escape_debug())))?;
+        let value = HeaderValue::from_str(encoding).map_err(|_| {
+            Error::config("encoding", format!("`{}` is not a valid header value", encoding.escape_debug()))
+        })?;
         headers.insert(http::header::CONTENT_ENCODING, value);
     }
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads whose id is kept: begun by one process and ended by another, if need be.
+//! Multipart uploads that one process can begin and another can complete.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,14 +14,14 @@ use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId
 use crate::transport::{pair, unmet, unquoted, xml};
 use crate::{Meta, PutOptions, checksum};
 
-/// Pages of a listing of parts: 10,000 of them, 1,000 a page, and one to spare.
+/// Maximum pages of a listing of parts: 10,000 parts, 1,000 per page, and one spare.
 const PAGES: usize = 11;
 
 fn query(id: &UploadId) -> String {
     pair("uploadId", id.0.as_bytes())
 }
 
-/// An upload that the store does not know is one that is not there.
+/// An unknown upload counts as missing.
 fn gone(error: Error) -> Error {
     match error {
         Error::Server { place, status: 404, .. } => Error::NotFound { place },
@@ -31,17 +31,17 @@ fn gone(error: Error) -> Error {
 
 #[async_trait]
 impl MultipartStore for S3 {
-    fn terms(&self) -> MultipartLimits {
+    fn limits(&self) -> MultipartLimits {
         MultipartLimits {
             least: 5 << 20,
             multiple: 1 << 20,
-            most_parts: large_put::MOST,
+            max_parts: large_put::MAX_PARTS,
             is_ordered: false,
             whole: Algorithm::Crc32c,
         }
     }
 
-    async fn begin(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
+    async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId> {
         let mut ask = Ask { query: "uploads=", ..Ask::new(Method::POST, Metric::Puts, Some(key)) };
         ask.headers.insert(large_put::ALGORITHM, HeaderValue::from_static("CRC32C"));
         ask.headers.insert("x-amz-checksum-type", HeaderValue::from_static("FULL_OBJECT"));
@@ -49,7 +49,7 @@ impl MultipartStore for S3 {
         large_put::begun(&self.bucket, key, ask, deadline).await.map(UploadId)
     }
 
-    async fn held(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
+    async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>> {
         let mut found: Vec<(u64, u64, String)> = Vec::new();
         let mut after = 0u64;
         for _ in 0..PAGES {
@@ -84,7 +84,7 @@ impl MultipartStore for S3 {
         Ok(parts.iter().filter(is_held).cloned().collect())
     }
 
-    async fn part(
+    async fn put_part(
         &self,
         key: &Key,
         id: &UploadId,
@@ -98,7 +98,7 @@ impl MultipartStore for S3 {
         Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag })
     }
 
-    async fn finish(
+    async fn complete(
         &self,
         key: &Key,
         id: &UploadId,

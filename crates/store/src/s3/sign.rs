@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signatures, by credentials that the keeper hands out. Nothing a source said reaches an error but our own words.
+//! Signs requests with credentials from the cache. Errors contain our own texts only, never a source's response.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) struct Sign {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
     sources: String,
-    /// The environment's keys stay what they are for as long as the process lives.
+    /// The environment's keys do not change during the life of the process.
     is_fixed: bool,
 }
 
@@ -38,7 +38,7 @@ impl Sign {
             variable("AWS_CONTAINER_CREDENTIALS_FULL_URI"),
             variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|_| "http://169.254.170.2/"),
         );
-        // Only where containers are served: a variable shall not send a token to any host.
+        // Only for hosts that serve containers: a variable must not send a token to an arbitrary host.
         let full = full.filter(|url| is_container_host(url));
         let chain = Chain {
             region: region.to_owned(),
@@ -49,11 +49,11 @@ impl Sign {
         let home = settings.home.as_ref().map(|home| home.display().to_string()).unwrap_or_default();
         let name = format!("{home}\0{region}\0{}\0{}", settings.asks_instance, name_of(&settings.variables));
         let keeper = KEEPERS.get(name, || {
-            let door = GuardedClient::new(http.clone(), settings.asks_instance).naming(full).naming(relative);
+            let client = GuardedClient::new(http.clone(), settings.asks_instance).naming(full).naming(relative);
             let context = Context::new()
                 .with_file_read(TokioFileRead)
                 .with_command_execute(TokioCommandExecute)
-                .with_http_send(door)
+                .with_http_send(client)
                 .with_env(StaticEnv { home_dir: settings.home.clone(), envs: settings.variables.clone() });
             CredentialCache::new(context, chain)
         });
@@ -65,7 +65,7 @@ impl Sign {
         let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
         signed.map_err(|error| {
             let place = place.to_owned();
-            // Only the text: what lies beneath may quote a file or an answer that holds a secret.
+            // Only the text: the source of the error may quote a file or a response that holds a secret.
             let text = error.to_string();
             match error.kind() {
                 _ if text.contains(NOTHING) => {
@@ -79,7 +79,7 @@ impl Sign {
         })
     }
 
-    /// The store calls the credential expired; true when the request may be sent again with a new one.
+    /// The store reported the credential as expired; true if the request may be sent again with a new one.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         !self.is_fixed && credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -22,7 +22,7 @@ use crate::{GetResult, Meta, ObjectRef, PutOptions, Store};
 pub struct Check {
     /// `subject_condition_outcome`.
     pub name: &'static str,
-    run: for<'a> fn(&'a Bench) -> futures::future::BoxFuture<'a, ()>,
+    run: for<'a> fn(&'a Fixture) -> futures::future::BoxFuture<'a, ()>,
 }
 
 macro_rules! checks {
@@ -30,7 +30,7 @@ macro_rules! checks {
         /// Every check, in order.
         pub const CHECKS: &[Check] = &[$(Check {
             name: stringify!($name),
-            run: |bench| Box::pin($module::$name(bench)),
+            run: |fixture| Box::pin($module::$name(fixture)),
         }),+];
     };
 }
@@ -85,19 +85,19 @@ pub async fn run_but(store: Arc<dyn Store>, left_out: &[&str]) {
 
 /// Puts a store through one check.
 pub async fn run_one(store: Arc<dyn Store>, check: &Check) {
-    let bench = Bench { store, prefix: format!("suite-{:08x}/", rand::random::<u32>()), name: check.name };
-    (check.run)(&bench).await;
-    bench.clear().await;
+    let fixture = Fixture { store, prefix: format!("suite-{:08x}/", rand::random::<u32>()), name: check.name };
+    (check.run)(&fixture).await;
+    fixture.clear().await;
 }
 
 /// A store, and a corner of it for one check.
-pub(crate) struct Bench {
+pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
     prefix: String,
     name: &'static str,
 }
 
-impl Bench {
+impl Fixture {
     pub(crate) fn deadline(&self) -> Deadline {
         Deadline::within(Duration::from_secs(60))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The HTTP/1.1 client: connections without Nagle's delay, TLS only where it is spoken, bodies that are not copied.
+//! HTTP/1.1 client: TCP_NODELAY, TLS where the URL asks for it, bodies that are not copied.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -62,14 +62,14 @@ impl Body for Parts {
     }
 }
 
-/// Idle connections are kept for less than the 20 s after which S3 closes them.
+/// Idle time of a pooled connection: less than the 20 s after which S3 closes it.
 const IDLE: Duration = Duration::from_secs(15);
-/// Time for the connection itself to be made.
+/// Timeout of the connection itself.
 const CONNECT: Duration = Duration::from_secs(5);
 
 type TlsClient = Client<HttpsConnector<Connector>, Parts>;
 
-/// Clients for both schemes; the one with TLS is made at its first use, as it reads the system's roots.
+/// Clients for both schemes; the TLS client is made at first use, because it reads the system's roots.
 #[derive(Clone)]
 pub(crate) struct Http {
     plain: Client<Connector, Parts>,
@@ -98,19 +98,19 @@ fn builder() -> hyper_util::client::legacy::Builder {
     builder
 }
 
-/// Why no answer came.
+/// Reason of a request that got no response.
 #[derive(Debug)]
 pub(crate) enum SendError {
-    /// The network's reason; the next try may get an answer.
+    /// A network error; a retry may succeed.
     Network(String),
-    /// Why the server's certificate is not trusted; the next try would meet the same.
+    /// The server's certificate is not trusted; a retry would fail the same way.
     Certificate(String),
-    /// Why the proxy that the environment names cannot be used.
+    /// The proxy from the environment cannot be used.
     Proxy(String),
 }
 
 impl SendError {
-    /// The error of a request to `place`.
+    /// Converts it to the error of a request to `place`.
     pub(crate) fn at(self, place: &str) -> Error {
         let place = place.to_owned();
         match self {
@@ -130,8 +130,7 @@ impl Http {
         Self { plain: builder().build(connector(proxies.clone())), proxies, tls: Arc::default() }
     }
 
-    /// A client that trusts the authorities of `bundle` alone, where one is named. Errs with `Config` where it does not
-    /// read.
+    /// A client that trusts only the authorities of `bundle`, if one is given. Errs with `Config` if it cannot be read.
     pub(crate) fn trusting(bundle: Option<&Path>) -> penstock_types::Result<Self> {
         Self::new().trust(bundle)
     }
@@ -164,7 +163,7 @@ impl Http {
         let answer = if is_tls {
             let tls = self.tls.get_or_init(|| {
                 let roots = HttpsConnectorBuilder::new().with_native_roots();
-                let roots = roots.map_err(|error| format!("no TLS roots on this machine: {error}"))?;
+                let roots = roots.map_err(|error| format!("this machine has no TLS root certificates: {error}"))?;
                 Ok(builder().build(roots.https_only().enable_http1().wrap_connector(connector(self.proxies.clone()))))
             });
             tls.as_ref().map_err(|reason| SendError::Network(reason.clone()))?.request(request).await
@@ -175,7 +174,7 @@ impl Http {
             return answer.map_err(|error| refusal(&error));
         };
         let needs_auth =
-            || SendError::Proxy(format!("{proxy} wants a user and a password: http://USER:PASSWORD@HOST:PORT"));
+            || SendError::Proxy(format!("{proxy} needs a user and a password: http://USER:PASSWORD@HOST:PORT"));
         match answer {
             Ok(answer) if answer.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(needs_auth()),
             Ok(answer) => Ok(answer),
@@ -235,7 +234,7 @@ mod tests {
         assert!(server.await.unwrap().contains("\r\ncontent-length: 0\r\n"));
     }
 
-    /// A proxy that leads every request to `server` and records the heads that reach it; it wants `user:word`.
+    /// A proxy that forwards every request to `server` and records the request heads; it requires `user:word`.
     async fn proxy(server: SocketAddr) -> (String, Arc<Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (url, heads) = (listener.local_addr().unwrap().to_string(), Arc::<Mutex<Vec<String>>>::default());
@@ -305,7 +304,7 @@ mod tests {
         assert!(heads.lock().unwrap().is_empty(), "NO_PROXY is direct");
         let error = get(&Http::by(named("").into()), "http://store.example/").await.unwrap_err().at("it");
         assert_eq!(error.code(), "config");
-        assert!(error.to_string().contains(&format!("http://{proxy}/ wants a user and a password")), "{error}");
+        assert!(error.to_string().contains(&format!("http://{proxy}/ needs a user and a password")), "{error}");
         let socks = Matcher::builder().all(format!("socks5://user:word@{proxy}")).build();
         let error = get(&Http::by(socks.into()), "http://store.example/").await.unwrap_err().at("it");
         assert!(!error.retryable() && error.to_string().contains("only proxies"), "{error}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP transport: the client, ranged reads, XML, and the meaning of plain statuses, for all stores that use HTTP.
+//! HTTP transport for all stores that use HTTP: the client, ranged reads, XML, and the meaning of plain statuses.
 
 pub(crate) mod client;
 mod proxy;
@@ -26,24 +26,24 @@ use reqsign_core::ErrorKind;
 
 use crate::{Meta, Precondition, Version};
 
-/// Characters that no signature encodes; in a path, `/` too. Dots stay, so `..` reaches the store unchanged.
+/// Characters that signatures do not encode; in a path, `/` too. Dots stay, so `..` reaches the store unchanged.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// Store that `read` uses: it sends one request at a time and interprets the answer.
+/// A store as `read` uses it: sends one request at a time and interprets the response.
 #[async_trait]
 pub(crate) trait Remote: Send + Sync + 'static {
-    /// A key as errors name it.
+    /// A key, for errors.
     fn place(&self, key: &Key) -> String;
 
-    /// The endpoint as errors name it.
+    /// The endpoint, for errors.
     fn shown(&self) -> &str;
 
     fn metrics(&self) -> &Arc<Metrics>;
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
 
-    /// Sends one GET, of a range or (`None`) of all, and gives its answer back if that is a success.
+    /// Sends one GET, for a range or (`None`) for everything, and returns its response if that is a success.
     async fn get(
         &self,
         key: &Key,
@@ -52,19 +52,19 @@ pub(crate) trait Remote: Send + Sync + 'static {
         deadline: Deadline,
     ) -> Result<Response<Incoming>>;
 
-    /// Metadata in the headers of an answer, for an object of `size` bytes.
+    /// Metadata in the headers of a response, for an object of `size` bytes.
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
 
-    /// The same with the digest that only another question makes useful; asked of whole objects that came without one.
+    /// Adds a digest that needs another request; used for whole objects that arrived without one.
     async fn vouched(&self, meta: Meta, _: &HeaderMap, _: Deadline) -> Result<Meta> {
         Ok(meta)
     }
 
-    /// A server that answers a ranged read with all of it is taken as it is, and the ranges are cut out here.
+    /// A server may answer a ranged read with the whole body; the ranges are then cut out here.
     fn slices(&self) -> bool;
 }
 
-/// Ends `work` at the deadline.
+/// Runs `work` until the deadline.
 pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     match deadline.instant() {
         Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
@@ -72,18 +72,20 @@ pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<
     }
 }
 
-/// All of a small answer; more than `limit` bytes, or an answer that breaks off, is an error at `place`.
+/// The whole body of a small response; more than `limit` bytes, or an interrupted body, is an error at `place`.
 pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place: &str) -> Result<Bytes> {
     within(deadline, place, async {
         let body = Limited::new(body, limit).collect().await;
-        let broken =
-            |reason: String| Error::Unreachable { place: place.to_owned(), reason: format!("the answer: {reason}") };
+        let broken = |reason: String| Error::Unreachable {
+            place: place.to_owned(),
+            reason: format!("the answer cannot be read: {reason}"),
+        };
         Ok(body.map_err(|error| broken(client::innermost(&*error)))?.to_bytes())
     })
     .await
 }
 
-/// The body of an error: little of it, and not for long.
+/// Body of an error, limited in size and time.
 pub(crate) async fn error_body(body: Incoming) -> Bytes {
     const LIMIT: usize = 64 << 10;
     const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -91,7 +93,7 @@ pub(crate) async fn error_body(body: Incoming) -> Bytes {
     body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default()
 }
 
-/// `name=value` of a query.
+/// A query parameter `name=value`.
 pub(crate) fn pair(name: &str, value: &[u8]) -> String {
     format!("{name}={}", percent_encode(value, QUERY))
 }
@@ -123,11 +125,11 @@ pub(crate) fn add_precondition(headers: &mut HeaderMap, precondition: &Precondit
     Ok(())
 }
 
-/// Says which condition of a write did not hold.
+/// Adds the unmet condition of a write to the error.
 pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     match (error, precondition) {
         (Error::Precondition { place, .. }, Precondition::Absent) => {
-            Error::Precondition { place, reason: "an object of that key exists already".to_owned() }
+            Error::Precondition { place, reason: "an object with this key already exists".to_owned() }
         }
         (Error::Precondition { place, .. } | Error::NotFound { place }, Precondition::Matches(version)) => {
             Error::Precondition { place, reason: format!("version {version} is no longer current") }
@@ -136,10 +138,10 @@ pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     }
 }
 
-/// Why a request goes unsigned, with `advice` for a user without credentials.
+/// Error of a request that could not be signed, with `advice` for a user without credentials.
 pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -> Error {
     let place = place.to_owned();
-    // Past the first colon a message may quote what a file, a command or a server said.
+    // After the first colon a message may quote a file, a command or a server.
     let text = error.to_string();
     let problem = text.split(':').next().unwrap_or_default();
     match error.kind() {
@@ -154,20 +156,22 @@ pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// ETags travel in quotes; a weak one is kept as it is.
+/// Removes the quotes of an ETag; a weak one is kept as it is.
 pub(crate) fn unquoted(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
 }
 
-/// The header value that names a version.
+/// Header value of a version.
 pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
     let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
-    HeaderValue::from_str(&text).map_err(|_| Error::config("version", format!("`{}` is no ETag", text.escape_debug())))
+    HeaderValue::from_str(&text)
+        .map_err(|_| Error::config("version", format!("`{}` is not an ETag", text.escape_debug())))
 }
 
-/// A text that a user gave, as a header.
+/// A user's text as a header value.
 pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
-    HeaderValue::from_str(text).map_err(|_| Error::config(what, format!("`{}` is not a header", text.escape_debug())))
+    HeaderValue::from_str(text)
+        .map_err(|_| Error::config(what, format!("`{}` is not a valid header value", text.escape_debug())))
 }
 
 /// True for names and addresses of this machine.
@@ -176,7 +180,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Link-local, or a name or address by which a cloud serves its instances.
+/// Link-local, or a name or address of a cloud's metadata service.
 pub(crate) fn is_metadata(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host.parse::<IpAddr>() {
@@ -193,7 +197,7 @@ pub(crate) fn is_metadata(host: &str) -> bool {
     }
 }
 
-/// Deletes keys one by one, some at once; one that does not exist is not an error, a `root` that is not there is.
+/// Deletes keys one by one, some concurrently. A missing key is not an error; a missing `root` is.
 pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
 where
     F: Future<Output = Result<T>>,
@@ -207,7 +211,7 @@ where
     stream::iter(keys.to_vec()).map(delete).buffer_unordered(AT_ONCE).map(gone).try_collect().await
 }
 
-/// The same bytes in parts of `size`; nothing is copied.
+/// Cuts the same bytes into parts of `size` without a copy.
 pub(crate) fn cut(parts: Vec<Bytes>, size: u64) -> Vec<Vec<Bytes>> {
     let mut rest: VecDeque<Bytes> = parts.into();
     let mut out = Vec::new();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads over HTTP: whole objects and ranges, pinned to one version, and the pieces of bodies as they come off the wire.
+//! HTTP reads: whole objects and ranges, pinned to one version, with body chunks passed on as they arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use super::{Remote, within};
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version, checksum};
 
-/// Neighbouring ranges are read in one request up to this size, past which a second connection is worth more.
+/// Neighbouring ranges are read in one request up to this size; above it a second connection is better.
 const JOINED: u64 = 8 << 20;
-/// Requests of one call that run at once.
+/// Concurrent requests of one call.
 const AT_ONCE: usize = 16;
 
-/// The Content-Length of an answer.
+/// Content-Length of a response.
 pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Result<u64> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     length.ok_or_else(|| Error::Unsupported {
-        what: format!("{} (the answer gives no Content-Length)", remote.place(key)),
+        what: format!("{} (the answer has no Content-Length)", remote.place(key)),
         by: "Penstock".to_owned(),
     })
 }
@@ -36,12 +36,12 @@ pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Res
 struct Group {
     start: u64,
     len: u64,
-    /// The ranges and their lengths, in order; together they are `len` long.
+    /// The ranges and their lengths, in order; the sum is `len`.
     members: VecDeque<(usize, u64)>,
 }
 
-/// Joins neighbours, in the order asked.
-fn with_separators(ranges: &[ByteRange]) -> Vec<Group> {
+/// Groups neighbours, in the requested order.
+fn grouped(ranges: &[ByteRange]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (index, range) in ranges.iter().enumerate().filter(|(_, range)| range.len > 0) {
         let joins = |group: &Group| {
@@ -63,7 +63,7 @@ fn with_separators(ranges: &[ByteRange]) -> Vec<Group> {
     groups
 }
 
-/// Ranges of one object, in as few requests as serve.
+/// Reads ranges of one object in as few requests as possible.
 pub(crate) async fn ranges(
     remote: &Arc<dyn Remote>,
     object: &ObjectRef,
@@ -72,9 +72,9 @@ pub(crate) async fn ranges(
     deadline: Deadline,
 ) -> Result<GetResult> {
     let key = &object.key;
-    let mut groups = with_separators(ranges).into_iter();
+    let mut groups = grouped(ranges).into_iter();
     let Some(first) = groups.next() else {
-        // Nothing but empty ranges: the object must be there all the same, in the version that is pinned.
+        // Only empty ranges: the object must still exist, in the pinned version.
         let meta = remote.head(key, deadline).await?;
         check_pin(&**remote, key, object.version.as_ref(), &meta)?;
         check_starts(&**remote, key, ranges, meta.size)?;
@@ -140,12 +140,15 @@ fn check_pin(remote: &dyn Remote, key: &Key, pin: Option<&Version>, meta: &Meta)
 fn check_starts(remote: &dyn Remote, key: &Key, ranges: &[ByteRange], size: u64) -> Result<()> {
     match ranges.iter().find(|range| range.start > size || (range.start == size && range.len > 0 && !range.is_whole()))
     {
-        Some(range) => Err(Error::corrupt(remote.place(key), format!("has {size} bytes; none at {}", range.start))),
+        Some(range) => Err(Error::corrupt(
+            remote.place(key),
+            format!("has {size} bytes, but the range starts at byte {}", range.start),
+        )),
         None => Ok(()),
     }
 }
 
-/// One GET: what is known of the object, its body, and whether that is the whole object though a part was asked for.
+/// One GET: the object's metadata, its body, and whether the body is the whole object although a part was requested.
 async fn get(
     remote: &Arc<dyn Remote>,
     key: &Key,
@@ -168,7 +171,10 @@ async fn get(
         // Not every store gives the size in that answer.
         Err(Error::Corrupt { .. }) => {
             let size = remote.head(key, deadline).await?.size;
-            return Err(Error::corrupt(place, format!("has {size} bytes; none at {}", group.start)));
+            return Err(Error::corrupt(
+                place,
+                format!("has {size} bytes, but the range starts at byte {}", group.start),
+            ));
         }
         Err(error) => return Err(error),
     };
@@ -180,23 +186,23 @@ async fn get(
             let range = content_range(&head.headers).ok_or_else(|| match stated_size(&head.headers) {
                 // Azurite answers so to a range that begins beyond the end.
                 Some(size) if group.start >= size => {
-                    Error::corrupt(&place, format!("has {size} bytes; none at {}", group.start))
+                    Error::corrupt(&place, format!("has {size} bytes, but the range starts at byte {}", group.start))
                 }
-                _ => odd(&place, "a Content-Range that cannot be"),
+                _ => odd(&place, "an invalid Content-Range"),
             });
             let (start, end, size) = range?;
             if start != group.start || end - start != sent || end != group.start.saturating_add(group.len).min(size) {
-                return Err(odd(&place, "another range than was asked for"));
+                return Err(odd(&place, "a range that was not requested"));
             }
             (size, false)
         }
         (false, StatusCode::OK) if remote.slices() => (sent, true),
-        // A store that knows no ranges answers with all; from the start that is still a beginning of what was asked.
+        // A store without range support returns everything; from offset 0 that still begins with the requested range.
         (false, status) if group.start == 0 && sent <= group.len => {
             if status == StatusCode::OK {
                 (sent, false)
             } else {
-                return Err(odd(&place, "another status than 206"));
+                return Err(odd(&place, "a status other than 206"));
             }
         }
         (false, _) => {
@@ -231,7 +237,7 @@ fn stated_size(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_RANGE)?.to_str().ok()?.rsplit_once('/')?.1.parse().ok()
 }
 
-/// A body on its way.
+/// A body in transfer.
 struct Body {
     body: Incoming,
     at: u64,
@@ -252,7 +258,7 @@ impl Body {
         .boxed()
     }
 
-    /// The ranges out of a body that is the whole object, in one pass; what follows the last of them is not read.
+    /// Cuts the ranges out of a body that is the whole object, in one pass; bytes after the last range are not read.
     fn sliced(self, ranges: &[ByteRange], size: u64) -> BoxStream<'static, Result<Chunk>> {
         let wants: Vec<(usize, u64, u64)> =
             ranges.iter().enumerate().map(|(index, range)| (index, range.start, range.end(size))).collect();
@@ -341,10 +347,10 @@ mod tests {
             Group { start: 20, len: 10, members: [(2, 5), (4, 5)].into() },
             Group { start: 5, len: ByteRange::TO_END, members: [(5, ByteRange::TO_END)].into() },
         ];
-        assert_eq!(with_separators(&ranges), want);
+        assert_eq!(grouped(&ranges), want);
         let large = [ByteRange::new(0, JOINED), ByteRange::new(JOINED, 1)];
-        assert_eq!(with_separators(&large).len(), 2);
-        assert_eq!(with_separators(&[ByteRange::WHOLE]).len(), 1);
+        assert_eq!(grouped(&large).len(), 2);
+        assert_eq!(grouped(&[ByteRange::WHOLE]).len(), 1);
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(crate) fn throttled(place: String, status: StatusCode, headers: &HeaderMap) 
     Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status }
 }
 
-/// The error of a status alone. `reason` is what the store said with it; `by` is its endpoint.
+/// Error for a status alone. `reason` is the store's message; `by` is its endpoint.
 pub(crate) fn of(
     place: String,
     by: &str,
@@ -50,16 +50,16 @@ pub(crate) fn of(
         404 | 410 => Error::NotFound { place },
         401 | 403 | 407 => Error::Denied { place, reason },
         412 if is_read => Error::Changed { place, want: String::new(), have: "another".to_owned() },
-        412 => Error::Precondition { place, reason: "its condition does not hold".to_owned() },
-        416 => Error::corrupt(place, "has no bytes where they were asked for"),
+        412 => Error::Precondition { place, reason: "its precondition failed".to_owned() },
+        416 => Error::corrupt(place, "has no bytes in the requested range"),
         405 | 501 => Error::Unsupported { what: format!("{method} {place} ({reason})"), by: by.to_owned() },
         408 | 500..=599 => Error::Server { place, status: status.as_u16(), reason },
         status => Error::System { place, reason: format!("the store answered {status}: {reason}") },
     }
 }
 
-/// A status in words, where nothing else was said.
-pub(crate) fn words(status: StatusCode) -> String {
+/// Text of a status, if the response has no message.
+pub(crate) fn reason_phrase(status: StatusCode) -> String {
     status.canonical_reason().unwrap_or("no reason given").to_owned()
 }
 

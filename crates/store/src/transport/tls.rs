@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TLS: the authorities that a client trusts, and why a certificate was refused.
+//! TLS: the trusted certificate authorities, and the reasons why a certificate was refused.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -24,7 +24,7 @@ pub(super) fn trusting(bundle: &Path) -> Result<ClientConfig> {
         added.map_err(|error| bad(&error))?;
     }
     if roots.is_empty() {
-        return Err(bad(&"holds no certificate (want PEM, `-----BEGIN CERTIFICATE-----`)"));
+        return Err(bad(&"contains no certificate (want PEM, `-----BEGIN CERTIFICATE-----`)"));
     }
     let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -32,11 +32,11 @@ pub(super) fn trusting(bundle: &Path) -> Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Why the server's certificate was refused, where that is what an error is about.
+/// Reason why the server's certificate was refused, if the error is about that.
 pub(super) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(found) = cause {
-        // An I/O error hides the one that it was made of from `source`.
+        // An I/O error does not expose its inner error through `source`.
         let inner = found.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let tls = found.downcast_ref::<rustls::Error>().or_else(|| inner?.downcast_ref());
         if let Some(rustls::Error::InvalidCertificate(problem)) = tls {
@@ -49,7 +49,7 @@ pub(super) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
 
 fn reason(problem: &CertificateError) -> String {
     match problem {
-        CertificateError::UnknownIssuer => "it is signed by an authority that this machine does not know".to_owned(),
+        CertificateError::UnknownIssuer => "it is signed by an authority that this machine does not trust".to_owned(),
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has expired".to_owned(),
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
         CertificateError::NotValidForName => "it is for another name".to_owned(),
@@ -59,7 +59,7 @@ fn reason(problem: &CertificateError) -> String {
             format!("it is for {}", names.join(", "))
         }
         other if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-            "it is that of an authority (CA:TRUE), which a server may not use as its own".to_owned()
+            "it is a CA certificate (CA:TRUE), which a server cannot use".to_owned()
         }
         other => other.to_string(),
     }

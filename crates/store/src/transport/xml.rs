@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The little of XML that S3 speaks: elements and text. No attributes, no DTD, no entities but the five and characters.
+//! Parser of the small part of XML that S3 uses: elements and text. No attributes, no DTD, no entities except the five
+//! predefined ones and character references.
 
 use penstock_types::{Error, Result};
 use quick_xml::Reader;
@@ -10,7 +11,7 @@ const DEPTH: usize = 16;
 
 /// Calls `found` at the end of each element, with its path and, unless it has children, its text.
 pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> Result<()> {
-    let bad = |problem: &str| Error::corrupt("the store's answer", format!("is no XML: {problem}"));
+    let bad = |problem: &str| Error::corrupt("the store's answer", format!("is not valid XML: {problem}"));
     let text = std::str::from_utf8(body).map_err(|_| bad("it is not UTF-8"))?;
     let mut reader = Reader::from_str(text);
     let mut path: Vec<String> = Vec::new();
@@ -50,9 +51,9 @@ pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> R
                     "apos" => Some('\''),
                     _ => entity.resolve_char_ref().map_err(|error| bad(&error.to_string()))?,
                 };
-                content.push(known.ok_or_else(|| bad("it has an entity of its own"))?);
+                content.push(known.ok_or_else(|| bad("it uses an unknown entity"))?);
             }
-            Event::DocType(_) => return Err(bad("it has a document type")),
+            Event::DocType(_) => return Err(bad("it has a DOCTYPE")),
             Event::Eof if path.is_empty() => return Ok(()),
             Event::Eof => return Err(bad("it ends early")),
             Event::Decl(_) | Event::PI(_) | Event::Comment(_) => {}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings from index pages, as Apache, nginx, lighttpd and Python's server write them: the links that lead below the
-//! page, folder by folder. Pages are data: no link leads out of the prefix, and depth, pages and bytes are bounded.
+//! Listings from index pages of Apache, nginx, lighttpd and Python's server: follows the links that lead below the
+//! page, folder by folder. Pages are untrusted: no link leads out of the prefix, and depth, pages and bytes are
+//! bounded.
 
 use std::sync::Arc;
 
@@ -82,19 +83,21 @@ impl Walk {
         let bad = |problem: String| Error::Unsupported { what: format!("a listing of {place}"), by: problem };
         self.pages += 1;
         if self.pages > PAGES || folder.as_bytes().iter().filter(|byte| **byte == b'/').count() > DEPTH {
-            return Err(bad(format!("Penstock beyond {DEPTH} folders deep and {PAGES} index pages")));
+            return Err(bad(format!("Penstock beyond {DEPTH} folder levels or {PAGES} index pages")));
         }
         let answer = self.site.send(&Method::GET, Metric::Lists, folder, HeaderMap::new(), self.deadline).await;
         let answer = match answer {
             // No page names a key with `..` in it.
             Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => return Ok(Vec::new()),
-            Err(Error::Denied { .. }) => return Err(bad("its server, which shows no index page there".to_owned())),
+            Err(Error::Denied { .. }) => {
+                return Err(bad("its server, which denies access to its index page".to_owned()));
+            }
             answer => answer?,
         };
         let (head, page) = answer.into_parts();
         let kind = text(&head.headers, "content-type").unwrap_or_default().to_ascii_lowercase();
         if !kind.starts_with("text/html") && !kind.starts_with("application/xhtml") {
-            return Err(bad("its server, which answers with something else than an index page".to_owned()));
+            return Err(bad("its server, which returns no index page".to_owned()));
         }
         let page = body(page, PAGE_LIMIT, self.deadline, &place).await?;
         Ok(links(&page, self.site.shown(), folder))

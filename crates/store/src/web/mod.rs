@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Plain web servers, read only: `http://` and `https://`, with and without ranges, listed by their index pages.
 //!
-//! Owns one host's requests. Sends no credential and refuses URLs that hold one; follows redirects within the scheme and
-//! never inwards, to this machine or a metadata address. Content-Encoding is reported and never decoded.
+//! Owns the requests to one host. Sends no credentials, and refuses URLs that contain them. Follows redirects within
+//! the scheme, but never to this machine, a private network or a metadata address. Reports Content-Encoding and never
+//! decodes it.
 
 mod index;
 mod redirect;
@@ -60,9 +61,9 @@ impl Web {
     pub fn new(url: &Url, metrics: Arc<Metrics>) -> Result<Self> {
         // Not shown before it is known to hold no password.
         let bad = |problem: &str| Error::config("url", problem);
-        let authority: Authority = url.authority.parse().map_err(|_| bad("it names no host"))?;
+        let authority: Authority = url.authority.parse().map_err(|_| bad("it has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(bad("it holds a user name or a password, which are not sent to web servers"));
+            return Err(bad("it contains a user name or a password, which Penstock does not send to web servers"));
         }
         let root = url.with_key(Key::default());
         let shown = format!("{}://{authority}", root.scheme.name());
@@ -94,7 +95,7 @@ impl Site {
         deadline.check(&what)?;
         let work = async {
             let mut uri = self.uri(key)?;
-            for _ in 0..=redirect::MOST {
+            for _ in 0..=redirect::MAX_REDIRECTS {
                 let mut request = http::Request::new(Parts::default());
                 *request.method_mut() = method.clone();
                 *request.uri_mut() = uri.clone();
@@ -119,9 +120,16 @@ impl Site {
                 }
                 let (head, body) = answer.into_parts();
                 drop(error_body(body).await);
-                return Err(status::of(place.clone(), &self.shown, method, code, &head.headers, status::words(code)));
+                return Err(status::of(
+                    place.clone(),
+                    &self.shown,
+                    method,
+                    code,
+                    &head.headers,
+                    status::reason_phrase(code),
+                ));
             }
-            let reason = format!("it redirects more than {} times", redirect::MOST);
+            let reason = format!("it redirects more than {} times", redirect::MAX_REDIRECTS);
             Err(Error::System { place: place.clone(), reason })
         };
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
@@ -261,7 +269,7 @@ impl Store for Web {
         Err(Error::Unsupported { what: format!("a write to {}", self.site.place(key)), by: by(self.site.root.scheme) })
     }
 
-    fn uploads(&self) -> Option<&dyn MultipartStore> {
+    fn multipart(&self) -> Option<&dyn MultipartStore> {
         None
     }
 
@@ -269,7 +277,7 @@ impl Store for Web {
         match keys.first() {
             None => Ok(()),
             Some(key) => {
-                let what = format!("the removal of {}", self.site.place(key));
+                let what = format!("deletion of {}", self.site.place(key));
                 Err(Error::Unsupported { what, by: by(self.site.root.scheme) })
             }
         }

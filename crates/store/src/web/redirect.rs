@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a redirect may lead: to the same scheme, and not inwards. What it says is never shown, as it may be signed.
+//! Checks redirects: same scheme, and no internal address. The target is never printed, because it may be signed.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use penstock_types::{Error, Result};
 use crate::transport::is_loopback;
 
 /// Redirects that one request follows.
-pub(super) const MOST: usize = 5;
+pub(super) const MAX_REDIRECTS: usize = 5;
 
 /// Target of the redirect `location` from the server of `from`; `place` is the request's URL, on the host `home`.
 pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
@@ -22,7 +22,7 @@ pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
     let here = authority.map(Authority::as_str).unwrap_or_default();
     let location = location.split('#').next().unwrap_or_default();
     let absolute = if location.is_empty() {
-        return Err(refused("without saying where"));
+        return Err(refused("without a Location"));
     } else if location.split(['/', '?']).next().is_some_and(|first| first.contains(':')) {
         location.to_owned()
     } else if location.starts_with("//") {
@@ -33,15 +33,15 @@ pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
         let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
         format!("{scheme}://{here}{folder}/{location}")
     };
-    let to: Uri = absolute.parse().map_err(|_| refused("to what is not a URL"))?;
+    let to: Uri = absolute.parse().map_err(|_| refused("to an invalid URL"))?;
     let Some(host) = to.authority().filter(|authority| !authority.as_str().contains('@')).map(Authority::host) else {
-        return Err(refused("to what is not a host"));
+        return Err(refused("to a URL with a password or without a host"));
     };
     if to.scheme_str() != Some(scheme) {
-        return Err(refused(&format!("from {scheme}:// to another scheme, which is not followed")));
+        return Err(refused(&format!("from {scheme}:// to another scheme, which Penstock does not follow")));
     }
     if is_inward(host) && !host.eq_ignore_ascii_case(home.host()) {
-        return Err(refused("to an address of this machine or its metadata, which is not followed"));
+        return Err(refused("to an address of this machine or of a metadata service, which is not followed"));
     }
     // A folder's own page: there is no object of that name.
     if to.authority() == authority && to.path().strip_suffix('/') == Some(from.path()) {

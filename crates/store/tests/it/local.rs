@@ -45,7 +45,7 @@ async fn test_planted_link_out_of_the_folder_is_neither_read_nor_written_through
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
     // A listing does not pass over what it cannot show.
     let error = list(&store).await.unwrap_err();
-    assert!(error.to_string().contains("/out: a symbolic link there leads out of the folder"), "{error}");
+    assert!(error.to_string().contains("/out: a symbolic link in the path leads out of the folder"), "{error}");
 }
 
 #[tokio::test]

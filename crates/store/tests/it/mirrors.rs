@@ -125,7 +125,7 @@ async fn test_slower_mirror_is_asked_for_less() {
 }
 
 #[tokio::test]
-async fn test_damage_told_by_the_reader_leaves_the_mirror_out() {
+async fn damage_found_by_the_reader_excludes_the_mirror() {
     let (a, b) = (filled("told-a", |at| Some(body(at))).await, filled("told-b", |at| Some(body(at))).await);
     let mirrors = Mirrors::new(vec![opened(a.clone()), opened(b)]).unwrap();
     for at in 0..OBJECTS {

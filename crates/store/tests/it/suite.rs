@@ -81,7 +81,7 @@ async fn test_fault_without_faults_passes_the_suite_through() {
 async fn test_retry_over_faults_stands_the_suite() {
     let policy = RetryPolicy {
         first_wait: Duration::from_micros(100),
-        longest_wait: Duration::from_millis(1),
+        max_wait: Duration::from_millis(1),
         stall_after: Duration::from_millis(50),
         ..RetryPolicy::default()
     };

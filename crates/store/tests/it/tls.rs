@@ -86,7 +86,7 @@ fn bundle(folder: &Path, pem: &str) -> String {
 async fn untrusted_certificates_end_at_the_first_try_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     for (name, has_expired, is_known, want) in [
-        ("localhost", false, false, "it is signed by an authority that this machine does not know"),
+        ("localhost", false, false, "it is signed by an authority that this machine does not trust"),
         ("other.example", false, true, "it is for other.example"),
         ("localhost", true, true, "it has expired"),
     ] {
@@ -116,7 +116,7 @@ async fn bundle_that_does_not_read_is_a_mistake_of_the_settings() {
     let (server, folder) = (serve("localhost", false).await, tempfile::tempdir().unwrap());
     let path = bundle(folder.path(), "no certificate");
     for (value, want) in [
-        (path.as_str(), "holds no certificate (want PEM, `-----BEGIN CERTIFICATE-----`)"),
+        (path.as_str(), "contains no certificate (want PEM, `-----BEGIN CERTIFICATE-----`)"),
         ("/none.pem", "No such file or directory (os error 2)"),
     ] {
         let error = head(&settings(&server, &[("AWS_CA_BUNDLE", value)])).await.unwrap_err();

@@ -101,7 +101,7 @@ fn impatient() -> RetryPolicy {
         unreachable_after: Duration::from_secs(3),
         never_reached_after: Duration::from_secs(3),
         first_wait: Duration::from_millis(1),
-        longest_wait: Duration::from_millis(5),
+        max_wait: Duration::from_millis(5),
         stall_after: Duration::from_secs(1),
     }
 }

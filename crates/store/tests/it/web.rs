@@ -105,7 +105,7 @@ fn store_of(address: std::net::SocketAddr) -> Web {
 }
 
 #[tokio::test]
-async fn test_web_content_encoding_is_told_and_not_undone() {
+async fn web_content_encoding_is_reported_and_not_decoded() {
     let address = server(|request| {
         assert!(request.contains("accept-encoding: identity"), "{request}");
         "HTTP/1.1 200 OK\r\ncontent-length: 4\r\ncontent-encoding: gzip\r\nconnection: close\r\n\r\n\x1f\x08.."

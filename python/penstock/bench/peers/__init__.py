@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other loaders, as `penstock bench feed --against` runs them: one driver file each, in an environment of its own.
+"""Drivers of other loaders for `penstock bench feed --against`: one file each, run in separate environments.
 
-Owns which there are and what each can read. The drivers are run by path in foreign interpreters (`drive.py` says how), so
-nothing of penstock may be imported there, and nothing of them here.
+Owns the list of peers and the formats that each can read. The drivers are run by path in foreign interpreters
+(`runner.py`), so they import nothing of penstock, and penstock imports nothing of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["DRIVE", "PEERS", "Peer"]
 
-DRIVE = Path(__file__).with_name("drive.py")
+RUNNER = Path(__file__).with_name("runner.py")
 """Script that a contestant's interpreter runs."""
 
 
@@ -24,10 +24,10 @@ class Peer:
     Attributes:
         driver: Its file here, without `.py`.
         environment: Folder of its interpreter below `--peers`; empty for our own.
-        module: What that interpreter must be able to import.
-        formats, codecs, schemes: What it reads; other data are reported as unsupported, and not run.
+        module: Module that this interpreter must be able to import.
+        formats, codecs, schemes: Data that it can read; for other data the peer is not run.
         options: Options passed to the driver besides the task.
-        is_roofline: It returns no samples: it measures a limit, and its bytes are not compared.
+        is_roofline: True if it returns no samples: it measures a limit, and its bytes are not compared.
     """
 
     driver: str
@@ -47,8 +47,10 @@ _FILE, _S3 = frozenset({"file"}), frozenset({"s3"})
 PEERS: dict[str, Peer] = {
     "tfdata": Peer("tfdata", "tfdata", "tensorflow", _RECORDS, _BOTH),
     "libdeflate": Peer("libdeflate", "libdeflate", "deflate", _RECORDS, _GZIP),
-    "bare": Peer("bare", "libdeflate", "deflate", _RECORDS, _GZIP, is_roofline=True),
-    "planes": Peer("ours", "", "penstock", _RECORDS, _GZIP, schemes=_FILE | _S3, options={"transcode": "always"}),
+    "bare": Peer("libdeflate_roofline", "libdeflate", "deflate", _RECORDS, _GZIP, is_roofline=True),
+    "planes": Peer(
+        "penstock_loader", "", "penstock", _RECORDS, _GZIP, schemes=_FILE | _S3, options={"transcode": "always"}
+    ),
     "tfrecord": Peer("tfrecord", "tfrecord", "tfrecord", _RECORDS, _BOTH),
     "grain": Peer("grain", "grain", "grain", _RECORDS),
     "grain-arrayrecord": Peer("grain_arrayrecord", "grain", "array_record", _RECORDS),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DALI on the CPU: its WebDataset reader with index files of its own, its JPEG decoder and its crops."""
+"""DALI on the CPU: its WebDataset reader with its own index files, its JPEG decoder and its crops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _made: dict[str, Any] = {}
 
 
 def _index(archive: str, out: Path) -> None:
-    """Index as DALI's `wds2idx` writes it: a line a sample, of the extension, offset, size and name of each member."""
+    """Index in the form of DALI's `wds2idx`: one line per sample with the extension, offset, size and name of each
+    member.
+    """
     lines: list[list[str]] = []
     last = None
     with tarfile.open(archive) as opened:
@@ -34,8 +36,8 @@ def begin(task: dict[str, Any]) -> None:
     """Writes the indexes, and builds the pipeline."""
     from nvidia.dali import fn, pipeline_def, types
 
-    pictures = importlib.import_module("pictures")
-    (_, spec, member), (_, _, label) = pictures.named(task)
+    images = importlib.import_module("images")
+    (_, spec, member), (_, _, label) = images.named(task)
     indexes = [str(Path(task["work"]) / f"{number:05d}.idx") for number in range(len(task["files"]))]
     for archive, index in zip(task["files"], indexes, strict=True):
         _index(archive, Path(index))
@@ -66,11 +68,11 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch; the last batch runs on into the next, and its rest is left out."""
+    """One epoch. The last batch continues into the next epoch; those rows are dropped."""
     import numpy as np
 
-    pictures = importlib.import_module("pictures")
-    (picture, _, _), (label, number, _) = pictures.named(task)
+    images = importlib.import_module("images")
+    (picture, _, _), (label, number, _) = images.named(task)
     left = _made["samples"]
     while left > 0:
         images, labels = _made["pipeline"].run()

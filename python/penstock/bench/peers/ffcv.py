@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FFCV from a beton, which its writer makes of the archives first; JPEGs stay JPEGs at their size."""
+"""FFCV from a beton, which its writer first makes from the archives; images stay JPEGs of the same dimensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _made: dict[str, Any] = {}
 
 
 class _Held:
-    """The samples as FFCV's writer asks for them."""
+    """The samples in the form that FFCV's writer expects."""
 
     def __init__(self, samples: list[tuple[Any, int]]) -> None:
         self.samples = samples
@@ -25,26 +25,26 @@ class _Held:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        pictures = importlib.import_module("pictures")
+        images = importlib.import_module("images")
         data, label = self.samples[index]
-        return pictures.opened(data), label
+        return images.opened(data), label
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Converts (JPEGs are encoded again, at quality 90), and builds the loader."""
+    """Converts the archives (JPEGs are encoded again, at quality 90), and builds the loader."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.fields.decoders import CenterCropRGBImageDecoder, IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor
     from ffcv.writer import DatasetWriter
 
-    pictures = importlib.import_module("pictures")
-    (_, spec, member), (_, _, label) = pictures.named(task)
+    images = importlib.import_module("images")
+    (_, spec, member), (_, _, label) = images.named(task)
     beton = str(Path(task["work"]) / "set.beton")
     writer = DatasetWriter(
         beton, {"image": RGBImageField(write_mode="jpg", jpeg_quality=90), "label": IntField()}, num_workers=1
     )
-    writer.from_indexed_dataset(_Held([(one[member], int(one[label])) for one in pictures.members(task["files"])]))
+    writer.from_indexed_dataset(_Held([(one[member], int(one[label])) for one in images.members(task["files"])]))
     size = (spec["height"], spec["width"])
     if spec["crop"] == "random":
         steps = [RandomResizedCropRGBImageDecoder(size)]
@@ -67,7 +67,7 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One epoch."""
     import torch
 
-    pictures = importlib.import_module("pictures")
-    (picture, _, _), (label, number, _) = pictures.named(task)
+    images = importlib.import_module("images")
+    (picture, _, _), (label, number, _) = images.named(task)
     for images, labels in _made["loader"]:
         yield {picture: images, label: labels.reshape(-1).to(getattr(torch, number["dtype"]))}

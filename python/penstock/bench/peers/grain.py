@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grain: TFRecords by its own reader where they are plain; threads of one process, which suit small samples best."""
+"""Grain with its own reader of uncompressed TFRecords, in threads of one process, which suit small samples best."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grain from ArrayRecord, its native format, which the TFRecords are converted to first: one payload a record."""
+"""Grain from ArrayRecord, its native format. The TFRecords are converted first: one payload per record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Converts: a record is the bytes of the fields end to end, so that nothing is left to parse."""
+    """Converts: a record is the concatenated bytes of the fields, so that nothing is left to parse."""
     import grain
     import numpy as np
     from array_record.python.array_record_module import ArrayRecordWriter

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script that an expert writes in ten lines: read a file, inflate it by libdeflate, walk its records, copy into a batch.
+"""The script that an expert writes in ten lines: read a file, inflate it by libdeflate, parse its records, copy into a
+batch.
 
-A thread a core, since libdeflate's binding frees the GIL. What it has not: order, resume, bounds of memory, stores.
+One thread per core, since libdeflate's binding releases the GIL. It has no order, no resume, no memory limit and no
+stores.
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's three functions
-    """Nothing to make ready but the walk of records."""
+    """Loads the parser of records; there is nothing else to prepare."""
     _made["tfexample"] = importlib.import_module("tfexample")
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch; objects of one record each."""
+    """One epoch; each object contains one record."""
     import deflate
     import numpy as np
     from crc32c import crc32c

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LitData from chunks of its own, which `litdata.optimize` makes of the archives first; JPEGs stay JPEGs."""
+"""LitData from its own chunks, which `litdata.optimize` first makes from the archives; JPEGs stay JPEGs."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ def _convert(item: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Converts, and builds the loader as LitData's own ImageNet benchmark does."""
+    """Converts the archives, and builds the loader as LitData's own ImageNet benchmark does."""
     import litdata
     import torch
 
     torch.set_num_threads(1)
-    pictures = importlib.import_module("pictures")
-    (_, spec, member), (_, number, label) = pictures.named(task)
+    images = importlib.import_module("images")
+    (_, spec, member), (_, number, label) = images.named(task)
     folder = Path(task["work"]) / "chunks"
     litdata.optimize(
         fn=_convert,
-        inputs=[(one[member], one[label]) for one in pictures.members(task["files"])],
+        inputs=[(one[member], one[label]) for one in images.members(task["files"])],
         output_dir=str(folder),
         chunk_bytes="64MB",
         num_workers=len(task["cores"]),
         start_method="fork",
     )
-    shape, kind = pictures.transform(spec, tensors=True), getattr(torch, number["dtype"])
+    shape, kind = images.transform(spec, tensors=True), getattr(torch, number["dtype"])
 
     class Shaped(litdata.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:
@@ -55,7 +55,7 @@ def begin(task: dict[str, Any]) -> None:
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One epoch."""
-    pictures = importlib.import_module("pictures")
-    (picture, _, _), (label, _, _) = pictures.named(task)
+    images = importlib.import_module("images")
+    (picture, _, _), (label, _, _) = images.named(task)
     for images, labels in _made["loader"]:
         yield {picture: images, label: labels}

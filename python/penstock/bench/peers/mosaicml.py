@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MosaicML Streaming from MDS shards, which `MDSWriter` makes of the archives first; JPEGs stay JPEGs."""
+"""MosaicML Streaming from MDS shards, which `MDSWriter` first makes from the archives; JPEGs stay JPEGs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Converts, and builds dataset and loader."""
+    """Converts the archives, and builds the dataset and the loader."""
     import streaming
     import torch
 
     torch.set_num_threads(1)
-    pictures = importlib.import_module("pictures")
-    (_, spec, member), (_, number, label) = pictures.named(task)
+    images = importlib.import_module("images")
+    (_, spec, member), (_, number, label) = images.named(task)
     folder = str(Path(task["work"]) / "mds")
     with streaming.MDSWriter(out=folder, columns={"image": "bytes", "label": "int"}) as out:
-        for one in pictures.members(task["files"]):
+        for one in images.members(task["files"]):
             out.write({"image": one[member], "label": int(one[label])})
-    shape, kind = pictures.transform(spec), getattr(torch, number["dtype"])
+    shape, kind = images.transform(spec), getattr(torch, number["dtype"])
 
     class Shaped(streaming.StreamingDataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> Any:
             one = super().__getitem__(index)
-            return shape(pictures.opened(one["image"])), torch.tensor(one["label"], dtype=kind)
+            return shape(images.opened(one["image"])), torch.tensor(one["label"], dtype=kind)
 
     dataset = Shaped(local=folder, shuffle=False, batch_size=task["batch"])
     _made["loader"] = torch.utils.data.DataLoader(
@@ -42,7 +42,7 @@ def begin(task: dict[str, Any]) -> None:
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One epoch."""
-    pictures = importlib.import_module("pictures")
-    (picture, _, _), (label, _, _) = pictures.named(task)
+    images = importlib.import_module("images")
+    (picture, _, _), (label, _, _) = images.named(task)
     for images, labels in _made["loader"]:
         yield {picture: images, label: labels}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""obstore: whole objects by concurrent requests of one process, their bytes copied into a batch's tensor."""
+"""obstore: one process fetches whole objects with concurrent requests and copies the bytes into a batch's tensor."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch: so many objects in flight, batch after batch."""
+    """One epoch: a fixed number of objects in flight, batch after batch."""
     import torch
 
-    objects = importlib.import_module("objects")
-    name, spec = objects.only(task)
+    torch_batches = importlib.import_module("torch_batches")
+    name, spec = torch_batches.only(task)
     loop = asyncio.new_event_loop()
     store, size, keys = _made["store"], task["batch"], task["keys"]
     gate = asyncio.Semaphore(IN_FLIGHT)
@@ -46,7 +46,7 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         async with gate:
             answer = await store.get_async(key)
             data = await answer.bytes_async()
-        out.copy_(objects.tensor(data, spec))
+        out.copy_(torch_batches.tensor(data, spec))
 
     def start(at: int) -> tuple[Any, Any]:
         some = keys[at : at + size]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""s3dlio: objects by its concurrent `get_many`, some batches at a time, as tensors over its own memory."""
+"""s3dlio: fetches objects with its concurrent `get_many`, several batches at a time, as tensors over its own memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Tells its client where to ask."""
+    """Sets the client's endpoint."""
     os.environ.update(AWS_ENDPOINT_URL=task["endpoint"], AWS_REGION=task["region"])
     import s3dlio
     import torch
@@ -31,11 +31,11 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One epoch."""
     import torch
 
-    objects, size = importlib.import_module("objects"), task["batch"]
-    name, spec = objects.only(task)
+    torch_batches, size = importlib.import_module("torch_batches"), task["batch"]
+    name, spec = torch_batches.only(task)
     some = max(size, IN_FLIGHT // size * size)
     for at in range(0, len(task["files"]), some):
         found = dict(_made["s3dlio"].get_many(task["files"][at : at + some], max_in_flight=IN_FLIGHT))
         for first in range(at, min(at + some, len(task["files"])), size):
-            rows = [objects.tensor(found[uri].memoryview(), spec) for uri in task["files"][first : first + size]]
+            rows = [torch_batches.tensor(found[uri].memoryview(), spec) for uri in task["files"][first : first + size]]
             yield {name: torch.stack(rows)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""s3torchconnector: S3MapDataset in a torch DataLoader, of as many workers as there are cores or of none."""
+"""s3torchconnector: S3MapDataset in a torch DataLoader, with one worker per core or without workers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def begin(task: dict[str, Any]) -> None:
     from s3torchconnector import S3ClientConfig, S3MapDataset
 
     torch.set_num_threads(1)
-    objects = importlib.import_module("objects")
-    name, spec = objects.only(task)
+    torch_batches = importlib.import_module("torch_batches")
+    name, spec = torch_batches.only(task)
 
     def load(opened: Any) -> dict[str, Any]:
-        # Reads return bytes, which torch may not write to; their documentation recommends a copy.
-        return {name: objects.tensor(bytearray(opened.read()), spec)}
+        # Reads return bytes, which torch must not write to; s3torchconnector's documentation recommends a copy.
+        return {name: torch_batches.tensor(bytearray(opened.read()), spec)}
 
     dataset = S3MapDataset.from_objects(
         task["files"],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPDL: archives walked by its tar reader, pictures decoded, cropped and batched by its FFmpeg in threads."""
+"""SPDL: reads archives with its tar reader; decodes, crops and batches images with its FFmpeg, in threads."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ DISTRIBUTIONS = ("spdl", "torch")
 
 
 def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's three functions
-    """Nothing is made beforehand: a pipeline is one pass."""
+    """Only imports SPDL: each pass builds its own pipeline."""
     importlib.import_module("spdl.io")
     importlib.import_module("spdl.pipeline")
 
 
 def _filter(spec: dict[str, Any]) -> str:
-    """Resize to the shorter side and centre crop, as FFmpeg is told it; random crops have no filter there."""
+    """Resize to the shorter side and centre crop, as an FFmpeg filter; FFmpeg has no filter for random crops."""
     if spec["crop"] == "random":
         raise ValueError("SPDL has no RandomResizedCrop")
     shorter, height, width = spec["resize"], spec["height"], spec["width"]
@@ -33,8 +33,8 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     import torch
     from spdl.pipeline import PipelineBuilder
 
-    pictures = importlib.import_module("pictures")
-    (picture, spec, member), (label, number, other) = pictures.named(task)
+    images = importlib.import_module("images")
+    (picture, spec, member), (label, number, other) = images.named(task)
     kind, text = getattr(torch, number["dtype"]), _filter(spec)
 
     def samples() -> Iterator[tuple[Any, int]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.data over TFRecord files: parallel reads, a private pool of threads, large buffers, parsed by batch."""
+"""tf.data over TFRecord files: parallel reads, a private pool of threads, large buffers, records parsed in parallel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds the graph; the files are read as they lie."""
+    """Builds the graph; the files are read without conversion."""
     import tensorflow as tf
 
     cores = len(task["cores"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TFRecord frames and tf.Example features in plain Python, for drivers of libraries that know neither."""
+"""Parser of TFRecord frames and tf.Example features in plain Python, for drivers whose libraries support neither."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def frames(data: Any, crc32c: Callable[[Any], int] | None = None) -> Iterator[memoryview]:
-    """The payloads of TFRecord data; each is checked where a CRC-32C is given."""
+    """The payloads of TFRecord data; each is verified if a CRC-32C function is given."""
     view, at = memoryview(data), 0
     while at < len(view):
         (length,) = struct.unpack_from("<Q", view, at)
@@ -46,7 +46,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def features(example: memoryview) -> dict[str, memoryview]:
-    """Of a tf.Example whose features hold one bytes value or packed floats each: their bytes by name."""
+    """Features of a tf.Example that each hold one bytes value or packed floats: their bytes by name."""
     found = {}
     for _, all_features in _fields(example):
         for _, entry in _fields(all_features):

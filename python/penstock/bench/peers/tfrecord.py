@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tfrecord` package in a torch DataLoader of as many workers as there are cores, each with its share of the files."""
+"""The `tfrecord` package in a torch DataLoader with one worker per core; each worker reads its share of the files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds the loader; the files are read as they lie."""
+    """Builds the loader; the files are read without conversion."""
     import numpy as np
     import torch
     from tfrecord.reader import tfrecord_loader

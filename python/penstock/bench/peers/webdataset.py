@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebDataset in a torch DataLoader of as many workers as there are cores, kept from pass to pass."""
+"""WebDataset in a torch DataLoader with one worker per core; the workers persist between passes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds the pipeline; the archives are read as they lie."""
+    """Builds the pipeline; the archives are read without conversion."""
     import torch
     import webdataset
 
     torch.set_num_threads(1)
-    pictures = importlib.import_module("pictures")
-    (_, spec, member), (_, number, label) = pictures.named(task)
-    shape = pictures.transform(spec)
+    images = importlib.import_module("images")
+    (_, spec, member), (_, number, label) = images.named(task)
+    shape = images.transform(spec)
     kind = getattr(torch, number["dtype"])
 
     def sample(one: dict[str, Any]) -> Any:
-        return shape(pictures.opened(one[member])), torch.tensor(int(one[label]), dtype=kind)
+        return shape(images.opened(one[member])), torch.tensor(int(one[label]), dtype=kind)
 
     dataset = webdataset.WebDataset(
         task["files"], shardshuffle=False, nodesplitter=None, workersplitter=webdataset.split_by_worker
@@ -39,7 +39,7 @@ def begin(task: dict[str, Any]) -> None:
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One epoch."""
-    pictures = importlib.import_module("pictures")
-    (picture, _, _), (label, _, _) = pictures.named(task)
+    images = importlib.import_module("images")
+    (picture, _, _), (label, _, _) = images.named(task)
     for images, labels in _made["loader"]:
         yield {picture: images, label: labels}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmark of disks, pools and other paths: points of a sweep, phases of a point, one row per phase."""
+"""Benchmark of disks, pools and other paths. A sweep has points, a point has phases, and each phase gives one row."""
 
 from penstock.bench.storage.run import run
 from penstock.bench.storage.spec import PHASES, Point, StorageBench

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA device through its driver (libcuda) and cuFile (libcufile), by ctypes: GPU memory, pinned host memory, copies.
+"""ctypes bindings of the CUDA driver (libcuda) and cuFile (libcufile): GPU memory, pinned host memory, copies.
 
-Owns no phase and no file. Each calling thread must make the device current with `enter`.
+Does not run phases or open files. Each calling thread must make the device current with `enter`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _library(name: str, what: str, hint: str) -> ctypes.CDLL:
 
 
 class Device:
-    """One GPU, whose primary context is shared with everything else that this process does on it."""
+    """One GPU. All other CUDA code of this process shares its primary context."""
 
     def __init__(self, number: int) -> None:
         """Open the driver.
@@ -33,12 +33,14 @@ class Device:
         Raises:
             Unsupported: The driver or the GPU of that number is missing.
         """
-        self._cuda = _library("libcuda.so.1", "no CUDA driver is here", _HINT)
+        self._cuda = _library("libcuda.so.1", "this machine has no CUDA driver", _HINT)
         count = ctypes.c_int()
         if self._cuda.cuInit(0) != 0 or self._cuda.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value == 0:
-            raise Unsupported("the CUDA driver finds no GPU here", where="--gpu", hint=_HINT)
+            raise Unsupported("the CUDA driver finds no GPU", where="--gpu", hint=_HINT)
         if not 0 <= number < count.value:
-            raise Unsupported(f"no GPU {number} is here: there are {count.value}, from 0 on", where="--gpu")
+            raise Unsupported(
+                f"GPU {number} does not exist: this machine has {count.value}, numbered from 0", where="--gpu"
+            )
         device = ctypes.c_int()
         self._context = ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), number)
@@ -53,7 +55,7 @@ class Device:
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)
         if code == _OUT_OF_MEMORY:
-            raise BudgetExceeded(f"--gpu: {name}: the GPU, or what may be pinned for it, has too little memory")
+            raise BudgetExceeded(f"--gpu: {name}: there is too little GPU memory or pinned memory")
         if code != 0:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
@@ -64,7 +66,7 @@ class Device:
         self._call("cuCtxSetCurrent", self._context)
 
     def pinned(self, size: int) -> ctypes.c_void_p:
-        """Host memory that the GPU reads by itself; page-aligned. Release it with `unpin`."""
+        """Host memory that the GPU reads directly; page-aligned. Release it with `unpin`."""
         found = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(size), 0)
         return found
@@ -106,7 +108,7 @@ class _Status(ctypes.Structure):
 
 
 class _Handle(ctypes.Structure):
-    """CUfileDescr_t: kind 1 is a file descriptor of Linux."""
+    """CUfileDescr_t: kind 1 is a Linux file descriptor."""
 
     _fields_ = (("kind", ctypes.c_int), ("fd", ctypes.c_void_p), ("operations", ctypes.c_void_p))
 
@@ -120,7 +122,9 @@ class CuFile:
         Raises:
             Unsupported: cuFile is missing.
         """
-        self._cufile = _library("libcufile.so.0", "no cuFile is here", "measure with --gpu alone: by pinned memory")
+        self._cufile = _library(
+            "libcufile.so.0", "this machine has no cuFile", "measure with --gpu alone, through pinned memory"
+        )
         for name in ("cuFileDriverOpen", "cuFileHandleRegister"):
             getattr(self._cufile, name).restype = _Status
         for name in ("cuFileRead", "cuFileWrite"):
@@ -128,7 +132,7 @@ class CuFile:
             function.restype = ctypes.c_ssize_t
             function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64, ctypes.c_int64)
         if (status := self._cufile.cuFileDriverOpen()).code != 0:
-            raise Unsupported(f"cuFile's driver does not open (error {status.code})", where="--cufile")
+            raise Unsupported(f"cuFile's driver cannot be opened (error {status.code})", where="--cufile")
 
     def register(self, fd: int, place: str) -> ctypes.c_void_p:
         """Register an open file; release the handle with `release`.
@@ -139,7 +143,7 @@ class CuFile:
         handle = ctypes.c_void_p()
         asked = _Handle(1, fd, None)
         if (status := self._cufile.cuFileHandleRegister(ctypes.byref(handle), ctypes.byref(asked))).code != 0:
-            raise Unsupported(f"cuFile does not take {place} (error {status.code})", where="--cufile")
+            raise Unsupported(f"cuFile does not support {place} (error {status.code})", where="--cufile")
         return handle
 
     def release(self, handle: ctypes.c_void_p) -> None:

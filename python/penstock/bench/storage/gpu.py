@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read and write phases between storage and a GPU's memory: through pinned memory and a copy, or by cuFile.
 
-Implements `penstock.bench.phases.Phase`, with the core's field names in its report. One block per thread; `spec`
-refuses an open loop and a check of content. The core runs the other phases, which move no bytes.
+Implements `penstock.bench.phases.Phase`, with the core's field names in its report. Each thread has one block in
+flight. `spec` refuses open loops and content checks. The core runs the other phases, which move no bytes.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Worker(threading.Thread):
         device.to_device(self._there, self._here, size)
 
     def _round(self) -> bool:
-        """All files of this thread, or its share of the common file; False if a limit ended it."""
+        """Process all files of this thread, or its share of the common file; return False if it ended early."""
         for path, offsets, is_new in self._files():
             began = time.perf_counter_ns()
             flags = os.O_RDONLY if self._phase.name == "read" else os.O_WRONLY | (os.O_CREAT if is_new else 0)
@@ -167,14 +167,14 @@ class _Worker(threading.Thread):
             return
         if not is_read:
             device.from_device(self._here, self._there, size)
-            # Every block is different, so that a deduplicating disk cannot write it once.
+            # Every block is different, so that a deduplicating disk cannot store them as one.
             self._view[:8] = (self.ios << 24 | self._number).to_bytes(8, "little")
         done = 0
         while done < size:
             part = [self._view[done:size]]
             more = os.preadv(fd, part, offset + done) if is_read else os.pwritev(fd, part, offset + done)
             if more == 0:
-                raise Corrupt(f"{place}: ends at byte {offset + done:,}, where more was written", where=place)
+                raise Corrupt(f"{place} ends at byte {offset + done:,}, but more was written", where=place)
             done += more
         if is_read:
             device.to_device(self._there, self._here, size)
@@ -192,10 +192,10 @@ def probe(gpu: int, *, uses_cufile: bool) -> None:
 
 
 class GpuPhase:
-    """A phase; it runs from construction on."""
+    """A phase; it starts on construction."""
 
     def __init__(self, spec: dict[str, Any], name: str, *, gpu: int, uses_cufile: bool) -> None:
-        """Open the device, then begin.
+        """Open the device, then start the workers.
 
         Raises:
             Unsupported: The GPU or cuFile is missing.
@@ -235,7 +235,7 @@ class GpuPhase:
         self.gate.abort()
 
     def wait(self, timeout_s: float) -> str | None:
-        """The report as JSON, or None while the phase runs."""
+        """Wait for the end of the phase; return its report as JSON, or None after `timeout_s`."""
         until = time.perf_counter() + timeout_s
         while any(worker.is_alive() for worker in self._workers):
             now = time.perf_counter()

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock import _native
-from penstock.bench.caches import drop
+from penstock.bench.page_cache import drop
 from penstock.bench.phases import Hooks, Phase, collect, end_of, facts_of, raw_of, report_of, series_of
 from penstock.bench.rows import Latency, Row
 from penstock.bench.storage import gpu
-from penstock.bench.storage.ground import Ground
+from penstock.bench.storage.scratch_dir import ScratchDir
 from penstock.bench.storage.spec import PHASES, Point, StorageBench, kind_of, refuse_impossible
 from penstock.errors import ConfigError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# The core's phases for each of ours, with elbencho's names.
+# The core's phases for each of our phases, with elbencho's operation names.
 _STEPS = {
     "mkdirs": (("mkdirs", "MKDIRS"),),
     "write": (("write", "WRITE"),),
@@ -58,25 +58,25 @@ def run(
     if bench.gpu is not None:
         gpu.probe(bench.gpu, uses_cufile=bench.cufile)
     with ExitStack() as stack:
-        ground = stack.enter_context(Ground(path, session)) if kind == "dir" else None
+        scratch = stack.enter_context(ScratchDir(path, session)) if kind == "dir" else None
 
         def rows_of(point: Point) -> Iterator[Row]:
             for repeat in range(bench.repeats):
-                for row in _point(path, kind, ground, bench, point, hooks):
+                for row in _point(path, kind, scratch, bench, point, hooks):
                     yield msgspec.structs.replace(row, repeat=repeat)
 
         return collect(points, rows_of, hooks)
 
 
 def _point(
-    path: Path, kind: str, ground: Ground | None, bench: StorageBench, point: Point, hooks: Hooks
+    path: Path, kind: str, scratch: ScratchDir | None, bench: StorageBench, point: Point, hooks: Hooks
 ) -> Iterator[Row]:
     phases = [phase for phase in PHASES if phase in bench.phases]
     makes = "mkdirs" in phases or "write" in phases
-    place = ground.tree(point, is_made=makes) if ground else path
+    place = scratch.tree(point, is_made=makes) if scratch else path
     was_touched = False
     for phase in phases:
-        if phase == "write" and ground and "mkdirs" not in phases:
+        if phase == "write" and scratch and "mkdirs" not in phases:
             _phase(bench.native(place, point, "mkdirs", None), "mkdirs", point, Hooks())
         for step, operation in _STEPS[phase]:
             is_data = phase in {"write", "read"}
@@ -89,22 +89,22 @@ def _point(
                 if hooks.start is not Hooks.start:
                     # Other hosts may have written all their files, and would wait for this one's next phase.
                     raise ConfigError(
-                        "the limit ended the write phase before all was written", hint="raise it, or write less"
+                        "the limit ended the write phase before all data was written", hint="raise it, or write less"
                     )
                 row.raw["not_run"] = ",".join(after)
-                if ground:
-                    ground.discard(place)
+                if scratch:
+                    scratch.discard(place)
                 yield row
                 return
             yield row
         was_touched = True
-    if ground and "delete" in phases:
-        ground.is_gone(place)
+    if scratch and "delete" in phases:
+        scratch.is_gone(place)
 
 
 def _is_written(place: Path, point: Point, kind: str, bench: StorageBench) -> bool:
-    """Whether the next phases find their data: every file has its full size, although a limit ended the phase. A single
-    file or a device has its size already; parts not written matter only if content is compared.
+    """Whether the next phases find their data although a limit ended the phase: every file has its full size. A single
+    file or a device already has its size; unwritten parts matter only if content is compared.
     """
     if kind != "dir":
         return bench.salt is None
@@ -133,7 +133,7 @@ def _row(
         raw["files_published"] = str(point.of_files)
     raw |= raw_of(report)
     if operation == "WRITE":
-        raw["durable"] = "fsync" if bench.fsync else "not durable: no fsync in the clock"
+        raw["durable"] = "fsync" if bench.fsync else "not durable: the measured time includes no fsync"
     if is_data and bench.gpu is not None:
         raw["gpu"] = "cuFile" if bench.cufile else "pinned memory"
     if report["verified_bytes"]:
@@ -157,7 +157,7 @@ def _row(
         service_latency=Latency.of(report["service_latency"]),
         series=series_of(report["series"], entries="entries", ios="ios"),
         cache=cache,
-        invalid=("nothing was done in the time given",)
+        invalid=("nothing was done within the time limit",)
         if not report["last"]["entries"] + report["last"]["ios"]
         else (),
         raw=raw,

@@ -24,7 +24,7 @@ _NEEDS_A_TREE = {"mkdirs", "stat", "delete"}
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One concurrency and one size. `files` counts those of one thread and folder.
+    """One concurrency and one size. `files` is the number per thread and folder.
 
     Attributes:
         of_files: Number of files in the original sweep, if the sweep was scaled down.
@@ -76,7 +76,7 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
     cufile: bool = False
 
     def native(self, path: Path, point: Point, phase: str, start_at_s: float | None) -> dict[str, Any]:
-        """One phase in the core's form, to begin at the given time of this host's clock."""
+        """Spec of one phase, in the core's form. The phase begins at `start_at_s` on this host's clock."""
         is_data = phase in {"write", "read"}
         return {
             "path": str(path),
@@ -118,7 +118,7 @@ def kind_of(path: Path) -> str:
     except FileNotFoundError:
         return "dir"
     except PermissionError as error:
-        raise Denied(f"{path} may not be looked at: {error.strerror}", where=str(path)) from None
+        raise Denied(f"{path} cannot be read: {error.strerror}", where=str(path)) from None
     for kind, holds in (("dir", stat.S_ISDIR), ("file", stat.S_ISREG), ("blockdev", stat.S_ISBLK)):
         if holds(mode):
             return kind
@@ -139,23 +139,24 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
         raise ConfigError(f"phases: `{','.join(unknown)}` is not one of {', '.join(PHASES)}", where="--phases")
     if bench.repeats > 1 and "delete" not in bench.phases and {"mkdirs", "write"} & set(bench.phases):
         raise ConfigError(
-            "repeats: without the delete phase, the second would find the files of the first", where="--repeats"
+            "repeats: without the delete phase, the second repeat would find the files of the first", where="--repeats"
         )
     if not points:
         raise ConfigError("no point to measure: every block size is larger than every file size", where="--block-size")
     kind = kind_of(path)
     _refuse_on_gpu(path, kind, bench, points)
     if kind != "dir" and (misplaced := sorted(_NEEDS_A_TREE & set(bench.phases))):
-        raise ConfigError(f"phases: {', '.join(misplaced)} need a folder, and {path} is a {kind}", where="--phases")
+        raise ConfigError(f"phases: {', '.join(misplaced)} need a folder, but {path} is a {kind}", where="--phases")
     if not path.exists() and not {"mkdirs", "write"} & set(bench.phases):
-        raise NotFound(f"{path} does not exist, and nothing is to be written there", where=str(path))
+        raise NotFound(f"{path} does not exist, and no phase writes to it", where=str(path))
     memory = machine_card.read().memory_bytes
     for point in points:
         blocks = point.threads * point.io_depth * point.block_size_bytes
         if blocks > memory // 2:
             raise BudgetExceeded(
                 f"{point.threads} threads x {point.io_depth} in flight x {format_bytes(point.block_size_bytes, binary=True)}"
-                f" are {format_bytes(blocks, binary=True)} of blocks, and the machine has {format_bytes(memory, binary=True)}"
+                f" are {format_bytes(blocks, binary=True)} of blocks, but the machine has "
+                f"{format_bytes(memory, binary=True)}"
             )
         if kind == "dir" and "write" in bench.phases:
             _refuse_too_large(path, point)
@@ -164,19 +165,23 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
 def _refuse_on_gpu(path: Path, kind: str, bench: StorageBench, points: tuple[Point, ...]) -> None:
     if bench.gpu is None:
         if bench.cufile:
-            raise ConfigError("cufile: it moves bytes to a GPU; say which with --gpu", where="--cufile")
+            raise ConfigError("cufile: it moves bytes to a GPU; choose one with --gpu", where="--cufile")
         return
     if kind != "dir" and "write" in bench.phases:
         # For a device, the core asks for confirmation and checks that it is unused; phases with --gpu bypass the core.
-        raise ConfigError(f"gpu: with --gpu files are written into a folder, and {path} is a {kind}", where="--phases")
+        raise ConfigError(f"gpu: with --gpu, files are written into a folder, but {path} is a {kind}", where="--phases")
     for is_asked, flag, why in (
-        (bench.engine == "io_uring" or any(p.io_depth > 1 for p in points), "--depth", "a thread holds one block"),
+        (
+            bench.engine == "io_uring" or any(p.io_depth > 1 for p in points),
+            "--depth",
+            "a thread has one block in flight",
+        ),
         (bench.arrivals != "closed", "--arrivals", "blocks follow one another"),
         (bench.salt is not None, "--verify", "data in a GPU's memory are not compared with the pattern"),
         (bench.compressible > 0, "--compressible", "content is noise"),
     ):
         if is_asked:
-            raise ConfigError(f"gpu: with --gpu {why}, so that {flag} means nothing", where=flag)
+            raise ConfigError(f"gpu: with --gpu, {flag} has no effect: {why}", where=flag)
 
 
 def _refuse_too_large(path: Path, point: Point) -> None:
@@ -188,14 +193,14 @@ def _refuse_too_large(path: Path, point: Point) -> None:
     # A file system without a size (ramfs) reports 0 blocks.
     if free.f_blocks and need > room:
         raise NoSpace(
-            f"{path} has {format_bytes(room)} free, and {point.total_files:,} files of"
-            f" {format_bytes(point.file_size_bytes, binary=True)} are {format_bytes(need)}",
+            f"{path} has {format_bytes(room)} free, but {point.total_files:,} files of"
+            f" {format_bytes(point.file_size_bytes, binary=True)} need {format_bytes(need)}",
             where=str(path),
             hint="lower --files or --file-size, or --scale a sweep",
         )
     # A file system that allocates inodes dynamically reports 0 of them.
     if free.f_files and point.total_files > free.f_favail:
         raise NoSpace(
-            f"{path} has room for {free.f_favail:,} more files, and {point.total_files:,} are asked for",
+            f"{path} has room for {free.f_favail:,} more files, but {point.total_files:,} are needed",
             where=str(path),
         )

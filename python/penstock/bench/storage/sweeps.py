@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points of published sweeps, and plain products of sizes and threads."""
+"""Points of published sweeps, and grids of sizes and threads."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def grid(
     directories: int,
     files: int,
 ) -> tuple[Point, ...]:
-    """Every combination of sizes and threads whose block fits into its file. A file of 0 bytes allows any block (0 is
-    all of a device).
+    """Every combination of sizes and threads in which a block fits into a file. A file size of 0 means a whole device
+    and allows any block.
     """
     return tuple(
         Point(

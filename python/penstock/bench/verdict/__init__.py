@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bottleneck analysis of a sweep: each point's limit and its evidence, a change to try, and its expected gain.
 
-Rows in, judgements out; nothing is measured, read or printed here. docs/guides/measure.md explains the method.
+Turns rows into judgements; does not measure, read or print anything. docs/guides/measure.md explains the method.
 """
 
-from penstock.bench.verdict.judge import REGIMES, Judged, Verdict, classify
+from penstock.bench.verdict.classify import REGIMES, Judged, Verdict, classify
 
 __all__ = ["REGIMES", "Judged", "Verdict", "classify"]

@@ -12,16 +12,16 @@ import msgspec
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
-    from penstock.bench.verdict.cells import Cell, Sweep
-    from penstock.bench.verdict.fit import Model
+    from penstock.bench.verdict.grouping import Cell, Sweep
+    from penstock.bench.verdict.sweep_fit import Model
 
 __all__ = ["Advice", "advise"]
 
-# A smaller gain is not worth a run. A prediction is worth less the further it lies beyond the measured points.
-_LEAST_GAIN = 1.1
+# A smaller gain is not worth a run. No prediction beyond `_FURTHER` times the measured range is used.
+_MIN_GAIN = 1.1
 _FURTHER = 4
 _NEAR_ALL = 0.9
-_LARGEST_FILE = 1 << 32
+_MAX_FILE = 1 << 32
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +29,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gain: Predicted rate over measured rate.
-        extrapolated: The proposed point lies outside the measured range.
+        extrapolated: The proposed point is outside the measured range.
     """
 
     text: str
@@ -43,7 +43,7 @@ def advise(cell: Cell, sweep: Sweep, model: Model, regime: str) -> Advice | None
     if regime in ("client", "throttle"):
         return _elsewhere(cell, regime)
     workers, size = (
-        advice if advice and advice.gain >= _LEAST_GAIN else None
+        advice if advice and advice.gain >= _MIN_GAIN else None
         for advice in (_workers(cell, sweep, model), _size(cell, sweep, model))
     )
     if size and regime in ("metadata", "iops"):
@@ -55,7 +55,8 @@ def _elsewhere(cell: Cell, regime: str) -> Advice | None:
     row = cell.row
     if regime == "client":
         return Advice(
-            text=f"the client is spent: {2 * row.hosts} hosts, or fewer processor seconds a byte (larger blocks, direct I/O)",
+            text=f"the client is at its limit: use {2 * row.hosts} hosts, or less CPU per byte (larger blocks, "
+            "direct I/O)",
             gain=2.0,
             next={"operation": row.operation, "threads": row.threads, "hosts": 2 * row.hosts},
             extrapolated=True,
@@ -64,7 +65,8 @@ def _elsewhere(cell: Cell, regime: str) -> Advice | None:
     if fewer == row.threads:
         return None
     return Advice(
-        text=f"the store refuses for rate: {fewer} threads lose less to backing off; more keys prefixes or accounts raise the limit",
+        text=f"the store throttles: {fewer} threads lose less time to back-off; more key prefixes or accounts raise "
+        "the limit",
         gain=1.0,
         next={"operation": row.operation, "threads": fewer, "hosts": row.hosts},
     )
@@ -95,7 +97,8 @@ def _workers(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
     gain = rates[threads] / model.per_s(cell.workers, size)
     fewer = threads < cell.row.threads
     return Advice(
-        text=f"use {threads} {'thread' if threads == 1 else 'threads'} a host{': fewer are faster' if fewer and gain > 1 else ''}",
+        text=f"use {threads} {'thread' if threads == 1 else 'threads'} per "
+        f"host{': fewer are faster' if fewer and gain > 1 else ''}",
         gain=gain,
         next=_next(cell, threads=threads),
         extrapolated=threads * each > seen[-1],
@@ -107,7 +110,7 @@ def _size(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
     if not sweep.several_sizes:
         return None
     largest = max(c.size_bytes for c in sweep.cells)
-    tried = [float(2**k) for k in range(10, 33) if cell.size_bytes < 2**k <= min(_FURTHER * largest, _LARGEST_FILE)]
+    tried = [float(2**k) for k in range(10, 33) if cell.size_bytes < 2**k <= min(_FURTHER * largest, _MAX_FILE)]
     if not tried:
         return None
     rates = {s: s * model.per_s(cell.workers, s) for s in tried}

@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verb -> what it is for. Kept here so that `penstock bench --help` imports none of them.
+# Sub-verb -> its purpose. Kept here so that `penstock bench --help` imports none of them.
 VERBS = {
     "storage": "Measure disks, pools and anything else with a path.",
     "object": "Measure an object store: its requests, and what it refuses.",

@@ -82,7 +82,7 @@ def command(
 
     a, b = _sides(commands)
     if pattern is not None and metric != "printed":
-        raise click.UsageError("--pattern looks at what a run prints: give --metric printed")
+        raise click.UsageError("--pattern needs --metric printed")
     terminal = sys.stderr.isatty()
 
     def progress(runs: int, ratio: float) -> None:
@@ -126,7 +126,7 @@ def _compiled(pattern: str | None) -> str | None:
     try:
         return re.compile(pattern).pattern if pattern is not None else None
     except re.error as error:
-        raise click.UsageError(f"--pattern {pattern!r} is no regular expression: {error}") from None
+        raise click.UsageError(f"--pattern {pattern!r} is not a regular expression: {error}") from None
 
 
 def _sentence(comparison: Comparison) -> str:
@@ -135,7 +135,7 @@ def _sentence(comparison: Comparison) -> str:
     unit = {"wall": "wall time", "cpu": "processor time", "printed": "number"}[comparison.metric]
     head = {
         "different": f"B's {unit} is {comparison.ratio:.3f} of A's",
-        "same": f"no difference shown: B's {unit} is {comparison.ratio:.3f} of A's, and none above {comparison.margin:.1%} is left",
+        "same": f"no difference shown: B's {unit} is {comparison.ratio:.3f} of A's, and any difference is at most {comparison.margin:.1%}",
         "none shown": f"no difference shown: B's {unit} is {comparison.ratio:.3f} of A's so far",
     }[comparison.verdict]
     return (

@@ -13,7 +13,7 @@ import click
 from penstock.cli.parameters import BYTES
 
 if TYPE_CHECKING:
-    from penstock.bench.dlio import DlioWorkload
+    from penstock.bench.importers.dlio import DlioWorkload
     from penstock.bench.results import RunRecord
     from penstock.protocols import Demand
     from penstock.train import TrainSpec
@@ -87,16 +87,15 @@ def command(
     penstock bench accelerator unet3d_h100.yaml data/unet3d/train --against torch --summary summary.json
     """  # noqa: D301 - click reads the \b, and not its spelling
     from penstock.bench.checkpoint import measure
-    from penstock.bench.utilisation import summary as dlio_summary
-    from penstock.bench.utilisation import utilisation
-    from penstock.cli.train import Talk
-    from penstock.train.utilisation import calibrate, run_reader, verdict
+    from penstock.cli.train import ProgressPrinter
+    from penstock.train.utilisation import calibrate, run_reader, utilisation, verdict
+    from penstock.train.utilisation import summary as dlio_summary
 
     file = _dlio_file(model)
     spec, demand = _spec(model, data, file, rest)
     document = _asked(spec, demand)
     for name in file.passed_over if file else ():
-        click.echo(f"{name} means nothing here and is passed over", err=True)
+        click.echo(f"{name} has no effect here and is ignored", err=True)
     if dry_run:
         _print(document, as_json)
         return
@@ -104,11 +103,11 @@ def command(
     document["harness"] = {**asdict(harness), "share": harness.share}
     records: dict[str, RunRecord] = {}
     for reader in ("penstock", *([against] if against else [])):
-        talk = Talk()
+        printer = ProgressPrinter()
         try:
-            records[reader] = run_reader(spec, reader, report=talk)
+            records[reader] = run_reader(spec, reader, report=printer)
         finally:
-            talk.end()
+            printer.end()
     document["feeds"] = [_row(reader, record) for reader, record in records.items()]
     ours = records["penstock"]
     if summary:
@@ -127,7 +126,7 @@ def command(
 
 
 def _dlio_file(model: str) -> DlioWorkload | None:
-    from penstock.bench.dlio import is_file, read
+    from penstock.bench.importers.dlio import is_file, read
 
     return read(Path(model)) if is_file(model) else None
 
@@ -141,7 +140,9 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
 
     url = data or (file.data if file else None)
     if url is None:
-        raise ConfigError(f"where are the data of {model}?", hint="penstock bench accelerator MODEL URL")
+        raise ConfigError(
+            f"the data of {model} are not given", hint="give their URL: penstock bench accelerator MODEL URL"
+        )
     accelerator = rest["accelerator"] or ("dlio" if file else "h100")
     if model == "cosmoflow":
         workload, settings, batch = "cosmoflow", {"voxels": rest["voxels"]}, 1
@@ -187,7 +188,7 @@ def _asked(spec: TrainSpec, demand: Demand) -> dict[str, Any]:
 
 
 def _row(reader: str, record: RunRecord) -> dict[str, Any]:
-    from penstock.bench.utilisation import utilisation
+    from penstock.train.utilisation import utilisation
 
     busy = utilisation(record.epoch_times)
     return {
@@ -217,9 +218,9 @@ def _print(document: dict[str, Any], as_json: bool) -> None:
     )
     if "harness" in document:
         harness = document["harness"]
-        meeting = f", {1e6 * harness['barrier_s']:.1f} of them for ranks to meet" if harness["barrier_s"] else ""
+        meeting = f", {1e6 * harness['barrier_s']:.1f} us of it in barriers" if harness["barrier_s"] else ""
         click.echo(
-            f"harness: {100 * harness['utilisation']:.2f} % busy on data in memory, {1e6 * harness['overhead_s']:.1f} us a step{meeting}"
+            f"harness: {100 * harness['utilisation']:.2f} % busy on data in memory, {1e6 * harness['overhead_s']:.1f} us per step{meeting}"
         )
     for row in document.get("feeds", ()):
         why = f", limited by {row['limiting']}" if row["limiting"] else ""

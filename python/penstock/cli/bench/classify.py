@@ -28,7 +28,7 @@ def command(file: Path, as_json: bool) -> None:
     """
     import msgspec
 
-    from penstock.bench.old_results import read_any
+    from penstock.bench.importers.read_any import read_any
     from penstock.bench.verdict import classify
     from penstock.cli.bench.table import columns_of
     from penstock.errors import NotFound
@@ -36,9 +36,9 @@ def command(file: Path, as_json: bool) -> None:
     verdict = classify(read_any(file).rows)
     if not verdict.cells:
         raise NotFound(
-            f"{file} holds no point that can be judged ({verdict.left_out} rows left out)",
+            f"{file} contains no point that can be classified ({verdict.left_out} rows left out)",
             where=str(file),
-            hint="points are phases such as READ or WRITE that moved something and are not marked INVALID",
+            hint="give results with phases such as READ or WRITE that moved data and are not marked INVALID",
         )
     if as_json:
         click.echo(msgspec.json.encode(verdict))
@@ -46,11 +46,13 @@ def command(file: Path, as_json: bool) -> None:
     for line in _lines(verdict.cells, columns_of(sys.stdout)):
         click.echo(line)
     if verdict.left_out:
-        click.echo(f"{verdict.left_out} rows were INVALID, or of phases that are none to judge", err=True)
+        click.echo(
+            f"{verdict.left_out} rows left out: they are INVALID, or their phases cannot be classified", err=True
+        )
 
 
 def _lines(cells: Sequence[Judged], room: int | None) -> Iterator[str]:
-    """A line a cell; where that is wider than the terminal, the advice is below it, and empty columns are left out."""
+    """One line per cell; if that is wider than the terminal, the advice is below it, and empty columns are left out."""
     from penstock.units import format_bytes, format_rate
 
     def size(cell: Judged) -> str:

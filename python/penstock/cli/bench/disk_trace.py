@@ -133,9 +133,9 @@ def _drawn(trace: DiskTrace) -> list[str]:
 
 _LIMIT_TEXTS = {
     "throughput": "the disk's throughput",
-    "IOPS": "the disk's I/Os a second",
-    "device": "the device itself: it is busy all the time, below every limit stated",
-    "none": "nothing of this disk",
+    "IOPS": "the disk's I/Os per second",
+    "device": "the device itself: it is always busy, below every stated limit",
+    "none": "nothing on this disk",
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench feed`: the loader on a dataset, beside others that can read it."""
+"""`penstock bench feed`: compare the loader on a dataset with other loaders that can read it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ def command(
     crop = "random" if random_crops else "center"
     specs = dict(field(text, crop=crop) for text in fields)
     if kind == "fixed" and not specs:
-        raise ConfigError("--format fixed takes its columns from --field", hint="as --field x=uint8:1024")
+        raise ConfigError(
+            "--format fixed needs columns from --field", hint="give columns, such as --field x=uint8:1024"
+        )
     layout = penstock.formats.fixed(**specs) if kind == "fixed" else kind
     dataset = penstock.open(url, format=layout, records_per_object=records_per_object)
     if specs:
@@ -159,7 +161,7 @@ def command(
         limit_s=rest.pop("timeout"),
         **rest,
     )
-    contest = feed.run(request, talk=lambda line: click.echo(line, err=True))
+    contest = feed.run(request, log=lambda line: click.echo(line, err=True))
     saved = [] if no_save else [str(results.save(row, output, allow_debug=allow_debug)) for row in contest.rows]
     if as_json:
         click.echo(json.dumps(_plain(contest, money, saved)))
@@ -207,5 +209,7 @@ def _readable(contest: Contest) -> str:
     lines += [f"{name}: failed: {why}" for name, why in contest.failed.items()]
     if ours.loader:
         lines.append(f"ours, last pass, limited by {ours.loader['limiting']}: {ours.loader['reason']}")
-    lines.append("all gave the same samples" if contest.is_same else "INVALID: the contestants gave different samples")
+    lines.append(
+        "all returned the same samples" if contest.is_same else "INVALID: the contestants returned different samples"
+    )
     return "\n".join(lines)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of the benches that many hosts can run at once, and the run itself: here, or on a cluster's nodes."""
+"""Flags of the benchmarks that can run on many hosts at once, and the run: here, or on a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.cli.parameters import SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.bench.hosts.orders import Objects, Storage
+    from penstock.bench.distributed.config import Objects, Storage
     from penstock.bench.phases import Hooks
     from penstock.bench.rows import Row
 
@@ -55,7 +55,7 @@ def measured(
     if not is_many(given):
         deliver(here(hooks), spec, table, given)
         return
-    from penstock.bench.hosts import Fleet
+    from penstock.bench.distributed import Fleet
 
     with opened(given["launcher"], given["nodes"], given["on"], given["settings"]) as cluster:
         fleet = Fleet(cluster, python=given["node_python"], max_skew_s=given["max_skew"], timeout_s=given["timeout"])

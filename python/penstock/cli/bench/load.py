@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of every bench that generates load itself: how long, how it arrives, and what the bytes are."""
+"""Flags of every benchmark that generates load: duration, arrivals, and content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def loads(workers: str, duration: str) -> Callable[[Callable[..., Any]], Callabl
     """--duration, --arrivals, --rate, --verify, --compressible and --seed.
 
     Args:
-        workers: What the rate of an open loop is shared by.
+        workers: Name of the workers that share the rate of an open loop.
         duration: Help of --duration.
     """
 

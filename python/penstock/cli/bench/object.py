@@ -103,7 +103,7 @@ def command(url: str, **given: Any) -> None:
     Objects are created below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C. With
     --nodes, or a --launcher other than `local`, all nodes run the benchmark together, each in its own folder.
     """
-    from penstock.bench.hosts.orders import Objects
+    from penstock.bench.distributed.config import Objects
     from penstock.bench.objects import ObjectBench, ObjectPoint, parse_mix, run
     from penstock.stage.job import absolute
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a bench's rows go, for each verb that makes some."""
+"""Output of a benchmark's rows, for each verb that measures some."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def deliver(
 
 def _append(file: Path, rows: list[Row]) -> None:
     """elbencho appends to its file, with the header once."""
-    from penstock.bench.elbencho import render
+    from penstock.bench.importers.elbencho import render
     from penstock.bench.results import as_fault
 
     text = render(rows)

@@ -122,7 +122,7 @@ def command(path: Path, **given: Any) -> None:
     time, each node has its own folder in PATH (which may be shared; {node} in it is the node's name), and rows cover
     all nodes.
     """
-    from penstock.bench.hosts.orders import Storage
+    from penstock.bench.distributed.config import Storage
     from penstock.bench.storage import run
 
     bench, points = _asked(path, given)
@@ -185,7 +185,9 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
         **load_of(given),
     )
     if bench.start_at_s is not None and is_many(given):
-        raise ConfigError("start-at: hosts of one bench agree on their starts by themselves", where="--start-at")
+        raise ConfigError("start-at: hosts of one benchmark agree on their start times themselves", where="--start-at")
     if bench.start_at_s is not None and len(points) * len(bench.phases) * bench.repeats > 1:
-        raise ConfigError("start-at: an agreed start is one phase's; give one point and one phase", where="--start-at")
+        raise ConfigError(
+            "start-at: an agreed start applies to a single phase; give one point and one phase", where="--start-at"
+        )
     return bench, points

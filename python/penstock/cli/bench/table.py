@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a bench as lines of a table, each as soon as it is measured, and what limits each point below them."""
+"""Rows of a benchmark as lines of a table, each as soon as it is measured; below them the limit of each point."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NARROW = ("phase", "threads", "file", "last", "rate", "/s", "p50", "p99")
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """How wide the terminal is that a stream goes to; None where it goes to a file or a pipe, which have no width."""
+    """Width of the terminal that a stream goes to; None for a file or a pipe, which have no width."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
@@ -103,16 +103,18 @@ class Table:
         if row.cache.state != "cold":
             self._note(f"caches {row.cache.state}: {row.cache.how}")
         if phases := row.raw.get("not_run"):
-            self._note(f"the limit ended the write phase before all was written: {phases.replace(',', ', ')} not run")
+            self._note(
+                f"the limit ended the write phase before all data was written: {phases.replace(',', ', ')} not run"
+            )
         if row.raw.get("durable", "fsync") != "fsync":
             self._note(f"written, {row.raw['durable']}")
 
     def hosts(self, count: int, clock_skew_s: float, rows: list[Row]) -> None:
-        """How well several hosts began together."""
+        """Start skew of several hosts."""
         starts = max((float(row.raw.get("start_skew_s", 0)) for row in rows), default=0.0)
         self.echo(
             f"{count} hosts: phases began within {format_seconds(starts)} of each other at worst; clocks differ by up to"
-            f" {format_seconds(clock_skew_s)}, and starts are corrected by that"
+            f" {format_seconds(clock_skew_s)}; start times are corrected for this"
         )
 
     def _note(self, text: str) -> None:

@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verb -> what it is for. Kept here so that `penstock cluster --help` imports none of them.
+# Sub-verb -> its purpose. Kept here so that `penstock cluster --help` imports none of them.
 VERBS: dict[str, str] = {
     "nodes": "List the nodes, and ask each for what it has.",
     "run": "Run a command on all nodes, or on some.",

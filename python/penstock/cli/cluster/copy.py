@@ -45,7 +45,7 @@ def command(
         chosen = [cluster.leader] if leader else list(cluster.nodes)
         if back and len(chosen) != 1:
             raise ConfigError(
-                f"--back: {len(chosen)} nodes would write one path", hint="name one with --on, or give --leader"
+                f"--back: {len(chosen)} nodes would write the same path", hint="choose one with --on, or use --leader"
             )
         if back:
             exits = [cluster.copy_from(chosen[0], source, Path(destination), timeout_s=timeout)]

@@ -67,7 +67,7 @@ def command(
 
 def _print_line(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
     to = sys.stdout if stream == "out" else sys.stderr
-    # One write a line: threads of several nodes speak at once.
+    # One write per line: threads of several nodes write at the same time.
     to.buffer.write(node.encode() + b": " + line + b"\n")
     to.flush()
 

@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verb -> what it is for. Kept here so that `penstock pool --help` imports none of them.
+# Sub-verb -> its purpose. Kept here so that `penstock pool --help` imports none of them.
 VERBS: dict[str, str] = {
     "up": "Start a pool on the nodes: ready in time, or rolled back.",
     "status": "Show the state of each node of a pool.",

@@ -34,8 +34,8 @@ def command(
     record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
         raise ConfigError(
-            f"no pool `{name}` is known here",
-            hint="to look for what one has left, give --nodes, --disk and --launcher as `pool up` had them",
+            f"no pool `{name}` is recorded on this machine",
+            hint="to search for leftovers, give the --nodes, --disk and --launcher of `pool up`",
         )
     with known(record) as cluster:
         ended = lifecycle.audit(cluster, record, timeout_s=timeout)

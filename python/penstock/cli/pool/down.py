@@ -40,7 +40,7 @@ def command(
         click.echo(
             json.dumps({"schema_version": 2, "name": name, "nodes": {}, "unreachable": [], "refused": {}})
             if as_json
-            else f"pool {name}: none is known here"
+            else f"pool {name}: it is not recorded on this machine"
         )
         return 0
     with known(record) as cluster:
@@ -52,18 +52,14 @@ def command(
         click.echo(json.dumps({"schema_version": 2, "name": name, **found}))
     else:
         for node, receipt in ended.receipts.items():
-            counts = (
-                ", ".join(f"{len(found)} {what}" for what, found in receipt.items() if found) or "nothing was there"
-            )
+            counts = ", ".join(f"{len(found)} {what}" for what, found in receipt.items() if found) or "nothing was left"
             click.echo(f"{node}  {counts}")
     for node in ended.unreached:
-        click.echo(
-            f"error[unreachable]: {node}: it did not answer, and what the pool has there is there still", err=True
-        )
+        click.echo(f"error[unreachable]: {node}: it did not answer, so the pool's files are still there", err=True)
     for text in ended.refused.values():
         click.echo(f"error[precondition]: {text}", err=True)
     if ended.refused:
-        click.echo(f"  hint: look at it there; penstock pool audit --name {name} lists what is left", err=True)
+        click.echo(f"  hint: run penstock pool audit --name {name} to list what is left", err=True)
         return 3
     if ended.unreached and not forget_lost:
         click.echo("  hint: run the same command when it answers again, or with --forget-lost", err=True)

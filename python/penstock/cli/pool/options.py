@@ -43,10 +43,10 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def request(
     name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
 ) -> PoolRecord | None:
-    """The record of the pool that the flags speak of; None where there is none and the flags do not make one.
+    """The record of the pool that the flags name; None if it does not exist and the flags do not create one.
 
     Raises:
-        ConfigError: No pool can have the name, or the record is of a pool with another disk or engine.
+        ConfigError: The name is invalid, or the record belongs to a pool with another disk or engine.
     """
     from penstock.errors import ConfigError
     from penstock.pool import lifecycle
@@ -57,7 +57,7 @@ def request(
         for flag, requested_record, kept in (("--disk", disk, found.spec.disk), ("--engine", engine, found.engine)):
             if requested_record is not None and requested_record != kept:
                 raise ConfigError(
-                    f"{flag}: the pool `{name}` that this machine has on record has {kept}, not {requested_record}",
+                    f"{flag}: the pool `{name}` is recorded with {kept}, not {requested_record}",
                     where=flag,
                     hint="leave the flag out to use the recorded pool",
                 )
@@ -72,7 +72,7 @@ def request(
 
 @contextmanager
 def known(record: PoolRecord) -> Iterator[Cluster]:
-    """The nodes of a record, reached as they were."""
+    """The nodes of a record, reached in the same way as before."""
     from penstock.cluster import Cluster
 
     with Cluster.open(record.launcher, record.launcher_settings, only=record.nodes) as cluster:

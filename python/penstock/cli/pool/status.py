@@ -32,7 +32,9 @@ def command(
 
     record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
-        raise NotFound(f"no pool `{name}` is known here", hint=f"known: {', '.join(lifecycle.names()) or 'none'}")
+        raise NotFound(
+            f"no pool `{name}` is recorded on this machine", hint=f"known: {', '.join(lifecycle.names()) or 'none'}"
+        )
     with known(record) as cluster:
         states = lifecycle.status(cluster, record, timeout_s=timeout)
     url = record.pool.url if record.pool else None

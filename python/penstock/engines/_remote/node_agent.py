@@ -93,8 +93,8 @@ def _is_ours(held: dict[str, Any], request: dict[str, Any]) -> None:
     if (held.get("lease"), held.get("node")) != (request["lease"], request["node"]):
         raise AgentError(
             "precondition",
-            f"{request['root']} is the pool's folder on {held.get('node', 'another node')} too",
-            "a `{node}` in --disk keeps them apart",
+            f"{request['root']} is also the pool's folder on {held.get('node', 'another node')}",
+            "put `{node}` into --disk to keep them apart",
         )
 
 
@@ -103,7 +103,7 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
     root = request["root"]
     for pattern in request.get("wants", []):
         if not glob.glob(pattern):
-            raise AgentError("not-found", f"{pattern} is not there")
+            raise AgentError("not-found", f"{pattern} does not exist")
     try:
         os.makedirs(os.path.dirname(root), mode=0o755, exist_ok=True)
         check_parents(root)
@@ -116,7 +116,7 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
         raise AgentError(code, f"{error.filename or root}: {error.strerror}") from error
     free = shutil.disk_usage(root).free
     if free < request.get("need_bytes", 0):
-        raise AgentError("no-space", f"{root} has {free:,} bytes free, and the pool wants {request['need_bytes']:,}")
+        raise AgentError("no-space", f"{root} has {free:,} bytes free, but the pool needs {request['need_bytes']:,}")
     return {
         "ports": free_ports(request["address"], request.get("ports", 0), request.get("fixed", [])),
         "free_bytes": free,
@@ -134,7 +134,7 @@ def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
         if others:
             raise AgentError(
                 "precondition",
-                f"{root} is there and has no lease of a pool ({len(others):,} entries, {min(others)} among them)",
+                f"{root} exists and has no lease of a pool ({len(others):,} entries, such as {min(others)})",
                 "move it away, or use another --name",
             )
         mine = {
@@ -150,16 +150,17 @@ def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
     if held.get("kept"):
         raise AgentError(
             "precondition",
-            f"{root} holds the data that `pool down --keep-data` kept",
-            f"move {root}/data away; penstock pool down --name {name} with the same --disk and --nodes removes it",
+            f"{root} contains data kept by `pool down --keep-data`",
+            f"move {root}/data away, or remove it with penstock pool down --name {name} and the same --disk and "
+            "--nodes",
         )
     if held.get("lease") != lease:
         alive = find_processes(process_mark(name, root))
-        what = f"{len(alive)} processes of it run" if alive else "nothing of it runs any more"
+        what = f"{len(alive)} of its processes are running" if alive else "none of its processes runs any more"
         raise AgentError(
             "precondition",
-            f"{root} holds the pool `{name}` of another start ({held.get('of', 'unknown')}): {what}",
-            f"penstock pool down --name {name} with the same --disk and --nodes ends it; another --name makes a second pool",
+            f"{root} belongs to another start of the pool `{name}` ({held.get('of', 'unknown')}): {what}",
+            f"run penstock pool down --name {name} with the same --disk and --nodes to end it, or use another --name",
         )
     _is_ours(held, request)
     for part in ("logs", "conf", "data"):
@@ -175,8 +176,8 @@ def free_ports(address: str, count: int, fixed: list[int]) -> list[int]:
             try:
                 one.bind((address, port))
             except OSError as error:
-                text = f"port {port} of {address} is taken" if error.errno == 98 else f"{address}: {error.strerror}"
-                raise AgentError("precondition", text, "leave the port out, and a free one is taken") from error
+                text = f"port {port} of {address} is in use" if error.errno == 98 else f"{address}: {error.strerror}"
+                raise AgentError("precondition", text, "leave the port out to use a free one") from error
             found.append(one.getsockname()[1])
     finally:
         for one in held:
@@ -193,7 +194,9 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         raise AgentError("precondition", f"{root} is not held by this start of the pool: {error}") from error
     # Held until the last daemon runs: a `stop` in the meantime waits, and then finds all of them.
     if lock_folder(folder, LOCK_S) is None:
-        raise AgentError("precondition", f"{root} is not held by this start of the pool: another command works on it")
+        raise AgentError(
+            "precondition", f"{root} is not held by this start of the pool: another command is working on it"
+        )
     for name in request.get("folders", []):
         os.makedirs(os.path.join(root, name), exist_ok=True)
     for name, text in request.get("files", {}).items():
@@ -236,7 +239,7 @@ def run_once(once: dict[str, Any], environment: dict[str, str], root: str, log: 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise AgentError("deadline", f"{once['what']} has not ended within {once['limit_s']:g} s") from None
+        raise AgentError("deadline", f"{once['what']} did not end within {once['limit_s']:g} s") from None
     except OSError as error:
         raise AgentError("not-found", f"{error.filename or once['argv'][0]}: {error.strerror}") from error
     if done.returncode != 0:
@@ -345,7 +348,7 @@ def audit(request: dict[str, Any]) -> list[str]:
     except FileNotFoundError:
         pass
     except NotOwned as error:
-        found.append(f"folder {root}, which `pool down` will not remove: {error}")
+        found.append(f"folder {root}, which `pool down` does not remove: {error}")
     for port in request.get("ports", []):
         with suppress(OSError), socket.create_connection((request["address"], port), 1):
             found.append(f"port {port}")

@@ -172,7 +172,7 @@ def add_known_hosts(request: dict[str, Any]) -> None:
 def quoted(path: str) -> str:
     """A path quoted for ssh's configuration."""
     if any(letter in path for letter in '"$\\\n'):
-        raise ValueError(f"{path}: ssh's configuration cannot hold this path")
+        raise ValueError(f"{path}: ssh's configuration cannot contain this path")
     return f'"{path.replace("%", "%%")}"'
 
 
@@ -205,7 +205,7 @@ def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -
     here = [*lines[at + 1 : at + 1 + len(BLOCK)], *[""] * len(BLOCK)]
     if not all(re.fullmatch(form, line) for form, line in zip(BLOCK, here)):  # noqa: B905 - old interpreters
         raise NotOwned(
-            f"{ssh_dir() / name}: the block that begins in line {at + 1} is not as Penstock wrote it",
+            f"{ssh_dir() / name}: the block that begins in line {at + 1} was changed after Penstock wrote it",
             f"remove the block of {mark(request)} by hand, then take the pool down again",
         )
     end = at + 1 + len(BLOCK)

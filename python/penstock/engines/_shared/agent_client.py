@@ -36,7 +36,7 @@ def pool_root(spec: PoolSpec, node: Node) -> str:
     """The pool's only folder on a node."""
     disk = spec.disk.replace("{node}", node.name)
     if not posixpath.isabs(disk):
-        raise ConfigError(f"disk: `{disk}` is no absolute path", where="disk")
+        raise ConfigError(f"disk: `{disk}` is not an absolute path", where="disk")
     return posixpath.join(posixpath.normpath(disk), f"penstock-pool-{spec.name}")
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["configured", "data_options", "install_jars", "installed_class_path", "required_files"]
 
-_OWN_JARS = "--engine-set hadoop=DIR names an installed Hadoop, or a folder of its jars"
+_OWN_JARS = "set --engine-set hadoop=DIR to an installed Hadoop or a folder of its jars"
 _POM = Path(__file__).with_name("hadoop.pom.xml")
 _SERVER = "hadoop-client-minicluster-*.jar"
 _LOG = """log4j.rootLogger=WARN,A
@@ -87,7 +87,7 @@ def install_jars(
         [ended] = runner.copy_to_all(cache, there, on=[node], timeout_s=max(1.0, until - time.monotonic()))
         if ended.code != 0:
             raise ended.fault or NotFound(
-                f"{node.name}: Hadoop's jars did not arrive: {ended.err.decode(errors='replace').strip()[-300:]}"
+                f"{node.name}: Hadoop's jars could not be copied: {ended.err.decode(errors='replace').strip()[-300:]}"
             )
         paths[node.name] = f"{there}/*"
     return paths
@@ -113,14 +113,15 @@ def _fetch(cache: Path, until: float) -> None:
             )
         except FileNotFoundError:
             raise NotFound(
-                "Hadoop's jars are not here, and neither is Maven to fetch them",
+                "Hadoop's jars are missing, and so is Maven to fetch them",
                 hint=_OWN_JARS,
             ) from None
         except subprocess.TimeoutExpired:
-            raise Deadline("Maven has not brought Hadoop's jars (91 MB) in time", limit_s=left) from None
+            raise Deadline("Maven did not fetch Hadoop's jars (91 MB) in time", limit_s=left) from None
         if done.returncode != 0:
             raise NotFound(
-                f"Maven could not fetch Hadoop's jars: {done.stdout.strip().splitlines()[0][:300] if done.stdout.strip() else 'no words'}"
+                "Maven could not fetch Hadoop's jars: "
+                f"{done.stdout.strip().splitlines()[0][:300] if done.stdout.strip() else 'no output'}"
             )
         jars = Path(folder) / "lib"
         jars.chmod(0o755)

@@ -91,7 +91,7 @@ class HdfsAccess:
                 )
                 # Without options HDFS answers with a boolean; with OVERWRITE it answers with nothing, or an exception.
                 if done.get("boolean") is False:
-                    raise ServerError(f"{name}: the NameNode did not rename it")
+                    raise ServerError(f"{name}: the NameNode refused to rename it")
             except (Unreachable, ServerError, Deadline):
                 if last:
                     raise
@@ -190,11 +190,11 @@ class HdfsAccess:
         if status in (200, 201, 307):
             return answer
         remote = answer.get("RemoteException", {})
-        text = f"{name or '/'}: {remote.get('exception', status)}: {str(remote.get('message', '')).splitlines()[0][:300] if remote.get('message') else 'no words'}"
+        text = f"{name or '/'}: {remote.get('exception', status)}: {str(remote.get('message', '')).splitlines()[0][:300] if remote.get('message') else 'no message'}"
         if status == 404 or remote.get("exception") == "FileNotFoundException":
             raise NotFound(f"{name} is not in the pool", where=name)
         if "DSQuota" in text or "could only be written to 0" in text:
-            raise NoSpace(f"{text}; no DataNode has room", where=name)
+            raise NoSpace(f"{text}; no DataNode has enough space", where=name)
         raise ServerError(text, status=status, where=name)
 
     def _fetch(self, location: str, length: int) -> bytes:
@@ -213,7 +213,7 @@ class HdfsAccess:
                 answer = connection.getresponse()
                 details = answer.read(2000)
         except TimeoutError as error:
-            raise Deadline(f"{place.netloc} took no byte for {_WRITE_S:g} s", limit_s=_WRITE_S) from error
+            raise Deadline(f"{place.netloc} accepted no data for {_WRITE_S:g} s", limit_s=_WRITE_S) from error
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"{place.netloc}: {error or type(error).__name__}", where=place.netloc) from error
         finally:
@@ -242,7 +242,7 @@ def _request(method: str, place: str, path: str, wait_s: float, *, limit: int = 
             left -= len(chunk)
         return answer.status, b"".join(parts)
     except TimeoutError as error:
-        raise Deadline(f"{place} has not answered within {wait_s:g} s", where=place, limit_s=wait_s) from error
+        raise Deadline(f"{place} did not answer within {wait_s:g} s", where=place, limit_s=wait_s) from error
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{place}: {error or type(error).__name__}", where=place) from error
     finally:

@@ -30,7 +30,7 @@ def _job_command(request: ExportRequest, args: str) -> str:
     found = sorted(name for name in request.job.run.env if _CREDENTIAL.search(name))
     if found:
         raise ConfigError(
-            f"run.env: {', '.join(found)} would be readable by all who may see the job on Azure",
+            f"run.env: {', '.join(found)} would be readable by everyone who can see the job on Azure",
             hint="remove it from [run] env, and let the identity of the compute or the image provide it",
         )
     start = shlex.join(request.penstock(is_here=False))
@@ -46,7 +46,7 @@ def azureml(request: ExportRequest) -> str:
     request.require_independent_nodes()
     want = request.submit
     if not want.compute:
-        raise ConfigError("submit.compute: Azure ML wants the name of a compute cluster")
+        raise ConfigError("submit.compute: Azure ML needs the name of a compute cluster")
     found: dict[str, Any] = {
         "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
         "type": "command",
@@ -74,12 +74,12 @@ def azure_batch(request: ExportRequest) -> str:
     want = request.submit
     if request.job.cluster.launcher != "mpi":
         raise ConfigError(
-            f"cluster.launcher: {request.job.cluster.launcher} does not know the nodes of a Batch task",
-            hint="launcher = mpi",
+            f"cluster.launcher: {request.job.cluster.launcher} does not support the nodes of a Batch task",
+            hint="set launcher = mpi",
         )
     if not want.compute:
         raise ConfigError(
-            "submit.compute: Azure Batch wants the name of a pool of machines, with inter-node communication"
+            "submit.compute: Azure Batch needs the name of a pool of machines with inter-node communication"
         )
     wall = f"PT{request.limit_s}S"
     task: dict[str, Any] = {

@@ -22,7 +22,7 @@ def _clock(seconds: int) -> str:
 def _script(request: ExportRequest, directives: list[str], before: list[str]) -> str:
     for line in (*directives, *request.submit.setup):
         if "\n" in line:
-            raise ConfigError(f"submit: `{line}` is more than one line")
+            raise ConfigError(f"submit: `{line}` has more than one line")
     argv = [
         *request.penstock(is_here=True),
         "run",
@@ -77,8 +77,8 @@ def pbs(request: ExportRequest) -> str:
 def _require_launcher(request: ExportRequest, *launchers: str) -> None:
     if request.job.cluster.launcher not in launchers:
         raise ConfigError(
-            f"cluster.launcher: {request.job.cluster.launcher} does not know the nodes of such a job",
-            hint=f"launcher = {' or '.join(launchers)}",
+            f"cluster.launcher: {request.job.cluster.launcher} does not support the nodes of this job",
+            hint=f"set launcher = {' or '.join(launchers)}",
         )
 
 
@@ -120,7 +120,7 @@ def slurm_prolog(request: ExportRequest) -> str:
     """
     part = request.job.pool
     if part is None:
-        raise ConfigError("pool: a PrologSlurmctld is for a pool, and the job file has none")
+        raise ConfigError("pool: a PrologSlurmctld starts a pool, but the job file has no [pool]")
     return _site_script(
         request,
         "PrologSlurmctld",

@@ -50,7 +50,7 @@ class ExportRequest:
         """
         found = self.submit.nodes or self.job.cluster.nodes
         if not isinstance(found, int):
-            raise ConfigError("submit.nodes: the number of nodes is not set", hint="[submit] nodes = 4")
+            raise ConfigError("submit.nodes: the number of nodes is not set", hint="set nodes = 4 in [submit]")
         return found
 
     @cached_property
@@ -67,11 +67,13 @@ class ExportRequest:
         """
         if self.job.container is not None:
             raise ConfigError(
-                "container: this system puts the whole job into one", hint="[submit] image, and no [container]"
+                "container: this system runs the whole job in one container",
+                hint="set image in [submit], and remove [container]",
             )
         if not self.submit.image:
             raise ConfigError(
-                "submit.image: none, and this system runs nothing else", hint='[submit] image = "me/train:1"'
+                "submit.image: it is not set, and this system runs only images",
+                hint='set image = "me/train:1" in [submit]',
             )
         return self.submit.image
 
@@ -84,8 +86,8 @@ class ExportRequest:
         """
         if self.job.provision is not None:
             raise ConfigError(
-                f"provision: {self.job.provision.script} is not where such a job runs",
-                hint="what the script does belongs into the image",
+                f"provision: {self.job.provision.script} does not exist where this job runs",
+                hint="put the work of the script into the image",
             )
         return base64.b64encode(self.file.read_bytes()).decode()
 
@@ -103,10 +105,11 @@ class ExportRequest:
         """
         if self.resume:
             raise ConfigError(
-                "--resume: on this system a job begins on fresh nodes, which hold no earlier start", where="--resume"
+                "--resume: on this system a job starts on fresh nodes, which contain no earlier start", where="--resume"
             )
         if self.job.pool is not None:
             raise ConfigError(
-                "pool: this system cannot start commands on all nodes, which a pool needs",
-                hint="a [stage] with a destination gives each node its share; a launcher under Slurm, PBS or ssh has pools",
+                "pool: a pool starts commands on all nodes, which this system cannot do",
+                hint="use a [stage] with a destination, which gives each node its share; pools need a launcher under "
+                "Slurm, PBS or ssh",
             )

@@ -28,8 +28,8 @@ def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
     listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST")
     if not listed:
         raise ConfigError(
-            "launcher slurm: this process is in no allocation",
-            hint="penstock run job.toml --submit, or salloc -N 4 penstock run job.toml",
+            "launcher slurm: this process is not in a Slurm allocation",
+            hint="run penstock run job.toml --submit, or salloc -N 4 penstock run job.toml",
         )
     try:
         done = subprocess.run(
@@ -37,7 +37,7 @@ def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
             text=True, timeout=_COMMAND_TIMEOUT_S, check=True,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(f"launcher slurm: scontrol could not spell {listed}: {error}") from error
+        raise ConfigError(f"launcher slurm: scontrol could not expand {listed}: {error}") from error
     return done.stdout.split()
 
 
@@ -50,8 +50,8 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
     place = environment.get("PBS_NODEFILE")
     if not place:
         raise ConfigError(
-            "launcher pbs: this process is in no PBS job: PBS_NODEFILE is not set",
-            hint="penstock run job.toml --submit, or qsub a script of --export pbs",
+            "launcher pbs: this process is not in a PBS job: PBS_NODEFILE is not set",
+            hint="run penstock run job.toml --submit, or qsub a script made by --export pbs",
         )
     try:
         with Path(place).open(encoding="utf-8", errors="replace") as file:
@@ -60,7 +60,7 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
         raise ConfigError(f"launcher pbs: PBS_NODEFILE: {place}: {error.strerror}", where="PBS_NODEFILE") from error
     found = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     if not found:
-        raise ConfigError(f"launcher pbs: PBS_NODEFILE: {place} names no host", where="PBS_NODEFILE")
+        raise ConfigError(f"launcher pbs: PBS_NODEFILE: {place} contains no host", where="PBS_NODEFILE")
     return found
 
 

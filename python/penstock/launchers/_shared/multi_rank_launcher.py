@@ -60,7 +60,9 @@ class MultiRankLauncher(SubprocessLauncher):
     def run(self, request: RunRequest) -> list[Exit]:
         self.check(request)
         if request.node_slice is not None:
-            raise Unsupported("a part of a larger job: this launcher numbers ranks by itself", hint="launcher = local")
+            raise Unsupported(
+                "this launcher numbers ranks itself and cannot run a part of a larger job", hint="set launcher = local"
+            )
         if request.stdin is not None:
             return super().run(request)
         began = time.monotonic()

@@ -89,7 +89,9 @@ def exit_from_record(
             f"{node}: the command did not start{f': {stderr_lines[-1][:300]}' if stderr_lines else ''}", where=node
         )
     elif record.get("fault") == "deadline":
-        fault = Deadline(f"{node}: the command was ended after its {limit_s:g} s", where=node, limit_s=limit_s)
+        fault = Deadline(
+            f"{node}: the command was stopped after its limit of {limit_s:g} s", where=node, limit_s=limit_s
+        )
     elif record.get("fault") == "start":
         fault = NotFound(f"{node}: {record['text']}", where=node)
     elif record.get("fault") == "stopped":
@@ -255,24 +257,26 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
         Unsupported: The launcher does not support the request's rank prefix.
     """
     if not request.argv or not all(isinstance(arg, str) and "\0" not in arg for arg in request.argv):
-        raise ConfigError("a command is a list of texts, and has at least one")
+        raise ConfigError("a command must be a list of at least one string")
     if not request.on:
-        raise ConfigError("no node to run on")
+        raise ConfigError("no node is given to run on")
     if request.ranks_per_node < 1:
-        raise ConfigError(f"{request.ranks_per_node} ranks on a node run nothing")
+        raise ConfigError(f"{request.ranks_per_node} ranks per node is less than 1")
     if request.node_slice is not None and request.node_slice.node + len(request.on) > request.node_slice.nodes:
         raise ConfigError(
-            f"node {request.node_slice.node} and {len(request.on) - 1} more are not among {request.node_slice.nodes}"
+            f"node {request.node_slice.node} and {len(request.on) - 1} more are not below "
+            f"{request.node_slice.nodes}, the number of nodes"
         )
     rank_prefix = request.rank_prefix
     if rank_prefix is not None and rank_prefix.launcher_args and not takes_step:
         raise Unsupported(
-            f"{rank_prefix.launcher_args[0]}: only srun takes it", hint="launcher = slurm, or another container runtime"
+            f"{rank_prefix.launcher_args[0]}: only srun supports it",
+            hint="set launcher = slurm, or use another container runtime",
         )
     if rank_prefix is not None and rank_prefix.is_outermost and not takes_outermost:
         raise Unsupported(
             f"{rank_prefix.argv[0]}: this launcher cannot run inside the container",
-            hint="launcher = mpi can, with Open MPI",
+            hint="set launcher = mpi with Open MPI",
         )
 
 

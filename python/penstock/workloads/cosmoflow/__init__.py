@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """CosmoFlow as defined by MLPerf HPC: the model, its recipe, and emulated accelerators for it.
 
+Imports torch only when a model is built.
+
 Source:
-    github.com/sparticlesteve/cosmoflow-benchmark and mlcommons/hpc (model, schedule, metric), mlcommons/storage
-    (emulated step times). Nothing here imports torch until a model is built.
+    github.com/sparticlesteve/cosmoflow-benchmark and mlcommons/hpc (model, schedule, metric),
+    mlcommons/storage (emulated step times).
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class CosmoFlow:
         return self._inner
 
     def _prepared(self) -> Workload:
-        assert self._inner is not None, "prepare comes first"
+        assert self._inner is not None, "prepare() must come first"
         return self._inner
 
     def demand(self, spec: WorkloadSpec) -> Demand:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow on an emulated accelerator: the published time of a step, with the volumes as stored."""
+"""CosmoFlow on an emulated accelerator: steps take the published time, and volumes have their stored size."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
-from penstock.accelerator import EmulatedAccelerator, Pacer
 from penstock.errors import ConfigError
 from penstock.protocols import Demand, InputField, WorkloadSpec
+from penstock.workloads._shared.accelerator import EmulatedAccelerator, Pacer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
         if spec.accelerator not in ACCELERATORS:
             raise ConfigError(
                 f"no published step time for accelerator `{spec.accelerator}`",
-                hint=f"one of: {', '.join(ACCELERATORS)}",
+                hint=f"use one of: {', '.join(ACCELERATORS)}",
             )
         v = self._recipe.voxels
         self._sample_s = ACCELERATORS[spec.accelerator]

@@ -54,11 +54,11 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Recipe:
-        """A recipe from settings; `recipe` selects the one of RECIPES to start from."""
+        """Recipe from settings; the setting `recipe` selects the entry of RECIPES to start from."""
         given = dict(settings)
         name = given.pop("recipe", "mlperf")
         if name not in RECIPES:
-            raise ConfigError(f"no recipe `{name}` for cosmoflow", hint=f"one of: {', '.join(RECIPES)}")
+            raise ConfigError(f"no recipe `{name}` for cosmoflow", hint=f"use one of: {', '.join(RECIPES)}")
         try:
             recipe = msgspec.convert({**RECIPES[name], **given}, cls)
         except msgspec.ValidationError as error:
@@ -71,18 +71,19 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigError for an invalid setting."""
         step = 2**POOLINGS
         if self.voxels < step or self.voxels % step:
-            raise ConfigError(f"cosmoflow takes volumes of a multiple of {step} voxels a side, not {self.voxels}")
+            raise ConfigError(f"cosmoflow needs volumes with a side of a multiple of {step} voxels, not {self.voxels}")
         if self.filters < 1:
             raise ConfigError(f"cosmoflow needs at least 1 filter, not {self.filters}")
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout is a share in [0, 1), not {self.dropout}")
+            raise ConfigError(f"dropout must be in [0, 1), not {self.dropout}")
         if self.base_learning_rate <= 0 or self.base_batch < 1:
             raise ConfigError(
                 f"the learning rate needs base_learning_rate > 0 at base_batch >= 1, not {self.base_learning_rate} at {self.base_batch}"
             )
         if len(self.decay_epochs) != len(self.decay_factors) or list(self.decay_epochs) != sorted(self.decay_epochs):
             raise ConfigError(
-                f"decay_epochs {self.decay_epochs} must rise and match decay_factors {self.decay_factors} one to one"
+                f"decay_epochs {self.decay_epochs} must increase and have one decay factor each, not "
+                f"{self.decay_factors}"
             )
 
     @property

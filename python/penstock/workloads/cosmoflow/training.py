@@ -39,7 +39,7 @@ class Training:
         if spec.global_batch % spec.world:
             raise ConfigError(
                 f"a global batch of {spec.global_batch} cannot be shared evenly by {spec.world} ranks",
-                hint="DDP averages gradients over ranks, so slices must be equal: choose a multiple",
+                hint="choose a multiple: DDP averages gradients over ranks, so slices must be equal",
             )
         facts: dict[str, Any] = {
             "parameters": parameter_count(self.recipe),
@@ -50,7 +50,8 @@ class Training:
         }
         if not self.recipe.is_mlperf_model:
             facts["deviation"] = (
-                f"{self.recipe.voxels} voxels and {self.recipe.filters} filters where MLPerf HPC has 128 and 32: a rehearsal, not a result"
+                f"{self.recipe.voxels} voxels and {self.recipe.filters} filters instead of MLPerf HPC's 128 and 32: "
+                "a rehearsal, not a result"
             )
         return Demand(
             fields={"x": InputField("int16", (v, v, v, 4)), "y": InputField("float32", (4,))},
@@ -91,7 +92,7 @@ class Training:
             group["lr"] = rate
 
     def _of(self) -> WorkloadSpec:
-        assert self._spec is not None, "prepare comes first"
+        assert self._spec is not None, "prepare() must come first"
         return self._spec
 
     def _masks(self, samples: int) -> tuple[Tensor, Tensor] | None:
@@ -120,7 +121,7 @@ class Training:
         self._steps += 1
         self._target_sum += y.to("cpu", torch.float64).sum(0)
         self._target_count += len(y)
-        # item() waits for the device, so the step ends when its work does, and no wait for data is hidden behind it.
+        # item() waits for the device, so the step ends with its work and does not hide a wait for data.
         value = float(loss.item())
         return StepCost(len(y), time.perf_counter() - started, 0.0, value)
 

@@ -11,9 +11,9 @@ import math
 import random
 from typing import TYPE_CHECKING
 
-from penstock.accelerator import EmulatedAccelerator
 from penstock.errors import ConfigError
 from penstock.protocols import Demand, InputField, WorkloadSpec
+from penstock.workloads._shared.accelerator import EmulatedAccelerator
 from penstock.workloads.emulated.catalogue import MODELS, Model
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ __all__ = ["MODELS", "Emulated", "Model", "model_of", "workload"]
 
 
 class Emulated(EmulatedAccelerator):
-    """Settings: `model`, a name of `MODELS`; or, without it, the attributes of a `Model` by name."""
+    """Emulated workload. Its settings are `model`, a name in `MODELS`, or else the attributes of a `Model` by name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Emulated(EmulatedAccelerator):
         if spec.accelerator is None or spec.accelerator not in model.step_s:
             raise ConfigError(
                 f"no step time of {model.name} is known for accelerator `{spec.accelerator}`",
-                hint=f"one of: {', '.join(model.step_s)}",
+                hint=f"use one of: {', '.join(model.step_s)}",
             )
         self._length_s, self._deviation_s = model.step_s[spec.accelerator], model.step_deviation_s
         self._draw = random.Random(spec.seed * 1_000_003 + spec.rank)
@@ -59,7 +59,7 @@ class Emulated(EmulatedAccelerator):
         )
 
     def step_s(self, samples: int) -> float:
-        assert self._model is not None, "demand comes first"
+        assert self._model is not None, "demand() must come first"
         length = self._length_s
         if self._deviation_s:
             length = max(0.0, self._draw.gauss(length, self._deviation_s))
@@ -76,9 +76,11 @@ def model_of(settings: Mapping[str, Any]) -> Model:
     if name is None:
         return Model.of(settings)
     if len(settings) > 1:
-        raise ConfigError("`model` names all that there is to set", hint="leave `model` out to set the rest by name")
+        raise ConfigError(
+            "`model` cannot be combined with other settings", hint="leave `model` out to give the other settings"
+        )
     if name not in MODELS:
-        raise ConfigError(f"no model `{name}` is in the catalogue", hint=f"one of: {', '.join(MODELS)}")
+        raise ConfigError(f"model `{name}` is not in the catalogue", hint=f"use one of: {', '.join(MODELS)}")
     return MODELS[name]
 
 

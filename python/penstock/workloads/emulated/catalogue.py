@@ -25,8 +25,8 @@ class Model:
         record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size.
         records_per_file, files: As published.
         batch: Samples per step and accelerator.
-        step_s: Accelerator -> seconds of such a step.
-        step_deviation_s: Its standard deviation.
+        step_s: Accelerator -> seconds of one step.
+        step_deviation_s: Standard deviation of the seconds of a step.
         au: Utilisation that a storage system must reach, 0 to 1.
         side: Side of a decoded image, in pixels.
     """
@@ -45,7 +45,7 @@ class Model:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Model:
-        """A model from settings by name.
+        """Build a model from its attributes by name.
 
         Raises:
             ConfigError: A setting is unknown, missing or invalid.
@@ -55,18 +55,20 @@ class Model:
         missing = [name for name in ("name", "format", "record_bytes", "batch", "step_s") if name not in settings]
         if wrong or missing:
             raise ConfigError(
-                f"an emulated workload has no setting {', '.join(wrong)}"
+                f"an emulated workload does not have the setting {', '.join(wrong)}"
                 if wrong
                 else f"an emulated workload lacks {', '.join(missing)}",
-                hint=f"settings: model, or {', '.join(sorted(known))}",
+                hint=f"give model, or {', '.join(sorted(known))}",
             )
         made = cls(**settings)
         if made.format not in FORMATS:
             raise ConfigError(f"format `{made.format}` is not one of {', '.join(FORMATS)}")
         if made.record_bytes < 1 or made.batch < 1 or any(s < 0 for s in made.step_s.values()):
-            raise ConfigError(f"{made.name}: record_bytes and batch must be at least 1, step times not negative")
+            raise ConfigError(
+                f"{made.name}: record_bytes and batch must be at least 1, and step times must not be negative"
+            )
         if made.format in ("jpeg", "png") and made.side < 1:
-            raise ConfigError(f"{made.name}: pictures need `side`, the pixels of a decoded one")
+            raise ConfigError(f"{made.name}: pictures need `side`, the side of a decoded picture in pixels")
         return made
 
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AWS's credential chain, in the order of its tools: the environment; the profile's role; web identity (IRSA); the
-//! profile's SSO, keys or credential_process; a container's address; the instance's, where the settings say so.
+//! AWS's credential chain, in the order of AWS's tools: the environment; the profile's role; web identity (IRSA); the
+//! profile's SSO, keys or credential_process; the container's endpoint; the instance's, if the settings allow it.
 //!
-//! A source that is set up ends the search, also when it fails: the next one would be another identity.
+//! The first configured source ends the search, even if it fails: the next one would be another identity.
 
 mod profile_files;
 mod sso;
@@ -19,7 +19,7 @@ use serde::Deserialize;
 use self::profile_files::{Files, ProfileSource, RoleSource, words};
 use crate::credentials::Expiring;
 
-/// Roles that assume roles that assume roles.
+/// Maximum depth of roles that assume roles.
 const DEEPEST: usize = 8;
 
 impl Expiring for Credential {
@@ -41,7 +41,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// Where it looks, for a user without credentials.
+    /// The sources that were tried, for a user without credentials.
     pub(super) fn sources(&self) -> String {
         let mut sources = vec!["the environment", "the profile files", "SSO", "web identity", "credential_process"];
         sources.extend(self.has_container.then_some("the container's address"));
@@ -72,7 +72,7 @@ impl Chain {
         }
     }
 
-    /// The keys that assume a role. Boxed, as roles lead to roles.
+    /// Keys that assume a role. Boxed, because roles can refer to roles.
     fn source_of_role<'a>(
         &'a self,
         context: &'a Context,
@@ -82,13 +82,11 @@ impl Chain {
         depth: usize,
     ) -> Pin<Box<dyn Future<Output = Result<Credential>> + Send + 'a>> {
         Box::pin(async move {
-            let nothing = |whom: &str| Error::config_invalid(format!("{whom} has no keys to assume {role} with"));
+            let nothing = |whom: &str| Error::config_invalid(format!("{whom} has no keys to assume {role}"));
             match from {
                 RoleSource::Profile(source) => {
                     if depth >= DEEPEST {
-                        return Err(Error::config_invalid(format!(
-                            "the source profiles of {role} go round in a circle"
-                        )));
+                        return Err(Error::config_invalid(format!("the source profiles of {role} form a cycle")));
                     }
                     let whom = format!("profile {source}");
                     // A profile may name itself: its own keys then assume its own role.
@@ -105,7 +103,7 @@ impl Chain {
                         }
                         "Ec2InstanceMetadata" => {
                             return Err(Error::config_invalid(
-                                "the profile wants the instance's metadata, which is asked only with PENSTOCK_S3_IMDS=1",
+                                "the profile needs the instance's metadata, which is read only with PENSTOCK_S3_IMDS=1",
                             ));
                         }
                         _ => None,
@@ -128,7 +126,7 @@ impl ProvideCredential for Chain {
         let named = context.env_var("AWS_PROFILE");
         let profile = named.clone().unwrap_or_else(|| "default".to_owned());
         if named.is_some() && !files.knows(&profile) {
-            return Err(Error::config_invalid(format!("AWS_PROFILE is {profile}, which is in none of AWS's files")));
+            return Err(Error::config_invalid(format!("AWS_PROFILE is {profile}, which is not in AWS's files")));
         }
         let means = files.means(&profile, false)?;
         if let (Some(role), Some(file), false) = (
@@ -151,7 +149,7 @@ impl ProvideCredential for Chain {
     }
 }
 
-/// The answer of a `credential_process`. What the program says on stderr may hold anything, and is not repeated.
+/// Runs a `credential_process`. Its stderr may hold anything, and is not repeated.
 async fn process(context: &Context, command: &str) -> Result<Credential> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -173,11 +171,14 @@ async fn process(context: &Context, command: &str) -> Result<Credential> {
         return Err(Error::credential_invalid(format!("credential_process {program} ended with {}", output.status)));
     }
     let odd = |what: &str| Error::credential_invalid(format!("credential_process {program} {what}"));
-    let answer: Answer = serde_json::from_slice(&output.stdout).map_err(|_| odd("said nothing that holds keys"))?;
+    let answer: Answer = serde_json::from_slice(&output.stdout).map_err(|_| odd("printed no keys"))?;
     if answer.version != 1 {
-        return Err(odd("speaks another version than 1"));
+        return Err(odd("printed a version other than 1"));
     }
-    let ends = answer.expiration.map(|text| text.parse().map_err(|_| odd("names a time that is none"))).transpose()?;
+    let ends = answer
+        .expiration
+        .map(|text| text.parse().map_err(|_| odd("printed an invalid expiration time")))
+        .transpose()?;
     Ok(Credential {
         access_key_id: answer.access_key_id,
         secret_access_key: answer.secret_access_key,

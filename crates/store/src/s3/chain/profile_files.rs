@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `~/.aws/config` and `~/.aws/credentials`, and what a profile in them means. Files are read at each renewal: other
-//! tools rewrite them while a job runs.
+//! `~/.aws/config` and `~/.aws/credentials`, and the credential source of a profile. Files are read again at each
+//! renewal, because other tools rewrite them during a job.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,17 +10,17 @@ use reqsign_core::{Context, Error, Result};
 /// A section's settings, names in lower case.
 pub(super) type Section = HashMap<String, String>;
 
-/// A larger file is not a settings file.
-const MOST: usize = 4 << 20;
+/// Maximum size of a settings file.
+const MAX_BYTES: usize = 4 << 20;
 
-/// Both files. A file that is not there is empty, as for every AWS tool.
+/// Both files. A missing file counts as empty, as in every AWS tool.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     config: HashMap<String, Section>,
     credentials: HashMap<String, Section>,
 }
 
-/// How a profile comes by its keys.
+/// Credential source of a profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum ProfileSource {
     Keys { id: String, secret: String, token: Option<String> },
@@ -30,7 +30,7 @@ pub(super) enum ProfileSource {
     Role { role: String, session: Option<String>, external: Option<String>, from: RoleSource },
 }
 
-/// Whose keys assume a role.
+/// Base credentials for assuming a role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RoleSource {
     Profile(String),
@@ -49,7 +49,7 @@ pub(super) struct Sso {
     pub(super) is_session: bool,
 }
 
-/// Sections of an AWS file; indented lines belong to nested settings, of which none matters here.
+/// Parses the sections of an AWS file; indented lines belong to nested settings, none of which matter here.
 fn parse(text: &str) -> HashMap<String, Section> {
     let mut sections: HashMap<String, Section> = HashMap::new();
     let mut current: Option<String> = None;
@@ -89,7 +89,7 @@ impl Files {
             },
         };
         let bytes = context.file_read(&path.to_string_lossy()).await.unwrap_or_default();
-        String::from_utf8_lossy(&bytes[..bytes.len().min(MOST)]).into_owned()
+        String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_BYTES)]).into_owned()
     }
 
     pub(super) fn of(config: &str, credentials: &str) -> Self {
@@ -105,9 +105,9 @@ impl Files {
         self.config_of(profile).is_some() || self.credentials.contains_key(profile)
     }
 
-    /// How the profile comes by its keys; `None` where it says nothing of keys (it may set a region only).
+    /// Credential source of the profile; `None` if it has none (it may set only a region).
     ///
-    /// `is_source` is for the profile whose own keys assume its own role.
+    /// `is_source` is for the profile that assumes its own role with its own keys.
     pub(super) fn means(&self, profile: &str, is_source: bool) -> Result<Option<ProfileSource>> {
         let empty = Section::new();
         let config = self.config_of(profile).unwrap_or(&empty);
@@ -121,7 +121,7 @@ impl Files {
             }
             if get("mfa_serial").is_some() {
                 return Err(bad(format!(
-                    "profile {profile} asks for the code of an MFA device, which a job has not; give it the keys of \
+                    "profile {profile} needs an MFA code, which a job cannot enter; use the keys of \
                      `aws sts get-session-token`, or a credential_process"
                 )));
             }
@@ -130,7 +130,7 @@ impl Files {
                 (None, Some(place)) => RoleSource::Place(place),
                 _ => {
                     return Err(bad(format!(
-                        "profile {profile} has a role_arn and not exactly one of source_profile, credential_source and \
+                        "profile {profile} has a role_arn but not exactly one of source_profile, credential_source and \
                          web_identity_token_file"
                     )));
                 }
@@ -153,7 +153,7 @@ impl Files {
         let session = get("sso_session");
         let shared = session.as_ref().map(|name| {
             self.config.get(&format!("sso-session {name}")).ok_or_else(|| {
-                Error::config_invalid(format!("profile {profile} names an sso-session that is not there"))
+                Error::config_invalid(format!("profile {profile} names an sso-session that does not exist"))
             })
         });
         let shared = shared.transpose()?;
@@ -161,7 +161,7 @@ impl Files {
             shared
                 .and_then(|section| section.get(name).cloned())
                 .or_else(|| get(name))
-                .ok_or_else(|| Error::config_invalid(format!("profile {profile} signs in by SSO and has no {name}")))
+                .ok_or_else(|| Error::config_invalid(format!("profile {profile} uses SSO but has no {name}")))
         };
         let start = need("sso_start_url")?;
         Ok(Sso {
@@ -174,7 +174,7 @@ impl Files {
     }
 }
 
-/// A command line as a POSIX shell splits it, without its other powers.
+/// Splits a command line like a POSIX shell, without expansions.
 pub(super) fn words(line: &str) -> Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;
@@ -202,7 +202,7 @@ pub(super) fn words(line: &str) -> Result<Vec<String>> {
         }
     }
     if quote.is_some() {
-        return Err(Error::config_invalid("credential_process has a quote that is not closed"));
+        return Err(Error::config_invalid("credential_process has an unclosed quote"));
     }
     words.extend(word);
     Ok(words)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IAM Identity Center: the token that `aws sso login` left in `~/.aws/sso/cache` is turned into keys of a role. A
-//! session's token is renewed and filed back there, so that the next rank, and the AWS tools, find the new one.
+//! IAM Identity Center: exchanges the token that `aws sso login` left in `~/.aws/sso/cache` for keys of a role. A
+//! session's token is renewed and stored there again, so that the next rank and the AWS tools find the new one.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::transport::QUERY;
 /// A token with less than this left is renewed.
 const LEAD: Duration = Duration::from_secs(300);
 
-/// The file as the AWS CLI writes it; what we do not know of it is kept.
+/// The file in the form that the AWS CLI writes; unknown fields are kept.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Cached {
@@ -64,14 +64,14 @@ async fn cached(context: &Context, path: &Path) -> Option<Cached> {
 /// Keys of the profile's role.
 pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
     let path = place(context, sso)?;
-    let mut token = cached(context, &path).await.ok_or_else(|| login(sso, "was never made here"))?;
+    let mut token = cached(context, &path).await.ok_or_else(|| login(sso, "was never done on this machine"))?;
     if token.left_s() < LEAD.as_secs() as i64 && sso.is_session {
         match renewed(context, sso, &token).await {
             Ok(new) => {
                 keep(path, &new).await;
                 token = new;
             }
-            // Another process may have been quicker; its token is good for us too, and ours is spent.
+            // Another process may have been faster; its token works for us too, and ours is used up.
             Err(error) => match cached(context, &path).await {
                 Some(other) if other.left_s() > 0 => token = other,
                 _ => return Err(error),
@@ -89,7 +89,7 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
         .uri(format!("{}/federation/credentials?{query}", base.trim_end_matches('/')))
         .header("x-amz-sso_bearer_token", &token.access_token)
         .body(Bytes::new())
-        .map_err(|_| Error::config_invalid("the SSO portal's address or token cannot be sent"))?;
+        .map_err(|_| Error::config_invalid("the SSO portal's address or token is not valid"))?;
     let answer = context.http_send(request).await?;
     match answer.status().as_u16() {
         200 => {}
@@ -113,7 +113,7 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
     struct Answer {
         role_credentials: Role,
     }
-    let odd = || Error::unexpected("the SSO portal's answer holds no keys");
+    let odd = || Error::unexpected("the SSO portal's answer contains no keys");
     let Answer { role_credentials: role } = serde_json::from_slice(answer.body()).map_err(|_| odd())?;
     Ok(Credential {
         access_key_id: role.access_key_id,
@@ -150,7 +150,7 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
         refresh_token: Option<String>,
     }
     let answer: Answer = serde_json::from_slice(answer.body())
-        .map_err(|_| Error::unexpected("the SSO token service's answer holds no token"))?;
+        .map_err(|_| Error::unexpected("the SSO token service's answer contains no token"))?;
     let ends = Timestamp::now() + Duration::from_secs(answer.expires_in);
     Ok(Cached {
         access_token: answer.access_token,
@@ -160,7 +160,8 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
     })
 }
 
-/// Files the new token as the AWS CLI would: whole, and for this user's eyes only. Where it cannot be, it serves us.
+/// Stores the new token as the AWS CLI would: atomically, readable by this user only. If that fails, the token is still
+/// used.
 async fn keep(path: PathBuf, token: &Cached) {
     let Ok(json) = serde_json::to_vec(token) else { return };
     let _ = tokio::task::spawn_blocking(move || {

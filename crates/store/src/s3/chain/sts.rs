@@ -9,7 +9,7 @@ use reqsign_core::{Context, Error, Result, SignRequest, hash};
 
 use crate::transport::{QUERY, xml};
 
-/// The service's address, and the region that its requests are signed for.
+/// Endpoint of the service, and the region to sign for.
 pub(super) fn endpoint(context: &Context, region: &str) -> (String, String) {
     let named = context.env_var("AWS_ENDPOINT_URL_STS").or_else(|| context.env_var("AWS_ENDPOINT_URL"));
     let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
@@ -39,7 +39,8 @@ pub(super) async fn assume(
     ask(context, region, &form, Some(by)).await
 }
 
-/// `AssumeRoleWithWebIdentity`: the token in `file` says who we are. It is read again each time, as its owner renews it.
+/// `AssumeRoleWithWebIdentity`: the token in `file` is the identity. It is read again each time, because its owner
+/// renews it.
 pub(super) async fn with_web_identity(
     context: &Context,
     region: &str,
@@ -97,12 +98,12 @@ async fn ask(context: &Context, region: &str, form: &[(&str, &str)], by: Option<
     let status = answer.status();
     let action = form.first().map_or("", |(_, action)| action);
     if !status.is_success() {
-        // The rest of what it says may quote what was sent.
+        // The rest of the response may quote the request.
         let problem = format!("AWS's token service answered {action} with {} {code}", status.as_u16());
         let passing = status.is_server_error() || status.as_u16() == 429 || code.contains("Throttl");
         return Err(Error::permission_denied(problem).set_retryable(passing));
     }
-    let ends = ends.parse().map_err(|_| Error::unexpected(format!("the answer to {action} has no time of expiry")))?;
+    let ends = ends.parse().map_err(|_| Error::unexpected(format!("the answer to {action} has no expiration time")))?;
     if found.access_key_id.is_empty() || found.secret_access_key.is_empty() || token.is_empty() {
         return Err(Error::unexpected(format!("the answer to {action} has no keys")));
     }

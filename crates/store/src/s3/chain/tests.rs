@@ -87,20 +87,20 @@ const ENDS: [(&str, &str); 4] = [
 fn cache(home: &Path, access: &str, refresh: &str, left_s: i64) -> std::path::PathBuf {
     // SHA-1 of `lab`, as the AWS CLI names it.
     let path = home.join(".aws/sso/cache").join(format!("{}.json", reqsign_core::hash::hex_sha1(b"lab")));
-    let told = serde_json::json!({
+    let settings = serde_json::json!({
         "startUrl": "https://lab.example", "region": "eu-west-1", "accessToken": access, "expiresAt": in_s(left_s),
         "clientId": "c", "clientSecret": "cs", "registrationExpiresAt": in_s(1 << 20), "refreshToken": refresh,
     });
-    std::fs::write(&path, told.to_string()).unwrap();
+    std::fs::write(&path, settings.to_string()).unwrap();
     path
 }
 
 #[tokio::test]
 async fn test_sso_session_is_renewed_and_filed_for_others() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     files(home.path(), SSO, "");
     let path = cache(home.path(), "access-0", "refresh-1", -10);
-    let env = variables(&ENDS, &desk, home.path());
+    let env = variables(&ENDS, &server, home.path());
     assert_eq!(signed(&env).await.unwrap(), ("ASIASSO".to_owned(), "sso-token".to_owned()));
     let kept: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!((kept["accessToken"].as_str(), kept["refreshToken"].as_str()), (Some("access-2"), Some("refresh-2")));
@@ -109,15 +109,15 @@ async fn test_sso_session_is_renewed_and_filed_for_others() {
     assert_eq!(mode & 0o777, 0o600);
     // The next process finds it and renews nothing.
     signed(&env).await.unwrap();
-    assert_eq!(desk.seen().iter().filter(|request| request.starts_with("POST /token")).count(), 1);
+    assert_eq!(server.seen().iter().filter(|request| request.starts_with("POST /token")).count(), 1);
 }
 
 #[tokio::test]
 async fn test_sso_login_that_is_over_says_how_to_log_in_and_asks_nobody_else() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     files(home.path(), SSO, "");
-    let mut env = variables(&ENDS, &desk, home.path());
-    env.insert("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), format!("{}/box", desk.url));
+    let mut env = variables(&ENDS, &server, home.path());
+    env.insert("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), format!("{}/box", server.url));
     env.insert("AWS_CONTAINER_AUTHORIZATION_TOKEN".to_owned(), "box-secret".to_owned());
     for prepare in [false, true] {
         if prepare {
@@ -128,21 +128,21 @@ async fn test_sso_login_that_is_over_says_how_to_log_in_and_asks_nobody_else() {
         assert!(error.to_string().contains("aws sso login --sso-session lab"), "{error}");
         assert!(!error.to_string().contains("secret") && !error.to_string().contains("refresh-"), "{error}");
     }
-    assert!(desk.seen().iter().all(|request| !request.starts_with("GET /box")), "the container is somebody else");
+    assert!(server.seen().iter().all(|request| !request.starts_with("GET /box")), "the container is somebody else");
 }
 
 #[tokio::test]
 async fn test_roles_by_web_identity_and_by_another_profile() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("token"), "token-of-ours\n").unwrap();
     let irsa = [
         ("AWS_ROLE_ARN", "arn:aws:iam::12:role/r"),
         ("AWS_WEB_IDENTITY_TOKEN_FILE", "HOME/token"),
         ("AWS_ENDPOINT_URL_STS", "DESK"),
     ];
-    let env = variables(&irsa, &desk, home.path());
+    let env = variables(&irsa, &server, home.path());
     assert_eq!(signed(&env).await.unwrap(), ("ASIAROLE".to_owned(), "role-token".to_owned()));
-    let asked = desk.seen().pop().unwrap();
+    let asked = server.seen().pop().unwrap();
     assert!(
         asked.contains("WebIdentityToken=token-of-ours")
             && asked.contains("RoleArn=arn%3Aaws%3Aiam%3A%3A12%3Arole%2Fr")
@@ -155,9 +155,9 @@ async fn test_roles_by_web_identity_and_by_another_profile() {
          [profile middle]\nrole_arn = arn:aws:iam::1:role/b\nsource_profile = keys\n",
         "[keys]\naws_access_key_id = AKIAKEYS\naws_secret_access_key = s\n",
     );
-    let env = variables(&ENDS, &desk, home.path());
+    let env = variables(&ENDS, &server, home.path());
     assert_eq!(signed(&env).await.unwrap().0, "ASIAROLE");
-    let seen = desk.seen();
+    let seen = server.seen();
     let (inner, outer) = (&seen[seen.len() - 2], &seen[seen.len() - 1]);
     assert!(inner.contains("Credential=AKIAKEYS/") && inner.contains("role%2Fb"), "{inner}");
     assert!(outer.contains("Credential=ASIAROLE/") && outer.contains("ExternalId=x%20y"), "{outer}");
@@ -166,21 +166,21 @@ async fn test_roles_by_web_identity_and_by_another_profile() {
 
 #[tokio::test]
 async fn test_role_refused_shows_the_code_and_not_the_token() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("token"), "token-of-a-stranger").unwrap();
     let pairs =
         [("AWS_ROLE_ARN", "arn:r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "HOME/token"), ("AWS_ENDPOINT_URL_STS", "DESK")];
-    let error = signed(&variables(&pairs, &desk, home.path())).await.unwrap_err().to_string();
+    let error = signed(&variables(&pairs, &server, home.path())).await.unwrap_err().to_string();
     assert!(error.contains("InvalidIdentityToken") && !error.contains("stranger"), "{error}");
 }
 
 #[tokio::test]
 async fn test_container_is_asked_where_its_variables_are_set() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("pod"), "box-secret\n").unwrap();
     let pod =
         [("AWS_CONTAINER_CREDENTIALS_FULL_URI", "DESK/box"), ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "HOME/pod")];
-    let env = variables(&pod, &desk, home.path());
+    let env = variables(&pod, &server, home.path());
     assert_eq!(signed(&env).await.unwrap(), ("ASIABOX".to_owned(), "box-token".to_owned()));
     // A host that serves no containers is not handed the token.
     let mut env = env;
@@ -189,11 +189,11 @@ async fn test_container_is_asked_where_its_variables_are_set() {
 }
 
 #[tokio::test]
-async fn test_instance_metadata_is_asked_only_when_told() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    let mut env = variables(&[("AWS_EC2_METADATA_SERVICE_ENDPOINT", "DESK")], &desk, home.path());
+async fn instance_metadata_is_asked_only_if_enabled() {
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let mut env = variables(&[("AWS_EC2_METADATA_SERVICE_ENDPOINT", "DESK")], &server, home.path());
     assert_eq!(signed(&env).await.unwrap_err().code(), "denied");
-    assert!(desk.seen().is_empty(), "{:?}", desk.seen());
+    assert!(server.seen().is_empty(), "{:?}", server.seen());
     env.insert("PENSTOCK_S3_IMDS".to_owned(), "1".to_owned());
     assert_eq!(signed(&env).await.unwrap().0, "ASIABOX");
 }
@@ -206,14 +206,14 @@ fn program(home: &Path, text: &str) {
 
 #[tokio::test]
 async fn test_process_with_quotes_runs_and_one_that_fails_is_not_quoted() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let give = format!(
         r#"echo "{{\"Version\":1,\"AccessKeyId\":\"$1\",\"SecretAccessKey\":\"s\",\"Expiration\":\"{}\"}}""#,
         in_s(900)
     );
     program(home.path(), &give);
     files(home.path(), "[profile team]\ncredential_process = \"HOME/a program\" 'AK IA'\n", "");
-    let env = variables(&ENDS, &desk, home.path());
+    let env = variables(&ENDS, &server, home.path());
     assert_eq!(signed(&env).await.unwrap().0, "AK IA");
     program(home.path(), "echo out-secret; echo err-secret >&2; exit 3");
     let error = signed(&env).await.unwrap_err().to_string();
@@ -222,24 +222,24 @@ async fn test_process_with_quotes_runs_and_one_that_fails_is_not_quoted() {
 
 #[tokio::test]
 async fn test_profile_that_is_nowhere_is_named() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
-    let error = signed(&variables(&ENDS, &desk, home.path())).await.unwrap_err();
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let error = signed(&variables(&ENDS, &server, home.path())).await.unwrap_err();
     assert_eq!(error.code(), "config");
     assert!(error.to_string().contains("AWS_PROFILE is team"), "{error}");
 }
 
 #[tokio::test]
 async fn test_all_stores_of_a_process_ask_once() {
-    let (desk, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
+    let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     std::fs::write(home.path().join("token"), "token-of-ours").unwrap();
     let pairs =
         [("AWS_ROLE_ARN", "arn:r"), ("AWS_WEB_IDENTITY_TOKEN_FILE", "HOME/token"), ("AWS_ENDPOINT_URL_STS", "DESK")];
-    let env = variables(&pairs, &desk, home.path());
+    let env = variables(&pairs, &server, home.path());
     let signs: Vec<Sign> = (0..4).map(|_| sign(&env)).collect();
     let work = (0..64).map(|at| {
         let sign = &signs[at % 4];
         async move { sign.sign(&mut head("https://b.example/k"), "s3://b/k").await.unwrap() }
     });
     futures::future::join_all(work).await;
-    assert_eq!(desk.seen().len(), 1);
+    assert_eq!(server.seen().len(), 1);
 }

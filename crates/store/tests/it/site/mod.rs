@@ -219,7 +219,7 @@ impl Store for Published {
         self.web.head(key, deadline).await
     }
 
-    fn uploads(&self) -> Option<&dyn penstock_store::MultipartStore> {
+    fn multipart(&self) -> Option<&dyn penstock_store::MultipartStore> {
         None
     }
 

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Boxes of a chunked array (Zarr versions 2 and 3, HDF5), read as one planned batch: each chunk once, near ones in one
+//! request, decoded by threads into place.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_record::chunk::{Step, decode_into, zarr};
+use penstock_store::{ObjectRef, Opened, Version};
+use penstock_types::{ByteRange, DType, Deadline, Error, Key, Result, lock};
+use tokio::runtime::Handle;
+
+use crate::fetch::{FetchStats, MergePolicy, Want, fetch};
+use crate::{OutBuffer, Region};
+
+/// A contiguous array is read in blocks of its last axes, of at most this many bytes.
+const BLOCK_BYTES: usize = 64 << 10;
+
+/// Position of a stored chunk, and bits of the filters that it skips (HDF5).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ChunkRef {
+    /// Position in the file.
+    pub offset: u64,
+    /// Stored bytes.
+    pub len: u64,
+    /// Bit `n`: filter `n` was not applied.
+    pub skipped: u32,
+}
+
+/// Chunks of an array in one file.
+#[derive(Debug, Clone)]
+pub struct ChunkTable {
+    /// The file.
+    pub object: ObjectRef,
+    /// Decoding steps for each set of skipped filters that occurs.
+    pub steps: HashMap<u32, Vec<Step>>,
+    /// Chunk of each cell of the grid; a missing one was never written.
+    pub chunks: HashMap<Vec<usize>, ChunkRef>,
+    /// Position of the first element of an array without chunks.
+    pub contiguous: Option<u64>,
+}
+
+/// Offsets and lengths of the chunks of a shard.
+type ShardIndex = Arc<Vec<Option<(u64, u64)>>>;
+
+#[derive(Debug)]
+enum Layout {
+    Zarr {
+        array: Box<zarr::Array>,
+        /// Size and version of each object by its key below the array; `None` if the store does not list.
+        listed: Option<HashMap<Vec<u8>, (u64, Option<Version>)>>,
+        indexes: Mutex<HashMap<Vec<usize>, ShardIndex>>,
+    },
+    Table(ChunkTable),
+}
+
+/// An array in chunks, open for reads.
+#[derive(Debug)]
+pub struct ChunkedArray {
+    opened: Opened,
+    layout: Layout,
+    dtype: DType,
+    shape: Vec<usize>,
+    chunk_shape: Vec<usize>,
+    fill: Vec<u8>,
+    policy: MergePolicy,
+    /// Counts of reads.
+    pub stats: FetchStats,
+}
+
+/// Where a chunk's bytes are.
+enum Stored {
+    /// In the object with this index, decoded by the steps for these skipped filters.
+    At(Want, u32),
+    /// It was never written.
+    Missing,
+}
+
+thread_local! {
+    static CHUNK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl ChunkedArray {
+    /// Opens a Zarr array below `opened.prefix` with its metadata. Lists its objects where the store can.
+    pub async fn open_zarr(opened: Opened, metadata: &[u8], policy: MergePolicy, deadline: Deadline) -> Result<Self> {
+        let place = penstock_store::place(opened.store.root(), &opened.prefix);
+        let array = zarr::Array::parse(metadata, &place)?;
+        let listed = match opened.store.capabilities().list {
+            false => None,
+            true => {
+                let mut stream = opened.store.list(&opened.prefix, None, deadline);
+                let mut listed = HashMap::new();
+                while let Some(meta) = stream.try_next().await? {
+                    let key = meta.key.as_bytes();
+                    let key = key.strip_prefix(opened.prefix.as_bytes()).unwrap_or(key).to_vec();
+                    listed.insert(key, (meta.size, meta.version));
+                }
+                Some(listed)
+            }
+        };
+        Ok(Self {
+            dtype: array.spec.dtype,
+            shape: array.spec.shape.clone(),
+            chunk_shape: array.chunk_shape.clone(),
+            fill: array.fill.clone(),
+            layout: Layout::Zarr { array: Box::new(array), listed, indexes: Mutex::default() },
+            opened,
+            policy,
+            stats: FetchStats::default(),
+        })
+    }
+
+    /// An array of a file whose chunk table is known. `chunk_shape` is ignored for a contiguous array.
+    pub fn of_table(
+        opened: Opened,
+        table: ChunkTable,
+        dtype: DType,
+        shape: Vec<usize>,
+        chunk_shape: Vec<usize>,
+        fill: Vec<u8>,
+        policy: MergePolicy,
+    ) -> Self {
+        let chunk_shape = if table.contiguous.is_some() { block_shape(&shape, dtype.size()) } else { chunk_shape };
+        Self { opened, layout: Layout::Table(table), dtype, shape, chunk_shape, fill, policy, stats: FetchStats::default() }
+    }
+
+    /// Type of an element.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Shape of the array.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Shape of a chunk that is decoded on its own.
+    pub fn chunk_shape(&self) -> &[usize] {
+        &self.chunk_shape
+    }
+
+    /// Reads boxes; `out` holds them one after the other, each in C order. Each chunk is read and decoded once.
+    ///
+    /// Errs with `Config` for a box outside the array, `Corrupt` for a chunk that is damaged, and `NotFound` for one
+    /// that was listed and is gone.
+    pub fn read_many(
+        &self,
+        runtime: &Handle,
+        boxes: &[Region],
+        out: OutBuffer<'_>,
+        threads: usize,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let element = self.dtype.size();
+        let mut bases = Vec::with_capacity(boxes.len());
+        let mut total = 0usize;
+        for region in boxes {
+            let is_inside = region.0.len() == self.shape.len()
+                && region.0.iter().zip(&self.shape).all(|(range, &side)| range.start <= range.end && range.end <= side);
+            if !is_inside {
+                return Err(Error::config("box", format!("{:?} of an array of {:?}", region.0, self.shape)));
+            }
+            bases.push(total);
+            total += region.elements() * element;
+        }
+        if total != out.len() {
+            return Err(Error::bug(format!("{} bytes for boxes of {total}", out.len())));
+        }
+        // Chunks in the order in which they are first needed, and the boxes that each is in.
+        let mut needs: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
+        let mut numbers: HashMap<Vec<usize>, usize> = HashMap::new();
+        for (number, region) in boxes.iter().enumerate() {
+            for cell in region.cells(&self.chunk_shape) {
+                let at = *numbers.entry(cell.clone()).or_insert_with(|| {
+                    needs.push((cell, Vec::new()));
+                    needs.len() - 1
+                });
+                needs[at].1.push(number);
+            }
+        }
+        let (objects, stored) = self.locate(runtime, &needs, deadline)?;
+        let chunk_len = self.chunk_shape.iter().product::<usize>() * element;
+        let put = |cell: &[usize], within: &[usize], data: &[u8]| -> Result<()> {
+            for &number in within {
+                // SAFETY: each chunk covers its own elements of a box, and each chunk is decoded once.
+                unsafe { boxes[number].copy_from_cell(cell, &self.chunk_shape, element, data, out, bases[number])? };
+            }
+            Ok(())
+        };
+        let mut wants = Vec::new();
+        let mut items = Vec::new();
+        let mut blank = Vec::new();
+        for ((cell, within), stored) in needs.iter().zip(stored) {
+            match stored {
+                Stored::At(want, skipped) => {
+                    wants.push(want);
+                    items.push((cell, within, skipped));
+                }
+                Stored::Missing => {
+                    if blank.is_empty() {
+                        blank = self.fill.repeat(chunk_len / element);
+                    }
+                    put(cell, within, &blank)?;
+                }
+            }
+        }
+        let decode = |number: usize, bytes: &[u8]| -> Result<()> {
+            let (cell, within, skipped) = items[number];
+            let steps = self.steps(skipped)?;
+            if steps.is_empty() && bytes.len() == chunk_len {
+                return put(cell, within, bytes);
+            }
+            CHUNK.with_borrow_mut(|chunk| {
+                chunk.resize(chunk_len, 0);
+                if steps.is_empty() {
+                    // The last block of a contiguous array.
+                    let have = bytes.len().min(chunk_len);
+                    chunk[..have].copy_from_slice(&bytes[..have]);
+                } else {
+                    let place = || self.place(&objects[wants[number].object], cell);
+                    decode_into(steps, bytes, chunk, &place())?;
+                }
+                put(cell, within, chunk)
+            })
+        };
+        let store = &*self.opened.store;
+        fetch(runtime, store, &objects, &wants, &self.policy, threads, deadline, &self.stats, &decode)?;
+        self.stats.bytes_returned.fetch_add(total as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn place(&self, object: &ObjectRef, cell: &[usize]) -> String {
+        format!("chunk {cell:?} of {}", penstock_store::place(self.opened.store.root(), &object.key))
+    }
+
+    fn steps(&self, skipped: u32) -> Result<&[Step]> {
+        match &self.layout {
+            Layout::Zarr { array, .. } => Ok(&array.steps),
+            Layout::Table(table) if table.contiguous.is_some() && table.steps.is_empty() => Ok(&[]),
+            Layout::Table(table) => match table.steps.get(&skipped) {
+                Some(steps) => Ok(steps),
+                None => Err(Error::bug(format!("no steps for the skipped filters {skipped:#b}"))),
+            },
+        }
+    }
+
+    /// Where the bytes of each needed chunk are, and the objects that hold them.
+    fn locate(
+        &self,
+        runtime: &Handle,
+        needs: &[(Vec<usize>, Vec<usize>)],
+        deadline: Deadline,
+    ) -> Result<(Vec<ObjectRef>, Vec<Stored>)> {
+        match &self.layout {
+            Layout::Table(table) => {
+                let stored = needs.iter().map(|(cell, _)| self.in_table(table, cell)).collect();
+                Ok((vec![table.object.clone()], stored))
+            }
+            Layout::Zarr { array, listed, indexes } => {
+                // Chunks of a shard along each axis; 1 without shards.
+                let per_object: Vec<usize> =
+                    array.object_shape().iter().zip(&self.chunk_shape).map(|(outer, inner)| outer / inner).collect();
+                let cell_of = |cell: &[usize]| -> Vec<usize> { cell.iter().zip(&per_object).map(|(at, per)| at / per).collect() };
+                let mut cells: Vec<Vec<usize>> = needs.iter().map(|(cell, _)| cell_of(cell)).collect();
+                cells.sort_unstable();
+                cells.dedup();
+                let keys = |cell: &Vec<usize>| array.key(cell).into_bytes();
+                // Size and version of the objects that exist.
+                let found: HashMap<Vec<usize>, (u64, Option<Version>)> = match listed {
+                    Some(listed) => {
+                        cells.iter().filter_map(|cell| Some((cell.clone(), listed.get(&keys(cell))?.clone()))).collect()
+                    }
+                    None => runtime.block_on(
+                        stream::iter(cells.clone())
+                            .map(|cell| async move {
+                                let key = self.opened.prefix.join(&keys(&cell));
+                                match self.opened.store.head(&key, deadline).await {
+                                    Ok(meta) => Ok(Some((cell, (meta.size, meta.version)))),
+                                    Err(Error::NotFound { .. }) => Ok(None),
+                                    Err(error) => Err(error),
+                                }
+                            })
+                            .buffer_unordered(self.policy.in_flight)
+                            .try_filter_map(async |found| Ok(found))
+                            .try_collect(),
+                    )?,
+                };
+                let mut objects = Vec::with_capacity(found.len());
+                let mut places: HashMap<&Vec<usize>, (usize, u64)> = HashMap::new();
+                for cell in &cells {
+                    if let Some((size, version)) = found.get(cell) {
+                        places.insert(cell, (objects.len(), *size));
+                        let key: Key = self.opened.prefix.join(&keys(cell));
+                        objects.push(ObjectRef { key, version: version.clone() });
+                    }
+                }
+                let shards = match &array.sharding {
+                    None => HashMap::new(),
+                    Some(sharding) => self.shard_indexes(runtime, sharding, indexes, &objects, &places, deadline)?,
+                };
+                let stored = needs.iter().map(|(cell, _)| {
+                    let outer = cell_of(cell);
+                    let Some(&(object, size)) = places.get(&outer) else { return Ok(Stored::Missing) };
+                    if array.sharding.is_none() {
+                        return Ok(Stored::At(Want { object, range: ByteRange::new(0, size) }, 0));
+                    }
+                    let number = cell.iter().zip(&per_object).fold(0, |number, (at, per)| number * per + at % per);
+                    match shards.get(&outer).and_then(|index| index.get(number)) {
+                        Some(Some((offset, len))) => {
+                            Ok(Stored::At(Want { object, range: ByteRange::new(*offset, *len) }, 0))
+                        }
+                        Some(None) => Ok(Stored::Missing),
+                        None => Err(Error::bug(format!("no index of the shard {outer:?}"))),
+                    }
+                });
+                let stored = stored.collect::<Result<_>>()?;
+                Ok((objects, stored))
+            }
+        }
+    }
+
+    /// The indexes of these shards; read once, then kept.
+    fn shard_indexes(
+        &self,
+        runtime: &Handle,
+        sharding: &zarr::Sharding,
+        known: &Mutex<HashMap<Vec<usize>, ShardIndex>>,
+        objects: &[ObjectRef],
+        places: &HashMap<&Vec<usize>, (usize, u64)>,
+        deadline: Deadline,
+    ) -> Result<HashMap<Vec<usize>, ShardIndex>> {
+        let len = sharding.index_len() as u64;
+        let mut found = HashMap::new();
+        let mut missing: Vec<(&Vec<usize>, u64)> = Vec::new();
+        let mut wants = Vec::new();
+        {
+            let known = lock(known);
+            for (&cell, &(object, size)) in places {
+                if let Some(index) = known.get(cell) {
+                    found.insert(cell.clone(), index.clone());
+                    continue;
+                }
+                let Some(end) = size.checked_sub(len) else {
+                    let place = penstock_store::place(self.opened.store.root(), &objects[object].key);
+                    return Err(Error::corrupt(place, format!("ends inside its shard index (want {len} bytes, have {size})")));
+                };
+                missing.push((cell, size));
+                wants.push(Want { object, range: ByteRange::new(if sharding.index_first { 0 } else { end }, len) });
+            }
+        }
+        let parsed: Mutex<Vec<(Vec<usize>, ShardIndex)>> = Mutex::default();
+        let parse = |number: usize, bytes: &[u8]| {
+            let (cell, size) = missing[number];
+            let place = penstock_store::place(self.opened.store.root(), &objects[wants[number].object].key);
+            let index = Arc::new(sharding.parse_index(bytes, size, &place)?);
+            lock(&parsed).push((cell.clone(), index));
+            Ok(())
+        };
+        let store = &*self.opened.store;
+        fetch(runtime, store, objects, &wants, &self.policy, 1, deadline, &self.stats, &parse)?;
+        for (cell, index) in parsed.into_inner().unwrap_or_default() {
+            lock(known).insert(cell.clone(), index.clone());
+            found.insert(cell, index);
+        }
+        Ok(found)
+    }
+
+    fn in_table(&self, table: &ChunkTable, cell: &[usize]) -> Stored {
+        let element = self.dtype.size() as u64;
+        if let Some(start) = table.contiguous {
+            // Blocks of whole last axes: a cell's first element, in C order.
+            let first = cell.iter().zip(&self.chunk_shape).zip(&self.shape).fold(0u64, |at, ((cell, block), side)| {
+                at * *side as u64 + (cell * block) as u64
+            });
+            let all = self.shape.iter().product::<usize>() as u64;
+            let len = (self.chunk_shape.iter().product::<usize>() as u64).min(all - first);
+            let range = ByteRange::new(start + first * element, len * element);
+            return Stored::At(Want { object: 0, range }, 0);
+        }
+        match table.chunks.get(cell) {
+            Some(chunk) => {
+                Stored::At(Want { object: 0, range: ByteRange::new(chunk.offset, chunk.len) }, chunk.skipped)
+            }
+            None => Stored::Missing,
+        }
+    }
+}
+
+/// Blocks of a contiguous array: whole last axes up to [`BLOCK_BYTES`], and rows of the axis before them.
+fn block_shape(shape: &[usize], element: usize) -> Vec<usize> {
+    let mut block = vec![1; shape.len()];
+    let mut bytes = element;
+    for (side, &whole) in block.iter_mut().zip(shape).rev() {
+        if bytes * whole.max(1) > BLOCK_BYTES {
+            // Only the first axis of a block may be cut: else a block would not be contiguous.
+            *side = if bytes == element { (BLOCK_BYTES / bytes).min(whole).max(1) } else { 1 };
+            break;
+        }
+        *side = whole.max(1);
+        bytes *= *side;
+    }
+    block
+}

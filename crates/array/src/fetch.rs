@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Ranged reads of a planned batch: nearby ranges are merged, many are in flight, and threads decode what arrived.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use futures::{StreamExt, TryStreamExt, stream};
+use penstock_store::{ObjectRef, Store};
+use penstock_types::{ByteRange, Deadline, Error, Result, lock};
+use tokio::runtime::Handle;
+
+/// Maximum bytes of a merged read.
+const MAX_READ: u64 = 8 << 20;
+
+/// A range that a batch needs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Want {
+    /// Index of the object.
+    pub object: usize,
+    /// Its bytes.
+    pub range: ByteRange,
+}
+
+/// When two ranges of an object are read in one request.
+#[derive(Debug, Clone, Copy)]
+pub struct MergePolicy {
+    /// Maximum gap in bytes. A gap costs its transfer, a request its latency: 20 ms at 90 MB/s are 1.8 MB.
+    pub max_gap: u64,
+    /// Maximum of read bytes to needed bytes in a request.
+    pub max_waste: f64,
+    /// Requests under way at a time.
+    pub in_flight: usize,
+}
+
+impl MergePolicy {
+    /// For files: a read costs about as much as 16 KiB.
+    pub const LOCAL: Self = Self { max_gap: 16 << 10, max_waste: 8.0, in_flight: 8 };
+    /// For object stores.
+    pub const REMOTE: Self = Self { max_gap: 512 << 10, max_waste: 1.2, in_flight: 64 };
+}
+
+/// Counts of the reads of an array since it was opened.
+#[derive(Debug, Default)]
+pub struct FetchStats {
+    /// Requests sent.
+    pub requests: AtomicU64,
+    /// Bytes read from the store.
+    pub bytes_read: AtomicU64,
+    /// Bytes that decoding needed.
+    pub bytes_needed: AtomicU64,
+    /// Bytes returned to the caller.
+    pub bytes_returned: AtomicU64,
+    /// Requests under way.
+    pub in_flight: AtomicU64,
+    /// Maximum of requests under way at a time.
+    pub max_in_flight: AtomicU64,
+}
+
+/// Ranges that one request reads.
+struct Request {
+    object: usize,
+    range: ByteRange,
+    wants: Vec<usize>,
+}
+
+/// Merges wants into requests, in the order of objects and positions.
+fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
+    let mut order: Vec<usize> = (0..wants.len()).collect();
+    order.sort_by_key(|&number| (wants[number].object, wants[number].range.start));
+    let mut requests: Vec<Request> = Vec::new();
+    let mut needed = 0u64;
+    for number in order {
+        let Want { object, range } = wants[number];
+        if let Some(last) = requests.last_mut()
+            && last.object == object
+        {
+            let end = last.range.start + last.range.len;
+            let new_end = end.max(range.start + range.len);
+            let len = new_end - last.range.start;
+            let needs = needed + range.len.min(new_end - end.min(new_end));
+            let is_near = range.start <= end.saturating_add(policy.max_gap);
+            let is_within = range.start + range.len <= end;
+            if is_within || is_near && len <= MAX_READ && len as f64 <= policy.max_waste * needs as f64 {
+                last.range.len = len;
+                last.wants.push(number);
+                needed = needs;
+                continue;
+            }
+        }
+        needed = range.len;
+        requests.push(Request { object, range, wants: vec![number] });
+    }
+    requests
+}
+
+/// The bytes of a range; `Corrupt` if the object ends inside it.
+pub(crate) async fn read(
+    store: &dyn Store,
+    object: &ObjectRef,
+    range: ByteRange,
+    deadline: Deadline,
+) -> Result<Bytes> {
+    let mut got = store.get_ranges(object, &[range], deadline).await?;
+    let mut first = Bytes::new();
+    let mut all = BytesMut::new();
+    while let Some(chunk) = got.chunks.try_next().await? {
+        if all.is_empty() && first.is_empty() {
+            first = chunk.bytes;
+            continue;
+        }
+        if all.is_empty() {
+            all.reserve(range.len as usize);
+            all.extend_from_slice(&std::mem::take(&mut first));
+        }
+        all.extend_from_slice(&chunk.bytes);
+    }
+    let bytes = if all.is_empty() { first } else { all.freeze() };
+    if bytes.len() as u64 != range.len {
+        let place = penstock_store::place(store.root(), &object.key);
+        let (start, want, have) = (range.start, range.len, bytes.len());
+        return Err(Error::corrupt(place, format!("ends inside a read at byte {start} (want {want} bytes, have {have})")));
+    }
+    Ok(bytes)
+}
+
+/// Reads all `wants` and calls `decode` with the number and the bytes of each, from `threads` threads. The first error
+/// ends the batch.
+#[expect(clippy::too_many_arguments, reason = "one batch: where, what, how, and what then")]
+pub(crate) fn fetch(
+    runtime: &Handle,
+    store: &dyn Store,
+    objects: &[ObjectRef],
+    wants: &[Want],
+    policy: &MergePolicy,
+    threads: usize,
+    deadline: Deadline,
+    stats: &FetchStats,
+    decode: &(dyn Fn(usize, &[u8]) -> Result<()> + Sync),
+) -> Result<()> {
+    let requests = merged(wants, policy);
+    stats.requests.fetch_add(requests.len() as u64, Ordering::Relaxed);
+    stats.bytes_needed.fetch_add(wants.iter().map(|want| want.range.len).sum(), Ordering::Relaxed);
+    let handle = |request: &Request, bytes: &Bytes| -> Result<()> {
+        for &number in &request.wants {
+            let range = wants[number].range;
+            let start = (range.start - request.range.start) as usize;
+            decode(number, &bytes[start..start + range.len as usize])?;
+        }
+        Ok(())
+    };
+    let get = async |request: Request| {
+        let under_way = stats.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
+        stats.max_in_flight.fetch_max(under_way, Ordering::Relaxed);
+        let got = read(store, &objects[request.object], request.range, deadline).await;
+        stats.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let bytes = got?;
+        stats.bytes_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok::<_, Error>((request, bytes))
+    };
+    if threads <= 1 || requests.len() <= 1 {
+        return runtime.block_on(async {
+            let mut arrived = stream::iter(requests).map(get).buffer_unordered(policy.in_flight);
+            while let Some((request, bytes)) = arrived.try_next().await? {
+                handle(&request, &bytes)?;
+            }
+            Ok(())
+        });
+    }
+    let failed: std::sync::Mutex<Option<Error>> = std::sync::Mutex::new(None);
+    // A bounded queue: what arrived and waits for a thread is as much as is in flight.
+    let (sender, receiver) = crossbeam_channel::bounded::<(Request, Bytes)>(policy.in_flight);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            let (receiver, failed) = (receiver.clone(), &failed);
+            scope.spawn(move || {
+                for (request, bytes) in receiver {
+                    let done = if lock(failed).is_some() { Ok(()) } else { handle(&request, &bytes) };
+                    if let Err(error) = done {
+                        lock(failed).get_or_insert(error);
+                    }
+                }
+            });
+        }
+        drop(receiver);
+        runtime.block_on(async {
+            let mut arrived = stream::iter(requests).map(get).buffer_unordered(policy.in_flight);
+            while let Some(item) = arrived.try_next().await? {
+                if lock(&failed).is_some() || sender.send(item).is_err() {
+                    break;
+                }
+            }
+            drop(sender);
+            Ok::<_, Error>(())
+        })
+    })?;
+    lock(&failed).take().map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wants(ranges: &[(usize, u64, u64)]) -> Vec<Want> {
+        ranges.iter().map(|&(object, start, len)| Want { object, range: ByteRange::new(start, len) }).collect()
+    }
+
+    fn plan(ranges: &[(usize, u64, u64)], policy: &MergePolicy) -> Vec<(usize, u64, u64)> {
+        merged(&wants(ranges), policy).iter().map(|each| (each.object, each.range.start, each.range.len)).collect()
+    }
+
+    #[test]
+    fn test_merge_joins_near_ranges_of_one_object_only() {
+        let policy = MergePolicy { max_gap: 10, max_waste: 2.0, in_flight: 1 };
+        assert_eq!(plan(&[(0, 100, 10), (0, 0, 20), (0, 25, 5), (1, 30, 5)], &policy), [(0, 0, 30), (0, 100, 10), (1, 30, 5)]);
+    }
+
+    #[test]
+    fn test_merge_wasteful_gap_is_not_read() {
+        let policy = MergePolicy { max_gap: 1000, max_waste: 1.2, in_flight: 1 };
+        assert_eq!(plan(&[(0, 0, 100), (0, 120, 100), (0, 400, 100)], &policy), [(0, 0, 220), (0, 400, 100)]);
+    }
+
+    #[test]
+    fn test_merge_overlapping_and_contained_ranges_are_read_once() {
+        let policy = MergePolicy { max_gap: 0, max_waste: 1.0, in_flight: 1 };
+        assert_eq!(plan(&[(0, 0, 100), (0, 10, 20), (0, 50, 100)], &policy), [(0, 0, 150)]);
+    }
+}

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where the traces of a file lie: read from its two file headers and its size (SEG-Y revisions 0 to 2.1).
+
+use penstock_types::{Error, Result, with_separators};
+use serde::{Deserialize, Serialize};
+
+use super::{BINARY_HEADER, SampleFormat, TEXT_HEADER, TRACE_HEADER};
+
+/// Order of the bytes of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ByteOrder {
+    /// Most significant byte first, as in revisions 0 and 1.
+    Big,
+    /// Least significant byte first.
+    Little,
+}
+
+/// What a caller knows better than the binary header.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Overrides {
+    /// Code of the sample format.
+    pub format: Option<u16>,
+    /// Byte order.
+    pub byte_order: Option<ByteOrder>,
+    /// Samples of each trace.
+    pub samples: Option<u64>,
+    /// Bytes after the last trace are kept, not refused.
+    pub allow_trailing: bool,
+}
+
+/// Layout of a file. Positions are bytes from its start.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Layout {
+    /// Bytes of the file.
+    pub size: u64,
+    /// Byte order of all numbers.
+    pub byte_order: ByteOrder,
+    /// Revision, as (major, minor).
+    pub revision: (u8, u8),
+    /// Code of the sample format.
+    pub format: u16,
+    /// NumPy's name of the type of a decoded sample.
+    pub dtype: String,
+    /// Samples of each trace.
+    pub samples: u64,
+    /// Sample interval in microseconds (or the unit of the survey's depths, times 1,000).
+    pub interval: f64,
+    /// Extended textual headers of 3,200 bytes after the binary header.
+    pub extended_headers: u64,
+    /// Position of the first trace.
+    pub first_trace: u64,
+    /// Bytes of a trace's headers: 240, or more with additional trace headers.
+    pub header_bytes: u64,
+    /// Bytes of a trace with its headers.
+    pub trace_bytes: u64,
+    /// Number of traces.
+    pub traces: u64,
+    /// Bytes after the last trace.
+    pub trailing_bytes: u64,
+}
+
+/// The byte-order constant of revision 2, at bytes 3297–3300.
+const ORDER: u32 = 0x0102_0304;
+
+struct Fields<'a> {
+    binary: &'a [u8],
+    order: ByteOrder,
+}
+
+impl Fields<'_> {
+    fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(&self.binary[at..at + N]);
+        if self.order == ByteOrder::Little {
+            bytes.reverse();
+        }
+        bytes
+    }
+
+    fn u16(&self, at: usize) -> u16 {
+        u16::from_be_bytes(self.bytes(at))
+    }
+
+    fn i16(&self, at: usize) -> i16 {
+        i16::from_be_bytes(self.bytes(at))
+    }
+
+    fn u32(&self, at: usize) -> u32 {
+        u32::from_be_bytes(self.bytes(at))
+    }
+
+    fn u64(&self, at: usize) -> u64 {
+        u64::from_be_bytes(self.bytes(at))
+    }
+}
+
+impl Layout {
+    /// Bytes that [`Layout::parse`] needs: both file headers.
+    pub const HEADERS: u64 = (TEXT_HEADER + BINARY_HEADER) as u64;
+
+    /// Reads the layout from the file headers of a file of `size` bytes. `place` names it in errors. With a variable
+    /// number of extended headers, the count is in `extended_headers` if the caller knows it.
+    ///
+    /// Errs with `Corrupt` for a file that is not SEG-Y, or is cut.
+    pub fn parse(
+        headers: &[u8],
+        size: u64,
+        overrides: &Overrides,
+        extended_headers: Option<u64>,
+        place: &str,
+    ) -> Result<Self> {
+        let corrupt = |problem: String| Err(Error::corrupt(place, problem));
+        if (headers.len() as u64) < Self::HEADERS || size < Self::HEADERS {
+            let have = with_separators(size);
+            return corrupt(format!("ends inside the file headers of SEG-Y (want 3,600 bytes, have {have})"));
+        }
+        let binary = &headers[TEXT_HEADER..TEXT_HEADER + BINARY_HEADER];
+        let fields = Fields { binary, order: order_of(headers, overrides, place)? };
+        let code = overrides.format.unwrap_or(fields.u16(24));
+        let Some(format) = SampleFormat::of_code(code) else {
+            return corrupt(format!("has sample format {code}, which is not one of 1–3, 5–12, 15 and 16"));
+        };
+        let revision = (binary[300], binary[301]);
+        let is_second = revision.0 >= 2;
+        let samples = match (overrides.samples, is_second.then(|| fields.u32(68)).filter(|&samples| samples > 0)) {
+            (Some(samples), _) => samples,
+            (None, Some(samples)) => samples.into(),
+            (None, None) => fields.u16(20).into(),
+        };
+        if samples == 0 {
+            return corrupt("states 0 samples a trace in its binary header (bytes 3221–3222)".to_owned());
+        }
+        let extended_interval = if is_second { f64::from_bits(fields.u64(72)) } else { 0.0 };
+        let interval = match extended_interval.is_normal() && extended_interval > 0.0 {
+            true => extended_interval,
+            false => f64::from(fields.u16(16)),
+        };
+        let stated = i64::from(if revision.0 >= 1 { fields.i16(304) } else { 0 });
+        let extended_headers = match (extended_headers, u64::try_from(stated)) {
+            (Some(count), _) | (None, Ok(count)) => count,
+            (None, Err(_)) => return corrupt(format!("states {stated} extended text headers, and none ends with ((SEG: EndText))")),
+        };
+        let additional = match is_second.then(|| fields.u32(306) as i32) {
+            Some(count) if count < 0 => return corrupt(format!("states {count} additional trace headers")),
+            Some(count) => count as u64,
+            None => 0,
+        };
+        let header_bytes = TRACE_HEADER as u64 * (1 + additional);
+        let after_headers = Self::HEADERS + TEXT_HEADER as u64 * extended_headers;
+        let first_trace = match is_second.then(|| fields.u64(320)) {
+            Some(first) if first > after_headers && first < size => first,
+            _ => after_headers,
+        };
+        let Some(trace_bytes) =
+            samples.checked_mul(format.size() as u64).and_then(|bytes| bytes.checked_add(header_bytes))
+        else {
+            return corrupt(format!("states {} samples a trace", with_separators(samples)));
+        };
+        let Some(body) = size.checked_sub(first_trace) else {
+            let (want, have) = (with_separators(first_trace), with_separators(size));
+            return corrupt(format!("ends inside its {extended_headers} extended text headers (want {want} bytes, have {have})"));
+        };
+        let (traces, rest) = (body / trace_bytes, body % trace_bytes);
+        let trailers = is_second.then(|| fields.u32(328) as i32).unwrap_or(0);
+        let is_declared = trailers != 0 && rest.is_multiple_of(TEXT_HEADER as u64);
+        if rest > 0 && !is_declared && !overrides.allow_trailing {
+            return corrupt(format!(
+                "ends inside trace {} (want {} bytes of {} samples in format {code}, have {})",
+                with_separators(traces),
+                with_separators(trace_bytes),
+                with_separators(samples),
+                with_separators(rest)
+            ));
+        }
+        Ok(Self {
+            size,
+            byte_order: fields.order,
+            revision,
+            format: code,
+            dtype: format.dtype().name().to_owned(),
+            samples,
+            interval,
+            extended_headers,
+            first_trace,
+            header_bytes,
+            trace_bytes,
+            traces,
+            trailing_bytes: rest,
+        })
+    }
+
+    /// True if the file has extended headers up to a final stanza, which only a search finds.
+    pub fn has_variable_headers(headers: &[u8], overrides: &Overrides, place: &str) -> Result<bool> {
+        let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok(false) };
+        let fields = Fields { binary, order: order_of(headers, overrides, place)? };
+        Ok(binary[300] >= 1 && fields.i16(304) == -1)
+    }
+
+    /// The sample format.
+    pub fn sample_format(&self) -> Result<SampleFormat> {
+        SampleFormat::of_code(self.format).ok_or_else(|| Error::bug(format!("a layout of format {}", self.format)))
+    }
+
+    /// Position of a trace's header.
+    pub fn trace_start(&self, trace: u64) -> u64 {
+        self.first_trace + trace * self.trace_bytes
+    }
+}
+
+/// Byte order: the caller's, revision 2's constant, or the order in which the sample format is one that exists.
+fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOrder> {
+    if let Some(order) = overrides.byte_order {
+        return Ok(order);
+    }
+    let binary = &headers[TEXT_HEADER..TEXT_HEADER + BINARY_HEADER];
+    let constant = u32::from_be_bytes([binary[96], binary[97], binary[98], binary[99]]);
+    match constant {
+        ORDER => return Ok(ByteOrder::Big),
+        _ if constant == ORDER.swap_bytes() => return Ok(ByteOrder::Little),
+        _ if constant == ORDER.rotate_left(16).swap_bytes() || constant == ORDER.swap_bytes().rotate_left(16) => {
+            let what = format!("pairwise swapped bytes ({place})");
+            return Err(Error::Unsupported { what, by: "the SEG-Y reader".to_owned() });
+        }
+        _ => {}
+    }
+    let code = |at: usize, bytes: &[u8]| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+    let exists = |code: u16| SampleFormat::of_code(code).is_some();
+    let stated = code(24, binary);
+    match (exists(stated), exists(stated.swap_bytes())) {
+        (true, _) => Ok(ByteOrder::Big),
+        (false, true) => Ok(ByteOrder::Little),
+        (false, false) => {
+            let headless = code(24, headers);
+            let is_headless = exists(headless) && code(20, headers) > 0;
+            let advice = match is_headless {
+                true => "; its first 400 bytes look like a binary header, so the text header is missing",
+                false => "",
+            };
+            Err(Error::corrupt(
+                place,
+                format!("is not SEG-Y: bytes 3225–3226 state sample format {stated}, which does not exist{advice}"),
+            ))
+        }
+    }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Relative paths below an open folder, resolved so that no key and no symbolic link leads out of it.
+//!
+//! Callers choose what happens at a link on the way ([`Links`]). This module opens and makes folders; it reads, writes and
+//! removes nothing.
+
+use std::ffi::CString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+/// Longest name that a Linux file system accepts.
+const NAME_MAX: usize = 255;
+
+/// Flags for opening folders, which are listed and synced.
+pub const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// Permissions of a new folder, before the umask.
+const FOLDER_MODE: Mode = Mode::from_raw_mode(0o777);
+
+/// Set to false once the kernel reports that it has no openat2 (before 5.6).
+static HAS_OPENAT2: AtomicBool = AtomicBool::new(true);
+
+/// Policy for symbolic links in a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Links {
+    /// Followed if the target is beneath the folder; `XDEV` otherwise.
+    Beneath,
+    /// Not followed: `LOOP` or `NOTDIR`.
+    Refused,
+}
+
+/// Policy for folders that do not exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    /// `NOENT`.
+    Fail,
+    /// They are made.
+    Make,
+    /// They are made, and the folder above is synced, so that they survive a power failure.
+    MakeDurably,
+}
+
+/// Reason why a folder was not opened.
+#[derive(Debug, Clone, Copy)]
+pub struct Blocked {
+    /// The error of the system call.
+    pub errno: Errno,
+    /// Length of the part of the path up to and including the name that failed, in bytes.
+    pub walked: usize,
+    /// Kind of the entry that is not a folder, for `LOOP` and `NOTDIR`.
+    pub entry: Option<FileType>,
+}
+
+/// Returns why `key` cannot be a path below a folder; `None` if it can.
+pub fn refusal(key: &[u8]) -> Option<&'static str> {
+    if key.is_empty() {
+        return Some("it is empty");
+    }
+    key.split(|&byte| byte == b'/').find_map(|name| match name {
+        b"" if key.starts_with(b"/") => Some("it begins with `/`"),
+        b"" => Some("it has an empty component"),
+        b"." | b".." => Some("it has a `.` or `..` component"),
+        name if name.contains(&0) => Some("it contains a NUL byte"),
+        name if name.len() > NAME_MAX => Some("it has a component of more than 255 bytes"),
+        _ => None,
+    })
+}
+
+/// Splits a path into its folder (may be empty) and its last name.
+pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
+    match path.iter().rposition(|&byte| byte == b'/') {
+        Some(cut) => (&path[..cut], &path[cut + 1..]),
+        None => (b"", path),
+    }
+}
+
+/// Opens `path` (relative, with names that [`refusal`] accepts, or `.`) beneath `root`. Follows links that stay beneath it.
+pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    let text = CString::new(path).map_err(|_| Errno::INVAL)?;
+    if HAS_OPENAT2.load(Ordering::Relaxed) {
+        // EAGAIN: a rename raced with the lookup. After 16 tries it is returned like any other error.
+        for _ in 0..16 {
+            let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+            match rustix::fs::openat2(&root, &text, flags | OFlags::CLOEXEC, mode, resolve) {
+                Err(Errno::AGAIN) => {}
+                Err(Errno::NOSYS) => {
+                    HAS_OPENAT2.store(false, Ordering::Relaxed);
+                    return open_by_names(root, path, flags, mode);
+                }
+                // Some sandboxes forbid the call with this error. If the file itself is forbidden, the error comes again.
+                Err(Errno::PERM) => return open_by_names(root, path, flags, mode),
+                result => return result,
+            }
+        }
+        return Err(Errno::AGAIN);
+    }
+    open_by_names(root, path, flags, mode)
+}
+
+/// Like [`open_beneath`] without openat2: opens each name in turn, and follows no symbolic link at all.
+fn open_by_names(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    let mut at = rustix::fs::openat(&root, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut names = path.split(|&byte| byte == b'/').peekable();
+    while let Some(name) = names.next() {
+        let (flags, mode) = match names.peek() {
+            Some(_) => (OFlags::PATH | OFlags::DIRECTORY, Mode::empty()),
+            None => (flags, mode),
+        };
+        at = rustix::fs::openat(&at, name, flags | OFlags::NOFOLLOW | OFlags::CLOEXEC, mode)?;
+    }
+    Ok(at)
+}
+
+/// Opens the folder `path` beneath `root`, or `root` itself for an empty path, one name at a time. `XDEV` for `.` and `..`.
+pub fn open_folder(root: impl AsFd, path: &[u8], links: Links, missing: Missing) -> Result<OwnedFd, Blocked> {
+    let open = |at: &OwnedFd, walked: &[u8], name: &[u8]| match links {
+        // From the root each time: a link may lead to another folder beneath it.
+        Links::Beneath => open_beneath(&root, walked, FOLDER, Mode::empty()),
+        Links::Refused => rustix::fs::openat(at, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()),
+    };
+    let mut at = rustix::fs::openat(&root, c".", FOLDER, Mode::empty()).map_err(|errno| Blocked {
+        errno,
+        walked: 0,
+        entry: None,
+    })?;
+    let mut walked = 0;
+    for name in path.split(|&byte| byte == b'/') {
+        walked += name.len() + usize::from(walked > 0);
+        if name.is_empty() {
+            continue;
+        }
+        let below = match open(&at, &path[..walked], name) {
+            _ if matches!(name, b"." | b"..") => Err(Errno::XDEV),
+            Err(Errno::NOENT) if missing != Missing::Fail => {
+                make(&at, name, missing).and_then(|()| open(&at, &path[..walked], name))
+            }
+            result => result,
+        };
+        at = below.map_err(|errno| {
+            let stat = || rustix::fs::statat(&at, name, AtFlags::SYMLINK_NOFOLLOW).ok();
+            let is_other = matches!(errno, Errno::LOOP | Errno::NOTDIR);
+            let entry = is_other.then(stat).flatten().map(|stat| FileType::from_raw_mode(stat.st_mode));
+            Blocked { errno, walked, entry }
+        })?;
+    }
+    Ok(at)
+}
+
+fn make(at: &OwnedFd, name: &[u8], missing: Missing) -> Result<(), Errno> {
+    match rustix::fs::mkdirat(at, name, FOLDER_MODE) {
+        Ok(()) if missing == Missing::MakeDurably => rustix::fs::fsync(at),
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn root(dir: &tempfile::TempDir) -> OwnedFd {
+        rustix::fs::open(dir.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).unwrap()
+    }
+
+    #[test]
+    fn refusal_of_keys_that_no_folder_holds_says_why() {
+        for key in [&b""[..], b"/a", b"a//b", b"a/", b"..", b"a/../b", b"./a", b"a\0b", &[b'n'; 256]] {
+            assert!(refusal(key).is_some(), "{key:?}");
+        }
+        for key in [&b"a"[..], b"a/b", b"..a/b..", b"...", b"a b+c%20", b"\xff", &[b'n'; 255]] {
+            assert!(refusal(key).is_none(), "{key:?}");
+        }
+    }
+
+    #[test]
+    fn open_by_names_follows_no_link_out() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("a")).unwrap();
+        std::fs::write(dir.path().join("a/file"), b"x").unwrap();
+        symlink("/etc", dir.path().join("out")).unwrap();
+        for open in [open_by_names, open_beneath] {
+            assert!(open(root(&dir), b"a/file", OFlags::RDONLY, Mode::empty()).is_ok());
+            assert!(open(root(&dir), b"out/passwd", OFlags::RDONLY, Mode::empty()).is_err());
+        }
+    }
+
+    #[test]
+    fn open_folder_follows_links_beneath_the_root_only_where_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("real/below")).unwrap();
+        symlink("real", dir.path().join("inside")).unwrap();
+        symlink("/etc", dir.path().join("outside")).unwrap();
+        std::fs::write(dir.path().join("file"), b"x").unwrap();
+        let open = |path: &[u8], links| open_folder(root(&dir), path, links, Missing::Make);
+        for (path, links, errno, entry) in [
+            (&b"inside/below"[..], Links::Refused, Errno::NOTDIR, Some(FileType::Symlink)),
+            (b"outside/new", Links::Refused, Errno::NOTDIR, Some(FileType::Symlink)),
+            (b"outside/new", Links::Beneath, Errno::XDEV, None),
+            (b"file/new", Links::Refused, Errno::NOTDIR, Some(FileType::RegularFile)),
+            (b"file/new", Links::Beneath, Errno::NOTDIR, Some(FileType::RegularFile)),
+            (b"real/..", Links::Beneath, Errno::XDEV, None),
+            (b"real/./below", Links::Refused, Errno::XDEV, None),
+        ] {
+            let blocked = open(path, links).unwrap_err();
+            assert_eq!((blocked.errno, blocked.entry), (errno, entry), "{}", path.escape_ascii());
+        }
+        open(b"inside/below/new", Links::Beneath).unwrap();
+        open(b"real/other/new", Links::Refused).unwrap();
+        open(b"", Links::Refused).unwrap();
+        assert!(dir.path().join("real/below/new").is_dir() && dir.path().join("real/other/new").is_dir());
+        let blocked = open_folder(root(&dir), b"real/absent/x", Links::Refused, Missing::Fail).unwrap_err();
+        assert_eq!((blocked.errno, blocked.walked), (Errno::NOENT, b"real/absent".len()));
+    }
+}

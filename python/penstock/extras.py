@@ -19,6 +19,7 @@ PACKAGES = {
     "report": ("altair", "vl_convert"),
     "ssh": ("asyncssh",),
     "dlio": ("yaml",),
+    "rtm": ("devito", "pyrevolve"),
     "demo": ("torch", "numpy", "altair", "vl_convert"),
 }
 """Modules of each extra, by import name. A test compares them with pyproject.toml."""

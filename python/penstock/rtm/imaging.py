@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reverse time migration of one shot, and the stack of the images of all shots.
+
+A shot's image is the correlation of the source's wavefield with the residual of the gather, propagated backwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import tempfile
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from penstock.errors import ConfigError, Denied, NoSpace, NotFound, PenstockError, SystemFault
+from penstock.rtm.propagation import Method, propagator, ricker
+from penstock.rtm.survey import DEFAULT_CHECKPOINTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from os import PathLike
+
+    from numpy.typing import NDArray
+
+    from penstock.rtm.propagation import Precision, Propagator
+    from penstock.rtm.survey import Survey
+
+__all__ = ["adjoint_test", "migrate_shot", "reflector_peaks", "stack", "tree_sum"]
+
+_WATER_LEVEL = 1e-3  # of the highest illumination, added to each before the division
+
+
+def migrate_shot(
+    survey: Survey,
+    smooth_model: NDArray[Any],
+    gather: NDArray[Any],
+    shot: int,
+    method: Method = "snapshots",
+    *,
+    snapshot_dir: str | PathLike[str] | None = None,
+    checkpoints: int = DEFAULT_CHECKPOINTS,
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Migrate the gather of one shot.
+
+    The record modelled in the smooth model, which is the direct wave, is subtracted from the gather first.
+
+    Args:
+        survey: The survey.
+        smooth_model: Velocities without reflections [*shape], km/s.
+        gather: [samples, receivers], as `model_shot` returns it.
+        shot: Index of the shot.
+        method: "snapshots" keeps every n-th step of the forward wavefield in memory, n = `survey.snapshot_factor`.
+            "disk" keeps the same snapshots in a file, and 32 MiB of them in memory. "revolver" keeps some checkpoints
+            and repeats the steps between them: exact at each step, little memory, several times slower.
+        snapshot_dir: Folder of the snapshot file, for "disk": a fast local disk with `survey.plan.snapshot_bytes` free.
+            The file has no name, so that it is gone when the process ends, whatever ends it.
+        checkpoints: Checkpoints in memory, for "revolver".
+    Returns:
+        Image and illumination, float32 [*shape]: time integrals of u v and of u u, where u is the source's wavefield and
+        v that of the residual.
+    Raises:
+        ConfigError: The shot, model, gather, method or folder is invalid or does not fit the survey.
+        NoSpace, NotFound, Denied, SystemFault: The snapshot file cannot be written, or Devito cannot compile.
+        MissingPackage: Devito or pyrevolve is not installed.
+    """
+    survey.check_shot(shot)
+    survey.check_model(smooth_model, reflectors=False)
+    _check_gather(survey, gather)
+    if method not in get_args(Method):
+        raise ConfigError(
+            f"method: {method!r} is not a method of migration",
+            hint=f"use one of {', '.join(get_args(Method))}",
+            where="method",
+        )
+    if (method == "disk") != (snapshot_dir is not None):
+        raise ConfigError(
+            f"snapshot_dir: {'missing for' if snapshot_dir is None else 'not used by'} method {method}",
+            hint="set snapshot_dir to a folder on a fast local disk, together with method disk",
+            where="snapshot_dir",
+        )
+    wave = propagator(survey)
+    with wave.lock:
+        wave.load(smooth_model)
+        if method == "revolver":
+            image = _with_checkpoints(wave, gather, shot, checkpoints)
+        elif snapshot_dir is not None:
+            image = _with_file(wave, gather, shot, snapshot_dir)
+        else:
+            image = _with_memory(wave, gather, shot)
+    if not all(np.isfinite(each).all() for each in image):
+        raise ConfigError(
+            f"shot {shot}: the image is not finite",
+            hint="check the amplitudes of the gather, and lower time_step_s if they are right",
+            where="gather",
+        )
+    return image
+
+
+def adjoint_test(survey: Survey, model: NDArray[Any], *, precision: Precision = "float32", shot: int = 0) -> float:
+    """Compare backward propagation with the transpose of forward propagation by a dot product.
+
+    For a wavelet q and its gather F q the dot products <F q, F q> and <q, Fᵀ F q> are equal.
+
+    Args:
+        survey: The survey.
+        model: Velocities [*shape], km/s.
+        precision: "float32" or "float64", of the propagation.
+        shot: Index of the shot.
+    Returns:
+        Difference of the dot products relative to the first: about 1e-6 in float32 and 1e-15 in float64.
+    Raises:
+        ConfigError: The model or the shot does not fit the survey, or no energy reaches a receiver.
+        MissingPackage: Devito is not installed.
+    """
+    survey.check_shot(shot)
+    survey.check_model(model, reflectors=False)
+    wavelet = ricker(survey.samples, survey.time_step_s, survey.frequency_hz).astype(precision)
+    wave = propagator(survey, precision)
+    with wave.lock:
+        wave.load(model)
+        gather = wave.forward(wavelet, survey.sources_km[shot])
+        back = wave.adjoint(gather, survey.sources_km[shot])
+    energy = float(np.vdot(gather.astype(np.float64), gather.astype(np.float64)))
+    if energy == 0:
+        raise ConfigError(f"shot {shot}: no energy reaches a receiver", hint="set a longer record_s", where="record_s")
+    return abs(energy - float(np.vdot(wavelet.astype(np.float64), back.astype(np.float64)))) / energy
+
+
+def tree_sum(arrays: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
+    """Sum arrays pairwise in float64, in the order given: the result depends on nothing else.
+
+    Args:
+        arrays: One or more arrays of the same shape, in the order of the shots. About log2(n) of them are in memory at
+            a time.
+    Returns:
+        float64, shape of the arrays.
+    Raises:
+        ConfigError: There are no arrays, their shapes differ, or a value is not finite.
+    """
+    # As in a binary counter: partial sums of 2^level arrays, and two of the same level make one of the next.
+    partial: list[tuple[int, NDArray[np.float64]]] = []
+    for number, array in enumerate(arrays):
+        total, level = np.array(array, dtype=np.float64), 0
+        if partial and partial[0][1].shape != total.shape:
+            raise ConfigError(
+                f"image {number}: shape {list(total.shape)} differs from {list(partial[0][1].shape)} before it"
+            )
+        if not np.isfinite(total).all():
+            raise ConfigError(f"image {number}: a value is not finite", hint="migrate its shot again")
+        while partial and partial[-1][0] == level:
+            total = partial.pop()[1] + total
+            level += 1
+        partial.append((level, total))
+    if not partial:
+        raise ConfigError("there are no images to sum", hint="migrate one or more shots first")
+    total = partial.pop()[1]
+    while partial:
+        total = partial.pop()[1] + total
+    return total
+
+
+def stack(images: Iterable[NDArray[Any]], illuminations: Iterable[NDArray[Any]]) -> NDArray[np.float32]:
+    """Stack the images of the shots, compensate for illumination, and remove low wavenumbers by a second z derivative.
+
+    Args:
+        images: Images of the shots [*shape], in the order of the shots.
+        illuminations: Their illuminations, in the same order.
+    Returns:
+        float32 [*shape]: second difference in depth of the image divided by the illumination.
+    Raises:
+        ConfigError: There are no images, shapes differ, a value is not finite, or all illumination is 0.
+    """
+    image, illumination = tree_sum(images), tree_sum(illuminations)
+    if image.shape != illumination.shape:
+        raise ConfigError(f"stack: images have shape {list(image.shape)}, and illuminations {list(illumination.shape)}")
+    highest = float(illumination.max(initial=0.0))
+    if highest <= 0 or float(illumination.min()) < 0:
+        raise ConfigError(
+            "stack: illumination is not positive", hint="pass the illuminations that migrate_shot returned"
+        )
+    compensated = image / (illumination + _WATER_LEVEL * highest)
+    stacked = np.zeros(image.shape)
+    stacked[..., 1:-1] = np.diff(compensated, 2, axis=-1)
+    return stacked.astype(np.float32)
+
+
+def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> list[int]:
+    """Depths at which a stacked image has its strongest reflectors: peaks of the envelope, whatever the wavelet's phase.
+
+    Args:
+        image: Stacked image [x, z] or [x, y, z] of flat reflectors.
+        count: Number of reflectors.
+        separation: Smallest distance of two reflectors, samples.
+    Returns:
+        At most `count` sample numbers, increasing.
+    Raises:
+        ConfigError: The image is not an array of 2 or 3 dimensions of finite numbers, or a number is less than 1.
+    """
+    values = np.asarray(image, dtype=np.float64)
+    if values.ndim not in (2, 3) or not values.size or not np.isfinite(values).all():
+        raise ConfigError(f"image: {list(values.shape)} is not an array [x, z] or [x, y, z] of finite numbers")
+    if min(count, separation) < 1:
+        raise ConfigError(f"count and separation: {min(count, separation)} is less than 1")
+    # Only the middle half of each horizontal axis: a finite spread blurs the edges.
+    middle = tuple(slice(n // 4, n - n // 4) for n in values.shape[:-1])
+    trace = _envelope(values[middle].mean(axis=tuple(range(values.ndim - 1))))
+    found: list[int] = []
+    for depth in np.argsort(-trace, kind="stable"):
+        is_peak = trace[depth] > 0 and trace[depth] == trace[max(0, depth - separation) : depth + separation + 1].max()
+        if is_peak and all(abs(int(depth) - other) >= separation for other in found):
+            found.append(int(depth))
+        if len(found) == count:
+            break
+    return sorted(found)
+
+
+def _envelope(trace: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Modulus of the analytic signal: the spectrum without its negative frequencies."""
+    samples = len(trace)
+    spectrum = np.fft.fft(trace)
+    spectrum[1 : (samples + 1) // 2] *= 2
+    spectrum[samples // 2 + 1 :] = 0
+    return np.abs(np.fft.ifft(spectrum))
+
+
+def _with_memory(wave: Propagator, gather: NDArray[Any], shot: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    survey = wave.survey
+    segments = [range(survey.samples)]
+    direct = wave.forward(_wavelet(survey), survey.sources_km[shot], segments=segments)
+    return wave.image(gather - direct, segments=segments)
+
+
+def _with_file(
+    wave: Propagator, gather: NDArray[Any], shot: int, snapshot_dir: str | PathLike[str]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    survey = wave.survey
+    length = survey.snapshots_per_segment * survey.snapshot_factor
+    segments = [range(start, min(start + length, survey.samples)) for start in range(0, survey.samples, length)]
+    segment_bytes = survey.snapshots_per_segment * 4 * math.prod(survey.padded_shape)
+    try:
+        # Without a name in the folder: the system frees it when the process ends.
+        with tempfile.TemporaryFile(dir=snapshot_dir, buffering=0) as file:
+
+            def keep(number: int, snapshots: NDArray[Any]) -> None:
+                _write(file.fileno(), number * segment_bytes, snapshots)
+
+            def fetch(number: int, snapshots: NDArray[Any]) -> None:
+                _read(file.fileno(), number * segment_bytes, snapshots)
+
+            direct = wave.forward(_wavelet(survey), survey.sources_km[shot], segments=segments, keep=keep)
+            return wave.image(gather - direct, segments=segments, fetch=fetch)
+    except PenstockError:
+        raise
+    except OSError as error:
+        raise _refused(error, str(snapshot_dir), survey.plan.snapshot_bytes) from error
+
+
+def _with_checkpoints(
+    wave: Propagator, gather: NDArray[Any], shot: int, checkpoints: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    import pyrevolve
+
+    survey = wave.survey
+    if checkpoints < 1:
+        raise ConfigError(f"checkpoints: {checkpoints} is less than 1", where="checkpoints")
+    steps = wave.checkpoint_steps(_wavelet(survey), survey.sources_km[shot])
+    schedule = pyrevolve.Revolver(
+        steps, steps.forward, steps.backward, min(checkpoints, survey.samples), survey.samples
+    )
+    schedule.apply_forward()
+    steps.residual[:] = gather - steps.record
+    schedule.apply_reverse()
+    return wave.images(1)
+
+
+def _wavelet(survey: Survey) -> NDArray[np.float64]:
+    return ricker(survey.samples, survey.time_step_s, survey.frequency_hz)
+
+
+def _check_gather(survey: Survey, gather: NDArray[Any]) -> None:
+    want = [survey.samples, len(survey.receivers_km)]
+    if not isinstance(gather, np.ndarray) or list(gather.shape) != want or gather.dtype.kind not in "fiu":
+        described = f"{gather.dtype} {list(gather.shape)}" if isinstance(gather, np.ndarray) else type(gather).__name__
+        raise ConfigError(
+            f"gather: {described} is not an array of real numbers {want} (samples, receivers)",
+            hint="resample the gather to the survey's time step and record length, samples first",
+            where="gather",
+        )
+    if not np.isfinite(gather).all():
+        raise ConfigError(
+            f"gather: {int((~np.isfinite(gather)).sum()):,} of {gather.size:,} samples are not finite",
+            hint="replace dead samples by 0",
+            where="gather",
+        )
+
+
+def _write(file: int, offset: int, snapshots: NDArray[Any]) -> None:
+    rest = snapshots.data.cast("B")
+    while rest:
+        count = os.pwrite(file, rest, offset)
+        rest, offset = rest[count:], offset + count
+
+
+def _read(file: int, offset: int, snapshots: NDArray[Any]) -> None:
+    rest = snapshots.data.cast("B")
+    while rest:
+        count = os.preadv(file, [rest], offset)
+        if not count:
+            raise OSError(errno.EIO, "the snapshot file ends too early")
+        rest, offset = rest[count:], offset + count
+
+
+def _refused(error: OSError, folder: str, need: int) -> PenstockError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(
+            f"{folder}: no space for the snapshots of a shot ({need:,} bytes)",
+            where=folder,
+            need=need,
+            hint="free some space, choose another folder, or raise snapshot_factor",
+        )
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return NotFound(f"{folder}: not a folder", where=folder, hint="create the folder, or choose another")
+    if isinstance(error, PermissionError) or error.errno == errno.EROFS:
+        return Denied(f"{folder}: cannot be written ({error.strerror})", where=folder, hint="choose another folder")
+    return SystemFault(f"{folder}: {error.strerror}", where=folder)

@@ -11,27 +11,32 @@ from typing_extensions import Buffer
 
 __all__ = [
     "ORDER_VERSION",
+    "ChunkedArray",
     "Counted",
     "CudaDevice",
     "Emulator",
     "Feed",
     "Files",
     "ObjectPhase",
+    "ObjectWriter",
     "RaggedTensor",
     "Run",
     "Sampler",
+    "SegyFile",
     "Source",
     "StageJob",
     "StageRequest",
     "StoragePhase",
     "Tensor",
     "UnindexedFeed",
+    "ZarrWriter",
     "__profile__",
     "__version__",
     "clear_objects",
     "crc32c",
     "decode_tfrecord",
     "diff",
+    "encode_traces",
     "encode_tfrecord",
     "index",
     "merge_latencies",
@@ -315,6 +320,116 @@ class Files:
     ) -> list[tuple[bytes, int, str | None, float | None]]: ...
     def head(self, name: bytes) -> tuple[bytes, int, str | None, float | None]: ...
     def read(self, name: bytes, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> list[bytes]: ...
+    def put(
+        self, name: bytes, data: bytes, *, create_only: bool = False, version: str | None = None
+    ) -> str | None: ...
+    def delete(self, names: Sequence[bytes]) -> None: ...
+
+@final
+class SegyFile:
+    """A SEG-Y file `name` in a folder, pinned to its version. `overrides` is JSON: format, byte_order, samples, allow_trailing.
+
+    Raises:
+        NotFound: There is no such object.
+        Corrupt: It is not SEG-Y, or ends inside a trace.
+    """
+
+    def __new__(
+        cls, folder: str, name: bytes, env: Mapping[str, str], *, overrides: str = "{}", timeout_s: float = 600.0
+    ) -> SegyFile: ...
+    @property
+    def version(self) -> str | None: ...
+    def layout(self) -> str: ...
+    def bytes(self, start: int, len: int) -> bytes: ...
+    def read(
+        self,
+        traces: Buffer,
+        *,
+        headers: Buffer | None = None,
+        samples: Buffer | None = None,
+        first: int = 0,
+        end: int = 0,
+        threads: int = 1,
+    ) -> bytes:
+        """Read `traces` (uint64, numbers in file order) into `headers` (240 bytes each) and `samples` (`first` to `end` of each).
+
+        Returns:
+            IBM words that float32 does not hold, 20 bytes each: trace (uint64), sample (uint64), word (uint32).
+        """
+    def stats(self) -> dict[str, int]: ...
+
+@final
+class ChunkedArray:
+    """An array in chunks. Reads touch each chunk once; nearby chunks share a request."""
+
+    @staticmethod
+    def zarr(url: str, metadata: bytes, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ChunkedArray: ...
+    @staticmethod
+    def hdf5(
+        folder: str,
+        name: bytes,
+        size: int,
+        version: str | None,
+        dataset: str,
+        env: Mapping[str, str],
+        *,
+        timeout_s: float = 600.0,
+    ) -> ChunkedArray: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> list[int]: ...
+    @property
+    def chunk_shape(self) -> list[int]: ...
+    def read_many(self, boxes: Sequence[Sequence[tuple[int, int]]], out: Buffer, *, threads: int = 1) -> None:
+        """Read boxes, a (start, end) for each axis, into `out`, one after the other in C order."""
+    def stats(self) -> dict[str, int]: ...
+
+@final
+class ZarrWriter:
+    """Writes the objects (chunks or shards) of the Zarr array at `url`, which has this metadata (JSON)."""
+
+    def __new__(cls, url: str, metadata: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ZarrWriter: ...
+    def key(self, cell: Sequence[int]) -> str: ...
+    def write(self, cell: Sequence[int], data: Buffer, *, threads: int = 1) -> int:
+        """Encode and write one object from a whole chunk or shard in C order.
+
+        Returns:
+            Its size in bytes; 0 if all elements are the fill value, and nothing is stored.
+        """
+
+@final
+class ObjectWriter:
+    """Writes an object of `size` bytes in order. It is visible after `finish` only."""
+
+    def __new__(
+        cls,
+        folder: str,
+        name: bytes,
+        size: int,
+        env: Mapping[str, str],
+        *,
+        create_only: bool = False,
+        timeout_s: float = 600.0,
+    ) -> ObjectWriter: ...
+    def write(self, data: Buffer) -> None: ...
+    def finish(self) -> None: ...
+    def abort(self) -> None: ...
+
+def encode_traces(
+    code: int,
+    byte_order: Literal["big", "little"],
+    headers: Buffer,
+    samples: Buffer,
+    out: Buffer,
+    *,
+    header_bytes: int = 240,
+) -> None:
+    """Write traces into `out` as a SEG-Y file of sample format `code` stores them.
+
+    Raises:
+        ConfigError: A sample does not fit into three bytes (formats 7 and 15).
+    """
 
 @final
 class StageRequest:

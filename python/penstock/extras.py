@@ -19,6 +19,11 @@ PACKAGES = {
     "report": ("altair", "vl_convert"),
     "ssh": ("asyncssh",),
     "dlio": ("yaml",),
+    "arrays": ("numpy", "h5py", "matplotlib", "xarray", "dask"),
+    "xarray": ("xarray", "numpy"),
+    "dask": ("dask", "numpy"),
+    "plot": ("matplotlib", "numpy"),
+    "zarr": ("zarr", "fsspec"),
     "rtm": ("devito", "pyrevolve"),
     "demo": ("torch", "numpy", "altair", "vl_convert"),
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAY_KNOW", "breaches_of", "find"]
 
-_ALL = {"types", "store", "codec", "record", "dataset", "stage", "feed", "bench", "emulator"}
+_ALL = {"types", "store", "codec", "record", "dataset", "stage", "feed", "bench", "array", "emulator"}
 MAY_KNOW = {
     "types": set(),
     "store": {"types"},
@@ -25,6 +25,7 @@ MAY_KNOW = {
     "stage": {"types", "codec", "store", "record", "dataset"},
     "feed": {"types", "codec", "store", "record", "dataset"},
     "bench": {"types", "codec", "store", "record", "dataset"},
+    "array": {"types", "codec", "store", "record"},
     "mount": {"types", "codec", "store", "record", "dataset", "feed"},
     "emulator": {"types", "codec", "store"},
     "python": _ALL,

@@ -4,13 +4,15 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_record::chunk::{Step, decode_into, zarr};
+use penstock_record::chunk::{Step, decode_into, hdf5_steps, zarr};
 use penstock_store::{ObjectRef, Opened, Version};
-use penstock_types::{ByteRange, DType, Deadline, Error, Key, Result, lock};
+use penstock_types::{ByteRange, DType, Deadline, Error, Key, Result, TensorSpec, lock, with_separators};
+use serde::Deserialize;
 use tokio::runtime::Handle;
 
 use crate::fetch::{FetchStats, MergePolicy, Want, fetch};
@@ -18,6 +20,9 @@ use crate::{OutBuffer, Region};
 
 /// A contiguous array is read in blocks of its last axes, of at most this many bytes.
 const BLOCK_BYTES: usize = 64 << 10;
+
+/// Maximum bytes of a decoded chunk: each thread holds one.
+const MAX_CHUNK: usize = 4 << 30;
 
 /// Position of a stored chunk, and bits of the filters that it skips (HDF5).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +48,28 @@ pub struct ChunkTable {
     pub contiguous: Option<u64>,
 }
 
+/// A chunked or contiguous dataset, as `penstock.feed.hdf5_chunks` describes it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Described {
+    dtype: String,
+    #[serde(default)]
+    big_endian: bool,
+    shape: Vec<usize>,
+    #[serde(default)]
+    chunk_shape: Option<Vec<usize>>,
+    #[serde(default)]
+    filters: Vec<(u16, Vec<u32>)>,
+    fill: Vec<u8>,
+    #[serde(default)]
+    offset: Option<u64>,
+    #[serde(default)]
+    chunks: Vec<(u64, u64, u64, u32)>,
+}
+
+/// Size and version of an object that exists.
+type Existing = (u64, Option<Version>);
+
 /// Offsets and lengths of the chunks of a shard.
 type ShardIndex = Arc<Vec<Option<(u64, u64)>>>;
 
@@ -51,7 +78,7 @@ enum Layout {
     Zarr {
         array: Box<zarr::Array>,
         /// Size and version of each object by its key below the array; `None` if the store does not list.
-        listed: Option<HashMap<Vec<u8>, (u64, Option<Version>)>>,
+        listed: Option<HashMap<Vec<u8>, Existing>>,
         indexes: Mutex<HashMap<Vec<usize>, ShardIndex>>,
     },
     Table(ChunkTable),
@@ -88,6 +115,7 @@ impl ChunkedArray {
     pub async fn open_zarr(opened: Opened, metadata: &[u8], policy: MergePolicy, deadline: Deadline) -> Result<Self> {
         let place = penstock_store::place(opened.store.root(), &opened.prefix);
         let array = zarr::Array::parse(metadata, &place)?;
+        check_chunk(array.spec.dtype, &array.chunk_shape, &place)?;
         let listed = match opened.store.capabilities().list {
             false => None,
             true => {
@@ -113,6 +141,77 @@ impl ChunkedArray {
         })
     }
 
+    /// A dataset of the HDF5 file `object`, as JSON of `penstock.feed.hdf5_chunks`.
+    ///
+    /// Errs with `Config` if the description is not valid, `Corrupt` if a chunk is not within the file's `size`, and
+    /// `Unsupported` for a filter that is not read here.
+    pub fn open_hdf5(
+        opened: Opened,
+        object: ObjectRef,
+        size: u64,
+        described: &str,
+        policy: MergePolicy,
+    ) -> Result<Self> {
+        let place = penstock_store::place(opened.store.root(), &object.key);
+        let described: Described =
+            serde_json::from_str(described).map_err(|problem| Error::config("dataset", problem.to_string()))?;
+        let dtype: DType = described.dtype.parse()?;
+        if described.fill.len() != dtype.size()
+            || described.chunk_shape.as_ref().is_some_and(|chunk| chunk.contains(&0))
+        {
+            return Err(Error::config("dataset", "its fill value or its chunks have another size".to_owned()));
+        }
+        let spec = TensorSpec { dtype, shape: described.shape.clone() };
+        let within = |start: u64, len: u64| match start.checked_add(len) {
+            Some(end) if end <= size => Ok(()),
+            _ => {
+                let (start, len, all) = (with_separators(start), with_separators(len), with_separators(size));
+                Err(Error::corrupt(
+                    &*place,
+                    format!("has a chunk of {len} bytes at byte {start}, but has only {all} bytes"),
+                ))
+            }
+        };
+        if let Some(start) = described.offset {
+            within(start, spec.size_bytes()? as u64)?;
+        }
+        let chunk_shape = described.chunk_shape.unwrap_or_default();
+        let grid: Vec<u64> =
+            described.shape.iter().zip(&chunk_shape).map(|(side, chunk)| side.div_ceil(*chunk) as u64).collect();
+        let filters: Vec<(u16, &[u32])> =
+            described.filters.iter().map(|(id, values)| (*id, values.as_slice())).collect();
+        let steps_of = |skipped: u32| -> Result<Vec<Step>> {
+            let mut steps = hdf5_steps(&filters, skipped, &place)?;
+            if described.big_endian && dtype.size() > 1 {
+                steps.push(Step::Swap(dtype.size()));
+            }
+            Ok(steps)
+        };
+        let mut table =
+            ChunkTable { object, steps: HashMap::new(), chunks: HashMap::new(), contiguous: described.offset };
+        table.steps.insert(0, steps_of(0)?);
+        for &(number, offset, len, skipped) in &described.chunks {
+            within(offset, len)?;
+            if let Entry::Vacant(entry) = table.steps.entry(skipped) {
+                entry.insert(steps_of(skipped)?);
+            }
+            let mut rest = number;
+            let mut cell = vec![0; grid.len()];
+            for (at, side) in cell.iter_mut().zip(&grid).rev() {
+                *at = (rest % side.max(&1)) as usize;
+                rest /= side.max(&1);
+            }
+            table.chunks.insert(cell, ChunkRef { offset, len, skipped });
+        }
+        // Without chunks and without a position, nothing was written: one cell that is missing.
+        let chunk_shape = match chunk_shape.is_empty() {
+            true => block_shape(&described.shape, dtype.size()),
+            false => chunk_shape,
+        };
+        check_chunk(dtype, &chunk_shape, &place)?;
+        Ok(Self::of_table(opened, table, dtype, described.shape, chunk_shape, described.fill, policy))
+    }
+
     /// An array of a file whose chunk table is known. `chunk_shape` is ignored for a contiguous array.
     pub fn of_table(
         opened: Opened,
@@ -124,7 +223,16 @@ impl ChunkedArray {
         policy: MergePolicy,
     ) -> Self {
         let chunk_shape = if table.contiguous.is_some() { block_shape(&shape, dtype.size()) } else { chunk_shape };
-        Self { opened, layout: Layout::Table(table), dtype, shape, chunk_shape, fill, policy, stats: FetchStats::default() }
+        Self {
+            opened,
+            layout: Layout::Table(table),
+            dtype,
+            shape,
+            chunk_shape,
+            fill,
+            policy,
+            stats: FetchStats::default(),
+        }
     }
 
     /// Type of an element.
@@ -210,18 +318,23 @@ impl ChunkedArray {
         let decode = |number: usize, bytes: &[u8]| -> Result<()> {
             let (cell, within, skipped) = items[number];
             let steps = self.steps(skipped)?;
+            if steps.is_empty() && bytes.len() != chunk_len && !self.is_contiguous() {
+                let (have, want) = (with_separators(bytes.len() as u64), with_separators(chunk_len as u64));
+                let place = self.place(&objects[wants[number].object], cell);
+                return Err(Error::corrupt(place, format!("has {have} bytes, want {want}")));
+            }
             if steps.is_empty() && bytes.len() == chunk_len {
                 return put(cell, within, bytes);
             }
             CHUNK.with_borrow_mut(|chunk| {
                 chunk.resize(chunk_len, 0);
+                // The last block of a contiguous array is shorter.
+                let len = if self.is_contiguous() { bytes.len().min(chunk_len) } else { chunk_len };
                 if steps.is_empty() {
-                    // The last block of a contiguous array.
-                    let have = bytes.len().min(chunk_len);
-                    chunk[..have].copy_from_slice(&bytes[..have]);
+                    chunk[..len].copy_from_slice(&bytes[..len]);
                 } else {
-                    let place = || self.place(&objects[wants[number].object], cell);
-                    decode_into(steps, bytes, chunk, &place())?;
+                    let place = self.place(&objects[wants[number].object], cell);
+                    decode_into(steps, bytes, &mut chunk[..len], &place)?;
                 }
                 put(cell, within, chunk)
             })
@@ -236,10 +349,13 @@ impl ChunkedArray {
         format!("chunk {cell:?} of {}", penstock_store::place(self.opened.store.root(), &object.key))
     }
 
+    fn is_contiguous(&self) -> bool {
+        matches!(&self.layout, Layout::Table(table) if table.contiguous.is_some())
+    }
+
     fn steps(&self, skipped: u32) -> Result<&[Step]> {
         match &self.layout {
             Layout::Zarr { array, .. } => Ok(&array.steps),
-            Layout::Table(table) if table.contiguous.is_some() && table.steps.is_empty() => Ok(&[]),
             Layout::Table(table) => match table.steps.get(&skipped) {
                 Some(steps) => Ok(steps),
                 None => Err(Error::bug(format!("no steps for the skipped filters {skipped:#b}"))),
@@ -263,13 +379,14 @@ impl ChunkedArray {
                 // Chunks of a shard along each axis; 1 without shards.
                 let per_object: Vec<usize> =
                     array.object_shape().iter().zip(&self.chunk_shape).map(|(outer, inner)| outer / inner).collect();
-                let cell_of = |cell: &[usize]| -> Vec<usize> { cell.iter().zip(&per_object).map(|(at, per)| at / per).collect() };
+                let cell_of =
+                    |cell: &[usize]| -> Vec<usize> { cell.iter().zip(&per_object).map(|(at, per)| at / per).collect() };
                 let mut cells: Vec<Vec<usize>> = needs.iter().map(|(cell, _)| cell_of(cell)).collect();
                 cells.sort_unstable();
                 cells.dedup();
                 let keys = |cell: &Vec<usize>| array.key(cell).into_bytes();
                 // Size and version of the objects that exist.
-                let found: HashMap<Vec<usize>, (u64, Option<Version>)> = match listed {
+                let found: HashMap<Vec<usize>, Existing> = match listed {
                     Some(listed) => {
                         cells.iter().filter_map(|cell| Some((cell.clone(), listed.get(&keys(cell))?.clone()))).collect()
                     }
@@ -345,7 +462,10 @@ impl ChunkedArray {
                 }
                 let Some(end) = size.checked_sub(len) else {
                     let place = penstock_store::place(self.opened.store.root(), &objects[object].key);
-                    return Err(Error::corrupt(place, format!("ends inside its shard index (want {len} bytes, have {size})")));
+                    return Err(Error::corrupt(
+                        place,
+                        format!("ends inside its shard index (want {len} bytes, have {size})"),
+                    ));
                 };
                 missing.push((cell, size));
                 wants.push(Want { object, range: ByteRange::new(if sharding.index_first { 0 } else { end }, len) });
@@ -372,9 +492,11 @@ impl ChunkedArray {
         let element = self.dtype.size() as u64;
         if let Some(start) = table.contiguous {
             // Blocks of whole last axes: a cell's first element, in C order.
-            let first = cell.iter().zip(&self.chunk_shape).zip(&self.shape).fold(0u64, |at, ((cell, block), side)| {
-                at * *side as u64 + (cell * block) as u64
-            });
+            let first = cell
+                .iter()
+                .zip(&self.chunk_shape)
+                .zip(&self.shape)
+                .fold(0u64, |at, ((cell, block), side)| at * *side as u64 + (cell * block) as u64);
             let all = self.shape.iter().product::<usize>() as u64;
             let len = (self.chunk_shape.iter().product::<usize>() as u64).min(all - first);
             let range = ByteRange::new(start + first * element, len * element);
@@ -385,6 +507,17 @@ impl ChunkedArray {
                 Stored::At(Want { object: 0, range: ByteRange::new(chunk.offset, chunk.len) }, chunk.skipped)
             }
             None => Stored::Missing,
+        }
+    }
+}
+
+/// Refuses chunks that no memory should be taken for.
+fn check_chunk(dtype: DType, shape: &[usize], place: &str) -> Result<()> {
+    match (TensorSpec { dtype, shape: shape.to_vec() }).size_bytes() {
+        Ok(bytes) if bytes <= MAX_CHUNK => Ok(()),
+        _ => {
+            let what = format!("{place}: chunks of {shape:?}, above {} bytes,", with_separators(MAX_CHUNK as u64));
+            Err(Error::Unsupported { what, by: "the chunk reader".to_owned() })
         }
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Want {
 /// When two ranges of an object are read in one request.
 #[derive(Debug, Clone, Copy)]
 pub struct MergePolicy {
+    /// Gaps up to this many bytes are read: their transfer costs less than a request beside many others.
+    pub small_gap: u64,
     /// Maximum gap in bytes. A gap costs its transfer, a request its latency: 20 ms at 90 MB/s are 1.8 MB.
     pub max_gap: u64,
     /// Maximum of read bytes to needed bytes in a request.
@@ -34,9 +36,9 @@ pub struct MergePolicy {
 
 impl MergePolicy {
     /// For files: a read costs about as much as 16 KiB.
-    pub const LOCAL: Self = Self { max_gap: 16 << 10, max_waste: 8.0, in_flight: 8 };
+    pub const LOCAL: Self = Self { small_gap: 16 << 10, max_gap: 16 << 10, max_waste: 8.0, in_flight: 8 };
     /// For object stores.
-    pub const REMOTE: Self = Self { max_gap: 512 << 10, max_waste: 1.2, in_flight: 64 };
+    pub const REMOTE: Self = Self { small_gap: 16 << 10, max_gap: 512 << 10, max_waste: 1.2, in_flight: 64 };
 }
 
 /// Counts of the reads of an array since it was opened.
@@ -80,7 +82,9 @@ fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
             let needs = needed + range.len.min(new_end - end.min(new_end));
             let is_near = range.start <= end.saturating_add(policy.max_gap);
             let is_within = range.start + range.len <= end;
-            if is_within || is_near && len <= MAX_READ && len as f64 <= policy.max_waste * needs as f64 {
+            let is_cheap =
+                range.start <= end.saturating_add(policy.small_gap) || len as f64 <= policy.max_waste * needs as f64;
+            if is_within || is_near && len <= MAX_READ && is_cheap {
                 last.range.len = len;
                 last.wants.push(number);
                 needed = needs;
@@ -94,12 +98,7 @@ fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
 }
 
 /// The bytes of a range; `Corrupt` if the object ends inside it.
-pub(crate) async fn read(
-    store: &dyn Store,
-    object: &ObjectRef,
-    range: ByteRange,
-    deadline: Deadline,
-) -> Result<Bytes> {
+pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange, deadline: Deadline) -> Result<Bytes> {
     let mut got = store.get_ranges(object, &[range], deadline).await?;
     let mut first = Bytes::new();
     let mut all = BytesMut::new();
@@ -118,7 +117,10 @@ pub(crate) async fn read(
     if bytes.len() as u64 != range.len {
         let place = penstock_store::place(store.root(), &object.key);
         let (start, want, have) = (range.start, range.len, bytes.len());
-        return Err(Error::corrupt(place, format!("ends inside a read at byte {start} (want {want} bytes, have {have})")));
+        return Err(Error::corrupt(
+            place,
+            format!("ends inside a read at byte {start} (want {want} bytes, have {have})"),
+        ));
     }
     Ok(bytes)
 }
@@ -210,19 +212,28 @@ mod tests {
 
     #[test]
     fn test_merge_joins_near_ranges_of_one_object_only() {
-        let policy = MergePolicy { max_gap: 10, max_waste: 2.0, in_flight: 1 };
-        assert_eq!(plan(&[(0, 100, 10), (0, 0, 20), (0, 25, 5), (1, 30, 5)], &policy), [(0, 0, 30), (0, 100, 10), (1, 30, 5)]);
+        let policy = MergePolicy { small_gap: 0, max_gap: 10, max_waste: 2.0, in_flight: 1 };
+        assert_eq!(
+            plan(&[(0, 100, 10), (0, 0, 20), (0, 25, 5), (1, 30, 5)], &policy),
+            [(0, 0, 30), (0, 100, 10), (1, 30, 5)]
+        );
     }
 
     #[test]
     fn test_merge_wasteful_gap_is_not_read() {
-        let policy = MergePolicy { max_gap: 1000, max_waste: 1.2, in_flight: 1 };
+        let policy = MergePolicy { small_gap: 0, max_gap: 1000, max_waste: 1.2, in_flight: 1 };
         assert_eq!(plan(&[(0, 0, 100), (0, 120, 100), (0, 400, 100)], &policy), [(0, 0, 220), (0, 400, 100)]);
     }
 
     #[test]
+    fn test_merge_small_gaps_are_read_whatever_they_waste() {
+        let policy = MergePolicy { small_gap: 50, max_gap: 1000, max_waste: 1.2, in_flight: 1 };
+        assert_eq!(plan(&[(0, 0, 4), (0, 54, 4), (0, 109, 4)], &policy), [(0, 0, 58), (0, 109, 4)]);
+    }
+
+    #[test]
     fn test_merge_overlapping_and_contained_ranges_are_read_once() {
-        let policy = MergePolicy { max_gap: 0, max_waste: 1.0, in_flight: 1 };
+        let policy = MergePolicy { small_gap: 0, max_gap: 0, max_waste: 1.0, in_flight: 1 };
         assert_eq!(plan(&[(0, 0, 100), (0, 10, 20), (0, 50, 100)], &policy), [(0, 0, 150)]);
     }
 }

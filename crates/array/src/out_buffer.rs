@@ -38,7 +38,6 @@ impl<'a> OutBuffer<'a> {
     ///
     /// # Safety
     /// No other thread reads or writes these bytes meanwhile.
-    #[expect(clippy::mut_from_ref, reason = "disjoint parts of one buffer, each written by one thread")]
     pub unsafe fn part(&self, at: usize, len: usize) -> Result<&'a mut [u8]> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::bug(format!("bytes {at}..+{len} of a buffer of {}", self.len)));

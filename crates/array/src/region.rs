@@ -56,7 +56,10 @@ impl Region {
         base: usize,
     ) -> Result<()> {
         let axes = self.0.len();
-        if cell.len() != axes || cell_shape.len() != axes || data.len() != cell_shape.iter().product::<usize>() * element {
+        if cell.len() != axes
+            || cell_shape.len() != axes
+            || data.len() != cell_shape.iter().product::<usize>() * element
+        {
             return Err(Error::bug(format!("a chunk {cell:?} of {cell_shape:?} with {} bytes", data.len())));
         }
         if axes == 0 {
@@ -112,7 +115,11 @@ mod tests {
             let data: Vec<u8> = Region(cell_shape.iter().map(|&side| 0..side).collect())
                 .cells(&vec![1; shape.len()])
                 .iter()
-                .map(|at| value(&at.iter().enumerate().map(|(axis, at)| cell[axis] * cell_shape[axis] + at).collect::<Vec<_>>()))
+                .map(|at| {
+                    value(
+                        &at.iter().enumerate().map(|(axis, at)| cell[axis] * cell_shape[axis] + at).collect::<Vec<_>>(),
+                    )
+                })
                 .collect();
             // SAFETY: one thread.
             unsafe { region.copy_from_cell(&cell, cell_shape, 1, &data, shared, 0).unwrap() };

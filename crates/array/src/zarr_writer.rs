@@ -23,10 +23,15 @@ impl ZarrWriter {
     /// Errs with `Unsupported` for a codec or type that `zarrs` does not have.
     pub fn new(opened: Opened, metadata: &str) -> Result<Self> {
         let place = penstock_store::place(opened.store.root(), &opened.prefix);
-        let refused = |problem: String| Error::Unsupported { what: format!("{place}: {problem}"), by: "the Zarr writer".to_owned() };
+        let refused = |problem: String| Error::Unsupported {
+            what: format!("{place}: {problem}"),
+            by: "the Zarr writer".to_owned(),
+        };
         let metadata = ArrayMetadata::try_from(metadata).map_err(|problem| refused(problem.to_string()))?;
-        let array = Array::new_with_metadata(Arc::new(()), "/", metadata).map_err(|problem| refused(problem.to_string()))?;
-        let element = array.data_type().fixed_size().ok_or_else(|| refused("its elements have no fixed size".to_owned()))?;
+        let array =
+            Array::new_with_metadata(Arc::new(()), "/", metadata).map_err(|problem| refused(problem.to_string()))?;
+        let element =
+            array.data_type().fixed_size().ok_or_else(|| refused("its elements have no fixed size".to_owned()))?;
         let origin = vec![0; array.dimensionality()];
         let shape = array.chunk_shape_usize(&origin).map_err(|problem| refused(problem.to_string()))?;
         let object_bytes = shape.iter().product::<usize>() * element;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys of a store as files: listed, described and read by ranges, for the fsspec adapter.
+//! Keys of a store as files: listed, described, read by ranges, written and deleted; for the fsspec adapter and arrays.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use futures::TryStreamExt;
-use penstock_store::{Meta, ObjectRef, Opened, StoreSettings, Version, open};
+use penstock_store::{Meta, ObjectRef, Opened, Precondition, PutOptions, StoreSettings, Version, open};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, duration};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -70,6 +70,35 @@ impl PyFiles {
         let (opened, key, deadline) = (self.opened.clone(), self.key(name), Deadline::within(self.deadline));
         let meta = enter_async(py, async move { opened.store.head(&key, deadline).await })?;
         Ok(self.entry_of(meta))
+    }
+
+    /// Writes one object; with `create_only`, `PreconditionFailed` if it exists. Returns its version.
+    #[pyo3(signature = (name, data, *, create_only=false, version=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        name: &[u8],
+        data: Vec<u8>,
+        create_only: bool,
+        version: Option<String>,
+    ) -> PyResult<Option<String>> {
+        let (opened, key, deadline) = (self.opened.clone(), self.key(name), Deadline::within(self.deadline));
+        let precondition = match (create_only, version) {
+            (true, _) => Precondition::Absent,
+            (false, Some(version)) => Precondition::Matches(Version(version)),
+            (false, None) => Precondition::None,
+        };
+        let options = PutOptions { precondition, ..PutOptions::default() };
+        let meta =
+            enter_async(py, async move { opened.store.put(&key, vec![Bytes::from(data)], &options, deadline).await })?;
+        Ok(meta.version.map(|version| version.0))
+    }
+
+    /// Deletes objects; those that do not exist are ignored.
+    fn delete(&self, py: Python<'_>, names: Vec<Vec<u8>>) -> PyResult<()> {
+        let (opened, deadline) = (self.opened.clone(), Deadline::within(self.deadline));
+        let keys: Vec<Key> = names.iter().map(|name| self.key(name)).collect();
+        enter_async(py, async move { opened.store.delete(&keys, deadline).await })
     }
 
     /// Ranges (offset, length) of one object, cut at its end; of `version`, if given.

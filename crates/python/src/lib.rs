@@ -5,6 +5,7 @@
 
 #![allow(missing_docs, reason = "what Python sees is documented in _native.pyi")]
 
+mod array;
 mod bench;
 mod diff;
 mod dlpack;
@@ -41,6 +42,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
     module.add_class::<fsspec::PyFiles>()?;
+    module.add_class::<array::PySegyFile>()?;
+    module.add_class::<array::PyChunkedArray>()?;
+    module.add_class::<array::PyZarrWriter>()?;
+    module.add_class::<array::PyObjectWriter>()?;
+    module.add_function(wrap_pyfunction!(array::encode_traces, module)?)?;
     module.add_class::<bench::PyStoragePhase>()?;
     module.add_class::<bench::PyObjectPhase>()?;
     module.add_function(wrap_pyfunction!(bench::clear_objects, module)?)?;

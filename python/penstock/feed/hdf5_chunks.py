@@ -6,16 +6,20 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import _native, env
 from penstock.errors import ConfigError, Corrupt, PenstockError, Unsupported
 from penstock.extras import require
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.feed.formats import Format
 
-__all__ = ["read"]
+__all__ = ["chunk_table", "read", "with_file"]
+
+T = TypeVar("T")
 
 # Chunks of all files. Each takes about 100 bytes while the dataset is open.
 _MAX_CHUNKS = 1 << 22
@@ -37,8 +41,6 @@ def read(source: _native.Source, declared: Format) -> Format:
         Unsupported: The layout or element type is not plain numbers in chunks or in one piece.
     """
     require("format hdf5", "hdf5")
-    import h5py  # type: ignore[import-untyped]
-
     objects = _native.Files(source.url, dict(env.read()))
     files = []
     left = _MAX_CHUNKS
@@ -46,7 +48,8 @@ def read(source: _native.Source, declared: Format) -> Format:
         if "key" not in entry:
             raise Unsupported("HDF5 files with names that are not UTF-8 are not supported", where=source.url)
         place = source.url + entry["key"]
-        arrays = _describe(h5py, _Object(objects, entry), declared.facts["datasets"], place)
+        names = declared.facts["datasets"]
+        arrays = with_file(objects, entry, place, lambda file: [chunk_table(file, name, place) for name in names])
         left -= sum(len(array["chunks"]) for array in arrays)
         if left < 0:
             raise Unsupported(f"{place}: more than {_MAX_CHUNKS:,} chunks are not supported", where=place)
@@ -54,7 +57,20 @@ def read(source: _native.Source, declared: Format) -> Format:
     return replace(declared, facts={**declared.facts, "files": files})
 
 
-def _describe(h5py: Any, content: _Object, names: list[str], place: str) -> list[dict[str, Any]]:
+def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Callable[[Any], T]) -> T:
+    """What `work` returns for the open `h5py.File` of an object.
+
+    Args:
+        entry: Object of a listing: `key`, `size` and, if it has one, `version`.
+        place: URL of the object, for errors.
+
+    Raises:
+        Corrupt: The object is not HDF5, or is damaged where h5py reads it; the message quotes h5py's.
+        Unsupported: The file has a user block.
+    """
+    import h5py  # type: ignore[import-untyped]
+
+    content = _Object(files, entry)
     failed: PenstockError | None = None
     with io.BufferedReader(content, _READ_AHEAD) as stream:
         try:
@@ -66,7 +82,7 @@ def _describe(h5py: Any, content: _Object, names: list[str], place: str) -> list
                         where=place,
                         hint="remove the user block: h5unjam -i OLD -o NEW",
                     )
-                return [_array(h5py, file, name, place) for name in names]
+                return work(file)
         except PenstockError as error:
             failed = error
         except _DAMAGE as error:
@@ -114,7 +130,15 @@ class _Object(io.RawIOBase):
         return count
 
 
-def _array(h5py: Any, file: Any, name: str, place: str) -> dict[str, Any]:
+def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
+    """Chunks of the dataset `name` of an open `h5py.File`: their positions, filters, fill value and type.
+
+    Raises:
+        ConfigError: There is no such dataset.
+        Unsupported: Its layout or element type is not plain numbers in chunks or in one piece.
+    """
+    import h5py
+
     found = file.get(name)
     if not isinstance(found, h5py.Dataset):
         known: list[str] = []

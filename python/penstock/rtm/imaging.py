@@ -10,6 +10,7 @@ import errno
 import math
 import os
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -320,7 +321,7 @@ def _refused(error: OSError, folder: str, need: int) -> PenstockError:
             need=need,
             hint="free some space, choose another folder, or raise snapshot_factor",
         )
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not Path(folder).is_dir():
         return NotFound(f"{folder}: not a folder", where=folder, hint="create the folder, or choose another")
     if isinstance(error, PermissionError) or error.errno == errno.EROFS:
         return Denied(f"{folder}: cannot be written ({error.strerror})", where=folder, hint="choose another folder")

@@ -7,9 +7,9 @@ computes one shot at a time, on as many threads as Devito is configured to use.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,10 +43,9 @@ Method = Literal["snapshots", "revolver", "disk"]
 Precision = Literal["float32", "float64"]
 
 _SPONGE_REFLECTION = 1e-3  # amplitude that returns from a sponge at normal incidence
-_KEPT_PROPAGATORS = 2
 # Devito's operators and symbol caches, and the arrays of a propagator, belong to one thread at a time.
 _LOCK = threading.RLock()
-_propagators: OrderedDict[tuple[Any, ...], Propagator] = OrderedDict()
+_last: dict[tuple[Survey, Precision], Propagator] = {}
 
 
 def ricker(samples: int, time_step_s: float, frequency_hz: float) -> NDArray[np.float64]:
@@ -186,13 +185,11 @@ class Propagator:
         count = self._count(range(steps))
         held = self._arrays.get("usave")
         if held is None or held.shape[0] != count:
-            held = self.operators.snapshots(self._grid, count)
-            self._arrays["usave"] = held
+            if held is not None:
+                del held, self._arrays["usave"]
+                gc.collect()
+            held = self._arrays["usave"] = self.operators.snapshots(self._grid, count)
         return held
-
-    def release(self) -> None:
-        """Free the snapshots, the largest array."""
-        self._arrays.pop("usave", None)
 
     def checkpoint_steps(self, wavelet: NDArray[Any], source_km: Sequence[float]) -> CheckpointSteps:
         """Forward and backward steps for migration with checkpoints.
@@ -274,7 +271,7 @@ def propagator(survey: Survey, precision: Precision = "float32") -> Propagator:
     """The propagator of this process for a survey.
 
     Operators are kept for good, and shared between surveys of the same dimensions, space order and snapshot factor.
-    Arrays are kept for the last two surveys.
+    Arrays are kept for the last survey and precision.
 
     Raises:
         MissingPackage: Devito is not installed.
@@ -283,12 +280,12 @@ def propagator(survey: Survey, precision: Precision = "float32") -> Propagator:
         raise ConfigError(f"precision: {precision!r} is not float32 or float64", where="precision")
     key = (survey, precision)
     with _LOCK:
-        if key not in _propagators:
-            _propagators[key] = Propagator(survey, precision)
-        _propagators.move_to_end(key)
-        while len(_propagators) > _KEPT_PROPAGATORS:
-            _propagators.popitem(last=False)
-        return _propagators[key]
+        if key not in _last:
+            if _last:
+                _last.clear()
+                gc.collect()  # Devito's arrays are in reference cycles, and would add up
+            _last[key] = Propagator(survey, precision)
+        return _last[key]
 
 
 def model_shot(survey: Survey, model: NDArray[Any], shot: int) -> NDArray[np.float32]:

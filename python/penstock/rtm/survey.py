@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_CHECKPOINTS", "Plan", "Survey", "surface_spread", "time_step_limit_s"]
 
 SCHEMA_VERSION = 1
-DEFAULT_CHECKPOINTS = 100
-"""Checkpoints of Revolver by default: 0.13 GB of a 2-D shot with 281 x 281 grid points."""
+DEFAULT_CHECKPOINTS = 20
+"""Checkpoints of Revolver by default. With 200, a shot of 1,378 steps takes 10 % less time and 10 times the memory."""
 
 SEGMENT_BYTES = 32 * 2**20
 """Memory for the snapshots of one segment when migration stores them in a file."""

@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn test_ibm_unnormalised_words_are_not_exact() {
-        for word in [0x4100_0001, 0x4000_0000, 0x7fff_ffff, 0x0110_0000, 0xc20f_ffff] {
+        for word in [0x4100_0001, 0x4000_0000, 0x7f10_0000, 0x0110_0000, 0xc20f_ffff] {
             assert!(!ibm_to_f32_exact(word), "{word:#x}");
         }
     }

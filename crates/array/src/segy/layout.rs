@@ -140,7 +140,9 @@ impl Layout {
         let stated = i64::from(if revision.0 >= 1 { fields.i16(304) } else { 0 });
         let extended_headers = match (extended_headers, u64::try_from(stated)) {
             (Some(count), _) | (None, Ok(count)) => count,
-            (None, Err(_)) => return corrupt(format!("states {stated} extended text headers, and none ends with ((SEG: EndText))")),
+            (None, Err(_)) => {
+                return corrupt(format!("states {stated} extended text headers, and none ends with ((SEG: EndText))"));
+            }
         };
         let additional = match is_second.then(|| fields.u32(306) as i32) {
             Some(count) if count < 0 => return corrupt(format!("states {count} additional trace headers")),
@@ -160,10 +162,12 @@ impl Layout {
         };
         let Some(body) = size.checked_sub(first_trace) else {
             let (want, have) = (with_separators(first_trace), with_separators(size));
-            return corrupt(format!("ends inside its {extended_headers} extended text headers (want {want} bytes, have {have})"));
+            return corrupt(format!(
+                "ends inside its {extended_headers} extended text headers (want {want} bytes, have {have})"
+            ));
         };
         let (traces, rest) = (body / trace_bytes, body % trace_bytes);
-        let trailers = is_second.then(|| fields.u32(328) as i32).unwrap_or(0);
+        let trailers = if is_second { fields.u32(328) } else { 0 };
         let is_declared = trailers != 0 && rest.is_multiple_of(TEXT_HEADER as u64);
         if rest > 0 && !is_declared && !overrides.allow_trailing {
             return corrupt(format!(

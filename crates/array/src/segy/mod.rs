@@ -8,7 +8,7 @@ mod layout;
 mod read;
 mod sample_format;
 
-pub use ibm::{ibm_to_f32, ibm_to_f32_exact, f32_to_ibm};
+pub use ibm::{f32_to_ibm, ibm_to_f32, ibm_to_f32_exact};
 pub use layout::{ByteOrder, Layout, Overrides};
 pub use read::{IbmException, SegyReader, TraceBuffers};
 pub use sample_format::{SampleFormat, decode, encode};

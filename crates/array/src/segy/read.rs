@@ -9,12 +9,12 @@ use penstock_store::{ObjectRef, Store, place};
 use penstock_types::{ByteRange, Deadline, Error, Key, Result, lock};
 use tokio::runtime::Handle;
 
+use super::TEXT_HEADER;
 use super::ibm::ibm_to_f32_exact;
 use super::layout::{ByteOrder, Layout, Overrides};
 use super::sample_format::{SampleFormat, decode};
-use super::TEXT_HEADER;
-use crate::fetch::{FetchStats, MergePolicy, Want, fetch, read};
 use crate::OutBuffer;
+use crate::fetch::{FetchStats, MergePolicy, Want, fetch, read};
 
 /// Maximum number of extended text headers that are searched for the final stanza.
 const MAX_EXTENDED: u64 = 1000;
@@ -138,9 +138,11 @@ impl SegyReader {
             (true, true) => (0, samples_at + count as u64 * stored),
         };
         let len = end - skip;
-        // Runs of consecutive traces; one that reads most of each trace is one range.
-        let is_dense = layout.trace_bytes - len <= self.policy.max_gap
-            && layout.trace_bytes as f64 <= self.policy.max_waste * len as f64;
+        // A scan of headers reads the samples between them: a request for each header would cost more.
+        let small_gap = if out.samples.is_none() { self.policy.max_gap } else { self.policy.small_gap };
+        let policy = MergePolicy { small_gap, ..self.policy };
+        // Runs of consecutive traces; one whose gaps are read in any case is one range.
+        let is_dense = layout.trace_bytes - len <= policy.small_gap;
         let most = if is_dense { (RUN_BYTES / layout.trace_bytes).max(1) as usize } else { 1 };
         let mut runs: Vec<Range<usize>> = Vec::new();
         for (at, &trace) in traces.iter().enumerate() {
@@ -182,7 +184,7 @@ impl SegyReader {
             Ok(())
         };
         let objects = std::slice::from_ref(&self.object);
-        fetch(runtime, &*self.store, objects, &wants, &self.policy, threads, deadline, &self.stats, &decode_run)?;
+        fetch(runtime, &*self.store, objects, &wants, &policy, threads, deadline, &self.stats, &decode_run)?;
         let mut exceptions = exceptions.into_inner().unwrap_or_default();
         exceptions.sort_unstable();
         let returned = (out.headers.map_or(0, |out| out.len()) + out.samples.map_or(0, |out| out.len())) as u64;

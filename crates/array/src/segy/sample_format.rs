@@ -100,7 +100,7 @@ fn swap<const N: usize>(stored: &[u8], out: &mut [u8]) {
 /// Decodes samples as stored into little-endian elements of the format's type. Errs if the sizes differ.
 pub fn decode(format: SampleFormat, order: ByteOrder, stored: &[u8], out: &mut [u8]) -> Result<()> {
     let samples = stored.len() / format.size();
-    if stored.len() % format.size() != 0 || out.len() != samples * format.dtype().size() {
+    if !stored.len().is_multiple_of(format.size()) || out.len() != samples * format.dtype().size() {
         return Err(Error::bug(format!("{} bytes of {format:?} into {}", stored.len(), out.len())));
     }
     let is_big = order == ByteOrder::Big;
@@ -133,7 +133,7 @@ pub fn decode(format: SampleFormat, order: ByteOrder, stored: &[u8], out: &mut [
 /// `Config` for an integer that three bytes cannot hold.
 pub fn encode(format: SampleFormat, order: ByteOrder, values: &[u8], out: &mut [u8]) -> Result<()> {
     let samples = values.len() / format.dtype().size();
-    if values.len() % format.dtype().size() != 0 || out.len() != samples * format.size() {
+    if !values.len().is_multiple_of(format.dtype().size()) || out.len() != samples * format.size() {
         return Err(Error::bug(format!("{} bytes as {format:?} into {}", values.len(), out.len())));
     }
     let is_big = order == ByteOrder::Big;

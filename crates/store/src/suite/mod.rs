@@ -60,6 +60,7 @@ checks! {
     uploads::upload_again_sends_only_what_is_not_held,
     uploads::upload_aborted_leaves_nothing,
     uploads::upload_over_a_new_object_is_refused,
+    uploads::writer_object_appears_whole_at_its_end,
     keys::list_is_in_byte_order_under_its_prefix,
     keys::list_after_a_key_goes_on_behind_it,
     keys::list_of_more_than_a_page_is_complete,

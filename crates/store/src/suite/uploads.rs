@@ -5,7 +5,7 @@ use bytes::Bytes;
 use penstock_types::{Algorithm, Digest, Key};
 
 use super::{Fixture, pattern};
-use crate::{MultipartStore, ObjectRef, Part, PartSpec, Precondition, PutOptions, UploadId, checksum};
+use crate::{MultipartStore, ObjectRef, ObjectWriter, Part, PartSpec, Precondition, PutOptions, UploadId, checksum};
 
 /// Bytes of an object, and how they are cut: two parts of the shortest, and a bit.
 fn cut(multipart: &dyn MultipartStore) -> (Vec<u8>, Vec<std::ops::Range<usize>>) {
@@ -120,4 +120,32 @@ pub(super) async fn upload_over_a_new_object_is_refused(fixture: &Fixture) {
     assert_eq!(error.code(), "precondition", "{error}");
     assert_eq!(fixture.whole(&key).await, b"another writer's");
     fixture.ok(multipart.abort(&key, &id, fixture.deadline()).await);
+}
+
+pub(super) async fn writer_object_appears_whole_at_its_end(fixture: &Fixture) {
+    let part = fixture.store.multipart().map_or(1 << 20, |uploads| uploads.limits().part_bytes(16 << 20, 0)) as usize;
+    for (name, size) in [("written in one", 1234), ("written in parts", part + 77), ("written empty", 0)] {
+        let (key, bytes) = (fixture.key(name), pattern(size));
+        let options = PutOptions::default();
+        let writer =
+            || ObjectWriter::new(fixture.store.clone(), key.clone(), size as u64, options.clone(), fixture.deadline());
+        let mut dropped = writer();
+        fixture.ok(dropped.write(&bytes).await);
+        dropped.abort().await;
+        let mut short = writer();
+        if size > 0 {
+            fixture.ok(short.write(&bytes[1..]).await);
+            short.finish().await.expect_err("the object ends early");
+        }
+        fixture.store.head(&key, fixture.deadline()).await.expect_err("the object exists before its end");
+        let mut writer = writer();
+        for piece in bytes.chunks(999_999) {
+            fixture.ok(writer.write(piece).await);
+        }
+        writer.write(b"more").await.expect_err("the object has more bytes than stated");
+        fixture.ok(writer.finish().await);
+        let got =
+            fixture.ok(crate::read_whole(&*fixture.store, &ObjectRef::current(key), None, fixture.deadline()).await);
+        assert!(got.1 == bytes, "{name}");
+    }
 }

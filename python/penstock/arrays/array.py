@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays on any store with NumPy's indexing: lazy, with named dimensions, coordinates and counts of their reads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.arrays.indexing import select
+from penstock.errors import Unsupported
+from penstock.extras import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.arrays.backend import Backend
+
+__all__ = ["Array", "Coordinate"]
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Values along one or several dimensions, with their unit in `attrs["units"]`."""
+
+    dims: tuple[str, ...]
+    values: np.ndarray[Any, Any]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Array:
+    """An array that is read by boxes. Indexing returns NumPy arrays; nothing is read before.
+
+    Attributes:
+        name: Name of the variable.
+        dims: Names of the dimensions.
+        coords: Coordinates by name.
+        attrs: What the file says of itself.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        name: str,
+        dims: tuple[str, ...],
+        coords: Mapping[str, Coordinate],
+        attrs: Mapping[str, Any],
+        headers: Callable[[Any], np.ndarray[Any, Any]] | None = None,
+    ) -> None:
+        self._backend = backend
+        self.name, self.dims = name, dims
+        self.coords, self.attrs = dict(coords), dict(attrs)
+        self._headers = headers
+        self._threads = len(os.sched_getaffinity(0))
+        self._reopen: tuple[str, dict[str, Any]] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each dimension."""
+        return self._backend.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of an element."""
+        return self._backend.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements in memory."""
+        return self.size * self.dtype.itemsize
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        """Shape of a chunk: of what one read cannot divide."""
+        return self._backend.chunk_shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        sides = ", ".join(f"{dim}: {side:,}" for dim, side in zip(self.dims, self.shape, strict=True))
+        return f"<penstock.arrays.Array {self.name} ({sides}) {self.dtype}>"
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.read_many([key])[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if copy is False:
+            raise ValueError("an array that is read from a store cannot be had without a copy")
+        whole: np.ndarray[Any, Any] = self[...]
+        return whole if dtype is None else whole.astype(dtype)
+
+    def read_many(self, keys: Sequence[Any]) -> list[Any]:
+        """Several indexes as one planned batch: each chunk is read and decoded once.
+
+        Raises:
+            IndexError: An index is out of bounds, or of a kind that is not supported.
+            Corrupt: A chunk is damaged, or ends early.
+            Changed: The file was replaced since it was opened.
+        """
+        selections = [select(key, self.shape, self.chunks) for key in keys]
+        boxes = [box for selection in selections for box in selection.boxes]
+        parts = iter(self._backend.read(boxes, self._threads))
+        results = []
+        for selection in selections:
+            whole = selection.assemble([next(parts) for _ in selection.boxes])
+            # A result must not keep the batch in memory, nor share memory with another one.
+            results.append(whole if np.ndim(whole) == 0 or len(boxes) == 1 else np.ascontiguousarray(whole))
+        return results
+
+    def headers(self, key: Any = ...) -> np.ndarray[Any, Any]:
+        """Trace headers of places of the survey, a structured array with the fields of the standard.
+
+        Raises:
+            Unsupported: The file has no trace headers.
+        """
+        if self._headers is None:
+            raise Unsupported(f"trace headers of {self.name} are not supported: the file has none")
+        return self._headers(key)
+
+    def stats(self) -> dict[str, int]:
+        """Counts since the array was opened: `requests`, `bytes_read` from the store, `bytes_needed` by chunks,
+        `bytes_returned`, `in_flight` now and `max_in_flight`.
+        """
+        return self._backend.stats()
+
+    def to_dask(self, chunks: Any = None) -> Any:
+        """A dask array, by default with one task for each chunk, or 64 MiB of small ones.
+
+        Raises:
+            MissingPackage: dask is not installed.
+        """
+        require("to_dask", "dask")
+        import dask.array
+
+        return dask.array.from_array(
+            self, chunks=chunks or self._task_chunks(), name=False, asarray=False, fancy=False, meta=np.empty((0,) * self.ndim, self.dtype)
+        )
+
+    def to_xarray(self, chunks: Any = None) -> Any:
+        """An `xarray.DataArray` with the coordinates and their attributes; lazy, and with dask's chunks if `chunks` is given.
+
+        Raises:
+            MissingPackage: xarray is not installed.
+        """
+        require("to_xarray", "xarray")
+        import xarray
+        from xarray.core import indexing
+
+        data = indexing.LazilyIndexedArray(_lazy(self))
+        coords = {name: (each.dims, each.values, dict(each.attrs)) for name, each in self.coords.items()}
+        found = xarray.DataArray(xarray.Variable(self.dims, data), coords=coords, name=self.name, attrs=self.attrs)
+        if chunks is None:
+            return found
+        wanted = dict(zip(self.dims, self._task_chunks(), strict=True)) if chunks in ("auto", {}) else chunks
+        return found.chunk(wanted)
+
+    def _task_chunks(self) -> tuple[int, ...]:
+        """Chunks of a task: the file's, doubled from the last dimension on until a task has about 64 MiB."""
+        sides = [min(chunk, side) or 1 for chunk, side in zip(self.chunks, self.shape, strict=True)]
+        for axis in reversed(range(self.ndim)):
+            while sides[axis] < self.shape[axis] and 2 * int(np.prod(sides)) * self.dtype.itemsize <= 64 << 20:
+                sides[axis] = min(2 * sides[axis], self.shape[axis])
+        return tuple(sides)
+
+    def __reduce__(self) -> Any:
+        from penstock.arrays.opening import open as reopen
+
+        if self._reopen is None:
+            raise Unsupported("pickling an array that was not opened by penstock.arrays.open is not supported")
+        url, options = self._reopen
+        return _reopened, (reopen, url, options)
+
+
+def _reopened(reopen: Callable[..., Array], url: str, options: dict[str, Any]) -> Array:
+    return reopen(url, **options)
+
+
+def _lazy(array: Array) -> Any:
+    from xarray.backends import BackendArray
+    from xarray.core import indexing
+
+    class Lazy(BackendArray):  # type: ignore[misc]  # xarray has no types here
+        """What xarray asks for boxes."""
+
+        shape, dtype = array.shape, array.dtype
+
+        def __getitem__(self, key: Any) -> Any:
+            support = indexing.IndexingSupport.OUTER_1VECTOR
+            return indexing.explicit_indexing_adapter(key, self.shape, support, array.__getitem__)
+
+    return Lazy()

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An object or a folder of objects on any store, with what the core needs to reach it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from penstock import _native, env
+from penstock.errors import ConfigError, NotFound
+
+__all__ = ["Entry", "Location"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An object of a listing."""
+
+    name: str
+    size: int
+    version: str | None
+
+
+@dataclass(frozen=True)
+class Location:
+    """The URL of an object, or of a folder of objects. A plain path is local.
+
+    Raises:
+        ConfigError: The URL is empty.
+    """
+
+    url: str
+    timeout_s: float = 600.0
+    variables: dict[str, str] = field(default_factory=lambda: dict(env.read()), repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        text = os.fsdecode(self.url).rstrip("/") if self.url not in ("/", "file:///") else self.url
+        if not text:
+            raise ConfigError("url: it is empty", where="url", hint="write `.` for the working directory")
+        if "://" not in text:
+            text = str(Path(text).expanduser().absolute())
+        object.__setattr__(self, "url", text.removeprefix("file://localhost").removeprefix("file://"))
+
+    def __truediv__(self, name: str) -> Location:
+        return Location(f"{self.url}/{name.strip('/')}", self.timeout_s, self.variables)
+
+    @property
+    def is_local(self) -> bool:
+        """True for a path."""
+        return "://" not in self.url
+
+    @property
+    def path(self) -> Path:
+        """The path of a local place."""
+        return Path(self.url)
+
+    @property
+    def folder(self) -> str:
+        """URL of the folder that holds it, with `/` at its end."""
+        return self.url.rpartition("/")[0] + "/"
+
+    @property
+    def name(self) -> bytes:
+        """Name within its folder."""
+        return os.fsencode(self.url.rpartition("/")[2])
+
+    @cached_property
+    def files(self) -> _native.Files:
+        """The objects below it."""
+        return _native.Files(self.url + "/", self.variables, timeout_s=self.timeout_s)
+
+    @cached_property
+    def _beside(self) -> _native.Files:
+        return _native.Files(self.folder, self.variables, timeout_s=self.timeout_s)
+
+    def entry(self) -> Entry | None:
+        """The object of this name; None if there is none."""
+        try:
+            name, size, version, _ = self._beside.head(self.name)
+        except (NotFound, IsADirectoryError):
+            return None
+        return Entry(os.fsdecode(name), size, version)
+
+    def list(self) -> list[Entry]:
+        """Objects below it, in the byte order of their names."""
+        found = self.files.described(b"")
+        return [Entry(os.fsdecode(name), size, version) for name, size, version, _ in found]
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an object below it; None if there is none."""
+        try:
+            _, size, version, _ = self.files.head(os.fsencode(name))
+        except (NotFound, IsADirectoryError, NotADirectoryError):
+            return None
+        return self.files.read(os.fsencode(name), [(0, size)], version=version)[0] if size else b""
+
+    def head(self, count: int) -> bytes:
+        """The first bytes of the object."""
+        return self._beside.read(self.name, [(0, count)])[0]
+
+    def write(self, name: str, content: bytes, *, create_only: bool = False) -> None:
+        """Write an object below it.
+
+        Raises:
+            PreconditionFailed: There is one, and `create_only` is true.
+        """
+        self.files.put(os.fsencode(name), content, create_only=create_only)

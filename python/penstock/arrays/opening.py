@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`open`: one function for every kind of file, which is found out from its content."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.arrays import zarr_reader
+from penstock.arrays.hdf5_reader import open_hdf5
+from penstock.arrays.location import Location
+from penstock.arrays.segy.reader import open_segy
+from penstock.errors import ConfigError, NotFound, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.arrays.array import Array
+
+__all__ = ["kind_of", "open"]
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_SEGY_OPTIONS = ("map", "vertical", "format", "byte_order", "samples", "allow_trailing", "progress")
+
+
+def open(  # noqa: A001 - the field's word
+    url: str | os.PathLike[str],
+    *,
+    array: str | None = None,
+    map: str | None = None,  # noqa: A002 - as on the command line
+    vertical: str = "time",
+    format: int | None = None,  # noqa: A002 - the standard's word
+    byte_order: str | None = None,
+    samples: int | None = None,
+    allow_trailing: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+    timeout_s: float = 600.0,
+) -> Array:
+    """Open a SEG-Y, HDF5, NetCDF-4, Zarr or MDIO volume on any store as an array that is read when it is indexed.
+
+    Args:
+        url: A file, or the folder of a Zarr group or array. The kind is found out from the content.
+        array: Which array of an HDF5 file or a Zarr group; by default its main or largest one.
+        map: SEG-Y: header fields that number the dimensions, as `inline=189:i4,crossline=193:i4`; by default the
+            geometry that fits the headers best.
+        vertical: SEG-Y: name of the last dimension, `time` or `depth`.
+        format, byte_order, samples: SEG-Y: what the binary header should have stated.
+        allow_trailing: SEG-Y: accept bytes after the last whole trace.
+        progress: SEG-Y: called with traces scanned and traces in all.
+        timeout_s: Limit of each request.
+
+    Raises:
+        NotFound: There is nothing at the URL.
+        Unsupported: It is none of these kinds.
+        Corrupt: It is damaged, or contradicts itself; the message says what to pass.
+    """
+    location = Location(os.fspath(url), timeout_s)
+    options = {
+        "map": map, "vertical": vertical, "format": format, "byte_order": byte_order, "samples": samples,
+        "allow_trailing": allow_trailing, "progress": progress,
+    }  # fmt: skip
+    kind = kind_of(location)
+    if kind == "segy":
+        if array is not None:
+            raise ConfigError("array: a SEG-Y file has one array", where="array")
+        found = open_segy(location, **{**options, "vertical": vertical})  # type: ignore[arg-type]
+    else:
+        given = [name for name in _SEGY_OPTIONS if options[name] not in (None, False, "time")]
+        if given and given != ["progress"]:
+            raise ConfigError(f"{given[0]}: {location.url} is {kind}, not SEG-Y", where=given[0])
+        found = (open_hdf5 if kind == "hdf5" else zarr_reader.open_zarr)(location, array=array)
+    kept = {key: value for key, value in options.items() if key != "progress" and value is not None} if kind == "segy" else {}
+    found._reopen = (location.url, {**kept, "array": array, "timeout_s": timeout_s})  # noqa: SLF001 - one module in two
+    found.attrs.setdefault("kind", kind)
+    return found
+
+
+def kind_of(location: Location) -> str:
+    """`segy`, `hdf5` or `zarr`.
+
+    Raises:
+        NotFound: There is nothing at the URL.
+        Unsupported: It is something else.
+    """
+    entry = location.entry()
+    if entry is None:
+        if zarr_reader.find_node(location) is not None:
+            return "zarr"
+        if location.files.described(b"", most=1):
+            raise Unsupported(f"{location.url}: a folder without Zarr metadata (zarr.json, .zgroup or .zarray) is not supported")
+        raise NotFound(f"{location.url} does not exist", where=location.url)
+    first = location.head(min(entry.size, 3600))
+    if first.startswith(_HDF5):
+        return "hdf5"
+    if first.startswith(b"CDF"):
+        raise Unsupported(
+            f"{location.url}: NetCDF-3 is not supported", where=location.url, hint="nccopy -k nc4 OLD.nc NEW.nc converts it to NetCDF-4"
+        )
+    if first.startswith(b"PK\x03\x04"):
+        raise Unsupported(f"{location.url}: Zarr in a zip file is not supported", where=location.url, hint="unzip it into a folder")
+    # SEG-Y has no signature: its reader checks the headers, and says what is wrong with them.
+    return "segy"

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Zarr groups and arrays of versions 2 and 3, and MDIO, as arrays. Chunks are read by the core."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.arrays.array import Array, Coordinate
+from penstock.arrays.backend import Backend, ChunkedBackend
+from penstock.errors import ConfigError, Corrupt, Unsupported
+from penstock.extras import require
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.arrays.indexing import Box
+    from penstock.arrays.location import Location
+
+__all__ = ["ZarrNode", "find_node", "open_zarr"]
+
+_MAX_COORDINATE = 64 << 20
+"""Bytes of a coordinate that is read when a group is opened."""
+
+
+@dataclass(frozen=True)
+class ZarrNode:
+    """An array of a group, by its metadata."""
+
+    location: Location
+    name: str
+    metadata: bytes
+    attrs: Mapping[str, Any]
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The metadata."""
+        found: dict[str, Any] = json.loads(self.metadata)
+        return found
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return tuple(self.document["shape"])
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the dimensions."""
+        named = self.document.get("dimension_names") or self.attrs.get("_ARRAY_DIMENSIONS") or []
+        return tuple(
+            (named[axis] if axis < len(named) else None) or f"dim_{axis}" for axis in range(len(self.document["shape"]))
+        )
+
+    @property
+    def kind(self) -> str:
+        """Its type, as the metadata names it; empty for one that is not plain."""
+        stated = self.document.get("data_type", self.document.get("dtype"))
+        return stated if isinstance(stated, str) else ""
+
+    def open(self) -> Backend:
+        """Its chunks: read by the core, or by zarr-python if a codec is not the core's."""
+        try:
+            return ChunkedBackend(
+                _native.ChunkedArray.zarr(
+                    self.location.url, self.metadata, self.location.variables, timeout_s=self.location.timeout_s
+                )
+            )
+        except Unsupported as refused:
+            return _ZarrPython(self, refused)
+
+
+class _ZarrPython:
+    """An array that zarr-python reads, through Penstock's stores."""
+
+    def __init__(self, node: ZarrNode, refused: Unsupported) -> None:
+        try:
+            require("this Zarr codec", "zarr")
+        except Unsupported as missing:
+            refused.add_note(f"zarr-python may read it: {missing.hint}")
+            raise refused from None
+        import zarr
+
+        from penstock.fs import FileSystem
+
+        url = node.location.url if "://" in node.location.url else f"file://{node.location.url}"
+        store = zarr.storage.FsspecStore(_asynchronous(FileSystem()), path=url, read_only=True)
+        self._array: Any = zarr.open_array(store, mode="r")
+        self.shape = tuple(self._array.shape)
+        self.dtype = np.dtype(self._array.dtype)
+        self.chunk_shape = tuple(self._array.chunks)
+        self._returned = 0
+
+    def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:
+        parts = [np.asarray(self._array[tuple(slice(*side) for side in box)]) for box in boxes]
+        self._returned += sum(part.nbytes for part in parts)
+        return parts
+
+    def stats(self) -> dict[str, int]:
+        return {"bytes_returned": self._returned}
+
+
+def _asynchronous(files: Any) -> Any:
+    from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+
+    return AsyncFileSystemWrapper(files, asynchronous=True)
+
+
+def find_node(location: Location) -> str | None:
+    """`group` or `array` if the folder holds Zarr metadata; None if it does not."""
+    for name in ("zarr.json", ".zgroup", ".zarray"):
+        if (found := location.read(name)) is not None:
+            if name == "zarr.json":
+                return str(_parsed(found, location, name).get("node_type", "group"))
+            return "group" if name == ".zgroup" else "array"
+    return None
+
+
+def open_zarr(location: Location, *, array: str | None = None) -> Array:
+    """Open an array, or one of a group: `array`, the group's default, or its largest.
+
+    Raises:
+        ConfigError: The group has no such array.
+        Corrupt: Its metadata are not JSON.
+    """
+    nodes, group_attrs = _nodes(location)
+    numeric = [node for node in nodes.values() if node.kind and node.shape]
+    default = group_attrs.get("attributes", group_attrs).get("defaultVariableName", group_attrs.get("defaultVariableName"))
+    if array is not None and array.strip("/") not in nodes:
+        known = "`, `".join(list(nodes)[:12])
+        raise ConfigError(f"array: {location.url} has no array `{array}`; it has `{known}`", where="array")
+    if array is None and not numeric:
+        raise ConfigError(f"array: {location.url} has no array of numbers", where="array")
+    if array is not None:
+        chosen = nodes[array.strip("/")]
+    elif default in nodes:
+        chosen = nodes[str(default)]
+    else:
+        chosen = max(numeric, key=lambda node: (len(node.shape) > 1, node.name != "headers_raw", int(np.prod(node.shape, dtype=np.int64))))
+    coords = _coordinates(chosen, nodes)
+    attrs = {key: value for key, value in chosen.attrs.items() if key not in ("_ARRAY_DIMENSIONS", "coordinates")}
+    if "penstock_segy" in group_attrs:
+        attrs["penstock_segy"] = group_attrs["penstock_segy"]
+    name = chosen.name.rpartition("/")[2] or location.url.rpartition("/")[2]
+    headers = _headers(nodes, group_attrs) if "penstock_segy" in group_attrs else None
+    return Array(chosen.open(), name=name, dims=chosen.dims, coords=coords, attrs=attrs, headers=headers)
+
+
+def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:
+    """Arrays below a place, by name, and the attributes of the group."""
+    if (root := location.read("zarr.json")) is not None:
+        document = _parsed(root, location, "zarr.json")
+        attrs = document.get("attributes", {})
+        if document.get("node_type") == "array":
+            return {"": ZarrNode(location, "", root, attrs)}, {}
+        consolidated = (document.get("consolidated_metadata") or {}).get("metadata")
+        if consolidated is None:
+            found = _children(location, "zarr.json")
+            consolidated = {name: _parsed(text, location, f"{name}/zarr.json") for name, text in found.items()}
+        arrays = {name: each for name, each in consolidated.items() if each.get("node_type") == "array"}
+        return {
+            name: ZarrNode(location / name, name, json.dumps(each).encode(), each.get("attributes", {}))
+            for name, each in arrays.items()
+        }, attrs
+    if (alone := location.read(".zarray")) is not None:
+        return {"": ZarrNode(location, "", alone, _attributes(location, location.read(".zattrs"), ".zattrs"))}, {}
+    attrs = _attributes(location, location.read(".zattrs"), ".zattrs")
+    if (listed := location.read(".zmetadata")) is not None:
+        documents = _parsed(listed, location, ".zmetadata").get("metadata", {})
+        names = [name.removesuffix("/.zarray") for name in documents if name.endswith("/.zarray")]
+        return {
+            name: ZarrNode(location / name, name, json.dumps(documents[f"{name}/.zarray"]).encode(), documents.get(f"{name}/.zattrs", {}))
+            for name in names
+        }, attrs
+    found = _children(location, ".zarray")
+    return {
+        name: ZarrNode(location / name, name, text, _attributes(location, location.read(f"{name}/.zattrs"), f"{name}/.zattrs"))
+        for name, text in found.items()
+    }, attrs
+
+
+def _children(location: Location, suffix: str) -> dict[str, bytes]:
+    """Metadata of the arrays below a group without consolidated metadata, found by a listing."""
+    names = [entry.name for entry in location.list() if entry.name.endswith(f"/{suffix}")]
+    return {name.removesuffix(f"/{suffix}"): location.read(name) or b"" for name in names}
+
+
+def _attributes(location: Location, text: bytes | None, name: str) -> dict[str, Any]:
+    return {} if text is None else _parsed(text, location, name)
+
+
+def _parsed(text: bytes, location: Location, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise Corrupt(f"{location.url}/{name} is not JSON: {error}", where=f"{location.url}/{name}") from None
+    if not isinstance(found, dict):
+        raise Corrupt(f"{location.url}/{name} is not a JSON object", where=f"{location.url}/{name}")
+    return found
+
+
+def _coordinates(chosen: ZarrNode, nodes: Mapping[str, ZarrNode]) -> dict[str, Coordinate]:
+    folder = chosen.name.rpartition("/")[0]
+    stated = chosen.attrs.get("coordinates")
+    others = stated.split() if isinstance(stated, str) else list(stated or []) if isinstance(stated, list) else []
+    coords = {}
+    for name in dict.fromkeys([*chosen.dims, *[str(each) for each in others]]):
+        node = nodes.get(f"{folder}/{name}".strip("/"))
+        if node is None or node is chosen or not node.kind or not set(node.dims) <= set(chosen.dims):
+            continue
+        backend = node.open()
+        if int(np.prod(backend.shape, dtype=np.int64)) * backend.dtype.itemsize > _MAX_COORDINATE:
+            continue
+        values = backend.read([tuple((0, side) for side in backend.shape)], 1)[0]
+        attrs = {key: value for key, value in node.attrs.items() if key != "_ARRAY_DIMENSIONS"}
+        coords[name] = Coordinate(node.dims, values, attrs)
+    return coords
+
+
+def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any]) -> Any:
+    node = nodes.get("headers_raw")
+    if node is None:
+        return None
+    from penstock.arrays.segy.header_fields import trace_dtype
+
+    kind = trace_dtype(group_attrs["penstock_segy"]["byte_order"], node.shape[-1])
+    raw = Array(node.open(), name="headers_raw", dims=node.dims, coords={}, attrs={})
+    return lambda key: np.ascontiguousarray(raw[key]).view(kind)[..., 0]

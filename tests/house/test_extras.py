@@ -47,7 +47,7 @@ def bare(tmp_path_factory):
 def test_extras_are_those_of_the_project():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules = {
-        extra: {MODULES.get(name, name) for name in (re.split("[>=]", one)[0] for one in wanted)}
+        extra: {MODULES.get(name, name) for name in (re.split(r"[\[>=]", one)[0] for one in wanted)}
         for extra, wanted in declared.items()
     }
     modules["demo"] = modules["torch"] | modules["report"]

@@ -138,7 +138,7 @@ def tree_sum(arrays: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
     Returns:
         float64, shape of the arrays.
     Raises:
-        ConfigError: There are no arrays, their shapes differ, or a value is not finite.
+        ConfigError: The list is empty, shapes differ, or a value is not finite.
     """
     # As in a binary counter: partial sums of 2^level arrays, and two of the same level make one of the next.
     partial: list[tuple[int, NDArray[np.float64]]] = []
@@ -155,7 +155,7 @@ def tree_sum(arrays: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
             level += 1
         partial.append((level, total))
     if not partial:
-        raise ConfigError("there are no images to sum", hint="migrate one or more shots first")
+        raise ConfigError("no images to sum", hint="migrate one or more shots first")
     total = partial.pop()[1]
     while partial:
         total = partial.pop()[1] + total
@@ -171,7 +171,7 @@ def stack(images: Iterable[NDArray[Any]], illuminations: Iterable[NDArray[Any]])
     Returns:
         float32 [*shape]: second difference in depth of the image divided by the illumination.
     Raises:
-        ConfigError: There are no images, shapes differ, a value is not finite, or all illumination is 0.
+        ConfigError: A list is empty, shapes differ, a value is not finite, or all illumination is 0.
     """
     image, illumination = tree_sum(images), tree_sum(illuminations)
     if image.shape != illumination.shape:

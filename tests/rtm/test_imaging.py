@@ -228,6 +228,12 @@ def test_stack_of_unfit_arrays_is_refused():
             stack(images, illuminations)
 
 
+def test_reflector_peaks_leave_out_the_marks_of_sources_at_the_top():
+    z = np.arange(100)
+    image = np.broadcast_to(5 * np.exp(-z / 2) + np.exp(-0.5 * ((z - 40) / 2) ** 2), (8, 100))
+    assert reflector_peaks(image, 3) == pytest.approx([40], abs=1)
+
+
 def test_reflector_peaks_are_apart_and_at_most_the_count():
     z = np.arange(200)
     trace = sum(size * np.cos(0.6 * (z - at)) * np.exp(-0.5 * ((z - at) / 4) ** 2) for at, size in ((50, 1), (120, -2)))

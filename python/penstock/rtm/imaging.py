@@ -193,7 +193,8 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
     Args:
         image: Stacked image [x, z] or [x, y, z] of flat reflectors.
         count: Number of reflectors.
-        separation: Smallest distance of two reflectors, samples.
+        separation: Smallest distance of two reflectors, and of a reflector from the top and the bottom, samples. The
+            sources leave their mark at the top.
     Returns:
         At most `count` sample numbers, increasing.
     Raises:
@@ -209,7 +210,8 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
     trace = _envelope(values[middle].mean(axis=tuple(range(values.ndim - 1))))
     found: list[int] = []
     for depth in np.argsort(-trace, kind="stable"):
-        is_peak = trace[depth] > 0 and trace[depth] == trace[max(0, depth - separation) : depth + separation + 1].max()
+        around = trace[max(0, depth - separation) : depth + separation + 1]
+        is_peak = len(around) == 2 * separation + 1 and trace[depth] == around.max() > 0
         if is_peak and all(abs(int(depth) - other) >= separation for other in found):
             found.append(int(depth))
         if len(found) == count:
@@ -220,10 +222,11 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
 def _envelope(trace: NDArray[np.float64]) -> NDArray[np.float64]:
     """Modulus of the analytic signal: the spectrum without its negative frequencies."""
     samples = len(trace)
-    spectrum = np.fft.fft(trace)
-    spectrum[1 : (samples + 1) // 2] *= 2
-    spectrum[samples // 2 + 1 :] = 0
-    return np.abs(np.fft.ifft(spectrum))
+    # Zeros as long as the trace keep its top from appearing at its end.
+    spectrum = np.fft.fft(trace, 2 * samples)
+    spectrum[1:samples] *= 2
+    spectrum[samples + 1 :] = 0
+    return np.abs(np.fft.ifft(spectrum))[:samples]
 
 
 def _with_memory(wave: Propagator, gather: NDArray[Any], shot: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

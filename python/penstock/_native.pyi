@@ -5,9 +5,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer
+
+# A contiguous buffer, such as an array of NumPy, whose stubs have no buffer before Python 3.12.
+_Memory: TypeAlias = Any
 
 __all__ = [
     "ORDER_VERSION",
@@ -36,8 +39,8 @@ __all__ = [
     "crc32c",
     "decode_tfrecord",
     "diff",
-    "encode_traces",
     "encode_tfrecord",
+    "encode_traces",
     "index",
     "merge_latencies",
     "object_keys",
@@ -320,9 +323,7 @@ class Files:
     ) -> list[tuple[bytes, int, str | None, float | None]]: ...
     def head(self, name: bytes) -> tuple[bytes, int, str | None, float | None]: ...
     def read(self, name: bytes, ranges: Sequence[tuple[int, int]], *, version: str | None = None) -> list[bytes]: ...
-    def put(
-        self, name: bytes, data: bytes, *, create_only: bool = False, version: str | None = None
-    ) -> str | None: ...
+    def put(self, name: bytes, data: bytes, *, create_only: bool = False, version: str | None = None) -> str | None: ...
     def delete(self, names: Sequence[bytes]) -> None: ...
 
 @final
@@ -340,13 +341,13 @@ class SegyFile:
     @property
     def version(self) -> str | None: ...
     def layout(self) -> str: ...
-    def bytes(self, start: int, len: int) -> bytes: ...
+    def read_bytes(self, start: int, count: int) -> bytes: ...
     def read(
         self,
-        traces: Buffer,
+        traces: _Memory,
         *,
-        headers: Buffer | None = None,
-        samples: Buffer | None = None,
+        headers: _Memory | None = None,
+        samples: _Memory | None = None,
         first: int = 0,
         end: int = 0,
         threads: int = 1,
@@ -381,7 +382,7 @@ class ChunkedArray:
     def shape(self) -> list[int]: ...
     @property
     def chunk_shape(self) -> list[int]: ...
-    def read_many(self, boxes: Sequence[Sequence[tuple[int, int]]], out: Buffer, *, threads: int = 1) -> None:
+    def read_many(self, boxes: Sequence[Sequence[tuple[int, int]]], out: _Memory, *, threads: int = 1) -> None:
         """Read boxes, a (start, end) for each axis, into `out`, one after the other in C order."""
     def stats(self) -> dict[str, int]: ...
 
@@ -391,7 +392,7 @@ class ZarrWriter:
 
     def __new__(cls, url: str, metadata: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ZarrWriter: ...
     def key(self, cell: Sequence[int]) -> str: ...
-    def write(self, cell: Sequence[int], data: Buffer, *, threads: int = 1) -> int:
+    def write(self, cell: Sequence[int], data: _Memory, *, threads: int = 1) -> int:
         """Encode and write one object from a whole chunk or shard in C order.
 
         Returns:
@@ -412,16 +413,16 @@ class ObjectWriter:
         create_only: bool = False,
         timeout_s: float = 600.0,
     ) -> ObjectWriter: ...
-    def write(self, data: Buffer) -> None: ...
+    def write(self, data: _Memory) -> None: ...
     def finish(self) -> None: ...
     def abort(self) -> None: ...
 
 def encode_traces(
     code: int,
     byte_order: Literal["big", "little"],
-    headers: Buffer,
-    samples: Buffer,
-    out: Buffer,
+    headers: _Memory,
+    samples: _Memory,
+    out: _Memory,
     *,
     header_bytes: int = 240,
 ) -> None:

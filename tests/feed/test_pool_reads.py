@@ -19,7 +19,7 @@ import penstock
 from penstock.errors import ConfigError
 from penstock.feed import Loader, pool_locality
 from penstock.formats import fixed
-from penstock.pool.context import NODE, VARIABLE, PoolContext, from_env, to_env
+from penstock.pool.rank_env import NODE, VARIABLE, PoolContext, from_env, to_env
 from penstock.protocols import Located, Node, Pool
 
 _FORM = fixed(id=penstock.tensor("int64", ()))

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, RankFailed
 from penstock.job import spec
-from penstock.job.runner import Execution
+from penstock.job.run_steps import Execution
 from penstock.pool import lifecycle, rpc
 
 _JOB = """

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.emulator import Emulator
 from penstock.job import compare_paths, spec
-from penstock.job.runner import StepRow
+from penstock.job.run_steps import StepRow
 from penstock.pool import lifecycle
 
 _TOOLS = Path(__file__).resolve().parents[2] / ".tools/bin"

@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock.cli.run_live import LiveView
-from penstock.job.runner import StepRow
+from penstock.job.run_steps import StepRow
 
 
 def _text(view: LiveView, width: int = 80) -> str:

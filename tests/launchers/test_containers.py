@@ -12,8 +12,8 @@ import pytest
 
 from penstock import plugins
 from penstock.errors import ConfigError, Deadline, Unsupported
-from penstock.job.commands import StepCommands
 from penstock.job.spec import ContainerSection, Job, RunSection
+from penstock.job.step_commands import StepCommands
 from penstock.launchers import mpi
 from penstock.launchers.local import launcher
 from penstock.protocols import Container, ContainerSpec, RankPrefix, RunRequest

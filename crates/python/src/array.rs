@@ -132,9 +132,9 @@ impl PySegyFile {
     }
 
     /// Bytes of the file, cut at its end.
-    fn bytes<'py>(&self, py: Python<'py>, start: u64, len: u64) -> PyResult<Bound<'py, PyBytes>> {
+    fn read_bytes<'py>(&self, py: Python<'py>, start: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
         let (reader, deadline) = (self.reader.clone(), Deadline::within(self.deadline));
-        let found = enter_async(py, async move { reader.bytes(start, len, deadline).await })?;
+        let found = enter_async(py, async move { reader.bytes(start, count, deadline).await })?;
         Ok(PyBytes::new(py, &found))
     }
 

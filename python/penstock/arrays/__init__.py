@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Volumes on any store: SEG-Y, HDF5, NetCDF-4, Zarr and MDIO through one `open`.
 
-    volume = penstock.arrays.open("s3://surveys/north.zarr")
-    section = volume[120]                                  # NumPy indexing; only the needed chunks are read
+volume = penstock.arrays.open("s3://surveys/north.zarr")
+section = volume[120]                                  # NumPy indexing; only the needed chunks are read
 """
 
 from penstock.arrays.array import Array, Coordinate

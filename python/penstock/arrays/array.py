@@ -97,7 +97,7 @@ class Array:
     def __getitem__(self, key: Any) -> Any:
         return self.read_many([key])[0]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:  # noqa: FBT001 - NumPy's protocol
         if copy is False:
             raise ValueError("an array that is read from a store cannot be had without a copy")
         whole: np.ndarray[Any, Any] = self[...]
@@ -146,8 +146,14 @@ class Array:
         require("to_dask", "dask")
         import dask.array
 
-        return dask.array.from_array(
-            self, chunks=chunks or self._task_chunks(), name=False, asarray=False, fancy=False, meta=np.empty((0,) * self.ndim, self.dtype)
+        from_array: Any = dask.array.from_array
+        return from_array(
+            self,
+            chunks=chunks or self._task_chunks(),
+            name=False,
+            asarray=False,
+            fancy=False,
+            meta=np.empty((0,) * self.ndim, self.dtype),
         )
 
     def to_xarray(self, chunks: Any = None) -> Any:
@@ -193,7 +199,7 @@ def _lazy(array: Array) -> Any:
     from xarray.backends import BackendArray
     from xarray.core import indexing
 
-    class Lazy(BackendArray):  # type: ignore[misc]  # xarray has no types here
+    class Lazy(BackendArray):
         """What xarray asks for boxes."""
 
         shape, dtype = array.shape, array.dtype

@@ -57,26 +57,31 @@ def _describe(file: Any, wanted: str | None, place: str) -> dict[str, Any]:
     if wanted is None and not numeric:
         raise ConfigError(f"array: {place} has no dataset of numbers", where="array")
     scales = {path for path, node in numeric.items() if node.is_scale}
-    largest = max(numeric, key=lambda path: (path not in scales, numeric[path].ndim > 1, numeric[path].size), default="")
-    name = (wanted or largest).strip("/")
+    largest = max(
+        numeric, key=lambda path: (path not in scales, numeric[path].ndim > 1, numeric[path].size), default=""
+    )
+    default = file.attrs.get("defaultVariableName")
+    name = (wanted or (default if default in numeric else largest)).strip("/")
     table = chunk_table(file, name, place)
     data = file[name]
-    dims, coords = _coordinates(data, name)
+    dims, coords = _coordinates(data)
     folder = name.rpartition("/")[0]
     for other in _words(data.attrs.get("coordinates")):
         path = f"{folder}/{other}".strip("/")
         if path in numeric and numeric[path].nbytes <= _MAX_COORDINATE:
-            sides, _ = _coordinates(numeric[path], path)
+            sides, _ = _coordinates(numeric[path])
             if set(sides) <= set(dims):
                 coords[other] = Coordinate(sides, numeric[path][()], _attributes(numeric[path]))
     attrs = _attributes(data)
+    if "penstock_segy" in file.attrs:
+        attrs["penstock_segy"] = json.loads(file.attrs["penstock_segy"])
     return {
         "table": table, "name": name.rpartition("/")[2], "dims": dims, "coords": coords, "attrs": attrs,
         "headers": _headers(file, folder),
     }  # fmt: skip
 
 
-def _coordinates(data: Any, name: str) -> tuple[tuple[str, ...], dict[str, Coordinate]]:
+def _coordinates(data: Any) -> tuple[tuple[str, ...], dict[str, Coordinate]]:
     """Names of the dimensions, from the dimension scales of HDF5 (and so of NetCDF-4), and the scales' values."""
     dims: list[str] = []
     coords: dict[str, Coordinate] = {}
@@ -111,9 +116,16 @@ def _words(value: Any) -> list[str]:
 
 
 def _attributes(node: Any) -> dict[str, Any]:
-    kept = {}
+    kept: dict[str, Any] = {}
     for key, value in node.attrs.items():
-        if key in ("DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME", "DIMENSION_LABELS", "coordinates") or key.startswith("_Netcdf4"):
+        if key in (
+            "DIMENSION_LIST",
+            "REFERENCE_LIST",
+            "CLASS",
+            "NAME",
+            "DIMENSION_LABELS",
+            "coordinates",
+        ) or key.startswith("_Netcdf4"):
             continue
         if isinstance(value, bytes):
             kept[key] = value.decode(errors="replace")

@@ -68,7 +68,10 @@ def select(key: Any, shape: Sequence[int], chunk_shape: Sequence[int]) -> Select
     keys[at : at + 1] = [slice(None)] * missing
     if sum(not isinstance(each, slice) and np.ndim(each) > 0 for each in keys) > 1:
         raise IndexError("only one axis may have a list or a mask; index the result again for the others")
-    axes = [_axis(each, side, chunk, number) for number, (each, side, chunk) in enumerate(zip(keys, shape, chunk_shape, strict=True))]
+    axes = [
+        _axis(each, side, chunk, number)
+        for number, (each, side, chunk) in enumerate(zip(keys, shape, chunk_shape, strict=True))
+    ]
     return Selection([tuple(box) for box in product(*[axis.runs for axis in axes])], axes)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.arrays import zarr_reader
 from penstock.arrays.hdf5_reader import open_hdf5
@@ -69,7 +69,11 @@ def open(  # noqa: A001 - the field's word
         if given and given != ["progress"]:
             raise ConfigError(f"{given[0]}: {location.url} is {kind}, not SEG-Y", where=given[0])
         found = (open_hdf5 if kind == "hdf5" else zarr_reader.open_zarr)(location, array=array)
-    kept = {key: value for key, value in options.items() if key != "progress" and value is not None} if kind == "segy" else {}
+    kept = (
+        {key: value for key, value in options.items() if key != "progress" and value is not None}
+        if kind == "segy"
+        else {}
+    )
     found._reopen = (location.url, {**kept, "array": array, "timeout_s": timeout_s})  # noqa: SLF001 - one module in two
     found.attrs.setdefault("kind", kind)
     return found
@@ -87,16 +91,22 @@ def kind_of(location: Location) -> str:
         if zarr_reader.find_node(location) is not None:
             return "zarr"
         if location.files.described(b"", most=1):
-            raise Unsupported(f"{location.url}: a folder without Zarr metadata (zarr.json, .zgroup or .zarray) is not supported")
+            raise Unsupported(
+                f"{location.url}: a folder without Zarr metadata (zarr.json, .zgroup or .zarray) is not supported"
+            )
         raise NotFound(f"{location.url} does not exist", where=location.url)
     first = location.head(min(entry.size, 3600))
     if first.startswith(_HDF5):
         return "hdf5"
     if first.startswith(b"CDF"):
         raise Unsupported(
-            f"{location.url}: NetCDF-3 is not supported", where=location.url, hint="nccopy -k nc4 OLD.nc NEW.nc converts it to NetCDF-4"
+            f"{location.url}: NetCDF-3 is not supported",
+            where=location.url,
+            hint="nccopy -k nc4 OLD.nc NEW.nc converts it to NetCDF-4",
         )
     if first.startswith(b"PK\x03\x04"):
-        raise Unsupported(f"{location.url}: Zarr in a zip file is not supported", where=location.url, hint="unzip it into a folder")
+        raise Unsupported(
+            f"{location.url}: Zarr in a zip file is not supported", where=location.url, hint="unzip it into a folder"
+        )
     # SEG-Y has no signature: its reader checks the headers, and says what is wrong with them.
     return "segy"

@@ -95,7 +95,7 @@ class _ZarrPython:
         self.chunk_shape = tuple(self._array.chunks)
         self._returned = 0
 
-    def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:
+    def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:  # noqa: ARG002 - zarr-python has threads of its own
         parts = [np.asarray(self._array[tuple(slice(*side) for side in box)]) for box in boxes]
         self._returned += sum(part.nbytes for part in parts)
         return parts
@@ -129,7 +129,9 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
     """
     nodes, group_attrs = _nodes(location)
     numeric = [node for node in nodes.values() if node.kind and node.shape]
-    default = group_attrs.get("attributes", group_attrs).get("defaultVariableName", group_attrs.get("defaultVariableName"))
+    default = group_attrs.get("attributes", group_attrs).get(
+        "defaultVariableName", group_attrs.get("defaultVariableName")
+    )
     if array is not None and array.strip("/") not in nodes:
         known = "`, `".join(list(nodes)[:12])
         raise ConfigError(f"array: {location.url} has no array `{array}`; it has `{known}`", where="array")
@@ -140,7 +142,14 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
     elif default in nodes:
         chosen = nodes[str(default)]
     else:
-        chosen = max(numeric, key=lambda node: (len(node.shape) > 1, node.name != "headers_raw", int(np.prod(node.shape, dtype=np.int64))))
+        chosen = max(
+            numeric,
+            key=lambda node: (
+                len(node.shape) > 1,
+                node.name != "headers_raw",
+                int(np.prod(node.shape, dtype=np.int64)),
+            ),
+        )
     coords = _coordinates(chosen, nodes)
     attrs = {key: value for key, value in chosen.attrs.items() if key not in ("_ARRAY_DIMENSIONS", "coordinates")}
     if "penstock_segy" in group_attrs:
@@ -173,12 +182,19 @@ def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:
         documents = _parsed(listed, location, ".zmetadata").get("metadata", {})
         names = [name.removesuffix("/.zarray") for name in documents if name.endswith("/.zarray")]
         return {
-            name: ZarrNode(location / name, name, json.dumps(documents[f"{name}/.zarray"]).encode(), documents.get(f"{name}/.zattrs", {}))
+            name: ZarrNode(
+                location / name,
+                name,
+                json.dumps(documents[f"{name}/.zarray"]).encode(),
+                documents.get(f"{name}/.zattrs", {}),
+            )
             for name in names
         }, attrs
     found = _children(location, ".zarray")
     return {
-        name: ZarrNode(location / name, name, text, _attributes(location, location.read(f"{name}/.zattrs"), f"{name}/.zattrs"))
+        name: ZarrNode(
+            location / name, name, text, _attributes(location, location.read(f"{name}/.zattrs"), f"{name}/.zattrs")
+        )
         for name, text in found.items()
     }, attrs
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.job.compare_paths import PathResult
-    from penstock.job.runner import Execution, StepRow
+    from penstock.job.run_steps import Execution, StepRow
     from penstock.job.spec import Job
     from penstock.protocols import OnLine
 
@@ -87,7 +87,7 @@ def command(
     from penstock.cli.renamed import warn_of_rename
     from penstock.errors import ConfigError
     from penstock.job import compare_paths
-    from penstock.job.runner import Execution
+    from penstock.job.run_steps import Execution
     from penstock.job.spec import load
     from penstock.stage.job import for_nodes
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from penstock.job.runner import StepRow
+    from penstock.job.run_steps import StepRow
 
 __all__ = ["LiveView"]
 

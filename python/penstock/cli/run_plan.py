@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.job.runner import Execution
+    from penstock.job.run_steps import Execution
     from penstock.job.spec import Job
 
 __all__ = ["print_breakeven", "show"]

@@ -24,7 +24,7 @@ from penstock.feed import (
     partitions,
     pool_locality,
     scan_lock,
-    url_lists,
+    url_list_pattern,
 )
 from penstock.feed import classes as class_folders
 from penstock.feed import fields as kinds
@@ -405,7 +405,7 @@ def open(  # noqa: A001 - the verb is the API
         UserWarning: No format is given, and more objects are ignored than read.
     """
     listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
-    text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_lists.joined(listed_urls or [])
+    text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_list_pattern.joined(listed_urls or [])
     if records_per_object is not None and records_per_object < 1:
         raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
     listed = None if manifest is None else _read(Path(manifest))
@@ -430,7 +430,7 @@ def open(  # noqa: A001 - the verb is the API
         source = _native.Source.open(source.url, found, dict(env.read()), known.to_json())
         source = _native.Source.restore(found, ignored, source.format)
     if listed_urls is not None and len(listed_urls) > 1:
-        url_lists.check(source, listed_urls)
+        url_list_pattern.check(source, listed_urls)
     if source.ignored:
         _warn_of_ignored(source, is_chosen=declared is not None)
     if declared is not None and declared.name == "hdf5":

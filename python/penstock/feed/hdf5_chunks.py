@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import _native, env
@@ -49,12 +50,16 @@ def read(source: _native.Source, declared: Format) -> Format:
             raise Unsupported("HDF5 files with names that are not UTF-8 are not supported", where=source.url)
         place = source.url + entry["key"]
         names = declared.facts["datasets"]
-        arrays = with_file(objects, entry, place, lambda file: [chunk_table(file, name, place) for name in names])
+        arrays = with_file(objects, entry, place, partial(_tables, names, place))
         left -= sum(len(array["chunks"]) for array in arrays)
         if left < 0:
             raise Unsupported(f"{place}: more than {_MAX_CHUNKS:,} chunks are not supported", where=place)
         files.append({"key": entry["key"], "size": entry["size"], "arrays": arrays})
     return replace(declared, facts={**declared.facts, "files": files})
+
+
+def _tables(names: list[str], place: str, file: Any) -> list[dict[str, Any]]:
+    return [chunk_table(file, name, place) for name in names]
 
 
 def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Callable[[Any], T]) -> T:

@@ -2,7 +2,7 @@
 """Locality of reads in a pool: objects that this node holds as files, nodes that hold the others, and the origin bucket.
 
 Queries the engine once before the first read; the core does the reads. Unused unless the process has a pool context
-(`penstock.pool.context`).
+(`penstock.pool.rank_env`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import ranks
 from penstock.errors import ConfigError, PenstockError
-from penstock.pool import context, engine_plugins
+from penstock.pool import engine_plugins, rank_env
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,9 +76,9 @@ class Locality:
         )
 
 
-def find(url: str, environment: Mapping[str, str]) -> context.PoolContext | None:
+def find(url: str, environment: Mapping[str, str]) -> rank_env.PoolContext | None:
     """The pool that contains a dataset's URL, if this process has a context of one."""
-    here = context.from_env(environment)
+    here = rank_env.from_env(environment)
     if here is None:
         return None
     return here if _folder(url).startswith(_folder(here.data)) else None
@@ -90,7 +90,7 @@ def _folder(url: str) -> str:
 
 
 def with_pool_routes(
-    source: _native.Source, here: context.PoolContext, environment: Mapping[str, str]
+    source: _native.Source, here: rank_env.PoolContext, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
     """The source with its routes, and the locality of its objects.
 

@@ -17,7 +17,7 @@ from penstock.job.spec import for_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.job.runner import Execution, StepRow
+    from penstock.job.run_steps import Execution, StepRow
     from penstock.job.spec import Job
 
 __all__ = ["PathResult", "run", "summarize", "to_json"]

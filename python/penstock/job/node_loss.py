@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.cluster.cluster import Cluster
-    from penstock.job.commands import StepCommands
+    from penstock.job.step_commands import StepCommands
     from penstock.protocols import Exit, Pool
 
 __all__ = ["evict_lost_objects", "unreachable_nodes"]

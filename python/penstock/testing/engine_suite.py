@@ -2,7 +2,7 @@
 """Contract of every engine, as checks for any test runner: `EngineSuite(engine, cluster, ...).run()`.
 
 The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`.
-`penstock.pool.rpc` reads and writes objects on the nodes themselves, so Penstock must be installed there.
+`penstock.pool.exec_requests` reads and writes objects on the nodes themselves, so Penstock must be installed there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class EngineSuite:
         disk: A folder that can be created on every node; it contains `{node}` if nodes share it.
         files: A folder with the same path on this machine and on every node.
         shared: Every node can read objects of all nodes (a pool); otherwise only its own (`local`).
-        environment: Environment variables for `penstock.pool.rpc` on the nodes, for example the path of an
+        environment: Environment variables for `penstock.pool.exec_requests` on the nodes, for example the path of an
             external package.
     """
 
@@ -84,9 +84,9 @@ class EngineSuite:
     # ------------------------------------------------------------ tools
 
     def do(self, node: str, *requests: list[Any]) -> list[Any]:
-        """Run requests of `penstock.pool.rpc` on a node."""
+        """Run requests of `penstock.pool.exec_requests` on a node."""
         assert self.pool is not None
-        argv = [sys.executable, "-m", "penstock.pool.rpc", self.engine, node, json.dumps(requests)]
+        argv = [sys.executable, "-m", "penstock.pool.exec_requests", self.engine, node, json.dumps(requests)]
         ended = self.cluster.run(
             argv,
             on=[self.cluster.node(node)],

@@ -16,9 +16,9 @@ use tokio::sync::watch;
 use super::super::epoch_iter::{Delivered, EpochIter, EpochSource, Next};
 use super::super::on_error::ErrorLog;
 use super::super::timing::{Busy, Trace};
-use super::assign::Feeder;
 use super::decode_workers::work;
 use super::state::{Open, Shared};
+use super::stream_feeder::Feeder;
 use super::{Position, Unindexed};
 
 /// Run of an unindexed epoch.

@@ -5,10 +5,10 @@
 //! Owns the order and the position in it: an (object, record) of one rank of one world size. Another world size cannot
 //! continue from it, since the number of records before it is unknown. The number of batches is unknown, too.
 
-mod assign;
 mod decode_workers;
 mod epoch_run;
 mod state;
+mod stream_feeder;
 mod window;
 
 use std::sync::Arc;

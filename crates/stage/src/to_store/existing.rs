@@ -12,7 +12,7 @@ use crate::journal::{Journal, Line};
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::to_folder::records::Document;
-use crate::to_store::records::is_manifest;
+use crate::to_store::manifests::is_manifest;
 use crate::to_store::target::Target;
 use crate::to_store::upload::UploadItem;
 use penstock_dataset::manifest::{Entry, Manifest};

@@ -5,9 +5,9 @@
 //! on this machine: the store holds objects and, at the end, their manifest.
 
 pub(crate) mod existing;
+pub(crate) mod manifests;
 pub(crate) mod multipart;
 pub(crate) mod object;
-pub(crate) mod records;
 pub(crate) mod stream_upload;
 pub(crate) mod target;
 pub(crate) mod upload;
@@ -36,7 +36,7 @@ use crate::source_reader::SourceReader;
 use crate::status_record::FOLDER;
 use crate::to_folder::records::share_of;
 use crate::to_store::existing::{WorkList, existing};
-use crate::to_store::records::{documents, manifest_names, record, staged_manifest};
+use crate::to_store::manifests::{documents, manifest_names, staged_manifest, write_manifest};
 use crate::to_store::target::Target;
 use crate::to_store::upload::{UploadContext, UploadItem};
 use penstock_dataset::manifest::Manifest;
@@ -88,7 +88,7 @@ pub(crate) async fn transfer(to: Target, context: StageContext<'_>) -> Result<St
     let mut staged = staged_manifest(&to.url, &journal, &manifest, items);
     staged.source = Some(source_url);
     staged.failed = failed;
-    record(&to, staged, &node, deadline).await
+    write_manifest(&to, staged, &node, deadline).await
 }
 
 /// Sends the objects, as many at once as concurrency, memory and cores allow. Returns the journal with all finished
@@ -182,7 +182,7 @@ pub(crate) async fn again(
             entry.modified_s = Some(line.mtime_ns as f64 / 1e9);
         }
     }
-    record(&to, amended, share_of(&node), deadline).await.map(drop)
+    write_manifest(&to, amended, share_of(&node), deadline).await.map(drop)
 }
 
 /// A sent object, and the file of ours that is not needed once the object is journaled.

@@ -20,7 +20,7 @@ use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::source::Source;
 use crate::to_folder::records::Document;
-use crate::to_store::records::{documents, manifest_names};
+use crate::to_store::manifests::{documents, manifest_names};
 use crate::to_store::target::Target;
 use crate::to_store::upload::UploadItem;
 use crate::to_store::{ResendRequest, again};

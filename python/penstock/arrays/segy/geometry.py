@@ -109,7 +109,9 @@ def parse_map(text: str) -> tuple[KeyField, ...]:
         dim, equals, place = part.strip().partition("=")
         if not equals or not dim.isidentifier():
             raise ConfigError(
-                f"map: `{part.strip()}` is not DIMENSION=BYTE:TYPE", where="map", hint="for example inline=189:i4,crossline=193:i4"
+                f"map: `{part.strip()}` is not DIMENSION=BYTE:TYPE",
+                where="map",
+                hint="for example inline=189:i4,crossline=193:i4",
             )
         try:
             keys.append(KeyField(dim, *parse_field(place.strip())))
@@ -145,9 +147,7 @@ def candidates(scan: HeaderScan) -> list[Candidate]:
     return [*found, Candidate((), (scan.traces,), 1.0, 0, 0.0)]
 
 
-def _cells(
-    scan: HeaderScan, keys: Sequence[KeyField], sides: Sequence[np.ndarray[Any, Any]]
-) -> np.ndarray[Any, Any]:
+def _cells(scan: HeaderScan, keys: Sequence[KeyField], sides: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     at = np.zeros(scan.traces, dtype=np.int64)
     for key, side in zip(keys, sides, strict=True):
         at = at * len(side) + np.searchsorted(side, scan[key.column])

@@ -48,7 +48,11 @@ class SegyFile:
             "format": format, "byte_order": byte_order, "samples": samples, "allow_trailing": allow_trailing,
         }  # fmt: skip
         self.core = _native.SegyFile(
-            location.folder, location.name, location.variables, overrides=json.dumps(self.overrides), timeout_s=location.timeout_s
+            location.folder,
+            location.name,
+            location.variables,
+            overrides=json.dumps(self.overrides),
+            timeout_s=location.timeout_s,
         )
         self.layout: dict[str, Any] = json.loads(self.core.layout())
         self.dtype = np.dtype(self.layout["dtype"])
@@ -69,12 +73,12 @@ class SegyFile:
 
     def file_header(self) -> bytes:
         """All bytes before the first trace."""
-        return self.core.bytes(0, self.layout["first_trace"])
+        return self.core.read_bytes(0, self.layout["first_trace"])
 
     def trailer(self) -> bytes:
         """All bytes after the last trace."""
         count = self.layout["trailing_bytes"]
-        return self.core.bytes(self.layout["size"] - count, count) if count else b""
+        return self.core.read_bytes(self.layout["size"] - count, count) if count else b""
 
     def text_header(self) -> str:
         """The textual file header, and the extended ones, as lines."""
@@ -112,7 +116,11 @@ class SegyFile:
         return np.frombuffer(found, dtype=EXCEPTION)
 
     def scan(
-        self, fields: Sequence[tuple[int, str]] = (), *, threads: int = 1, progress: Callable[[int, int], None] | None = None
+        self,
+        fields: Sequence[tuple[int, str]] = (),
+        *,
+        threads: int = 1,
+        progress: Callable[[int, int], None] | None = None,
     ) -> HeaderScan:
         """All trace headers, from the cache if this version was scanned before.
 
@@ -123,7 +131,9 @@ class SegyFile:
             self.core, self.location.url, fields, threads=threads, progress=progress, variables=self.location.variables
         )
         counts = found["samples"]
-        wrong = np.flatnonzero((counts != 0) & (counts != min(self.samples, 0xFFFF)) & (counts != self.samples & 0xFFFF))
+        wrong = np.flatnonzero(
+            (counts != 0) & (counts != min(self.samples, 0xFFFF)) & (counts != self.samples & 0xFFFF)
+        )
         if len(wrong) and self.overrides["samples"] is None:
             trace = int(wrong[0])
             raise Unsupported(
@@ -277,13 +287,11 @@ def open_segy(
     return Array(backend, name="amplitude", dims=dims, coords=coords, attrs=attrs, headers=backend.headers)
 
 
-def coordinates(
-    file: SegyFile, headers: HeaderScan, geometry: Geometry, vertical: str
-) -> Mapping[str, Coordinate]:
+def coordinates(file: SegyFile, headers: HeaderScan, geometry: Geometry, vertical: str) -> Mapping[str, Coordinate]:
     """Coordinates of a file: the grid's numbers, the samples' times or depths, and the positions in the field."""
     coords: dict[str, Coordinate] = {}
     for dim, values in zip(geometry.dims, geometry.axes, strict=True):
-        is_length = dim in ("offset",)
+        is_length = dim == "offset"
         coords[dim] = Coordinate((dim,), values, {"units": _length_unit(file)} if is_length else {})
     coords[vertical] = Coordinate((vertical,), *_vertical(file, headers, vertical))
     for name in ("cdp_x", "cdp_y", "source_x", "source_y", "receiver_x", "receiver_y"):

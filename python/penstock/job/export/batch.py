@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.job.commands import pool_up_flags, settings_flags
+from penstock.job.step_commands import pool_up_flags, settings_flags
 
 if TYPE_CHECKING:
     from penstock.job.export.request import ExportRequest

@@ -97,7 +97,7 @@ pub(crate) fn staged_manifest<'a>(
 ///
 /// A manifest of another source is kept: if it has the share's name, the new manifest's name ends with a digest of its
 /// source. Conditional writes decide between stages that end at the same time.
-pub(crate) async fn record(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
+pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
     let of_source = format!("{share}-{:016x}", xxh3_64(staged.source.as_deref().unwrap_or_default().as_bytes()));
     let path = |node: &str, format: ManifestFormat| format!(".penstock/{}", manifest_name(node, format));
     let key = |node: &str, format: ManifestFormat| to.key(&Key::from(path(node, format).as_str()));

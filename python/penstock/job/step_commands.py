@@ -64,7 +64,7 @@ class StepCommands:
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
-        """Command that runs `pool.rpc` requests on a node; it reads the pool from stdin."""
+        """Command that runs `pool.exec_requests` requests on a node; it reads the pool from stdin."""
         return [*self._penstock, "pool", "exec", engine, node, requests]
 
     def stage(self, data: str) -> list[str]:

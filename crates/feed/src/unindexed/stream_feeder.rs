@@ -22,7 +22,7 @@ use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;
 
 /// An open stream.
-struct EpochPrefetch {
+struct OpenStream {
     turn: u64,
     object: u64,
     windows: mpsc::Receiver<Result<Window>>,
@@ -30,7 +30,7 @@ struct EpochPrefetch {
     _reserved: Reservation,
 }
 
-impl Drop for EpochPrefetch {
+impl Drop for OpenStream {
     fn drop(&mut self) {
         self.task.abort();
     }
@@ -60,7 +60,7 @@ impl Feeder {
     pub async fn run(&mut self, from: Position) -> Result<()> {
         let feed = self.shared.feed.clone();
         let decoding = Arc::new(Semaphore::new(feed.threads + 1));
-        let mut ahead: VecDeque<EpochPrefetch> = VecDeque::new();
+        let mut ahead: VecDeque<OpenStream> = VecDeque::new();
         let mut turn = from.object;
         loop {
             while turn < feed.objects() && ahead.len() < MAX_AHEAD {
@@ -73,7 +73,7 @@ impl Feeder {
                 let reserved = feed.budget.reserve("the stream of an object", bytes).await?;
                 let (out, found) = mpsc::channel(1);
                 let task = tokio::spawn(windows(feed.source.clone(), object, feed.settings.object_timeout, out));
-                ahead.push_back(EpochPrefetch { turn, object, windows: found, task, _reserved: reserved });
+                ahead.push_back(OpenStream { turn, object, windows: found, task, _reserved: reserved });
                 turn += 1;
             }
             let Some(first) = ahead.front_mut() else { break };

@@ -21,12 +21,12 @@ from penstock.cluster.cluster import Cluster
 from penstock.cluster.exits import describe, raise_for_failures
 from penstock.errors import Busy, ConfigError, NotFound, PenstockError, PreconditionFailed
 from penstock.job import staged_folder
-from penstock.job.commands import StepCommands
 from penstock.job.node_loss import evict_lost_objects, unreachable_nodes
 from penstock.job.provision import provision
 from penstock.job.spec import staged_leftover
+from penstock.job.step_commands import StepCommands
 from penstock.pool import lifecycle
-from penstock.pool.context import NODE, VARIABLE, PoolContext, to_env
+from penstock.pool.rank_env import NODE, VARIABLE, PoolContext, to_env
 from penstock.protocols import Pool, PoolSpec, RunRequest
 from penstock.units import parse_seconds
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote object operations on a pool: `penstock pool exec ENGINE NODE REQUESTS`, or `python -m penstock.pool.rpc`.
+"""Remote object operations on a pool: `penstock pool exec ENGINE NODE REQUESTS`, or `python -m penstock.pool.exec_requests`.
 
 Both take the same arguments, and the pool as JSON on stdin. Runs on a node of the pool, for callers that are not on
 one: node-loss recovery, the engine suite, `penstock run`. Requests are a JSON list and run in order, such as [["put",

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes of chunks and shards for a stated access, with what each direction of slices then costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Chunking", "choose", "parse_shape"]
+
+CHUNK_BYTES = 1 << 20
+"""A chunk is what a slice reads whole: small enough for slices, large enough for one request at 20 ms and 90 MB/s."""
+
+SHARD_BYTES = 64 << 20
+"""A shard is an object, and what one writer owns."""
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """Chunks, and the shards that hold them; `shards` is None if each chunk is an object."""
+
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+    chunks: tuple[int, ...]
+    shards: tuple[int, ...] | None
+
+    @property
+    def objects(self) -> tuple[int, ...]:
+        """Shape of an object: the shard, or the chunk."""
+        return self.shards or self.chunks
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Objects along each dimension."""
+        return tuple(ceil(side / part) for side, part in zip(self.shape, self.objects, strict=True))
+
+    def slices(self) -> list[dict[str, Any]]:
+        """Of a slice across each dimension: its bytes, the bytes of the chunks that it needs, and the objects."""
+        rows = []
+        for axis, dim in enumerate(self.dims):
+            rest = [side for at, side in enumerate(self.shape) if at != axis]
+            needed = prod(rest) * self.itemsize
+            spans = [
+                ceil(side / chunk) * chunk
+                for at, (side, chunk) in enumerate(zip(self.shape, self.chunks, strict=True))
+                if at != axis
+            ]
+            read = (
+                min(self.chunks[axis], self.shape[axis])
+                * prod(min(a, b) for a, b in zip(spans, rest, strict=True))
+                * self.itemsize
+            )
+            objects = prod(side for at, side in enumerate(self.grid) if at != axis)
+            rows.append(
+                {
+                    "across": dim,
+                    "bytes": needed,
+                    "read_bytes": read,
+                    "amplification": read / max(needed, 1),
+                    "objects": objects,
+                }
+            )
+        return rows
+
+    def explain(self) -> list[str]:
+        """The choice in sentences."""
+        spell = " × ".join
+        size = prod(self.chunks) * self.itemsize
+        lines = [f"chunks of {spell(map(str, self.chunks))} ({', '.join(self.dims)}), {size / 2**20:.2g} MiB"]
+        if self.shards is not None:
+            lines.append(
+                f"shards of {spell(map(str, self.shards))}, {prod(self.shards) * self.itemsize / 2**20:.3g} MiB: "
+                f"{prod(self.grid):,} objects, each written whole by one writer"
+            )
+        else:
+            lines.append(f"one object for each chunk: {prod(self.grid):,} objects")
+        lines += [
+            f"a slice across {row['across']} reads {row['amplification']:.3g} × its bytes, from {row['objects']:,} objects"
+            for row in self.slices()
+        ]
+        return lines
+
+
+def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
+    """Parse `64,64,64` or `64x64x64`.
+
+    Raises:
+        ConfigError: It is not one whole number above 0 for each dimension.
+    """
+    parts = text.replace("x", ",").split(",")
+    if len(parts) != ndim or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(
+            f"{what}: `{text}` is not {ndim} whole numbers above 0", where=what, hint="for example 64,64,64"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def choose(
+    dims: Sequence[str],
+    shape: Sequence[int],
+    itemsize: int,
+    access: Sequence[str] = ("balanced",),
+    *,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    is_sharded: bool = True,
+) -> Chunking:
+    """Choose chunks and shards.
+
+    Args:
+        access: Dimensions that slices are taken across (`inline`), or `balanced` (all of them), `shots` (whole gathers:
+            the last two dimensions), or `train` (boxes).
+        chunks, shards: Given shapes, instead of chosen ones.
+        is_sharded: False stores each chunk as an object.
+
+    Raises:
+        ConfigError: There is no such dimension, or a shard is not whole chunks.
+    """
+    known = {"balanced", "shots", "train", *dims}
+    for name in access:
+        if name not in known:
+            raise ConfigError(f"access: `{name}` is none of {', '.join(sorted(known))}", where="access")
+    sides = tuple(max(1, side) for side in shape)
+    chosen = tuple(chunks) if chunks is not None else _chunks(dims, sides, itemsize, access)
+    chosen = tuple(min(chunk, side) for chunk, side in zip(chosen, sides, strict=True))
+    if shards is not None:
+        for shard, chunk in zip(shards, chosen, strict=True):
+            if shard % chunk:
+                raise ConfigError(f"shards: {shard} is not a multiple of the chunk's {chunk}", where="shards")
+    found = None
+    if shards is not None:
+        found = tuple(shards)
+    elif is_sharded and "shots" not in access:
+        found = _shards(sides, chosen, itemsize)
+        found = None if found == chosen else found
+    return Chunking(tuple(dims), sides, itemsize, chosen, found)
+
+
+def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Sequence[str]) -> tuple[int, ...]:
+    elements = CHUNK_BYTES // itemsize
+    if "shots" in access:
+        return tuple([1] * (len(shape) - 2) + list(shape[-2:])) if len(shape) > 1 else (elements,)
+    across = [axis for axis, dim in enumerate(dims) if dim in access]
+    if not across or "train" in access or "balanced" in access:
+        across = list(range(len(shape)))
+    # A chunk is thin across the slices' dimensions: the fewer they are, the thinner.
+    sides = [1] * len(shape)
+    thin = (
+        3
+        if len(across) == 1 and len(shape) > 1
+        else round(elements.bit_length() / len(shape)) - (len(across) < len(shape))
+    )
+    for axis in across:
+        sides[axis] = min(1 << thin, shape[axis])
+    grows = [axis for axis in range(len(shape)) if axis not in across] or across
+    # The last dimension first: its samples are contiguous in every format.
+    while prod(sides) * 2 <= elements:
+        open_axes = [axis for axis in grows if sides[axis] < shape[axis]] or [
+            a for a in range(len(shape)) if sides[a] < shape[a]
+        ]
+        if not open_axes:
+            break
+        axis = min(open_axes, key=lambda each: (sides[each], -each))
+        sides[axis] *= 2
+    return tuple(sides)
+
+
+def _shards(shape: Sequence[int], chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    shard = list(chunks)
+    whole = [ceil(side / chunk) * chunk for side, chunk in zip(shape, chunks, strict=True)]
+    # Whole traces first, then about equally along the others.
+    order = [len(shape) - 1]
+    while prod(shard) * itemsize < SHARD_BYTES:
+        axes = [axis for axis in order if shard[axis] < whole[axis]] or [
+            a for a in range(len(shape)) if shard[a] < whole[a]
+        ]
+        if not axes:
+            break
+        axis = min(axes, key=lambda each: shard[each])
+        shard[axis] = min(2 * shard[axis], whole[axis])
+    return tuple(shard)

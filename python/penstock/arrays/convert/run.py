@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`convert`: plans blocks, and moves them from a source to a destination with threads and, for Zarr, many processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.arrays.convert.chunking import Chunking, choose, parse_shape
+from penstock.arrays.convert.hdf5_destination import Hdf5Destination
+from penstock.arrays.convert.segy_destination import SegyDestination
+from penstock.arrays.convert.source import SegyFacts, Source, open_source
+from penstock.arrays.convert.zarr_destination import STATE, ZarrDestination
+from penstock.arrays.lease import Lease
+from penstock.arrays.location import Location
+from penstock.errors import Busy, ConfigError, Deadline, Unsupported
+from penstock.ranks import Rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["FORMATS", "ConversionReport", "convert"]
+
+FORMATS = ("zarr", "segy", "hdf5")
+_SUFFIXES = {".zarr": "zarr", ".sgy": "segy", ".segy": "segy", ".h5": "hdf5", ".hdf5": "hdf5", ".nc": "hdf5"}
+
+_BLOCK_BYTES = 64 << 20
+"""Bytes of a block of a file that is written whole."""
+
+
+@dataclass
+class ConversionReport:
+    """What a conversion did. Bytes are of samples in memory, and as stored."""
+
+    source: str
+    destination: str
+    format: str
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    dtype: str
+    chunks: tuple[int, ...] | None
+    shards: tuple[int, ...] | None
+    blocks: int = 0
+    resumed: int = 0
+    sample_bytes: int = 0
+    stored_bytes: int = 0
+    ibm_words: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    is_complete: bool = False
+    explanation: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def convert(
+    source: str | os.PathLike[str],
+    destination: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    array: str | None = None,
+    map: str | None = None,  # noqa: A002 - as on the command line
+    vertical: str = "time",
+    access: Sequence[str] = ("balanced",),
+    chunks: str | None = None,
+    shards: str | None = None,
+    codec: str | None = None,
+    threads: int | None = None,
+    rank: Rank | None = None,
+    dry_run: bool = False,
+    timeout_s: float = 600.0,
+    progress: Callable[[str, int, int], None] | None = None,
+    **overrides: Any,
+) -> ConversionReport:
+    """Convert a volume without loss. SEG-Y to Zarr or HDF5 and back gives the same bytes.
+
+    A killed conversion to Zarr or SEG-Y continues where it was when the same call is made again. Several ranks of one
+    launch share a conversion to Zarr: each writes whole objects of its own.
+
+    Args:
+        to: `zarr`, `segy` or `hdf5`; by default from the destination's suffix.
+        access: What the chunks are chosen for: dimensions that slices are taken across, or `balanced`, `shots`, `train`.
+        chunks, shards: Given shapes (`64,64,64`); `shards="none"` stores each chunk as an object.
+        codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`.
+        threads: Blocks under way at a time; memory is about two blocks for each. By default one for each core.
+        rank: This process in a launch of several.
+        dry_run: Plan only.
+        progress: Called with the phase (`scan`, `convert`), what is done and what is to do.
+        overrides: `format`, `byte_order`, `samples`, `allow_trailing` of a SEG-Y source with a wrong header.
+
+    Raises:
+        Busy: Another conversion to this destination is at work.
+        Mismatch: The destination exists, or was begun with other settings.
+        Unsupported: The destination cannot hold the volume.
+    """
+    begin, begin_cpu = time.monotonic(), time.process_time()
+    from_, to_place = Location(os.fspath(source), timeout_s), Location(os.fspath(destination), timeout_s)
+    kind = to or _SUFFIXES.get(os.path.splitext(to_place.url)[1].lower())  # noqa: PTH122 - of a URL
+    if kind not in FORMATS:
+        raise ConfigError(
+            f"to: the format of {to_place.url} is not known from its name",
+            where="to",
+            hint=f"pass one of {', '.join(FORMATS)}",
+        )
+    rank = rank or Rank()
+    count = threads or len(os.sched_getaffinity(0))
+
+    def told(phase: str) -> Callable[[int, int], None] | None:
+        return None if progress is None else lambda done, of: progress(phase, done, of)
+
+    volume = open_source(
+        from_, array=array, map=map, vertical=vertical, threads=count, progress=told("scan"), **overrides
+    )
+    chunking = _chunking(kind, volume, access, chunks, shards)
+    report = ConversionReport(
+        from_.url, to_place.url, kind, volume.shape, volume.dims, volume.dtype.name,
+        None if kind == "segy" else chunking.chunks, chunking.shards if kind == "zarr" else None,
+        blocks=prod(chunking.grid), sample_bytes=prod(volume.shape) * volume.dtype.itemsize,
+        explanation=chunking.explain() if kind == "zarr" else [],
+    )  # fmt: skip
+    target = _destination(kind, to_place, volume, chunking, chunks, codec)
+    if dry_run:
+        return report
+    plan = json.dumps(
+        {
+            "source": _plain(volume.identity), "dims": volume.dims, "shape": volume.shape, "dtype": volume.dtype.name,
+            "chunks": chunking.chunks, "shards": chunking.shards, "codec": codec, "format": kind,
+        },
+        sort_keys=True,
+    )  # fmt: skip
+    if kind != "zarr" and rank.world > 1:
+        raise Unsupported(f"several ranks that write one {kind} file are not supported", hint="convert on one node")
+    stop = threading.Event()
+    lease = Lease(to_place, f"{STATE}/lease", on_loss=stop.set) if kind == "zarr" and rank.rank == 0 else None
+    try:
+        if lease is not None:
+            lease.acquire()
+        is_whole = False
+        if rank.rank == 0:
+            is_whole = target.prepare(plan)
+        elif isinstance(target, ZarrDestination):
+            _await_plan(target, plan, timeout_s)
+        if not is_whole:
+            _carry(volume, target, chunking, rank, count, stop, report, told("convert"))
+            if rank.rank == 0:
+                if isinstance(target, ZarrDestination):
+                    _await_ranks(target, chunking, stop)
+                target.finish()
+        report.is_complete = rank.rank == 0
+    finally:
+        if isinstance(target, SegyDestination | Hdf5Destination):
+            target.close()
+        if lease is not None:
+            lease.release()
+    report.seconds = round(time.monotonic() - begin, 3)
+    report.cpu_seconds = round(time.process_time() - begin_cpu, 3)
+    return report
+
+
+def _chunking(kind: str, volume: Source, access: Sequence[str], chunks: str | None, shards: str | None) -> Chunking:
+    shape, dims, itemsize = volume.shape, volume.dims, volume.dtype.itemsize
+    if kind == "segy":
+        # Blocks of whole traces, along the grid's first dimensions.
+        block = [1] * (len(shape) - 1) + [shape[-1]]
+        for axis in reversed(range(len(shape) - 1)):
+            room = _BLOCK_BYTES // (prod(block) * itemsize)
+            block[axis] = max(1, min(shape[axis], room))
+        return Chunking(dims, tuple(max(1, side) for side in shape), itemsize, tuple(block), None)
+    given = None if chunks is None else parse_shape(chunks, len(shape), "chunks")
+    is_sharded = kind == "zarr" and shards != "none"
+    given_shards = parse_shape(shards, len(shape), "shards") if shards not in (None, "none") and shards else None
+    return choose(
+        dims, shape, itemsize, access, chunks=given, shards=given_shards, is_sharded=is_sharded or kind == "hdf5"
+    )
+
+
+def _destination(
+    kind: str, location: Location, volume: Source, chunking: Chunking, chunks: str | None, codec: str | None
+) -> Any:
+    if kind == "zarr":
+        return ZarrDestination(location, volume, chunking, codec or "lz4")
+    if kind == "hdf5":
+        is_chunked = codec not in (None, "none") or chunks is not None
+        return Hdf5Destination(location, volume, chunking if is_chunked else None, codec or "none")
+    if codec is not None:
+        raise ConfigError("codec: a SEG-Y file has none", where="codec")
+    return SegyDestination(location, volume, _facts(volume, location))
+
+
+def _facts(volume: Source, location: Location) -> SegyFacts:
+    if volume.segy is None:
+        raise Unsupported(
+            f"{location.url}: SEG-Y from a volume without trace headers is not supported by convert",
+            hint="penstock array create --from SOURCE makes headers from its coordinates",
+        )
+    return volume.segy
+
+
+def _carry(
+    volume: Source,
+    target: Any,
+    chunking: Chunking,
+    rank: Rank,
+    threads: int,
+    stop: threading.Event,
+    report: ConversionReport,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    done = target.done()
+    cells = list(np.ndindex(*chunking.grid))[rank.rank :: rank.world]
+    left = [cell for cell in cells if cell not in done]
+    report.resumed = len(cells) - len(left)
+    total = len(cells)
+    if progress is not None:
+        progress(total - len(left), total)
+
+    def work(cell: tuple[int, ...]) -> tuple[int, int]:
+        if stop.is_set():
+            raise Busy(
+                f"{report.destination}: another process has taken the destination over", where=report.destination
+            )
+        box = tuple(
+            (at * size, min((at + 1) * size, side))
+            for at, size, side in zip(cell, chunking.objects, volume.shape, strict=True)
+        )
+        headers = None
+        if volume.segy is not None and cell[-1] == 0:
+            headers = np.empty((*[end - start for start, end in box[:-1]], volume.segy.header_bytes), dtype=np.uint8)
+        samples, exceptions = volume.read(box, headers)
+        stored = target.write(cell, box, samples, headers, exceptions)
+        return stored, len(exceptions)
+
+    # One block a thread is under way, and none waits: memory is bounded by the threads.
+    with ThreadPoolExecutor(threads, thread_name_prefix="penstock-convert") as pool:
+        waiting: dict[Future[tuple[int, int]], tuple[int, ...]] = {}
+        todo = iter(left)
+        try:
+            while True:
+                while len(waiting) < threads and (cell := next(todo, None)) is not None:
+                    waiting[pool.submit(work, cell)] = cell
+                if not waiting:
+                    break
+                finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    cell = waiting.pop(future)
+                    stored, words = future.result()
+                    if not isinstance(target, ZarrDestination):
+                        target.mark(cell)
+                    report.stored_bytes += stored
+                    report.ibm_words += words
+                    done.add(cell)
+                    if progress is not None:
+                        progress(sum(each in done for each in cells), total)
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _await_plan(target: ZarrDestination, plan: str, timeout_s: float) -> None:
+    """Wait until rank 0 has created the arrays."""
+    until = time.monotonic() + timeout_s
+    while time.monotonic() < until:
+        found = target.location.read(f"{STATE}/plan.json")
+        if found is not None and found.decode() == plan:
+            return
+        time.sleep(0.2)
+    raise Deadline(f"rank 0 did not prepare {target.location.url} within {timeout_s:.0f} s", where=target.location.url)
+
+
+def _await_ranks(target: ZarrDestination, chunking: Chunking, stop: threading.Event) -> None:
+    """Wait until all objects are written, as long as some are: a rank that has ended leaves them to the next start."""
+    total, quiet_s, last = prod(chunking.grid), 0.0, -1
+    while (count := len(target.done())) < total and not stop.is_set():
+        quiet_s = quiet_s + 0.5 if count == last else 0.0
+        last = count
+        if quiet_s > 300:
+            raise Deadline(
+                f"{target.location.url}: {total - count:,} of {total:,} objects are missing, and none came in 300 s",
+                where=target.location.url, hint="start the conversion again: it resumes",
+            )  # fmt: skip
+        time.sleep(0.5)
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))

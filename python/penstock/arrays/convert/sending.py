@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends a finished file to an object store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock import _native
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.arrays.location import Location
+
+__all__ = ["send"]
+
+_PIECE_BYTES = 16 << 20
+
+
+def send(path: Path, location: Location) -> None:
+    """Send a file to a store, in parts; the object must not exist.
+
+    Raises:
+        PreconditionFailed: It exists.
+    """
+    size = path.stat().st_size
+    writer = _native.ObjectWriter(
+        location.folder, location.name, size, location.variables, create_only=True,
+        timeout_s=max(location.timeout_s, size / 1e6),
+    )  # fmt: skip
+    try:
+        with path.open("rb") as content:
+            while data := content.read(_PIECE_BYTES):
+                writer.write(data)
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise

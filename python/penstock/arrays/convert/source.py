@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a conversion reads: samples and trace headers by box, and all that a SEG-Y file holds besides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.arrays.opening import kind_of
+from penstock.arrays.opening import open as open_array
+from penstock.arrays.segy.geometry import candidates, grid, parse_map
+from penstock.arrays.segy.header_fields import TRACE_FIELDS
+from penstock.arrays.segy.reader import EXCEPTION, SegyFile, coordinates
+from penstock.errors import Corrupt, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.arrays.array import Array, Coordinate
+    from penstock.arrays.indexing import Box
+    from penstock.arrays.location import Location
+
+__all__ = ["SEGY_ARRAYS", "SegyFacts", "Source", "open_source"]
+
+SEGY_ARRAYS = (
+    "headers_raw",
+    "trace_index",
+    "segy_file_header",
+    "segy_trailer",
+    "duplicate_headers",
+    "duplicate_samples",
+    "duplicate_index",
+    "ibm_words",
+)
+"""Arrays, beside the samples, from which a SEG-Y file can be written again byte for byte."""
+
+
+@dataclass(frozen=True)
+class SegyFacts:
+    """A SEG-Y file without its gridded samples and headers."""
+
+    layout: Mapping[str, Any]
+    file_header: np.ndarray[Any, Any]
+    """All bytes before the first trace."""
+    trailer: np.ndarray[Any, Any]
+    """All bytes after the last trace."""
+    trace_index: np.ndarray[Any, Any]
+    """Trace in file order at each place; -1 where there is none."""
+    duplicate_index: np.ndarray[Any, Any]
+    """Traces that share a place with an earlier one, in file order."""
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes of a trace's headers."""
+        return int(self.layout["header_bytes"])
+
+
+class Source(Protocol):
+    """A volume to convert."""
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the dimensions."""
+
+    @property
+    def coords(self) -> Mapping[str, Coordinate]:
+        """Coordinates by name."""
+
+    @property
+    def segy(self) -> SegyFacts | None:
+        """What a SEG-Y file has besides."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What makes it this version of this volume: a resumed conversion must meet the same."""
+
+    @property
+    def name(self) -> str:
+        """Name of the variable."""
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Attributes of the variable."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the samples."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a sample."""
+
+    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Samples of a box, and the `EXCEPTION`s among them. Fills `headers` ([..., header_bytes]), if given."""
+
+    def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Headers and samples of the duplicate traces, and their exceptions."""
+
+
+def fill_of(dtype: np.dtype[Any]) -> Any:
+    """Value of a sample of a place without a trace."""
+    return np.nan if dtype.kind == "f" else 0
+
+
+@dataclass
+class _SegySource:
+    file: SegyFile
+    dims: tuple[str, ...]
+    coords: Mapping[str, Coordinate]
+    segy: SegyFacts | None
+    identity: Mapping[str, Any]
+    name: str = "amplitude"
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def facts(self) -> SegyFacts:
+        """A SEG-Y file always has them."""
+        assert self.segy is not None
+        return self.segy
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.facts.trace_index.shape, self.file.samples)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        found: np.dtype[Any] = self.file.dtype
+        return found
+
+    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        first, end = box[-1]
+        index = self.facts.trace_index[tuple(slice(*side) for side in box[:-1])]
+        numbers = index.reshape(-1)
+        there = numbers >= 0
+        samples = np.empty((len(numbers), end - first), dtype=self.dtype)
+        if there.all():
+            exceptions = self.file.read(numbers, first, end, headers=headers, samples=samples)
+        else:
+            # Traces are read side by side, then put in their places.
+            found = np.empty((int(there.sum()), end - first), dtype=self.dtype)
+            found_headers = None if headers is None else np.empty((len(found), headers.shape[-1]), dtype=np.uint8)
+            exceptions = self.file.read(numbers[there], first, end, headers=found_headers, samples=found)
+            samples[there] = found
+            samples[~there] = fill_of(self.dtype)
+            if headers is not None and found_headers is not None:
+                rows = headers.reshape(len(numbers), -1)
+                rows[there] = found_headers
+                rows[~there] = 0
+        return samples.reshape(*index.shape, end - first), exceptions
+
+    def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        numbers = self.facts.duplicate_index
+        headers = np.empty((len(numbers), self.facts.header_bytes), dtype=np.uint8)
+        samples = np.empty((len(numbers), self.file.samples), dtype=self.dtype)
+        exceptions = self.file.read(numbers, 0, self.file.samples, headers=headers, samples=samples)
+        return headers, samples, exceptions
+
+
+class _ArraySource:
+    """A Zarr group or HDF5 file, with what a conversion from SEG-Y put beside the samples."""
+
+    def __init__(self, location: Location, array: Array) -> None:
+        self._array = array
+        self.dims, self.coords, self.name, self.attrs = array.dims, array.coords, array.name, array.attrs
+        self.shape, self.dtype = array.shape, array.dtype
+        stated = array.attrs.get("penstock_segy")
+        self._words = np.empty(0, dtype=EXCEPTION)
+        self.segy: SegyFacts | None = None
+        entry = location.entry()
+        self.identity = {
+            "url": location.url,
+            "size": entry and entry.size,
+            "version": entry and entry.version,
+            "array": array.name,
+        }
+        if stated is None:
+            return
+        layout = json.loads(stated) if isinstance(stated, str) else stated
+
+        def side(name: str) -> Array:
+            return open_array(location.url, array=name, timeout_s=location.timeout_s)
+
+        present = set(layout["arrays"])
+        empty = np.empty(0, dtype=np.uint8)
+        self.segy = SegyFacts(
+            layout=layout,
+            file_header=side("segy_file_header")[...],
+            trailer=side("segy_trailer")[...] if "segy_trailer" in present else empty,
+            trace_index=side("trace_index")[...],
+            duplicate_index=side("duplicate_index")[...]
+            if "duplicate_index" in present
+            else np.empty(0, dtype=np.int64),
+        )
+        self._side, self._present = side, present
+        self._headers = side("headers_raw")
+        if "ibm_words" in present:
+            words = side("ibm_words")[...]
+            self._words = np.empty(len(words), dtype=EXCEPTION)
+            for column, name in enumerate(EXCEPTION.names or ()):
+                self._words[name] = words[:, column]
+
+    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        samples = self._array[tuple(slice(*side) for side in box)]
+        if headers is not None:
+            headers[...] = self._headers[tuple(slice(*side) for side in box[:-1])]
+        if self.segy is None or not len(self._words):
+            return samples, self._words[:0]
+        numbers = self.segy.trace_index[tuple(slice(*side) for side in box[:-1])].reshape(-1)
+        words = self._words[(self._words["sample"] >= box[-1][0]) & (self._words["sample"] < box[-1][1])]
+        return samples, words[np.isin(words["trace"], numbers[numbers >= 0].astype(np.uint64))]
+
+    def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        if self.segy is None or not len(self.segy.duplicate_index):
+            return np.empty((0, 240), np.uint8), np.empty((0, self.shape[-1]), self.dtype), self._words[:0]
+        index = self.segy.duplicate_index
+        words = self._words[np.isin(self._words["trace"], index.astype(np.uint64))]
+        return self._side("duplicate_headers")[...], self._side("duplicate_samples")[...], words
+
+
+def open_source(
+    location: Location,
+    *,
+    array: str | None = None,
+    map: str | None = None,  # noqa: A002 - as on the command line
+    vertical: str = "time",
+    threads: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    **overrides: Any,
+) -> Source:
+    """Open a volume to convert: SEG-Y with its whole header scan, or an array of Zarr or HDF5."""
+    kind = kind_of(location)
+    if kind != "segy":
+        return _ArraySource(location, open_array(location.url, array=array, timeout_s=location.timeout_s))
+    if array is not None:
+        raise Unsupported("an array of a SEG-Y file is not supported: it has one")
+    file = SegyFile(location, **overrides)
+    if not file.traces:
+        raise Corrupt(f"{location.url} has no traces", where=location.url)
+    keys = None if map is None else parse_map(map)
+    extra = [(key.byte, key.kind) for key in keys or () if key.column not in TRACE_FIELDS]
+    headers = file.scan(extra, threads=threads, progress=progress)
+    geometry = grid(headers, candidates(headers)[0].keys if keys is None else keys)
+    segy = SegyFacts(
+        layout=file.layout,
+        file_header=np.frombuffer(file.file_header(), dtype=np.uint8),
+        trailer=np.frombuffer(file.trailer(), dtype=np.uint8),
+        trace_index=geometry.trace_index,
+        duplicate_index=geometry.duplicates,
+    )
+    identity = {
+        "url": location.url, "version": file.core.version, "layout": file.layout, "map": ",".join(map_ for map_ in (str(key) for key in geometry.keys)),
+    }  # fmt: skip
+    return _SegySource(file, (*geometry.dims, vertical), coordinates(file, headers, geometry, vertical), segy, identity)

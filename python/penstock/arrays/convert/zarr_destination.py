@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Zarr group as the destination of a conversion: one writer and one create-only marker for each object.
+
+Metadata of the arrays are written first, the group's last: before that the group does not open. State lies below
+`.penstock/`, which Zarr's readers ignore: the plan, a marker for each finished object, and IBM words kept apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.arrays.convert.source import fill_of
+from penstock.arrays.convert.zarr_metadata import array_document, group_document, parse_codec
+from penstock.arrays.segy.reader import EXCEPTION
+from penstock.errors import ConfigError, Mismatch, PreconditionFailed
+
+if TYPE_CHECKING:
+    from penstock.arrays.convert.chunking import Chunking
+    from penstock.arrays.convert.source import Source
+    from penstock.arrays.indexing import Box
+    from penstock.arrays.location import Location
+
+__all__ = ["PLAN", "STATE", "ZarrDestination"]
+
+STATE = ".penstock"
+PLAN = f"{STATE}/plan.json"
+_DONE, _WORDS = f"{STATE}/done", f"{STATE}/ibm"
+
+_SIDE_BYTES = 4 << 20
+"""Bytes of a chunk of the arrays beside the samples."""
+
+
+class ZarrDestination:
+    """See the module. `version` is the plan: a resumed conversion must have the same."""
+
+    def __init__(self, location: Location, source: Source, chunking: Chunking, codec: str) -> None:
+        self.location, self._source, self._chunking = location, source, chunking
+        self._documents = self._array_documents(codec)
+        self._writers: dict[str, _native.ZarrWriter] = {}
+
+    def prepare(self, plan: str) -> bool:
+        """Create the arrays, or find them made by the same plan. True if the conversion was complete already.
+
+        Raises:
+            Mismatch: The destination has another plan, or was not made by a conversion.
+        """
+        existing = self.location.read("zarr.json")
+        found = self.location.read(PLAN)
+        if found is None:
+            if existing is not None or self.location.read(".zgroup") is not None:
+                raise Mismatch(
+                    f"{self.location.url} exists, and was not made by this conversion",
+                    where=self.location.url, hint="choose another destination, or delete it first",
+                )  # fmt: skip
+            try:
+                self.location.write(PLAN, plan.encode(), create_only=True)
+            except PreconditionFailed:
+                found = self.location.read(PLAN)
+        if found is not None and found.decode() != plan:
+            differs = _difference(json.loads(found), json.loads(plan))
+            raise Mismatch(
+                f"{self.location.url} was begun by a conversion with another {differs}",
+                where=self.location.url, hint="repeat its settings to resume it, or choose another destination",
+            )  # fmt: skip
+        if existing is not None:
+            return True
+        for name, document in self._documents.items():
+            self.location.write(f"{name}/zarr.json", json.dumps(document).encode())
+        for name, coordinate in self._source.coords.items():
+            self._write_array(name, coordinate.values)
+        if (segy := self._source.segy) is not None:
+            self._write_array("trace_index", segy.trace_index)
+            self._write_array("segy_file_header", segy.file_header)
+            if len(segy.trailer):
+                self._write_array("segy_trailer", segy.trailer)
+        return False
+
+    def done(self) -> set[tuple[int, ...]]:
+        """Objects that are finished."""
+        names = self.location.files.described(f"{_DONE}/".encode())
+        return {tuple(int(part) for part in os.fsdecode(name).rpartition("/")[2].split(".")) for name, *_ in names}
+
+    def write(
+        self,
+        cell: tuple[int, ...],
+        box: Box,  # noqa: ARG002 - one signature for all destinations
+        samples: np.ndarray[Any, Any],
+        headers: np.ndarray[Any, Any] | None,
+        exceptions: np.ndarray[Any, Any],
+    ) -> int:
+        """Write the samples and headers of an object, then its marker. Returns the bytes that were stored.
+
+        Raises:
+            PreconditionFailed: Another writer has finished this object.
+        """
+        stored = self._put(
+            self._source.name, cell, self._padded(samples, self._chunking.objects, fill_of(samples.dtype))
+        )
+        is_first = cell[-1] == 0
+        if headers is not None and is_first:
+            shape = (*self._chunking.objects[:-1], headers.shape[-1])
+            stored += self._put("headers_raw", (*cell[:-1], 0), self._padded(headers, shape, 0))
+        name = ".".join(map(str, cell))
+        if len(exceptions):
+            self.location.write(f"{_WORDS}/{name}", exceptions.tobytes())
+        facts = {"stored_bytes": stored, "ibm_words": len(exceptions)}
+        self.location.write(f"{_DONE}/{name}", json.dumps(facts).encode(), create_only=True)
+        return stored
+
+    def finish(self) -> None:
+        """Write the duplicates and the IBM words as arrays, then the group's metadata."""
+        words = []
+        for name, *_ in self.location.files.described(f"{_WORDS}/".encode()):
+            words.append(np.frombuffer(self.location.read(os.fsdecode(name)) or b"", dtype=EXCEPTION))
+        if self._source.segy is not None and len(self._source.segy.duplicate_index):
+            headers, samples, exceptions = self._source.duplicates()
+            words.append(exceptions)
+            self._add("duplicate_headers", headers, ("duplicate", "header_byte"))
+            self._add("duplicate_samples", samples, ("duplicate", self._source.dims[-1]))
+            self._add("duplicate_index", self._source.segy.duplicate_index, ("duplicate",))
+        if words:
+            rows = np.sort(np.concatenate(words), order=["trace", "sample"])
+            columns = np.stack([rows[name].astype(np.int64) for name in EXCEPTION.names or ()], axis=1)
+            self._add("ibm_words", columns, ("ibm_word", "trace_sample_word"))
+        self.location.write("zarr.json", json.dumps(group_document(self._documents, self._attributes())).encode())
+
+    def _attributes(self) -> dict[str, Any]:
+        attrs: dict[str, Any] = {"Conventions": "CF-1.11", "defaultVariableName": self._source.name}
+        if (segy := self._source.segy) is not None:
+            kept = [name for name in self._documents if name not in self._source.coords and name != self._source.name]
+            attrs["penstock_segy"] = {**segy.layout, "arrays": kept}
+        return attrs
+
+    def _array_documents(self, codec: str) -> dict[str, dict[str, Any]]:
+        source = self._source
+        extra = [name for name in source.coords if name not in source.dims]
+        attrs = {key: value for key, value in source.attrs.items() if key not in ("penstock_segy", "kind")}
+        if extra:
+            attrs["coordinates"] = " ".join(extra)
+        documents = {
+            source.name: array_document(
+                source.shape, source.dtype, source.dims, chunks=self._chunking.chunks, shards=self._chunking.shards,
+                codecs=parse_codec(codec, source.dtype.itemsize), fill=fill_of(source.dtype), attrs=attrs,
+            )
+        }  # fmt: skip
+        if (segy := source.segy) is not None:
+            spatial = source.dims[:-1]
+            documents["headers_raw"] = array_document(
+                (*source.shape[:-1], segy.header_bytes), np.dtype(np.uint8), (*spatial, "header_byte"),
+                chunks=(*self._chunking.objects[:-1], segy.header_bytes), codecs=parse_codec("zstd", 1),
+            )  # fmt: skip
+            documents["trace_index"] = _side(
+                segy.trace_index, spatial, {"long_name": "number of the trace in the SEG-Y file, -1 for none"}, -1
+            )
+            documents["segy_file_header"] = _side(segy.file_header, ("file_header_byte",))
+            if len(segy.trailer):
+                documents["segy_trailer"] = _side(segy.trailer, ("trailer_byte",))
+        for name, coordinate in source.coords.items():
+            if name in documents:
+                raise ConfigError(f"coordinate {name}: an array of this name exists", where=name)
+            values = np.asarray(coordinate.values)
+            documents[name] = _side(values, coordinate.dims, dict(coordinate.attrs), fill_of(values.dtype))
+        return documents
+
+    def _add(self, name: str, values: np.ndarray[Any, Any], dims: tuple[str, ...]) -> None:
+        self._documents[name] = _side(values, dims)
+        self.location.write(f"{name}/zarr.json", json.dumps(self._documents[name]).encode())
+        self._write_array(name, values)
+
+    def _write_array(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        document = self._documents[name]
+        values = np.ascontiguousarray(values, dtype=np.dtype(document["data_type"]))
+        chunk = document["chunk_grid"]["configuration"]["chunk_shape"]
+        fill = np.nan if document["fill_value"] == "NaN" else document["fill_value"]
+        for cell in np.ndindex(*[-(-side // part) for side, part in zip(values.shape, chunk, strict=True)]):
+            part = values[tuple(slice(at * size, (at + 1) * size) for at, size in zip(cell, chunk, strict=True))]
+            self._put(name, cell, self._padded(part, chunk, fill))
+
+    @staticmethod
+    def _padded(values: np.ndarray[Any, Any], shape: Any, fill: Any) -> np.ndarray[Any, Any]:
+        if values.shape == tuple(shape):
+            return np.ascontiguousarray(values)
+        whole = np.full(shape, fill, dtype=values.dtype)
+        whole[tuple(slice(side) for side in values.shape)] = values
+        return whole
+
+    def _put(self, name: str, cell: tuple[int, ...], values: np.ndarray[Any, Any]) -> int:
+        if name not in self._writers:
+            place = self.location / name
+            self._writers[name] = _native.ZarrWriter(
+                place.url, json.dumps(self._documents[name]), place.variables, timeout_s=place.timeout_s
+            )
+        return self._writers[name].write(cell, values.reshape(-1).view(np.uint8))
+
+
+def _side(
+    values: np.ndarray[Any, Any], dims: tuple[str, ...], attrs: dict[str, Any] | None = None, fill: Any = 0
+) -> dict[str, Any]:
+    # Whole rows, about 4 MiB of them.
+    row = max(1, int(np.prod(values.shape[1:], dtype=np.int64)) * values.dtype.itemsize)
+    first = [max(1, min(values.shape[0], _SIDE_BYTES // row))] if values.ndim else []
+    chunks = [*first, *[max(1, side) for side in values.shape[1:]]]
+    codecs = parse_codec("zstd", values.dtype.itemsize)
+    return array_document(values.shape, values.dtype, dims, chunks=chunks, codecs=codecs, fill=fill, attrs=attrs)
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    return ", ".join(sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key)))

@@ -96,9 +96,13 @@ class Location:
             return None
         return self.files.read(os.fsencode(name), [(0, size)], version=version)[0] if size else b""
 
+    def read_range(self, start: int, count: int, version: str | None = None) -> bytes:
+        """Bytes of the object, cut at its end; of `version`, if given."""
+        return self._beside.read(self.name, [(start, count)], version=version)[0]
+
     def head(self, count: int) -> bytes:
         """The first bytes of the object."""
-        return self._beside.read(self.name, [(0, count)])[0]
+        return self.read_range(0, count) if count else b""
 
     def write(self, name: str, content: bytes, *, create_only: bool = False) -> None:
         """Write an object below it.

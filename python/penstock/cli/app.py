@@ -33,6 +33,7 @@ VERBS = {
     "stage": "Copy a dataset to this node or a store, verified and resumable.",
     "verify": "Verify a staged copy, and repair it.",
     "diff": "Compare two datasets by their listings or manifests.",
+    "array": "Open, convert and image volumes: SEG-Y, Zarr, HDF5.",
     "audit-order": "Prove that a dataset is delivered in one order.",
     "train": "Train a workload from any URL.",
     "bench": "Measure a path; name its limit and what to change.",

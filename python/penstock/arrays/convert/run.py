@@ -150,7 +150,9 @@ def convert(
             is_whole = target.prepare(plan)
         elif isinstance(target, ZarrDestination):
             _await_plan(target, plan, timeout_s)
-        if not is_whole:
+        if is_whole:
+            report.resumed = report.blocks
+        else:
             _carry(volume, target, chunking, rank, count, stop, report, told("convert"))
             if rank.rank == 0:
                 if isinstance(target, ZarrDestination):

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock array`: volumes on any store. One file per sub-verb, loaded when it is called."""
+
+from __future__ import annotations
+
+import click
+
+from penstock.cli.group import LazyGroup
+
+__all__ = ["VERBS", "command"]
+
+# Sub-verb -> its purpose. Kept here so that `penstock array --help` imports none of them.
+VERBS: dict[str, str] = {
+    "info": "Describe a volume; rank the geometries that a SEG-Y file's headers allow.",
+    "convert": "Convert between SEG-Y, Zarr and HDF5 without loss, resumable.",
+    "verify": "Certify that a converted volume gives back the same bytes.",
+    "diff": "Compare the samples and coordinates of two volumes.",
+    "slice": "Take a slice as a picture, a NumPy file or SEG-Y.",
+    "create": "Make a model volume.",
+    "rtm": "Image a volume by reverse time migration, shot by shot.",
+}
+
+
+@click.group("array", cls=LazyGroup, package=__name__, verbs=VERBS)
+def command() -> None:
+    """Open, convert and image volumes: SEG-Y, HDF5, NetCDF-4, Zarr and MDIO, on any store."""

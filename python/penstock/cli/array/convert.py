@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock array convert`: between SEG-Y, Zarr and HDF5, without loss."""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.parameters import SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.arrays.convert.run import ConversionReport
+
+__all__ = ["command", "progress_bar", "segy_overrides"]
+
+
+def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Flags for what the headers of a SEG-Y file do not say, or say wrong."""
+    for option in reversed(
+        [
+            click.option(
+                "--map",
+                "map_",
+                metavar="DIM=BYTE:TYPE,..",
+                help="Header fields that number the dimensions, as inline=189:i4,crossline=193:i4. [the best of info --scan]",
+            ),
+            click.option(
+                "--vertical",
+                type=click.Choice(["time", "depth"]),
+                default="time",
+                show_default=True,
+                help="What the samples of a trace are along.",
+            ),
+            click.option(
+                "--format", "format_", type=int, metavar="CODE", help="Sample format: 1 IBM, 5 IEEE, ... [header]"
+            ),
+            click.option("--byte-order", type=click.Choice(["big", "little"]), help="Byte order. [header]"),
+            click.option("--samples", type=int, metavar="N", help="Samples of each trace. [header]"),
+            click.option(
+                "--allow-trailing",
+                is_flag=True,
+                help="Keep bytes after the last whole trace, instead of refusing them.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("convert")
+@click.argument("source", metavar="SRC")
+@click.argument("destination", metavar="DST")
+@click.option("--to", type=click.Choice(["zarr", "segy", "hdf5"]), help="Format of DST. [its suffix: .zarr, .sgy, .h5]")
+@click.option("--array", metavar="NAME", help="Array of an HDF5 file or a Zarr group. [its main one]")
+@click.option(
+    "--access",
+    default="balanced",
+    show_default=True,
+    metavar="DIM,..",
+    help="What the chunks are chosen for: dimensions that slices are taken across (inline,time), balanced, shots or train.",
+)
+@click.option("--chunks", metavar="N,N,..", help="Shape of a chunk. [chosen for --access]")
+@click.option(
+    "--shards", metavar="N,N,..|none", help="Shape of a shard; none stores each chunk as an object. [about 64 MiB]"
+)
+@click.option(
+    "--codec",
+    metavar="NAME[:LEVEL]",
+    help="Compression: lz4, zstd, blosc-zstd, gzip or none; for HDF5 gzip or none. [Zarr: lz4, HDF5: none]",
+)
+@segy_overrides
+@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Objects under way at a time. [cores]")
+@click.option("--dry-run", is_flag=True, help="Print the chunks and why, and what slices will cost; write nothing.")
+@click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
+def command(
+    source: str,
+    destination: str,
+    map_: str | None,
+    format_: int | None,
+    as_json: bool,
+    timeout: float,
+    access: str,
+    **options: Any,
+) -> int:
+    """Convert the volume SRC to DST without loss.
+
+    SEG-Y, Zarr and HDF5 convert into each other; each of them may be in a store. A conversion from SEG-Y keeps all
+    headers, so that the way back gives the same bytes: `penstock array verify` certifies it. The Zarr that is written
+    opens in xarray and zarr-python.
+
+    A killed conversion to Zarr or SEG-Y continues when the same command is repeated. Started on many nodes by one
+    launcher, the ranks share the objects of a Zarr. A second conversion to the same destination is refused.
+    """
+    from penstock.arrays.convert.run import convert
+    from penstock.env import read
+    from penstock.ranks import detect
+
+    with progress_bar() as advance:
+        report = convert(
+            source,
+            destination,
+            map=map_,
+            format=format_,
+            access=[part.strip() for part in access.split(",")],
+            rank=detect(read()),
+            timeout_s=timeout,
+            progress=advance,
+            **options,
+        )
+    click.echo(
+        json.dumps({"schema_version": 1, **report.to_json()}) if as_json else _readable(report, options["dry_run"])
+    )
+    return 0
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal for each phase; yields a function of (phase, done, in all)."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    tasks: dict[str, Any] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+
+        def advance(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bar.add_task(phase, total=total)
+            bar.update(tasks[phase], completed=done, total=total)
+
+        yield advance
+
+
+def _readable(report: ConversionReport, dry_run: bool) -> str:
+    from penstock.units import format_bytes, format_rate, format_seconds
+
+    shape = " × ".join(f"{side:,}" for side in report.shape)
+    lines = [f"{report.source}: {shape} ({', '.join(report.dims)}) {report.dtype}, {format_bytes(report.sample_bytes)}"]
+    lines += [f"  {text}" for text in report.explanation]
+    if dry_run:
+        return "\n".join([*lines, f"{report.destination}: nothing was written (--dry-run)"])
+    if report.resumed == report.blocks:
+        return "\n".join([*lines, f"{report.destination}: was complete already"])
+    rate = format_rate(report.sample_bytes / report.seconds) if report.seconds else "at once"
+    parts = [f"{report.blocks:,} blocks in {format_seconds(report.seconds)}, {rate}"]
+    if report.resumed:
+        parts.append(f"{report.resumed:,} were there already")
+    if report.stored_bytes:
+        parts.append(f"{format_bytes(report.stored_bytes)} stored")
+    if report.ibm_words:
+        parts.append(f"{report.ibm_words:,} IBM words kept apart")
+    return "\n".join([*lines, f"{report.destination}: " + ", ".join(parts)])

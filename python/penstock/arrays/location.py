@@ -14,6 +14,10 @@ from penstock.errors import ConfigError, NotFound
 __all__ = ["Entry", "Location"]
 
 
+_TEMPORARY = ".penstock-tmp-"
+"""Start of the names of files that the core's local store is writing."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """An object of a listing."""
@@ -83,10 +87,11 @@ class Location:
             return None
         return Entry(os.fsdecode(name), size, version)
 
-    def list(self) -> list[Entry]:
-        """Objects below it, in the byte order of their names."""
-        found = self.files.described(b"")
-        return [Entry(os.fsdecode(name), size, version) for name, size, version, _ in found]
+    def list(self, prefix: str = "") -> list[Entry]:
+        """Objects below it whose names begin with `prefix`, in the byte order of names; not what killed writers left."""
+        found = self.files.described(os.fsencode(prefix))
+        entries = [Entry(os.fsdecode(name), size, version) for name, size, version, _ in found]
+        return [entry for entry in entries if not entry.name.rpartition("/")[2].startswith(_TEMPORARY)]
 
     def read(self, name: str) -> bytes | None:
         """The content of an object below it; None if there is none."""

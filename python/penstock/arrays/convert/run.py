@@ -144,6 +144,7 @@ def convert(
     lease = Lease(to_place, f"{STATE}/lease", on_loss=stop.set) if kind == "zarr" and rank.rank == 0 else None
     try:
         if lease is not None:
+            target.check()
             lease.acquire()
         is_whole = False
         if rank.rank == 0:

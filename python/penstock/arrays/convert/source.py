@@ -12,8 +12,8 @@ import numpy as np
 from penstock.arrays.opening import kind_of
 from penstock.arrays.opening import open as open_array
 from penstock.arrays.segy.geometry import candidates, grid, parse_map
-from penstock.arrays.segy.header_fields import TRACE_FIELDS
 from penstock.arrays.segy.reader import EXCEPTION, SegyFile, coordinates
+from penstock.arrays.segy.scan import SCANNED
 from penstock.errors import Corrupt, Unsupported
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def open_source(
     if not file.traces:
         raise Corrupt(f"{location.url} has no traces", where=location.url)
     keys = None if map is None else parse_map(map)
-    extra = [(key.byte, key.kind) for key in keys or () if key.column not in TRACE_FIELDS]
+    extra = [(key.byte, key.kind) for key in keys or () if key.column not in SCANNED]
     headers = file.scan(extra, threads=threads, progress=progress)
     geometry = grid(headers, candidates(headers)[0].keys if keys is None else keys)
     segy = SegyFacts(

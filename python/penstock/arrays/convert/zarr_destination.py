@@ -8,7 +8,6 @@ Metadata of the arrays are written first, the group's last: before that the grou
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,20 +42,31 @@ class ZarrDestination:
         self._documents = self._array_documents(codec)
         self._writers: dict[str, _native.ZarrWriter] = {}
 
+    def check(self) -> None:
+        """Check that nothing else is there, before anything is written.
+
+        Raises:
+            Mismatch: The destination was not made by a conversion.
+        """
+        is_taken = self.location.entry() is not None or any(
+            self.location.read(name) is not None for name in ("zarr.json", ".zgroup", ".zarray")
+        )
+        if is_taken and self.location.read(PLAN) is None:
+            raise Mismatch(
+                f"{self.location.url} exists, and was not made by this conversion",
+                where=self.location.url,
+                hint="choose another destination, or delete it first",
+            )
+
     def prepare(self, plan: str) -> bool:
         """Create the arrays, or find them made by the same plan. True if the conversion was complete already.
 
         Raises:
-            Mismatch: The destination has another plan, or was not made by a conversion.
+            Mismatch: The destination has another plan.
         """
         existing = self.location.read("zarr.json")
         found = self.location.read(PLAN)
         if found is None:
-            if existing is not None or self.location.read(".zgroup") is not None:
-                raise Mismatch(
-                    f"{self.location.url} exists, and was not made by this conversion",
-                    where=self.location.url, hint="choose another destination, or delete it first",
-                )  # fmt: skip
             try:
                 self.location.write(PLAN, plan.encode(), create_only=True)
             except PreconditionFailed:
@@ -82,8 +92,8 @@ class ZarrDestination:
 
     def done(self) -> set[tuple[int, ...]]:
         """Objects that are finished."""
-        names = self.location.files.described(f"{_DONE}/".encode())
-        return {tuple(int(part) for part in os.fsdecode(name).rpartition("/")[2].split(".")) for name, *_ in names}
+        names = [entry.name.rpartition("/")[2] for entry in self.location.list(f"{_DONE}/")]
+        return {tuple(int(part) for part in name.split(".")) for name in names}
 
     def write(
         self,
@@ -114,9 +124,10 @@ class ZarrDestination:
 
     def finish(self) -> None:
         """Write the duplicates and the IBM words as arrays, then the group's metadata."""
-        words = []
-        for name, *_ in self.location.files.described(f"{_WORDS}/".encode()):
-            words.append(np.frombuffer(self.location.read(os.fsdecode(name)) or b"", dtype=EXCEPTION))
+        words = [
+            np.frombuffer(self.location.read(entry.name) or b"", dtype=EXCEPTION)
+            for entry in self.location.list(f"{_WORDS}/")
+        ]
         if self._source.segy is not None and len(self._source.segy.duplicate_index):
             headers, samples, exceptions = self._source.duplicates()
             words.append(exceptions)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.arrays.segy.header_fields import TRACE_FIELDS, parse_field
+from penstock.arrays.segy.scan import SCANNED
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class KeyField:
     @property
     def column(self) -> str:
         """Its column in a scan."""
-        standard = [name for name, place in TRACE_FIELDS.items() if place == (self.byte, self.kind)]
+        standard = [name for name in SCANNED if TRACE_FIELDS[name] == (self.byte, self.kind)]
         return standard[0] if standard else f"{self.byte}:{self.kind}"
 
     def __str__(self) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from penstock import _native
 from penstock.arrays.array import Array, Coordinate
 from penstock.arrays.segy.geometry import Candidate, Geometry, candidates, grid, parse_map, scaled
-from penstock.arrays.segy.header_fields import BINARY_FIELDS, TRACE_FIELDS, trace_dtype
-from penstock.arrays.segy.scan import HeaderScan, scan
+from penstock.arrays.segy.header_fields import BINARY_FIELDS, trace_dtype
+from penstock.arrays.segy.scan import SCANNED, HeaderScan, scan
 from penstock.arrays.segy.text_header import decode_text_header
 from penstock.errors import Corrupt, Unsupported
 
@@ -267,7 +267,7 @@ def open_segy(
     """
     file = SegyFile(location, **overrides)
     keys = None if map is None else parse_map(map)
-    extra = [(key.byte, key.kind) for key in keys or () if key.column not in TRACE_FIELDS]
+    extra = [(key.byte, key.kind) for key in keys or () if key.column not in SCANNED]
     headers = file.scan(extra, threads=threads, progress=progress)
     chosen: Candidate | None = None
     if keys is None:

@@ -1,0 +1,419 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write an array as a new volume: SEG-Y with trace headers made from its coordinates, Zarr or HDF5.
+
+`convert` keeps the headers that a file has. This module makes them: grid numbers, positions, times and trace numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.arrays.convert.chunking import choose
+from penstock.arrays.convert.hdf5_destination import Hdf5Destination
+from penstock.arrays.convert.zarr_destination import ZarrDestination
+from penstock.arrays.segy.header_fields import BINARY_FIELDS, trace_dtype
+from penstock.arrays.segy.reader import EXCEPTION
+from penstock.arrays.segy.text_header import encode_text_header
+from penstock.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from penstock.arrays.array import Coordinate
+    from penstock.arrays.indexing import Box
+    from penstock.arrays.location import Location
+
+__all__ = ["FORMATS", "SEGY_FORMATS", "SegyLayout", "create_segy", "create_volume"]
+
+FORMATS = ("zarr", "hdf5", "segy")
+
+SEGY_FORMATS = {
+    1: "float32", 2: "int32", 3: "int16", 5: "float32", 6: "float64", 8: "int8", 9: "int64", 10: "uint32", 11: "uint16",
+    12: "uint64", 16: "uint8",
+}  # fmt: skip
+"""Sample formats of SEG-Y that can be written, with the type of a sample in memory. 1 is IBM floating point."""
+
+_BY_DTYPE = {name: code for code, name in SEGY_FORMATS.items() if code != 1}
+
+_FIELDS = {
+    "inline": "inline", "crossline": "crossline", "cdp": "cdp", "offset": "offset", "shot": "field_record",
+    "channel": "channel", "trace": "trace_in_line",
+}  # fmt: skip
+"""Dimension -> header field that numbers it."""
+
+_POSITIONS = ("cdp_x", "cdp_y", "source_x", "source_y", "receiver_x", "receiver_y")
+_METRES = {"m": 1.0, "km": 1000.0, "metre": 1.0, "meter": 1.0, "metres": 1.0, "meters": 1.0}
+_MILLISECONDS = {"ms": 1.0, "s": 1000.0, "us": 0.001, "µs": 0.001}
+_BLOCK_BYTES = 16 << 20
+
+_NO_EXCEPTIONS = np.empty(0, dtype=EXCEPTION)
+
+
+@dataclass(frozen=True)
+class SegyLayout:
+    """A SEG-Y file that was written.
+
+    Attributes:
+        size_bytes: Size of the file.
+        dims: Names of the dimensions as the header fields number them.
+        options: Arguments of `penstock.arrays.open` that read it in this grid, whatever its size.
+    """
+
+    size_bytes: int
+    dims: tuple[str, ...]
+    options: dict[str, Any]
+
+
+@dataclass
+class _Memory:
+    """An array as the source of a conversion."""
+
+    values: np.ndarray[Any, Any]
+    dims: tuple[str, ...]
+    coords: Mapping[str, Coordinate]
+    name: str
+    attrs: Mapping[str, Any]
+    segy: None = None
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.values.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        found: np.dtype[Any] = self.values.dtype
+        return found
+
+    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # noqa: ARG002 - no headers
+        return self.values[tuple(slice(*side) for side in box)], _NO_EXCEPTIONS
+
+    def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        return np.empty((0, 240), np.uint8), np.empty((0, self.shape[-1]), self.dtype), _NO_EXCEPTIONS
+
+
+def create_volume(
+    location: Location,
+    values: np.ndarray[Any, Any],
+    dims: Sequence[str],
+    coords: Mapping[str, Coordinate] | None = None,
+    *,
+    to: str = "zarr",
+    name: str = "amplitude",
+    attrs: Mapping[str, Any] | None = None,
+    codec: str | None = None,
+    access: Sequence[str] = ("balanced",),
+    chunks: Sequence[int] | None = None,
+    is_sharded: bool = True,
+    format: int | None = None,  # noqa: A002 - the standard's word
+) -> dict[str, Any]:
+    """Write an array as a volume. A killed write to Zarr continues when the same call is repeated.
+
+    Args:
+        values: The samples; the last dimension is vertical.
+        dims: Names of the dimensions.
+        coords: Coordinates by name, with their unit in `attrs["units"]`.
+        to: `zarr`, `hdf5` or `segy`.
+        codec: Zarr: none, lz4 (default), zstd, blosc-zstd, gzip. HDF5: none (default) or gzip.
+        access, chunks, is_sharded: Zarr and HDF5, see `choose`.
+        format: Sample format of SEG-Y; by default the one of the array's type.
+    Returns:
+        Arguments of `penstock.arrays.open` that read this volume back.
+    Raises:
+        ConfigError: An argument is invalid.
+        Mismatch, PreconditionFailed: The destination exists, or another writer has made it.
+        Unsupported: The format cannot hold the values.
+    """
+    if to not in FORMATS:
+        raise ConfigError(f"to: `{to}` is none of {', '.join(FORMATS)}", where="to")
+    if len(dims) != values.ndim or values.ndim < 1 or not values.size:
+        raise ConfigError(f"dims: {len(dims)} names for an array of shape {list(values.shape)}", where="dims")
+    if to == "segy":
+        if codec not in (None, "none"):
+            raise ConfigError("codec: a SEG-Y file has none", where="codec")
+        return create_segy(location, values, dims, coords, format=format).options
+    source = _Memory(values, tuple(dims), dict(coords or {}), name, dict(attrs or {}))
+    chunking = choose(source.dims, source.shape, source.dtype.itemsize, access, chunks=chunks, is_sharded=is_sharded)
+    target: ZarrDestination | Hdf5Destination
+    if to == "zarr":
+        target = ZarrDestination(location, source, chunking, codec or "lz4")
+    else:
+        is_chunked = codec not in (None, "none") or chunks is not None
+        target = Hdf5Destination(location, source, chunking if is_chunked else None, codec or "none")
+    plan = json.dumps(
+        {
+            "source": hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).hexdigest(),
+            "dims": source.dims, "shape": source.shape, "dtype": source.dtype.name, "chunks": chunking.chunks,
+            "shards": chunking.shards, "codec": codec, "format": to,
+        },
+        sort_keys=True,
+    )  # fmt: skip
+    try:
+        if target.prepare(plan):
+            return {"array": name}
+        done = target.done()
+        for cell in np.ndindex(*chunking.grid):
+            if cell not in done:
+                box = tuple(
+                    (at * part, min((at + 1) * part, side))
+                    for at, part, side in zip(cell, chunking.objects, source.shape, strict=True)
+                )
+                target.write(cell, box, source.read(box, None)[0], None, _NO_EXCEPTIONS)
+        target.finish()
+    finally:
+        if isinstance(target, Hdf5Destination):
+            target.close()
+    return {"array": name}
+
+
+def create_segy(
+    location: Location,
+    values: Any,
+    dims: Sequence[str],
+    coords: Mapping[str, Coordinate] | None = None,
+    *,
+    format: int | None = None,  # noqa: A002 - the standard's word
+    text: Sequence[str] = (),
+    replaces: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> SegyLayout:
+    """Write an array as a SEG-Y file, with trace headers made from its dimensions and coordinates.
+
+    Dimensions named inline, crossline, cdp, offset, shot, channel and trace go to the header fields of these names.
+    Others become cdp, or inline and crossline. The file is big-endian, of revision 1, or of revision 2.1 where revision
+    1 cannot hold the number of samples or their interval. It appears when it is complete.
+
+    Args:
+        values: An array, or anything that is indexed like one; it is read by blocks of about 16 MiB.
+        dims: Names of the dimensions; the last is `time` or `depth` (or `t`, `z`).
+        coords: Whole numbers of the dimensions (1, 2, ... by default); times in s, ms or us, or depths in m or km
+            (units of 1 ms and 1 m by default); positions cdp_x, cdp_y, source_x, source_y, receiver_x and receiver_y in
+            m or km. Coordinates of the dimensions x and y are positions of the traces, if there is no cdp_x.
+        format: Sample format; by default 5 (IEEE) for float32, and the matching one for other types. 1 is IBM floating
+            point, which keeps 21 to 24 bits of the mantissa.
+        text: Lines of the textual header.
+        replaces: Replace an existing file.
+        progress: Called with traces written and traces in all.
+    Raises:
+        ConfigError: A dimension, coordinate or format is invalid.
+        Unsupported: The format cannot hold the values without rounding, or a header field its value.
+        PreconditionFailed: The file exists.
+    """
+    shape = tuple(int(side) for side in values.shape)
+    if len(shape) != len(dims) or not 2 <= len(shape) <= 5 or not prod(shape):
+        raise ConfigError(f"dims: {len(dims)} names for an array of shape {list(shape)}", where="dims")
+    given = dict(coords or {})
+    code = format if format is not None else _BY_DTYPE.get(np.dtype(values.dtype).name, 0)
+    if code not in SEGY_FORMATS:
+        raise ConfigError(
+            f"format: {format or np.dtype(values.dtype).name} is not a sample format that can be written",
+            hint=f"use one of {', '.join(map(str, SEGY_FORMATS))}",
+            where="format",
+        )
+    kind = np.dtype(SEGY_FORMATS[code])
+    names = _spatial(dims[:-1])
+    vertical = "depth" if dims[-1] in ("depth", "z") else "time"
+    interval, start = _vertical(given.get(dims[-1]), shape[-1], vertical)
+    columns = _columns(names, dims[:-1], shape[:-1], given)
+    traces, trace_bytes = prod(shape[:-1]), 240 + shape[-1] * _stored_bytes(code)
+    size = 3600 + traces * trace_bytes
+    writer = _native.ObjectWriter(
+        location.folder, location.name, size, location.variables, create_only=not replaces,
+        timeout_s=max(location.timeout_s, size / 1e6),
+    )  # fmt: skip
+    try:
+        writer.write(_file_header(code, shape, vertical, interval, text, names, columns))
+        rows = max(1, _BLOCK_BYTES // (trace_bytes * max(1, traces // shape[0])))
+        for first in range(0, shape[0], rows):
+            end = min(first + rows, shape[0])
+            block = np.asarray(values[first:end])
+            samples = block.astype(kind)
+            if not np.array_equal(samples, block, equal_nan=block.dtype.kind == "f"):
+                raise Unsupported(
+                    f"{location.url}: format {code} ({kind.name}) cannot hold {block.dtype.name} values exactly",
+                    hint="pass a wider format, or round the values first",
+                    where=location.url,
+                )
+            numbers = np.arange(first * traces // shape[0], end * traces // shape[0])
+            headers = _headers(numbers, columns, shape[-1], interval, start)
+            out = np.empty((len(numbers), trace_bytes), dtype=np.uint8)
+            _native.encode_traces(
+                code, "big", headers.view(np.uint8).reshape(-1),
+                np.ascontiguousarray(samples).reshape(-1).view(np.uint8), out.reshape(-1),
+            )  # fmt: skip
+            writer.write(out.reshape(-1))
+            if progress is not None:
+                progress(int(numbers[-1]) + 1, traces)
+        writer.finish()
+    except BaseException:
+        writer.abort()
+        raise
+    kinds = trace_dtype("big").fields or {}
+    places = [f"{name}={kinds[_FIELDS[name]][1] + 1}:i4" for name in names]
+    return SegyLayout(size, (*names, vertical), {"map": ",".join(places), "vertical": vertical})
+
+
+def _stored_bytes(code: int) -> int:
+    return np.dtype(SEGY_FORMATS[code]).itemsize
+
+
+def _spatial(dims: Sequence[str]) -> tuple[str, ...]:
+    """Names that header fields have, for the dimensions before the last."""
+    if all(dim in _FIELDS for dim in dims) and len(set(dims)) == len(dims):
+        return tuple(dims)
+    if len(dims) > 2:
+        raise ConfigError(
+            f"dims: {', '.join(dims)} are not dimensions of SEG-Y",
+            hint=f"name them from {', '.join(_FIELDS)}",
+            where="dims",
+        )
+    return ("cdp",) if len(dims) == 1 else ("inline", "crossline")
+
+
+def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tuple[float, int]:
+    """Interval in µs, or thousandths of a metre, and the start in ms or m."""
+    units = _MILLISECONDS if vertical == "time" else _METRES
+    if coordinate is None or samples == 1:
+        return 1000.0, 0
+    unit = coordinate.attrs.get("units", "ms" if vertical == "time" else "m")
+    if unit not in units:
+        raise ConfigError(f"{vertical}: unit `{unit}` is none of {', '.join(units)}", where=vertical)
+    values = np.asarray(coordinate.values, dtype=np.float64) * units[unit]
+    step = (values[-1] - values[0]) / (samples - 1)
+    if len(values) != samples or step <= 0 or not np.allclose(np.diff(values), step, rtol=1e-4, atol=0):
+        raise ConfigError(
+            f"{vertical}: {len(values):,} values are not {samples:,} at one interval above 0", where=vertical
+        )
+    start = round(values[0])
+    if abs(values[0] - start) > 1e-6 * step or not -(2**15) <= start < 2**15:
+        raise Unsupported(
+            f"{vertical}: a start at {values[0]:g} is not supported by SEG-Y, which has whole ms or m below 32,768",
+            where=vertical,
+        )
+    interval = step * 1000
+    # Numbers like 0.0012 s are not exact in binary.
+    return (float(round(interval)) if abs(interval - round(interval)) < 1e-6 * interval else interval), start
+
+
+def _columns(
+    names: Sequence[str], dims: Sequence[str], shape: Sequence[int], coords: dict[str, Coordinate]
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Header field -> values of each trace."""
+    columns: dict[str, np.ndarray[Any, Any]] = {}
+    for axis, (name, dim) in enumerate(zip(names, dims, strict=True)):
+        numbers = np.arange(1, shape[axis] + 1)
+        if dim == name and name in coords:
+            stated = np.asarray(coords[name].values, dtype=np.float64)
+            if (
+                stated.shape != (shape[axis],)
+                or not np.array_equal(stated, np.rint(stated))
+                or np.abs(stated).max() >= 2**31
+            ):
+                raise Unsupported(
+                    f"{name}: coordinates that are not whole numbers of 32 bits are not supported by SEG-Y", where=name
+                )
+            if len(np.unique(stated)) < len(stated) or (np.diff(stated) < 0).any():
+                raise ConfigError(f"{name}: the numbers do not increase", where=name)
+            numbers = stated.astype(np.int64)
+        columns[_FIELDS[name]] = _broadcast(numbers, (dim,), dims, shape)
+    positions = {name: coords[name] for name in _POSITIONS if name in coords}
+    for name, dim in (("cdp_x", "x"), ("cdp_y", "y")):
+        if name not in positions and dim in coords and dim in dims:
+            positions[name] = coords[dim]
+    metres: dict[str, np.ndarray[Any, Any]] = {}
+    for name, coordinate in positions.items():
+        unit = coordinate.attrs.get("units", "m")
+        if unit not in _METRES or not set(coordinate.dims) <= set(dims):
+            raise ConfigError(f"{name}: unit `{unit}` or dimensions {list(coordinate.dims)} are invalid", where=name)
+        scaled = np.asarray(coordinate.values, dtype=np.float64) * _METRES[unit]
+        metres[name] = _broadcast(scaled, coordinate.dims, dims, shape)
+    if metres:
+        largest = max(float(np.abs(values).max()) for values in metres.values())
+        scalar = next((each for each in (10000, 1000, 100, 10, 1) if largest * each < 2**31), 0)
+        if not scalar or not np.isfinite(largest):
+            raise Unsupported(f"positions of {largest:g} m are not supported by SEG-Y", where="coords")
+        columns |= {name: np.rint(values * scalar).astype(np.int64) for name, values in metres.items()}
+        columns["coordinate_scalar"] = np.asarray(-scalar if scalar > 1 else 1)
+        columns["coordinate_units"] = np.asarray(1)
+        if "offset" not in columns and {"source_x", "receiver_x"} <= metres.keys():
+            apart = [metres.get(f"receiver_{axis}", 0.0) - metres.get(f"source_{axis}", np.zeros(1)) for axis in "xy"]
+            columns["offset"] = np.rint(np.hypot(*apart)).astype(np.int64)
+    return columns
+
+
+def _broadcast(
+    values: np.ndarray[Any, Any], own: Sequence[str], dims: Sequence[str], shape: Sequence[int]
+) -> np.ndarray[Any, Any]:
+    """values: [own dimensions] -> [traces], in file order."""
+    order = [own.index(dim) for dim in dims if dim in own]
+    sides = [side if dim in own else 1 for dim, side in zip(dims, shape, strict=True)]
+    if sorted(order) != list(range(values.ndim)) or prod(sides) != values.size:
+        raise ConfigError(
+            f"coords: shape {list(values.shape)} of {list(own)} does not fit {list(shape)} of {list(dims)}"
+        )
+    return np.broadcast_to(values.transpose(order).reshape(sides), tuple(shape)).reshape(-1)
+
+
+def _headers(
+    numbers: np.ndarray[Any, Any],
+    columns: Mapping[str, np.ndarray[Any, Any]],
+    samples: int,
+    interval: float,
+    start: int,
+) -> np.ndarray[Any, Any]:
+    headers = np.zeros(len(numbers), dtype=trace_dtype("big"))
+    headers["trace_in_line"] = headers["trace_in_file"] = numbers + 1
+    headers["trace_id"] = 1
+    headers["samples"] = samples if samples < 2**16 else 0
+    headers["sample_interval"] = _short(interval)
+    headers["delay_time"] = start
+    for name, values in columns.items():
+        headers[name] = values[numbers] if values.ndim else values
+    return headers
+
+
+def _short(interval: float) -> int:
+    """The interval as two bytes hold it; 0 where the extended field of revision 2 has it."""
+    return int(interval) if interval == int(interval) and interval < 2**16 else 0
+
+
+def _file_header(
+    code: int,
+    shape: tuple[int, ...],
+    vertical: str,
+    interval: float,
+    text: Sequence[str],
+    names: Sequence[str],
+    columns: Mapping[str, np.ndarray[Any, Any]],
+) -> bytes:
+    is_second = _short(interval) == 0 or shape[-1] >= 2**15 or code in (6, 9, 10, 11, 12, 16)
+    unit = "us" if vertical == "time" else "mm"
+    lines = [
+        *text,
+        f" {' x '.join(map(str, shape))} samples ({', '.join([*names, vertical])}), every {interval:g} {unit}",
+        f" trace headers: {', '.join(columns)}",
+    ]
+    binary = np.zeros(400, dtype=np.uint8)
+
+    def put(at: int, kind: str, value: float) -> None:
+        binary[at : at + np.dtype(kind).itemsize] = np.frombuffer(np.asarray(value, dtype=kind).tobytes(), np.uint8)
+
+    for name, value in {
+        "job": 1, "line": 1, "reel": 1, "traces_per_ensemble": min(shape[-2], 2**15 - 1), "sample_interval": _short(interval),
+        "samples": shape[-1] if shape[-1] < 2**16 else 0, "format": code, "ensemble_fold": 1, "measurement_system": 1,
+        "revision": 0x0201 if is_second else 0x0100, "fixed_length": 1,
+    }.items():  # fmt: skip
+        byte, kind = BINARY_FIELDS[name]
+        put(byte - 3201, ">" + kind, value)
+    if is_second:
+        put(68, ">u4", shape[-1])
+        put(72, ">f8", interval)
+        put(96, ">u4", 0x01020304)
+    return encode_text_header(lines) + binary.tobytes()

@@ -32,6 +32,8 @@ class Selection:
 
     boxes: list[Box]
     _axes: list[_Axis]
+    _moves: int | None = None
+    """Axis of the result that NumPy moves to the front: a list's, if integers stand apart from it."""
 
     def assemble(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
         """The result of the index, from the boxes' contents."""
@@ -47,7 +49,12 @@ class Selection:
                     for begins, number in zip(starts, at, strict=True)
                 )
                 whole[place] = part
-        return whole[tuple(axis.picks for axis in self._axes)]
+        # Lists one at a time, so that each is of its own axis; then integers, whose axes go.
+        for number, axis in enumerate(self._axes):
+            if not isinstance(axis.picks, int):
+                whole = whole[(*[slice(None)] * number, axis.picks)]
+        whole = whole[tuple(axis.picks if isinstance(axis.picks, int) else slice(None) for axis in self._axes)]
+        return whole if self._moves is None else np.moveaxis(whole, self._moves, 0)
 
 
 def select(key: Any, shape: Sequence[int], chunk_shape: Sequence[int]) -> Selection:
@@ -72,7 +79,15 @@ def select(key: Any, shape: Sequence[int], chunk_shape: Sequence[int]) -> Select
         _axis(each, side, chunk, number)
         for number, (each, side, chunk) in enumerate(zip(keys, shape, chunk_shape, strict=True))
     ]
-    return Selection([tuple(box) for box in product(*[axis.runs for axis in axes])], axes)
+    lists = [number for number, each in enumerate(keys) if not isinstance(each, slice) and np.ndim(each) > 0]
+    moves = None
+    if lists:
+        whole = [number for number, each in enumerate(keys) if isinstance(each, slice)]
+        integers = [number for number in range(len(keys)) if number not in (*whole, *lists)]
+        first, last = min([*integers, *lists]), max([*integers, *lists])
+        if any(first < number < last for number in whole) or (integers and first < at < last and missing == 0):
+            moves = sum(number < lists[0] for number in whole) or None
+    return Selection([tuple(box) for box in product(*[axis.runs for axis in axes])], axes, moves)
 
 
 def _axis(key: Any, side: int, chunk: int, number: int) -> _Axis:

@@ -50,7 +50,6 @@ _KNOWN = [
     _keys(inline=189, crossline=193),
     _keys(inline=189, crossline=193, offset=37),
     _keys(inline=9, crossline=21),
-    _keys(inline=9, crossline=13),
     _keys(inline=221, crossline=225),
     _keys(inline=17, crossline=21),
     _keys(cdp=21, offset=37),

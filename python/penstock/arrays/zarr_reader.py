@@ -89,7 +89,11 @@ class _ZarrPython:
 
         url = node.location.url if "://" in node.location.url else f"file://{node.location.url}"
         store = zarr.storage.FsspecStore(_asynchronous(FileSystem()), path=url, read_only=True)
-        self._array: Any = zarr.open_array(store, mode="r")
+        try:
+            self._array: Any = zarr.open_array(store, mode="r")
+        except (ValueError, KeyError, TypeError) as error:
+            refused.add_note(f"zarr-python does not read it either: {error}")
+            raise refused from None
         self.shape = tuple(self._array.shape)
         self.dtype = np.dtype(self._array.dtype)
         self.chunk_shape = tuple(self._array.chunks)

@@ -178,6 +178,11 @@ impl Layout {
                 with_separators(rest)
             ));
         }
+        let stated = if is_second { fields.u64(112) } else { 0 };
+        if stated > 0 && stated != traces && overrides.samples.is_none() && !overrides.allow_trailing {
+            let (want, have) = (with_separators(stated), with_separators(traces));
+            return corrupt(format!("states {want} traces, and has {have}"));
+        }
         Ok(Self {
             size,
             byte_order: fields.order,

@@ -129,7 +129,6 @@ def choose(
             raise ConfigError(f"access: `{name}` is none of {', '.join(sorted(known))}", where="access")
     sides = tuple(max(1, side) for side in shape)
     chosen = tuple(chunks) if chunks is not None else _chunks(dims, sides, itemsize, access)
-    chosen = tuple(min(chunk, side) for chunk, side in zip(chosen, sides, strict=True))
     if shards is not None:
         for shard, chunk in zip(shards, chosen, strict=True):
             if shard % chunk:

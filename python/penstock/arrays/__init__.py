@@ -7,5 +7,6 @@ section = volume[120]                                  # NumPy indexing; only th
 
 from penstock.arrays.array import Array, Coordinate
 from penstock.arrays.opening import open  # noqa: A004 - the field's word
+from penstock.arrays.writer import ArrayWriter, create_array, open_writer
 
-__all__ = ["Array", "Coordinate", "open"]
+__all__ = ["Array", "ArrayWriter", "Coordinate", "create_array", "open", "open_writer"]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes of a Zarr array by many processes at once: each write covers whole objects, so that none loses another's."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock import _native
+from penstock.arrays.convert.chunking import choose
+from penstock.arrays.convert.zarr_metadata import array_document, parse_codec
+from penstock.arrays.location import Location
+from penstock.errors import ConfigError, Corrupt, Mismatch, NotFound, PreconditionFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from penstock.arrays.indexing import Box
+
+__all__ = ["ArrayWriter", "create_array", "open_writer"]
+
+
+class ArrayWriter:
+    """A Zarr array open for writes. `writer[inlines, crosslines] = values` writes whole objects (shards, or chunks).
+
+    A box that cuts an object is refused: two processes that each write a part of it would lose one of the parts. It can
+    be pickled, so that `dask.array.store(x, writer, lock=False)` is safe: it works if dask's chunks are whole objects,
+    and raises if they are not.
+    """
+
+    def __init__(self, location: Location, document: Mapping[str, Any]) -> None:
+        self._location, self._document = location, dict(document)
+        self.shape: tuple[int, ...] = tuple(document["shape"])
+        self.dtype = np.dtype(document["data_type"])
+        self.objects: tuple[int, ...] = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
+        fill = document["fill_value"]
+        self._fill = np.nan if fill == "NaN" else fill
+        self._core = _native.ZarrWriter(
+            location.url, json.dumps(document), location.variables, timeout_s=location.timeout_s
+        )
+
+    def __reduce__(self) -> Any:
+        return open_writer, (self._location.url, self._location.timeout_s)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def regions(self, rank: int = 0, world: int = 1) -> Iterator[tuple[slice, ...]]:
+        """Boxes of whole objects that this rank of `world` should write: together they are the array, and none overlap."""
+        grid = [range(0, side, part) for side, part in zip(self.shape, self.objects, strict=True)]
+        for number, starts in enumerate(product(*grid)):
+            if number % world == rank:
+                yield tuple(
+                    slice(start, min(start + part, side))
+                    for start, part, side in zip(starts, self.objects, self.shape, strict=True)
+                )
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        box = self._box(key)
+        sides = tuple(end - start for start, end in box)
+        # A Python number takes the array's type if that holds it; other values must fit whatever they are.
+        values = np.asarray(values) if not isinstance(values, int | float) else np.asarray(self.dtype.type(values))
+        values = np.broadcast_to(values, sides)
+        if not np.can_cast(values.dtype, self.dtype, "safe"):
+            raise ConfigError(f"{values.dtype} values into {self.dtype}: the array cannot hold them", where="values")
+        cells = [range(start // part, -(-end // part)) for (start, end), part in zip(box, self.objects, strict=True)]
+        threads = min(len(os.sched_getaffinity(0)), max(1, int(np.prod([len(each) for each in cells]))))
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(self._write, cell, box, values) for cell in product(*cells)]:
+                done.result()
+
+    def _write(self, cell: tuple[int, ...], box: Box, values: np.ndarray[Any, Any]) -> None:
+        within = tuple(
+            slice(at * part - start, min((at + 1) * part, end) - start)
+            for at, part, (start, end) in zip(cell, self.objects, box, strict=True)
+        )
+        part = values[within]
+        if part.shape == self.objects:
+            whole = np.ascontiguousarray(part, dtype=self.dtype)
+        else:
+            whole = np.full(self.objects, self._fill, dtype=self.dtype)
+            whole[tuple(slice(side) for side in part.shape)] = part
+        self._core.write(cell, whole.reshape(-1).view(np.uint8))
+
+    def _box(self, key: Any) -> Box:
+        keys = key if isinstance(key, tuple) else (key,)
+        if Ellipsis in keys:
+            at = keys.index(Ellipsis)
+            keys = (*keys[:at], *[slice(None)] * (self.ndim - len(keys) + 1), *keys[at + 1 :])
+        keys = (*keys, *[slice(None)] * (self.ndim - len(keys)))
+        if len(keys) != self.ndim or not all(isinstance(each, slice) for each in keys):
+            raise IndexError(f"want {self.ndim} slices, for a box of whole objects")
+        box = []
+        for axis, (each, side, part) in enumerate(zip(keys, self.shape, self.objects, strict=True)):
+            start, end, step = each.indices(side)
+            if step != 1:
+                raise IndexError(f"axis {axis}: a box has no step")
+            end = max(start, end)
+            if start % part or (end % part and end != side):
+                raise ConfigError(
+                    f"axis {axis}: {start}:{end} cuts an object of {part}: another process that writes the rest of it would "
+                    "be lost",
+                    where="box",
+                    hint=f"write boxes that begin and end at multiples of {', '.join(map(str, self.objects))}: see regions()",
+                )
+            box.append((start, end))
+        return tuple(box)
+
+
+def create_array(
+    url: str | os.PathLike[str],
+    shape: Sequence[int],
+    dtype: Any,
+    *,
+    dims: Sequence[str] | None = None,
+    chunks: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
+    access: Sequence[str] = ("balanced",),
+    codec: str = "lz4",
+    fill: Any = 0,
+    attrs: Mapping[str, Any] | None = None,
+    timeout_s: float = 600.0,
+) -> ArrayWriter:
+    """Create a Zarr array (version 3, in shards of about 64 MiB) and open it for writes.
+
+    Args:
+        access: What chunks and shards are chosen for, where they are not given: see `penstock array convert`.
+
+    Raises:
+        Mismatch: There is an array already.
+        ConfigError: The chunks, shards or the codec are not possible.
+    """
+    location, kind = Location(os.fspath(url), timeout_s), np.dtype(dtype)
+    names = tuple(dims or [f"dim_{axis}" for axis in range(len(shape))])
+    chosen = choose(names, shape, kind.itemsize, access, chunks=chunks, shards=shards)
+    document = array_document(
+        shape, kind, names, chunks=chosen.chunks, shards=chosen.shards, codecs=parse_codec(codec, kind.itemsize), fill=fill,
+        attrs=attrs,
+    )  # fmt: skip
+    writer = ArrayWriter(location, document)
+    try:
+        location.write("zarr.json", json.dumps(document).encode(), create_only=True)
+    except PreconditionFailed:
+        raise Mismatch(
+            f"{location.url} exists", where=location.url, hint="open it with open_writer, or choose another place"
+        ) from None
+    return writer
+
+
+def open_writer(url: str | os.PathLike[str], timeout_s: float = 600.0) -> ArrayWriter:
+    """Open a Zarr array of version 3 for writes.
+
+    Raises:
+        NotFound: There is none.
+        Corrupt: Its metadata are damaged.
+    """
+    location = Location(os.fspath(url), timeout_s)
+    found = location.read("zarr.json")
+    if found is None:
+        raise NotFound(f"{location.url} has no zarr.json", where=location.url)
+    try:
+        return ArrayWriter(location, json.loads(found))
+    except (ValueError, KeyError, TypeError) as error:
+        raise Corrupt(f"{location.url}/zarr.json: {error}", where=location.url) from None

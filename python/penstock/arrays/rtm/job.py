@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A migration job: a folder on any store with the survey, the volumes, and a marker for each finished shot.
+
+survey.json              the survey and where its volumes are; written once, last of all of `prepare`
+volumes/                 the velocity model and the smoothed one, unless they are elsewhere
+gathers/                 Zarr group: `gather` [shot, receiver, time], one chunk a shot
+images/                  Zarr group: `image` and `illumination` [shot, x, (y,) z], one chunk a shot
+claims/SHOT              a lease: who computes the shot
+done/model/SHOT          the gather is stored; digest and seconds; created only once
+done/migrate/SHOT        the image is stored
+failed/KIND/SHOT         the last error of a shot that could not be computed
+stack/                   the stacked image: Zarr, SEG-Y, PNG
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping  # noqa: TC003 - msgspec-like use by dataclasses at run time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from penstock.arrays.convert.zarr_metadata import array_document, group_document, parse_codec
+from penstock.arrays.location import Location
+from penstock.arrays.opening import open as open_array
+from penstock.errors import ConfigError, Corrupt, Mismatch, NotFound, PreconditionFailed
+from penstock.rtm.survey import Survey
+
+if TYPE_CHECKING:
+    from penstock.arrays.array import Array
+
+__all__ = ["ARRAYS", "SURVEY", "Job", "Kind", "Volume", "digest", "shot_name"]
+
+SURVEY = "survey.json"
+SCHEMA_VERSION = 1
+
+Kind = Literal["model", "migrate"]
+"""Stages of a shot: its gather is modelled, then migrated."""
+
+ARRAYS: dict[Kind, tuple[str, ...]] = {"model": ("gather",), "migrate": ("image", "illumination")}
+"""Arrays that a stage writes, below `gathers` and `images`."""
+
+_GROUPS: dict[Kind, str] = {"model": "gathers", "migrate": "images"}
+_METHODS = ("snapshots", "revolver")
+
+
+def shot_name(shot: int) -> str:
+    """Name of a shot's claim and markers."""
+    return f"{shot:06d}"
+
+
+def digest(*arrays: np.ndarray[Any, Any]) -> str:
+    """SHA-256 of the values of arrays, in hexadecimal."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An array on a store.
+
+    Attributes:
+        url: Its URL. One without a scheme and without `/` at its start is below the job.
+        options: Arguments of `penstock.arrays.open`.
+        sha256: Digest of its values; empty if they were not written by this job.
+    """
+
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """See the module.
+
+    Attributes:
+        location: The folder.
+        survey: The survey of the whole grid.
+        smooth: Model without reflections, for migration.
+        velocity: Model with reflections, for modelling; None if the gathers are recorded ones.
+        gathers: Recorded gathers [shot, receiver, time]; None if they are modelled.
+        method: "snapshots", which workers may also take from a file ("disk"), or "revolver".
+        aperture_km: Half width of the part of the grid that a shot computes, km; None is the whole grid.
+    """
+
+    location: Location
+    survey: Survey
+    smooth: Volume
+    velocity: Volume | None = None
+    gathers: Volume | None = None
+    method: str = "snapshots"
+    aperture_km: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in _METHODS:
+            raise ConfigError(
+                f"method: {self.method!r} is none of {', '.join(_METHODS)}",
+                hint="a worker keeps snapshots on a disk if it has a snapshots folder",
+                where="method",
+            )
+        if self.aperture_km is not None and not 0 < self.aperture_km < float("inf"):
+            raise ConfigError(f"aperture_km: {self.aperture_km:g} is not a length above 0", where="aperture_km")
+        if (self.velocity is None) == (self.gathers is None):
+            raise ConfigError("job: it needs a velocity model or gathers, and not both", where="velocity")
+
+    @classmethod
+    def load(cls, url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> Job:
+        """Open a job.
+
+        Raises:
+            NotFound: There is no job at the URL.
+            Corrupt: Its survey is damaged.
+        """
+        location = Location(os.fspath(url), timeout_s)
+        text = location.read(SURVEY)
+        if text is None:
+            raise NotFound(
+                f"{location.url} is not a migration job: it has no {SURVEY}",
+                hint="create it with penstock array rtm prepare",
+                where=location.url,
+            )
+        return cls.from_json(location, text)
+
+    @classmethod
+    def from_json(cls, location: Location, text: bytes) -> Job:
+        """The job of a `survey.json`.
+
+        Raises:
+            Corrupt: It is not one.
+        """
+        place = f"{location.url}/{SURVEY}"
+        try:
+            document = json.loads(text)
+            if document["schema_version"] != SCHEMA_VERSION:
+                raise Corrupt(f"{place}: schema_version {document['schema_version']} is not {SCHEMA_VERSION}")
+            volumes = {name: Volume(**each) for name, each in document["volumes"].items()}
+            survey = Survey.from_json(json.dumps(document["survey"]))
+            return cls(
+                location, survey, volumes["smooth"], volumes.get("velocity"), volumes.get("gathers"),
+                document["method"], document["aperture_km"],
+            )  # fmt: skip
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, Corrupt):
+                raise
+            raise Corrupt(f"{place} is damaged: {error}", where=place) from None
+
+    def to_json(self) -> bytes:
+        """`survey.json`."""
+        volumes = {"smooth": self.smooth, "velocity": self.velocity, "gathers": self.gathers}
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "survey": json.loads(self.survey.to_json()),
+            "volumes": {name: asdict(each) for name, each in volumes.items() if each is not None},
+            "method": self.method,
+            "aperture_km": self.aperture_km,
+        }
+        return json.dumps(document, indent=1, sort_keys=True).encode()
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Stages of each shot, in order."""
+        return get_args(Kind) if self.gathers is None else ("migrate",)
+
+    def at(self, volume: Volume) -> Location:
+        """Where a volume is."""
+        if "://" in volume.url or volume.url.startswith("/"):
+            return Location(volume.url, self.location.timeout_s, self.location.variables)
+        return self.location / volume.url
+
+    def open(self, volume: Volume) -> Array:
+        """Open a volume."""
+        return open_array(self.at(volume).url, timeout_s=self.location.timeout_s, **volume.options)
+
+    def open_output(self, name: str) -> Array:
+        """Open an array that the workers write: `gather`, `image` or `illumination`."""
+        group = next(_GROUPS[kind] for kind, names in ARRAYS.items() if name in names)
+        return open_array((self.location / group).url, array=name, timeout_s=self.location.timeout_s)
+
+    def open_gathers(self) -> Array:
+        """Open the gathers, recorded or modelled ones.
+
+        Raises:
+            ConfigError: Recorded gathers do not fit the survey.
+        """
+        if self.gathers is None:
+            return self.open_output("gather")
+        found = self.open(self.gathers)
+        want = (self.survey.shots, len(self.survey.receivers_km), self.survey.samples)
+        if found.shape != want:
+            raise ConfigError(
+                f"gathers: {self.gathers.url} has shape {list(found.shape)}, the survey {list(want)} (shots, receivers, samples)",
+                where="gathers",
+            )
+        return found
+
+    def output(self, name: str) -> tuple[Location, dict[str, Any]]:
+        """Place and metadata of an array that the workers write."""
+        kind = next(kind for kind, names in ARRAYS.items() if name in names)
+        return self.location / _GROUPS[kind] / name, self._documents(kind)[name]
+
+    def write_outputs(self) -> None:
+        """Write the metadata of the arrays that the workers write. The same job always writes the same."""
+        for kind in self.kinds:
+            documents = self._documents(kind)
+            for name, document in documents.items():
+                self.location.write(f"{_GROUPS[kind]}/{name}/zarr.json", json.dumps(document).encode())
+            attrs = {"Conventions": "CF-1.11", "defaultVariableName": ARRAYS[kind][0]}
+            self.location.write(f"{_GROUPS[kind]}/zarr.json", json.dumps(group_document(documents, attrs)).encode())
+
+    def _documents(self, kind: Kind) -> dict[str, dict[str, Any]]:
+        survey = self.survey
+        if kind == "model":
+            shape: tuple[int, ...] = (survey.shots, len(survey.receivers_km), survey.samples)
+            dims: tuple[str, ...] = ("shot", "receiver", "time")
+        else:
+            shape, dims = (survey.shots, *survey.shape), ("shot", *dims_of(survey))
+        # A shot without an image reads as NaN, which a stack refuses.
+        codecs = parse_codec("lz4", 4)
+        return {
+            name: array_document(
+                shape, np.dtype(np.float32), dims, chunks=(1, *shape[1:]), codecs=codecs, fill=float("nan"),
+                attrs={"long_name": f"{name} of each shot"},
+            )
+            for name in ARRAYS[kind]
+        }  # fmt: skip
+
+    def done(self, kind: Kind) -> set[int]:
+        """Shots whose stage is finished."""
+        return self._numbers(f"done/{kind}/")
+
+    def claimed(self) -> set[int]:
+        """Shots with a claim, whether its owner lives or not."""
+        return self._numbers("claims/")
+
+    def _numbers(self, prefix: str) -> set[int]:
+        names = (os.fsdecode(name).rpartition("/")[2] for name, *_ in self.location.files.described(prefix.encode()))
+        return {int(name) for name in names if name.isdecimal()}
+
+    def marker(self, kind: Kind, shot: int) -> dict[str, Any] | None:
+        """The done marker of a stage of a shot; None if it is not finished.
+
+        Raises:
+            Corrupt: It is damaged.
+        """
+        name = f"done/{kind}/{shot_name(shot)}"
+        text = self.location.read(name)
+        if text is None:
+            return None
+        try:
+            found: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise Corrupt(
+                f"{self.location.url}/{name} is damaged: {error}",
+                hint=f"penstock array rtm shots {self.location.url} --redo {shot} computes the shot again",
+                where=f"{self.location.url}/{name}",
+            ) from None
+        return found
+
+    def mark(self, kind: Kind, shot: int, facts: Mapping[str, Any]) -> bool:
+        """Create a done marker. False if another worker has finished the stage first."""
+        try:
+            self.location.write(f"done/{kind}/{shot_name(shot)}", json.dumps(facts).encode(), create_only=True)
+        except PreconditionFailed:
+            return False
+        return True
+
+    def forget(self, shots: list[int], kinds: tuple[Kind, ...] | None = None) -> None:
+        """Delete the done markers of shots, so that they are computed again.
+
+        Raises:
+            ConfigError: The survey has no such shot.
+        """
+        for shot in shots:
+            self.survey.check_shot(shot)
+        names = [f"done/{kind}/{shot_name(shot)}" for shot in shots for kind in kinds or self.kinds]
+        self.location.files.delete([os.fsencode(name) for name in names])
+
+    def create(self) -> bool:
+        """Write `survey.json`, which makes the folder a job. False if the same job exists.
+
+        Raises:
+            Mismatch: Another job exists.
+        """
+        try:
+            self.location.write(SURVEY, self.to_json(), create_only=True)
+        except PreconditionFailed:
+            self.check_same()
+            return False
+        return True
+
+    def check_same(self) -> None:
+        """Check that the stored job is this one.
+
+        Raises:
+            Mismatch: It has another survey or other volumes.
+        """
+        found, mine = json.loads(self.location.read(SURVEY) or b"{}"), json.loads(self.to_json())
+        if found != mine:
+            differs = [
+                name
+                for part in ("survey", "volumes")
+                for name in sorted({*found.get(part, {}), *mine[part]})
+                if found.get(part, {}).get(name) != mine[part].get(name)
+            ]
+            differs += [name for name in ("method", "aperture_km") if found.get(name) != mine[name]]
+            raise Mismatch(
+                f"{self.location.url} is a job with another {', '.join(differs) or 'schema'}",
+                hint="choose another folder, or delete it first",
+                where=self.location.url,
+            )
+
+
+def dims_of(survey: Survey) -> tuple[str, ...]:
+    """Names of the axes of a model."""
+    return ("x", "z") if len(survey.shape) == 2 else ("x", "y", "z")

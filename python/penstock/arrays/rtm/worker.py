@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes the shots of a job: claim, read, compute, write, mark. Any number of workers share a job through its store.
+
+A killed worker costs the shot it had in hand. Its claim is taken over when the lease ends, or at once by a worker on the
+same host. A shot that two workers compute is finished once: the done marker is created only once, and images are equal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from penstock import _native
+from penstock.arrays.lease import Lease
+from penstock.arrays.rtm.job import ARRAYS, Job, Kind, digest, shot_name
+from penstock.arrays.rtm.shot_grid import ShotGrid, shot_grid
+from penstock.errors import Busy, Changed, ConfigError, Corrupt
+from penstock.rtm.imaging import migrate_shot
+from penstock.rtm.propagation import model_shot, propagator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.arrays.array import Array
+    from penstock.rtm.propagation import Method
+
+__all__ = ["LEASE_TERM_S", "STAGES", "Outcome", "Stage", "Worker", "WorkerReport", "run_shots", "stage_kinds"]
+
+Stage = Literal["model", "migrate", "all"]
+STAGES: tuple[Stage, ...] = ("model", "migrate", "all")
+
+Outcome = Literal["done", "present", "held", "lost", "failed"]
+"""What became of a shot: computed, found finished, claimed by another worker, taken over by one, or not computable."""
+
+LEASE_TERM_S = 60.0
+"""Time after which the claim of a worker that died on another host is taken over."""
+
+# The shot's own faults: other shots may succeed. Any other error ends the worker.
+_SHOT_FAULTS = (ConfigError, Corrupt, Changed)
+
+
+@dataclass
+class WorkerReport:
+    """What a worker, or several, did.
+
+    Attributes:
+        computed: Shots computed, by stage, in the order in which they were finished.
+        failed: Shot -> error, of shots that could not be computed.
+        taken_over: Shots whose claim was taken over from a dead worker.
+        lost: Shots that another worker took over from this one, or finished first.
+        remaining: Shots of the stage that are not finished when the worker ends.
+        without_gather: Shots that cannot be migrated, because no gather was modelled yet.
+        is_stopped: The worker was asked to stop.
+        build_s: Seconds to build and compile the operators, once a process.
+        claim_s, read_s, compute_s, write_s: Seconds of all shots.
+    """
+
+    computed: dict[str, list[int]] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    taken_over: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    remaining: int = 0
+    without_gather: int = 0
+    is_stopped: bool = False
+    build_s: float = 0.0
+    claim_s: float = 0.0
+    read_s: float = 0.0
+    compute_s: float = 0.0
+    write_s: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all shots of the stage are finished."""
+        return self.remaining == 0
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**asdict(self), "is_complete": self.is_complete}
+
+    def add(self, other: dict[str, Any]) -> None:
+        """Add the report of another worker, as JSON."""
+        for kind, shots in other["computed"].items():
+            self.computed.setdefault(kind, []).extend(shots)
+        self.failed |= {int(shot): text for shot, text in other["failed"].items()}
+        self.taken_over += other["taken_over"]
+        self.lost += other["lost"]
+        self.is_stopped |= other["is_stopped"]
+        for name in ("build_s", "claim_s", "read_s", "compute_s", "write_s"):
+            setattr(self, name, round(getattr(self, name) + other[name], 4))
+
+
+def stage_kinds(job: Job, stage: str) -> tuple[Kind, ...]:
+    """The stages of a shot that `stage` names.
+
+    Raises:
+        ConfigError: There is no such stage, or the job has recorded gathers and models none.
+    """
+    if stage not in STAGES:
+        raise ConfigError(f"stage: `{stage}` is none of {', '.join(STAGES)}", where="stage")
+    kinds: tuple[Kind, ...] = tuple(kind for kind in job.kinds if stage in ("all", kind))
+    if not kinds:
+        raise ConfigError(f"stage: the gathers of {job.location.url} are recorded ones, not modelled", where="stage")
+    return kinds
+
+
+class Worker:
+    """One worker of a job, in one thread. `stop` and `give_back` may be called from any other.
+
+    Args:
+        job: The job.
+        stage: "model", "migrate" or "all".
+        term_s: Time after which a claim that is not renewed may be taken over, s.
+        waits: Wait while other workers have the remaining shots, to take over what they leave.
+        snapshots_dir: Keep snapshots in a file in this folder of a local disk, instead of in memory.
+        first: Shot to begin with; by default any, so that workers seldom want the same.
+        on_shot: Called with the done marker of each stage of a shot that is finished.
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        stage: Stage = "all",
+        term_s: float = LEASE_TERM_S,
+        waits: bool = True,
+        snapshots_dir: str | os.PathLike[str] | None = None,
+        first: int | None = None,
+        on_shot: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        if not 0.3 <= term_s < float("inf"):
+            raise ConfigError(f"term_s: {term_s:g} s is not a time of 0.3 s or more", where="term_s")
+        self.job, self.kinds = job, stage_kinds(job, stage)
+        if snapshots_dir is not None and job.method != "snapshots":
+            raise ConfigError(f"snapshots_dir: the job's method is {job.method}", where="snapshots_dir")
+        self._method: Method = "disk" if snapshots_dir is not None else job.method  # type: ignore[assignment] - Job checks it
+        self._snapshots_dir, self._term_s, self._waits, self._on_shot = snapshots_dir, term_s, waits, on_shot
+        self._first = int.from_bytes(os.urandom(4), "big") if first is None else first
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None
+        self._arrays: dict[str, Array] = {}
+        self._writers: dict[str, _native.ZarrWriter] = {}
+        self._gathers_of: set[int] = set()
+        self._modelled: tuple[int, np.ndarray[Any, Any]] | None = None
+        self._is_built = False
+        self.report = WorkerReport()
+
+    def stop(self) -> None:
+        """Finish the shot in hand, then end."""
+        self.report.is_stopped = True
+        self._stop.set()
+
+    def give_back(self) -> None:
+        """Give the claim of the shot in hand back at once; what was computed of it is lost."""
+        self.stop()
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is not None:
+            lease.release()
+
+    def run(self) -> WorkerReport:
+        """Compute shots until all are finished, or `stop`.
+
+        Raises:
+            PenstockError: The store, the disk or Devito refused; the claim in hand was given back.
+        """
+        while not self._stop.is_set():
+            left = self._left()
+            if not left:
+                break
+            if not self._pass(left):
+                if not self._waits:
+                    break
+                # Others have all of them: look again for claims that ended.
+                self._stop.wait(min(max(self._term_s / 4, 0.1), 5.0))
+        self.report.remaining = len(self._unfinished())
+        return self.report
+
+    def run_shot(self, shot: int) -> Outcome:
+        """Compute what is missing of one shot.
+
+        Raises:
+            ConfigError: The survey has no such shot.
+            PenstockError: The store, the disk or Devito refused.
+        """
+        grid = shot_grid(self.job.survey, shot, self.job.aperture_km)
+        self._build(grid)
+        begin = time.monotonic()
+        lease = Lease(self.job.location, f"claims/{shot_name(shot)}", term_s=self._term_s)
+        try:
+            if lease.acquire() is not None:
+                self.report.taken_over.append(shot)
+        except Busy:
+            return "held"
+        with self._lock:
+            self._lease = lease
+        try:
+            return self._claimed(shot, grid, lease, begin)
+        except _SHOT_FAULTS as error:
+            self.report.failed[shot] = str(error)
+            facts = {"shot": shot, "error": str(error), "code": error.code, "host": platform.node()}
+            self.job.location.write(f"failed/{shot_name(shot)}", json.dumps(facts).encode())
+            return "failed"
+        finally:
+            with self._lock:
+                held, self._lease = self._lease, None
+            if held is not None:
+                held.release()
+
+    def _unfinished(self) -> set[int]:
+        missing: set[int] = set()
+        for kind in self.kinds:
+            missing |= set(range(self.job.survey.shots)) - self.job.done(kind)
+        return missing
+
+    def _left(self) -> list[int]:
+        """Shots to compute, from `first` on, those with a claim last."""
+        left = self._unfinished() - self.report.failed.keys()
+        if "model" not in self.kinds and "model" in self.job.kinds:
+            ready = left & self.job.done("model")
+            self.report.without_gather = len(left - ready)
+            left = ready
+        claimed = self.job.claimed() if left else set()
+        shots = self.job.survey.shots
+        return sorted(left, key=lambda shot: (shot in claimed, (shot - self._first) % shots))
+
+    def _pass(self, shots: Sequence[int]) -> bool:
+        """Compute shots until the listing is out of date. True if one was computed or found finished."""
+        is_useful = False
+        for shot in shots:
+            if self._stop.is_set():
+                break
+            outcome = self.run_shot(shot)
+            if outcome in ("present", "lost"):
+                return True
+            is_useful |= outcome != "held"
+        return is_useful
+
+    def _build(self, grid: ShotGrid) -> None:
+        """Build the operators, before a claim is held."""
+        if not self._is_built:
+            with self._clock("build_s"):
+                wave = propagator(grid.survey)
+                if "model" in self.kinds:
+                    wave.prepare()
+                if "migrate" in self.kinds:
+                    wave.prepare(self._method)
+            self._is_built = True
+
+    def _claimed(self, shot: int, grid: ShotGrid, lease: Lease, begin: float) -> Outcome:
+        found: Outcome = "present"
+        for kind in self.kinds:
+            is_done = (self.job.location / f"done/{kind}/{shot_name(shot)}").entry() is not None
+            seconds = {"claim_s": time.monotonic() - begin, "read_s": 0.0, "compute_s": 0.0, "write_s": 0.0}
+            self.report.claim_s += seconds["claim_s"]
+            if not is_done:
+                compute = self._model if kind == "model" else self._migrate
+                arrays = compute(shot, grid, seconds)
+                if lease.is_lost or self._lease is not lease:
+                    self.report.lost.append(shot)
+                    return "lost"
+                with self._clock("write_s", seconds):
+                    stored = sum(self._write(name, shot, each) for name, each in zip(ARRAYS[kind], arrays, strict=True))
+                facts = {
+                    "schema_version": 1, "shot": shot, "kind": kind, "sha256": digest(*arrays), "stored_bytes": stored,
+                    "host": platform.node(), "pid": os.getpid(), "finished_s": round(time.time(), 3),
+                    "seconds": {name: round(value, 6) for name, value in seconds.items()},
+                }  # fmt: skip
+                if not self.job.mark(kind, shot, facts):
+                    # Another worker took the claim over, and was faster. Its result is the same.
+                    self.report.lost.append(shot)
+                    return "lost"
+                self.report.computed.setdefault(kind, []).append(shot)
+                found = "done"
+                if self._on_shot is not None:
+                    self._on_shot(facts)
+            begin = time.monotonic()
+        return found
+
+    def _model(self, shot: int, grid: ShotGrid, seconds: dict[str, float]) -> list[np.ndarray[Any, Any]]:
+        with self._clock("read_s", seconds):
+            model = self._read("velocity", grid)
+        with self._clock("compute_s", seconds):
+            gather = model_shot(grid.survey, model, grid.shot)
+        survey = self.job.survey
+        traces = np.zeros((len(survey.receivers_km), survey.samples), dtype=np.float32)
+        traces[grid.receivers] = gather.T
+        self._modelled = (shot, traces)
+        return [traces]
+
+    def _migrate(self, shot: int, grid: ShotGrid, seconds: dict[str, float]) -> list[np.ndarray[Any, Any]]:
+        with self._clock("read_s", seconds):
+            model = self._read("smooth", grid)
+            traces = self._gather(shot)
+        with self._clock("compute_s", seconds):
+            gather = np.ascontiguousarray(traces[grid.receivers].T)
+            parts = migrate_shot(grid.survey, model, gather, grid.shot, self._method, snapshot_dir=self._snapshots_dir)
+        return [grid.placed(part, self.job.survey.shape) for part in parts]
+
+    def _gather(self, shot: int) -> np.ndarray[Any, Any]:
+        """Traces of a shot [receivers, samples], from the store unless this worker has just modelled and stored them."""
+        if self._modelled is not None and self._modelled[0] == shot:
+            return self._modelled[1]
+        if self.job.gathers is None and shot not in self._gathers_of:
+            # An open array contains the objects that existed when it was opened.
+            self._arrays.pop("gathers", None)
+            self._gathers_of = self.job.done("model")
+        if "gathers" not in self._arrays:
+            self._arrays["gathers"] = self.job.open_gathers()
+        traces: np.ndarray[Any, Any] = self._arrays["gathers"][shot]
+        return traces
+
+    def _read(self, name: str, grid: ShotGrid) -> np.ndarray[Any, Any]:
+        """A velocity model in the shot's part of the grid."""
+        if name not in self._arrays:
+            volume = self.job.velocity if name == "velocity" else self.job.smooth
+            assert volume is not None  # a job with stage "model" has one
+            found = self.job.open(volume)
+            if found.shape != self.job.survey.shape:
+                raise ConfigError(
+                    f"{volume.url}: shape {list(found.shape)} differs from the survey's {list(self.job.survey.shape)}",
+                    where=volume.url,
+                )
+            self._arrays[name] = found
+        model: np.ndarray[Any, Any] = self._arrays[name][grid.box]
+        return model
+
+    def _write(self, name: str, shot: int, values: np.ndarray[Any, Any]) -> int:
+        if name not in self._writers:
+            place, document = self.job.output(name)
+            self._writers[name] = _native.ZarrWriter(
+                place.url, json.dumps(document), place.variables, timeout_s=place.timeout_s
+            )
+        data = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint8)
+        return self._writers[name].write((shot, *[0] * values.ndim), data)
+
+    @contextmanager
+    def _clock(self, name: str, seconds: dict[str, float] | None = None) -> Iterator[None]:
+        """Adds the time of the block to the report, and to `seconds`."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            took = time.monotonic() - begin
+            setattr(self.report, name, getattr(self.report, name) + took)
+            if seconds is not None:
+                seconds[name] += took
+
+
+def run_shots(
+    job_url: str | os.PathLike[str], stage: Stage = "all", *, timeout_s: float = 600.0, **options: Any
+) -> WorkerReport:
+    """Compute shots of a job in this process until all are finished.
+
+    Args:
+        job_url: A job that `prepare` has created.
+        stage: "model" (gathers), "migrate" (images) or "all".
+        timeout_s: Limit of each request.
+        options: See `Worker`.
+    Raises:
+        NotFound: There is no job at the URL.
+        ConfigError: An option is invalid.
+        PenstockError: The store, the disk or Devito refused.
+    """
+    return Worker(Job.load(job_url, timeout_s=timeout_s), stage=stage, **options).run()

@@ -128,7 +128,8 @@ def choose(
         if name not in known:
             raise ConfigError(f"access: `{name}` is none of {', '.join(sorted(known))}", where="access")
     sides = tuple(max(1, side) for side in shape)
-    chosen = tuple(chunks) if chunks is not None else _chunks(dims, sides, itemsize, access)
+    fitting = (min(each, side) for each, side in zip(_chunks(dims, sides, itemsize, access), sides, strict=True))
+    chosen = tuple(chunks) if chunks is not None else tuple(fitting)
     if shards is not None:
         for shard, chunk in zip(shards, chosen, strict=True):
             if shard % chunk:

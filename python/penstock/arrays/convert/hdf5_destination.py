@@ -72,7 +72,7 @@ class Hdf5Destination:
             raise SystemFault(f"{self._part}: {error}", where=str(self._part)) from None
         options = dict(CODECS[self._codec])
         if self._chunking is not None:
-            options["chunks"] = self._chunking.chunks
+            options["chunks"] = tuple(map(min, self._chunking.chunks, source.shape))
         data = self._file.create_dataset(
             source.name, source.shape, source.dtype, fillvalue=fill_of(source.dtype), **options
         )

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers under Dask: it starts processes and spreads shots; claims and markers in the store decide what is finished.
+
+Tasks are functions of this module, so that a worker builds its operators once, and they return one word and no data.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from penstock.arrays.rtm.job import Job
+from penstock.arrays.rtm.local_workers import pinned_threads
+from penstock.arrays.rtm.worker import LEASE_TERM_S, Stage, Worker, WorkerReport, stage_kinds
+from penstock.errors import ConfigError, MissingPackage, RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["ALLOWED_FAILURES", "run_with_dask", "shot_task"]
+
+ALLOWED_FAILURES = 20
+"""Workers that may die under one task before Dask gives it up. Its default of 3 loses the shots of a preempted queue."""
+
+
+@lru_cache(maxsize=4)
+def _worker(job_url: str, stage: Stage, term_s: float, snapshots_dir: str | None, timeout_s: float) -> Worker:
+    job = Job.load(job_url, timeout_s=timeout_s)
+    return Worker(job, stage=stage, term_s=term_s, snapshots_dir=snapshots_dir)
+
+
+def shot_task(
+    job_url: str,
+    shot: int,
+    stage: Stage = "all",
+    term_s: float = LEASE_TERM_S,
+    snapshots_dir: str | None = None,
+    timeout_s: float = 600.0,
+) -> str:
+    """Compute one shot in a Dask worker.
+
+    Returns:
+        `done`, `present`, `held`, `lost` or `failed: ERROR`; see `Outcome`.
+    Raises:
+        PenstockError: The store, the disk or Devito refused.
+    """
+    worker = _worker(job_url, stage, term_s, snapshots_dir, timeout_s)
+    outcome = worker.run_shot(shot)
+    return f"failed: {worker.report.failed.pop(shot)}" if outcome == "failed" else outcome
+
+
+def run_with_dask(
+    job_url: str | os.PathLike[str],
+    *,
+    workers: int = 2,
+    client: Any = None,
+    address: str | None = None,
+    stage: Stage = "all",
+    term_s: float = LEASE_TERM_S,
+    snapshots_dir: str | os.PathLike[str] | None = None,
+    on_shot: Callable[[dict[str, Any]], None] | None = None,
+    timeout_s: float = 600.0,
+) -> WorkerReport:
+    """Compute shots with Dask until all are finished.
+
+    Args:
+        job_url: The job; its URL must mean the same on every worker.
+        workers: Processes of a `LocalCluster`, which starts if there is neither a client nor an address.
+        client: A client of a cluster.
+        address: Address of a scheduler, as tcp://HOST:8786.
+        stage, term_s, snapshots_dir: See `Worker`.
+        on_shot: Called with `{"shot": ..., "outcome": ...}` for each finished shot.
+        timeout_s: Limit of each request.
+    Raises:
+        MissingPackage: distributed is not installed.
+        RankFailed: Dask gave a shot up; finished ones are kept.
+    """
+    if find_spec("distributed") is None:
+        raise MissingPackage(
+            "Dask workers need distributed, which is not installed", hint="pip install distributed", name="distributed"
+        )
+    if workers < 1:
+        raise ConfigError(f"workers: {workers} is less than 1", where="workers")
+    job = Job.load(job_url, timeout_s=timeout_s)
+    kinds = stage_kinds(job, stage)
+    with _client(client, address, workers) as found:
+        report = _drain(
+            found, job, kinds, (stage, term_s, snapshots_dir and os.fspath(snapshots_dir), timeout_s), on_shot
+        )
+    report.remaining = len(_unfinished(job, kinds))
+    return report
+
+
+def _unfinished(job: Job, kinds: Any) -> set[int]:
+    return {shot for kind in kinds for shot in set(range(job.survey.shots)) - job.done(kind)}
+
+
+def _drain(
+    client: Any, job: Job, kinds: Any, options: tuple[Any, ...], on_shot: Callable[[dict[str, Any]], None] | None
+) -> WorkerReport:
+    import distributed
+
+    report = WorkerReport()
+
+    def submit(shot: int) -> Any:
+        future = client.submit(
+            shot_task, job.location.url, shot, *options, pure=False, key=f"shot-{shot}-{time.monotonic_ns()}"
+        )
+        waiting[future.key] = shot
+        return future
+
+    waiting: dict[str, int] = {}
+    left = sorted(_unfinished(job, kinds))
+    if "model" not in kinds and "model" in job.kinds:
+        ready = job.done("model")
+        report.without_gather = len(set(left) - ready)
+        left = [shot for shot in left if shot in ready]
+    completed: Any = distributed.as_completed([submit(shot) for shot in left], raise_errors=False)
+    for future in completed:
+        shot = waiting.pop(future.key)
+        try:
+            outcome = future.result()
+        except Exception as error:
+            raise RankFailed(
+                f"shot {shot}: {type(error).__name__}: {error}", hint="repeat the command: finished shots are kept"
+            ) from error
+        if outcome in ("held", "lost"):
+            # A worker that died on another host has it until its lease ends.
+            time.sleep(0.2)
+            completed.add(submit(shot))
+            continue
+        if outcome.startswith("failed"):
+            report.failed[shot] = outcome.partition(": ")[2]
+        elif outcome == "done":
+            for kind in kinds:
+                report.computed.setdefault(kind, []).append(shot)
+        if on_shot is not None:
+            on_shot({"shot": shot, "outcome": outcome.partition(":")[0]})
+    return report
+
+
+@contextmanager
+def _client(given: Any, address: str | None, workers: int) -> Iterator[Any]:
+    import dask
+    import distributed
+
+    make: Any = distributed.Client
+    if given is not None:
+        yield given
+    elif address is not None:
+        with make(address, set_as_default=False) as client:
+            yield client
+    else:
+        cluster_of: Any = distributed.LocalCluster
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        with (
+            dask.config.set({"distributed.scheduler.allowed-failures": ALLOWED_FAILURES}),
+            cluster_of(
+                n_workers=workers,
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                env=pinned_threads(threads),
+            ) as cluster,
+            make(cluster, set_as_default=False) as client,
+        ):
+            yield client

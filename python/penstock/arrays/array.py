@@ -38,6 +38,7 @@ class Array:
         dims: Names of the dimensions.
         coords: Coordinates by name.
         attrs: What the file says of itself.
+        reopens: Opens the same array again, in another process too; set by `open`.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Array:
         self.coords, self.attrs = dict(coords), dict(attrs)
         self._headers = headers
         self._threads = len(os.sched_getaffinity(0))
-        self._reopen: tuple[str, dict[str, Any]] | None = None
+        self.reopens: Callable[[], Array] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -183,16 +184,9 @@ class Array:
         return tuple(sides)
 
     def __reduce__(self) -> Any:
-        from penstock.arrays.opening import open as reopen
-
-        if self._reopen is None:
+        if self.reopens is None:
             raise Unsupported("pickling an array that was not opened by penstock.arrays.open is not supported")
-        url, options = self._reopen
-        return _reopened, (reopen, url, options)
-
-
-def _reopened(reopen: Callable[..., Array], url: str, options: dict[str, Any]) -> Array:
-    return reopen(url, **options)
+        return self.reopens, ()
 
 
 def _lazy(array: Array) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.arrays import zarr_reader
@@ -69,12 +70,9 @@ def open(  # noqa: A001 - the field's word
         if given and given != ["progress"]:
             raise ConfigError(f"{given[0]}: {location.url} is {kind}, not SEG-Y", where=given[0])
         found = (open_hdf5 if kind == "hdf5" else zarr_reader.open_zarr)(location, array=array)
-    kept = (
-        {key: value for key, value in options.items() if key != "progress" and value is not None}
-        if kind == "segy"
-        else {}
-    )
-    found._reopen = (location.url, {**kept, "array": array, "timeout_s": timeout_s})  # noqa: SLF001 - one module in two
+    kept = {key: value for key, value in options.items() if key != "progress" and value is not None}
+    again = {**(kept if kind == "segy" else {}), "array": array, "timeout_s": timeout_s}
+    found.reopens = partial(open, location.url, **again)
     found.attrs.setdefault("kind", kind)
     return found
 

@@ -4,17 +4,8 @@
 use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
+use super::sample_format::ByteOrder;
 use super::{BINARY_HEADER, SampleFormat, TEXT_HEADER, TRACE_HEADER};
-
-/// Order of the bytes of a number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ByteOrder {
-    /// Most significant byte first, as in revisions 0 and 1.
-    Big,
-    /// Least significant byte first.
-    Little,
-}
 
 /// What a caller knows better than the binary header.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -9,9 +9,9 @@ mod read;
 mod sample_format;
 
 pub use ibm::{f32_to_ibm, ibm_to_f32, ibm_to_f32_exact};
-pub use layout::{ByteOrder, Layout, Overrides};
+pub use layout::{Layout, Overrides};
 pub use read::{IbmException, SegyReader, TraceBuffers};
-pub use sample_format::{SampleFormat, decode, encode};
+pub use sample_format::{ByteOrder, SampleFormat, decode, encode};
 
 /// Bytes of the textual file header.
 pub const TEXT_HEADER: usize = 3200;

@@ -11,8 +11,8 @@ use tokio::runtime::Handle;
 
 use super::TEXT_HEADER;
 use super::ibm::ibm_to_f32_exact;
-use super::layout::{ByteOrder, Layout, Overrides};
-use super::sample_format::{SampleFormat, decode};
+use super::layout::{Layout, Overrides};
+use super::sample_format::{ByteOrder, SampleFormat, decode};
 use crate::OutBuffer;
 use crate::fetch::{FetchStats, MergePolicy, Want, fetch, read};
 

@@ -2,9 +2,19 @@
 //! Sample formats: how the samples of a trace lie in the file, and the type that holds them in memory.
 
 use penstock_types::{DType, Error, Result};
+use serde::{Deserialize, Serialize};
 
 use super::ibm::{f32_to_ibm, ibm_to_f32};
-use super::layout::ByteOrder;
+
+/// Order of the bytes of a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ByteOrder {
+    /// Most significant byte first, as in revisions 0 and 1.
+    Big,
+    /// Least significant byte first.
+    Little,
+}
 
 /// Format of the samples, by the code of bytes 3225–3226 (SEG-Y revision 2.1, table 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

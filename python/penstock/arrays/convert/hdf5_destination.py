@@ -22,6 +22,7 @@ from penstock.arrays.segy.reader import EXCEPTION
 from penstock.atomic_file import PART_PREFIX
 from penstock.errors import ConfigError, Mismatch, NoSpace, PreconditionFailed, SystemFault
 from penstock.extras import require
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from penstock.arrays.convert.chunking import Chunking
@@ -179,4 +180,4 @@ class Hdf5Destination:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._part.unlink(missing_ok=True)
+        remove_file(self._part)

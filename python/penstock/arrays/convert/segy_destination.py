@@ -20,6 +20,7 @@ from penstock import _native
 from penstock.arrays.convert.sending import send
 from penstock.atomic_file import PART_PREFIX
 from penstock.errors import Bug, Mismatch, PreconditionFailed, SystemFault
+from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -180,8 +181,8 @@ class SegyDestination:
                 send(self._part, self.location)
             except PreconditionFailed:
                 raise taken from None
-        self._part.unlink()
-        self._journal.unlink()
+        remove_file(self._part)
+        remove_file(self._journal)
 
     def close(self) -> None:
         """Close the files. What is written stays, to be resumed."""

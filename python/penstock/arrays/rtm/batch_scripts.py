@@ -66,7 +66,7 @@ class ScriptRequest:
         for name in ("tasks", "cores"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is less than 1", where=name)
-        if self.concurrent is not None and not 1 <= self.concurrent:
+        if self.concurrent is not None and not self.concurrent >= 1:
             raise ConfigError(f"concurrent: {self.concurrent} is less than 1", where="concurrent")
         if self.limit_s < 2 * _NOTICE_S:
             raise ConfigError(f"time: {self.limit_s:g} s is less than {2 * _NOTICE_S} s", where="time")

@@ -15,8 +15,7 @@ VERBS: dict[str, str] = {
     "convert": "Convert between SEG-Y, Zarr and HDF5 without loss, resumable.",
     "verify": "Certify that a converted volume gives back the same bytes.",
     "diff": "Compare the samples and coordinates of two volumes.",
-    "slice": "Take a slice as a picture, a NumPy file or SEG-Y.",
-    "create": "Make a model volume.",
+    "slice": "Take a slice as a picture or a NumPy file.",
     "rtm": "Image a volume by reverse time migration, shot by shot.",
 }
 

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock array slice`: a picture or a NumPy file of a slice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from penstock.cli.array.convert import segy_overrides
+
+__all__ = ["command"]
+
+
+@click.command("slice")
+@click.argument("volume", metavar="VOLUME")
+@click.option(
+    "--at",
+    "places",
+    multiple=True,
+    metavar="DIM=NUMBER",
+    help="Coordinate of a fixed dimension: inline=120. Repeatable.",
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Picture (.png) or array (.npy).",
+)
+@click.option("--array", metavar="NAME", help="Array of an HDF5 file or a Zarr group. [its main one]")
+@segy_overrides
+def command(
+    volume: str,
+    places: tuple[str, ...],
+    output: str,
+    array: str | None,
+    map_: str | None,
+    format_: int | None,
+    **options: Any,
+) -> int:
+    """Take a slice of VOLUME, and write it as a picture or a NumPy file.
+
+    Without --at, the middle of the first dimension of a volume is taken.
+    """
+    import io
+    from pathlib import Path
+
+    import numpy as np
+
+    from penstock.arrays import open as open_array
+    from penstock.arrays.pictures import picture, place_of
+    from penstock.atomic_file import atomic_file
+    from penstock.errors import ConfigError
+
+    kind = Path(output).suffix.lower()
+    if kind not in (".png", ".npy"):
+        raise ConfigError(f"output: `{kind}` is neither .png nor .npy", where="output")
+    found = open_array(volume, array=array, map=map_, format=format_, **options)
+    at = dict(_place(text) for text in places)
+    if not at and found.ndim == 3:
+        dim = found.dims[0]
+        middle = found.shape[0] // 2
+        at = {dim: float(found.coords[dim].values[middle]) if dim in found.coords else float(middle)}
+    if kind == ".png":
+        content = picture(found, at)
+    else:
+        out = io.BytesIO()
+        np.save(out, np.asarray(found[place_of(found, at)]))
+        content = out.getvalue()
+    with atomic_file(Path(output)) as file:
+        file.write(content)
+    stats = found.stats()
+    click.echo(
+        f"{output}: {', '.join(f'{dim} {value:g}' for dim, value in at.items()) or 'all'} of {found!r}, {stats.get('requests', 0):,} requests"
+    )
+    return 0
+
+
+def _place(text: str) -> tuple[str, float]:
+    from penstock.errors import ConfigError
+
+    dim, equals, number = text.partition("=")
+    try:
+        return dim.strip(), float(number)
+    except ValueError:
+        problem = f"at: `{text}` is not DIMENSION=NUMBER" if equals else f"at: `{text}` has no `=`"
+        raise ConfigError(problem, where="at", hint="for example --at inline=120") from None

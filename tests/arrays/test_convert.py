@@ -220,12 +220,12 @@ def test_destination_that_exists_is_refused_and_kept(name, tmp_path):
 def test_settings_that_cannot_be_are_refused(tmp_path):
     source = volume(tmp_path / "a.sgy")
     for settings_, words in [
-        ({"codec": "lz5"}, "`lz5` is none of"),
+        ({"codec": "lz5"}, "`lz5` is not one of"),
         ({"codec": "lz4:44"}, "`44` is not a level of lz4"),
         ({"chunks": "4,4"}, "is not 3 whole numbers"),
         ({"chunks": "4,4,0"}, "is not 3 whole numbers"),
         ({"chunks": "4,4,32", "shards": "6,8,96"}, "6 is not a multiple"),
-        ({"access": ("depth",)}, "`depth` is none of"),
+        ({"access": ("depth",)}, "`depth` is not one of"),
         ({"map": "inline=250:i4"}, "not within a trace header"),
         ({"map": "inline"}, "is not DIMENSION=BYTE:TYPE"),
         ({"map": "a=1:i4,b=5:i4"}, "% empty"),

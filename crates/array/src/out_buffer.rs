@@ -42,7 +42,7 @@ impl<'a> OutBuffer<'a> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::bug(format!("bytes {at}..+{len} of a buffer of {}", self.len)));
         }
-        // SAFETY: within the buffer, which lives for 'a; the caller promises that nobody else uses these bytes.
+        // SAFETY: within the buffer, which lives for 'a; the caller promises that no other code uses these bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) })
     }
 }

@@ -194,7 +194,7 @@ def _lazy(array: Array) -> Any:
     from xarray.core import indexing
 
     class Lazy(BackendArray):
-        """What xarray asks for boxes."""
+        """Lazy data, which xarray reads by boxes."""
 
         shape, dtype = array.shape, array.dtype
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reads boxes for an `Array`: one class for each kind of file."""
+"""Readers of boxes for an `Array`: one class for each kind of file."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _BLOCK_BYTES = 64 << 20
 
 @dataclass
 class Difference:
-    """What differs between two volumes.
+    """Differences between two volumes.
 
     Attributes:
         problems: Differences of shape, type, dimensions and coordinates, in words.

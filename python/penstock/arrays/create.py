@@ -85,7 +85,8 @@ class _Memory:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.values.shape
+        found: tuple[int, ...] = self.values.shape
+        return found
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -132,7 +133,7 @@ def create_volume(
         Unsupported: The format cannot hold the values.
     """
     if to not in FORMATS:
-        raise ConfigError(f"to: `{to}` is none of {', '.join(FORMATS)}", where="to")
+        raise ConfigError(f"to: `{to}` is not one of {', '.join(FORMATS)}", where="to")
     if len(dims) != values.ndim or values.ndim < 1 or not values.size:
         raise ConfigError(f"dims: {len(dims)} names for an array of shape {list(values.shape)}", where="dims")
     if to == "segy":
@@ -149,7 +150,7 @@ def create_volume(
         target = Hdf5Destination(location, source, chunking if is_chunked else None, codec or "none")
     plan = json.dumps(
         {
-            "source": hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).hexdigest(),
+            "source": hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data).hexdigest(),
             "dims": source.dims, "shape": source.shape, "dtype": source.dtype.name, "chunks": chunking.chunks,
             "shards": chunking.shards, "codec": codec, "format": to,
         },
@@ -255,7 +256,7 @@ def create_segy(
     except BaseException:
         writer.abort()
         raise
-    kinds = trace_dtype("big").fields or {}
+    kinds: Mapping[str, Any] = trace_dtype("big").fields or {}
     places = [f"{name}={kinds[_FIELDS[name]][1] + 1}:i4" for name in names]
     return SegyLayout(size, (*names, vertical), {"map": ",".join(places), "vertical": vertical})
 
@@ -284,7 +285,7 @@ def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tup
         return 1000.0, 0
     unit = coordinate.attrs.get("units", "ms" if vertical == "time" else "m")
     if unit not in units:
-        raise ConfigError(f"{vertical}: unit `{unit}` is none of {', '.join(units)}", where=vertical)
+        raise ConfigError(f"{vertical}: unit `{unit}` is not one of {', '.join(units)}", where=vertical)
     values = np.asarray(coordinate.values, dtype=np.float64) * units[unit]
     step = (values[-1] - values[0]) / (samples - 1)
     if len(values) != samples or step <= 0 or not np.allclose(np.diff(values), step, rtol=1e-4, atol=0):

@@ -28,7 +28,7 @@ def open_hdf5(location: Location, *, array: str | None = None) -> Array:
     """Open a dataset of a file: `array`, or the largest one of numbers.
 
     Raises:
-        ConfigError: There is no such dataset.
+        ConfigError: The dataset does not exist.
         Unsupported: Its layout or filters are not supported.
     """
     require("HDF5 files", "hdf5")

@@ -23,7 +23,7 @@ class _Axis:
     runs: list[tuple[int, int]]
     """Ranges to read, ascending and apart."""
     picks: Any
-    """What to take of the ranges, put side by side: an integer, a slice, or positions."""
+    """Positions to take of the ranges, put side by side: an integer, a slice, or positions."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Selection:
     boxes: list[Box]
     _axes: list[_Axis]
     _moves: int | None = None
-    """Axis of the result that NumPy moves to the front: a list's, if integers stand apart from it."""
+    """Axis of the result that NumPy moves to the front: a list's, if integers are apart from it."""
 
     def assemble(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
         """The result of the index, from the boxes' contents."""

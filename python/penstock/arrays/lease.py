@@ -31,7 +31,7 @@ __all__ = ["Holder", "Lease"]
 
 @dataclass(frozen=True)
 class Holder:
-    """What a lease says of its owner."""
+    """Owner of a lease, as the lease states it."""
 
     owner: str
     host: str

@@ -80,7 +80,7 @@ class Location:
         return _native.Files(self.folder, self.variables, timeout_s=self.timeout_s)
 
     def entry(self) -> Entry | None:
-        """The object of this name; None if there is none."""
+        """The object of this name; None if it does not exist."""
         try:
             name, size, version, _ = self._beside.head(self.name)
         except (NotFound, IsADirectoryError):
@@ -94,7 +94,7 @@ class Location:
         return [entry for entry in entries if not entry.name.rpartition("/")[2].startswith(_TEMPORARY)]
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object below it; None if there is none."""
+        """The content of an object below it; None if it does not exist."""
         try:
             _, size, version, _ = self.files.head(os.fsencode(name))
         except (NotFound, IsADirectoryError, NotADirectoryError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.arrays import zarr_reader
 from penstock.arrays.hdf5_reader import open_hdf5
@@ -52,7 +52,7 @@ def open(  # noqa: A001 - the field's word
 
     Raises:
         NotFound: There is nothing at the URL.
-        Unsupported: It is none of these kinds.
+        Unsupported: It is of another kind.
         Corrupt: It is damaged, or contradicts itself; the message says what to pass.
     """
     location = Location(os.fspath(url), timeout_s)
@@ -71,7 +71,7 @@ def open(  # noqa: A001 - the field's word
             raise ConfigError(f"{given[0]}: {location.url} is {kind}, not SEG-Y", where=given[0])
         found = (open_hdf5 if kind == "hdf5" else zarr_reader.open_zarr)(location, array=array)
     kept = {key: value for key, value in options.items() if key != "progress" and value is not None}
-    again = {**(kept if kind == "segy" else {}), "array": array, "timeout_s": timeout_s}
+    again: dict[str, Any] = {**(kept if kind == "segy" else {}), "array": array, "timeout_s": timeout_s}
     found.reopens = partial(open, location.url, **again)
     found.attrs.setdefault("kind", kind)
     return found

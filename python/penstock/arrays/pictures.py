@@ -28,12 +28,12 @@ def place_of(array: Array, at: Mapping[str, float]) -> tuple[Any, ...]:
     """Index of a slice: for each named dimension the position whose coordinate is nearest to the number.
 
     Raises:
-        ConfigError: There is no such dimension, or the number is outside of its coordinate.
+        ConfigError: The dimension does not exist, or the number is outside of its coordinate.
     """
     key: list[Any] = [slice(None)] * array.ndim
     for dim, wanted in at.items():
         if dim not in array.dims:
-            raise ConfigError(f"at: `{dim}` is none of {', '.join(array.dims)}", where="at")
+            raise ConfigError(f"at: `{dim}` is not one of {', '.join(array.dims)}", where="at")
         axis = array.dims.index(dim)
         found = array.coords.get(dim)
         numbers = np.arange(array.shape[axis]) if found is None else np.asarray(found.values, dtype=np.float64)

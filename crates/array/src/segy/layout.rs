@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::sample_format::ByteOrder;
 use super::{BINARY_HEADER, SampleFormat, TEXT_HEADER, TRACE_HEADER};
 
-/// What a caller knows better than the binary header.
+/// Values that replace those of the binary header.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {

@@ -129,7 +129,7 @@ impl SegyReader {
                 return Err(Error::bug(format!("{} bytes for {} traces of {size}", buffer.len(), traces.len())));
             }
         }
-        // What is read of a trace: from `skip` bytes after its start, `len` bytes.
+        // The part of a trace that is read: from `skip` bytes after its start, `len` bytes.
         let samples_at = layout.header_bytes + samples.start * stored;
         let (skip, end) = match (out.headers.is_some(), out.samples.is_some() && count > 0) {
             (false, false) => return Ok(Vec::new()),

@@ -121,12 +121,12 @@ def choose(
         is_sharded: False stores each chunk as an object.
 
     Raises:
-        ConfigError: There is no such dimension, or a shard is not whole chunks.
+        ConfigError: The dimension does not exist, or a shard is not whole chunks.
     """
     known = {"balanced", "shots", "train", *dims}
     for name in access:
         if name not in known:
-            raise ConfigError(f"access: `{name}` is none of {', '.join(sorted(known))}", where="access")
+            raise ConfigError(f"access: `{name}` is not one of {', '.join(sorted(known))}", where="access")
     sides = tuple(max(1, side) for side in shape)
     fitting = (min(each, side) for each, side in zip(_chunks(dims, sides, itemsize, access), sides, strict=True))
     chosen = tuple(chunks) if chunks is not None else tuple(fitting)

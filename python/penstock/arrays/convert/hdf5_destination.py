@@ -44,7 +44,7 @@ class Hdf5Destination:
     def __init__(self, location: Location, source: Source, chunking: Chunking | None, codec: str) -> None:
         require("HDF5 files", "hdf5")
         if codec not in CODECS:
-            raise ConfigError(f"codec: `{codec}` is none of {', '.join(CODECS)} for HDF5", where="codec")
+            raise ConfigError(f"codec: `{codec}` is not one of {', '.join(CODECS)} for HDF5", where="codec")
         self.location, self._source, self._chunking, self._codec = location, source, chunking, codec
         folder = location.path.parent if location.is_local else Path(tempfile.gettempdir())
         self._part = folder / f"{PART_PREFIX}{os.urandom(8).hex()}.h5"

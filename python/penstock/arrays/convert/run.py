@@ -38,7 +38,7 @@ _BLOCK_BYTES = 64 << 20
 
 @dataclass
 class ConversionReport:
-    """What a conversion did. Bytes are of samples in memory, and as stored."""
+    """Result of a conversion. Bytes are of samples in memory, and as stored."""
 
     source: str
     destination: str

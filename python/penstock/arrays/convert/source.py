@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a conversion reads: samples and trace headers by box, and all that a SEG-Y file holds besides."""
+"""Sources of a conversion: samples and trace headers by box, and all that a SEG-Y file holds besides."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SegyFacts:
     trailer: np.ndarray[Any, Any]
     """All bytes after the last trace."""
     trace_index: np.ndarray[Any, Any]
-    """Trace in file order at each place; -1 where there is none."""
+    """Trace in file order at each place; -1 where a trace is missing."""
     duplicate_index: np.ndarray[Any, Any]
     """Traces that share a place with an earlier one, in file order."""
 
@@ -71,11 +71,11 @@ class Source(Protocol):
 
     @property
     def segy(self) -> SegyFacts | None:
-        """What a SEG-Y file has besides."""
+        """Parts of a SEG-Y file besides its samples."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What makes it this version of this volume: a resumed conversion must meet the same."""
+        """Facts that identify this version of this volume: a resumed conversion must meet the same."""
 
     @property
     def name(self) -> str:

@@ -31,11 +31,11 @@ def parse_codec(text: str, itemsize: int) -> list[Document]:
     """The codecs after `bytes`, for `lz4`, `zstd:9` and the like.
 
     Raises:
-        ConfigError: There is no such codec, or its level is not one that it has.
+        ConfigError: The codec does not exist, or its level is not one that it has.
     """
     name, _, level = text.partition(":")
     if name not in CODECS:
-        raise ConfigError(f"codec: `{name}` is none of {', '.join(CODECS)}", where="codec")
+        raise ConfigError(f"codec: `{name}` is not one of {', '.join(CODECS)}", where="codec")
     most = {"lz4": 9, "blosc-zstd": 9, "zstd": 22, "gzip": 9, "none": 0}[name]
     if level and not (level.isdecimal() and int(level) <= most):
         raise ConfigError(f"codec: `{level}` is not a level of {name} (0 to {most})", where="codec")

@@ -28,7 +28,7 @@ _PASSED = ("DEVITO_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "A
 
 @dataclass(frozen=True)
 class ScriptRequest:
-    """What a script asks for.
+    """Resources and settings of a script.
 
     Attributes:
         job_url: The migration job.
@@ -79,11 +79,11 @@ def batch_script(scheduler: str, request: ScriptRequest) -> str:
     """A script for `sbatch`, `qsub`, or (dask-slurm, dask-pbs) `python`.
 
     Raises:
-        ConfigError: There is no such scheduler.
+        ConfigError: The scheduler is unknown.
     """
     makers = {"slurm": _slurm, "pbs": _pbs, "dask-slurm": _dask, "dask-pbs": _dask}
     if scheduler not in makers:
-        raise ConfigError(f"scheduler: `{scheduler}` is none of {', '.join(SCHEDULERS)}", where="scheduler")
+        raise ConfigError(f"scheduler: `{scheduler}` is not one of {', '.join(SCHEDULERS)}", where="scheduler")
     return makers[scheduler](request, scheduler)
 
 

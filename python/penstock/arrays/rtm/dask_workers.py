@@ -69,7 +69,7 @@ def run_with_dask(
 
     Args:
         job_url: The job; its URL must mean the same on every worker.
-        workers: Processes of a `LocalCluster`, which starts if there is neither a client nor an address.
+        workers: Processes of a `LocalCluster`, which starts without a client nor an address.
         client: A client of a cluster.
         address: Address of a scheduler, as tcp://HOST:8786.
         stage, term_s, snapshots_dir: See `Worker`.
@@ -119,7 +119,8 @@ def _drain(
         ready = job.done("model")
         report.without_gather = len(set(left) - ready)
         left = [shot for shot in left if shot in ready]
-    completed: Any = distributed.as_completed([submit(shot) for shot in left], raise_errors=False)
+    as_completed: Any = distributed.as_completed
+    completed = as_completed([submit(shot) for shot in left], raise_errors=False)
     for future in completed:
         shot = waiting.pop(future.key)
         try:

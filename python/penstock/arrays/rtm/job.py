@@ -56,7 +56,7 @@ def digest(*arrays: np.ndarray[Any, Any]) -> str:
     """SHA-256 of the values of arrays, in hexadecimal."""
     found = hashlib.sha256()
     for array in arrays:
-        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 
@@ -100,7 +100,7 @@ class Job:
     def __post_init__(self) -> None:
         if self.method not in _METHODS:
             raise ConfigError(
-                f"method: {self.method!r} is none of {', '.join(_METHODS)}",
+                f"method: {self.method!r} is not one of {', '.join(_METHODS)}",
                 hint="a worker keeps snapshots on a disk if it has a snapshots folder",
                 where="method",
             )
@@ -114,7 +114,7 @@ class Job:
         """Open a job.
 
         Raises:
-            NotFound: There is no job at the URL.
+            NotFound: The URL has no job.
             Corrupt: Its survey is damaged.
         """
         location = Location(os.fspath(url), timeout_s)

@@ -42,5 +42,5 @@ def picture(image: NDArray[Any], survey: Survey, *, title: str = "") -> bytes | 
     axes.set(xlabel="x (km)", ylabel="Depth (km)", title=title)
     figure.colorbar(drawn, ax=axes, label="Amplitude")
     out = io.BytesIO()
-    canvas.print_png(out)
+    canvas.figure.savefig(out, format="png")
     return out.getvalue()

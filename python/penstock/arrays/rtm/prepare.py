@@ -63,7 +63,7 @@ def read_model(
     )
     stated = unit or str(found.attrs.get("units", "km/s"))
     if stated not in _KM_PER_S:
-        raise ConfigError(f"unit: `{stated}` is none of km/s, m/s, ft/s", where="unit")
+        raise ConfigError(f"unit: `{stated}` is not one of km/s, m/s, ft/s", where="unit")
     if found.ndim not in (2, 3):
         raise ConfigError(f"model: {url} has {found.ndim} dimensions, not 2 or 3", where="model")
     model = found[...].astype(np.float32)
@@ -110,7 +110,7 @@ def prepare(
         Busy: Another process prepares this job.
     """
     if backend not in BACKENDS:
-        raise ConfigError(f"backend: `{backend}` is none of {', '.join(BACKENDS)}", where="backend")
+        raise ConfigError(f"backend: `{backend}` is not one of {', '.join(BACKENDS)}", where="backend")
     model = np.ascontiguousarray(model, dtype=np.float32)
     if survey is None:
         if spacing_km is None:

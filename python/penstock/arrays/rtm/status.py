@@ -87,7 +87,7 @@ def status(job_url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> JobS
     """Read the state of a job: what is finished, who has claims, and where the time went.
 
     Raises:
-        NotFound: There is no job at the URL.
+        NotFound: The URL has no job.
         Corrupt: A marker is damaged.
     """
     job = Job.load(job_url, timeout_s=timeout_s)

@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -38,7 +38,7 @@ Stage = Literal["model", "migrate", "all"]
 STAGES: tuple[Stage, ...] = ("model", "migrate", "all")
 
 Outcome = Literal["done", "present", "held", "lost", "failed"]
-"""What became of a shot: computed, found finished, claimed by another worker, taken over by one, or not computable."""
+"""Outcome of a shot: computed, found finished, claimed by another worker, taken over by one, or not computable."""
 
 LEASE_TERM_S = 60.0
 """Time after which the claim of a worker that died on another host is taken over."""
@@ -49,7 +49,7 @@ _SHOT_FAULTS = (ConfigError, Corrupt, Changed)
 
 @dataclass
 class WorkerReport:
-    """What a worker, or several, did.
+    """Result of a worker, or of several.
 
     Attributes:
         computed: Shots computed, by stage, in the order in which they were finished.
@@ -101,10 +101,10 @@ def stage_kinds(job: Job, stage: str) -> tuple[Kind, ...]:
     """The stages of a shot that `stage` names.
 
     Raises:
-        ConfigError: There is no such stage, or the job has recorded gathers and models none.
+        ConfigError: The stage is unknown, or the job has recorded gathers and models none.
     """
     if stage not in STAGES:
-        raise ConfigError(f"stage: `{stage}` is none of {', '.join(STAGES)}", where="stage")
+        raise ConfigError(f"stage: `{stage}` is not one of {', '.join(STAGES)}", where="stage")
     kinds: tuple[Kind, ...] = tuple(kind for kind in job.kinds if stage in ("all", kind))
     if not kinds:
         raise ConfigError(f"stage: the gathers of {job.location.url} are recorded ones, not modelled", where="stage")
@@ -142,7 +142,8 @@ class Worker:
         self.job, self.kinds = job, stage_kinds(job, stage)
         if snapshots_dir is not None and job.method != "snapshots":
             raise ConfigError(f"snapshots_dir: the job's method is {job.method}", where="snapshots_dir")
-        self._method: Method = "disk" if snapshots_dir is not None else job.method  # type: ignore[assignment] - Job checks it
+        # Job checks its method.
+        self._method: Method = "disk" if snapshots_dir is not None else cast("Method", job.method)
         self._snapshots_dir, self._term_s, self._waits, self._on_shot = snapshots_dir, term_s, waits, on_shot
         self._first = int.from_bytes(os.urandom(4), "big") if first is None else first
         self._stop = threading.Event()
@@ -368,7 +369,7 @@ def run_shots(
         timeout_s: Limit of each request.
         options: See `Worker`.
     Raises:
-        NotFound: There is no job at the URL.
+        NotFound: The URL has no job.
         ConfigError: An option is invalid.
         PenstockError: The store, the disk or Devito refused.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where each trace stands in the survey's grid, from its header: candidates with their evidence, and the grid."""
+"""Place of each trace in the survey's grid, from its header: candidates with their evidence, and the grid."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Geometry:
     axes: tuple[np.ndarray[Any, Any], ...]
     """Numbers of each dimension, ascending."""
     trace_index: np.ndarray[Any, Any]
-    """Trace in file order at each place; -1 where there is none. int64."""
+    """Trace in file order at each place; -1 where a trace is missing. int64."""
     duplicates: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     """Traces at a place that an earlier trace has."""
 

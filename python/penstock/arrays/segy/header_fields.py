@@ -62,7 +62,7 @@ def parse_field(text: str) -> tuple[int, str]:
     """Place and type of a field: its name (`cdp`), its first byte (`189`), or byte and type (`189:i4`).
 
     Raises:
-        ValueError: There is no such field or type, or it is not within the 240 bytes.
+        ValueError: The field or type does not exist, or it is not within the 240 bytes.
     """
     numbers = {name: place for name, place in TRACE_FIELDS.items() if place[1] in _TYPES}
     if text in numbers:

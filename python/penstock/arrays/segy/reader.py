@@ -237,7 +237,7 @@ class SegyBackend:
         ]
 
     def headers(self, key: Any) -> np.ndarray[Any, Any]:
-        """Trace headers of places of the grid, as a structured array; zeros where there is no trace."""
+        """Trace headers of places of the grid, as a structured array; zeros where a trace is missing."""
         index = np.asarray(self.geometry.trace_index[key])
         there = index.reshape(-1) >= 0
         raw = np.zeros((index.size, self.file.layout["header_bytes"]), dtype=np.uint8)

@@ -92,7 +92,7 @@ def prepare_command(
         job, values, spacing_km=spacing_km, shots=shots, frequency_hz=frequency, backend=backend, volumes_url=volumes,
         aperture_km=aperture, method=method,
     )  # fmt: skip
-    facts = {
+    facts: dict[str, Any] = {
         "job": made.location.url,
         "shots": made.survey.shots,
         "steps": made.survey.plan.steps,

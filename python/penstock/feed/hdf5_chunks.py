@@ -63,7 +63,7 @@ def _tables(names: list[str], place: str, file: Any) -> list[dict[str, Any]]:
 
 
 def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Callable[[Any], T]) -> T:
-    """What `work` returns for the open `h5py.File` of an object.
+    """Result of `work` for the open `h5py.File` of an object.
 
     Args:
         entry: Object of a listing: `key`, `size` and, if it has one, `version`.

@@ -120,7 +120,7 @@ def _drain(
         report.without_gather = len(set(left) - ready)
         left = [shot for shot in left if shot in ready]
     as_completed: Any = distributed.as_completed
-    completed = as_completed([submit(shot) for shot in left], raise_errors=False)
+    completed = as_completed([submit(shot) for shot in left], loop=client.loop, raise_errors=False)
     for future in completed:
         shot = waiting.pop(future.key)
         try:

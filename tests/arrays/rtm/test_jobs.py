@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migration jobs: one image on every backend, shots computed once, killed workers replaced, and batch scripts."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import penstock.arrays
+from penstock.arrays.rtm.batch_scripts import ScriptRequest, batch_script
+from penstock.arrays.rtm.dask_workers import run_with_dask
+from penstock.arrays.rtm.job import Job
+from penstock.arrays.rtm.local_workers import LocalWorkers
+from penstock.arrays.rtm.prepare import prepare, read_model
+from penstock.arrays.rtm.stack import stack_images
+from penstock.arrays.rtm.status import status
+from penstock.arrays.rtm.worker import run_shots
+from penstock.emulator import Emulator
+from penstock.errors import ConfigError, Mismatch, NotFound
+from penstock.rtm.imaging import reflector_peaks
+from penstock.rtm.velocity_model import layered, reflector_depths
+
+SPACING_KM = 0.01
+MODEL = layered((101, 101), SPACING_KM, (0.35, 0.65))
+
+
+def new_job(url, **options):
+    return prepare(url, MODEL, spacing_km=SPACING_KM, shots=3, frequency_hz=20, **options)
+
+
+def image_of(url) -> np.ndarray:
+    return penstock.arrays.open(stack_images(url).image_url)[...]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished job and its image."""
+    url = tmp_path_factory.mktemp("job") / "j"
+    new_job(url)
+    report = run_shots(url)
+    assert report.is_complete
+    return url, image_of(url)
+
+
+def test_image_has_the_true_reflectors(finished):
+    url, image = finished
+    want = reflector_depths(MODEL)
+    assert len(want) == 2
+    # The first is within a wavelength of the sources, whose artefacts are about as strong.
+    found = reflector_peaks(image, 2)
+    assert all(min(abs(depth - peak) for peak in found) <= 2 for depth in want), (want, found)
+    report = stack_images(url)
+    assert report.was_complete
+    assert np.array_equal(penstock.arrays.open(report.segy_url, vertical="depth")[...], image)
+    assert (url / "stack/image.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("backend", ["segy", "hdf5", "zarr", "s3"])
+def test_image_is_the_same_on_each_backend_bit_for_bit(backend, finished, tmp_path, monkeypatch):
+    _, want = finished
+    if backend != "s3":
+        new_job(tmp_path / "j", backend=backend)
+        run_shots(tmp_path / "j")
+        assert image_of(tmp_path / "j").tobytes() == want.tobytes()
+        return
+    (tmp_path / "store").mkdir()
+    with Emulator(tmp_path / "store") as emulator:
+        for name, value in emulator.env.items():
+            monkeypatch.setenv(name, value)
+        url = f"{emulator.url.rstrip('/')}/jobs/j"
+        new_job(url)
+        run_shots(url)
+        assert image_of(url).tobytes() == want.tobytes()
+        assert status(url).is_stacked
+
+
+def test_killed_worker_costs_the_shot_in_hand(finished, tmp_path):
+    _, want = finished
+    url = tmp_path / "j"
+    new_job(url)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "array", "rtm", "shots", str(url), "--first", "0", "--events"],
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    until = time.monotonic() + 30
+    while time.monotonic() < until and not list((url / "claims").glob("0*")):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    job = Job.load(url)
+    before = {kind: job.done(kind) for kind in ("model", "migrate")}
+    marks = {path: path.stat().st_mtime_ns for path in (url / "done").rglob("*") if path.is_file()}
+    claimed = job.claimed()
+    report = run_shots(url)
+    assert report.is_complete
+    for kind, shots in report.computed.items():
+        assert set(shots) == set(range(3)) - before[kind]
+    assert {path: path.stat().st_mtime_ns for path in marks} == marks
+    assert set(report.taken_over) == claimed
+    assert image_of(url).tobytes() == want.tobytes()
+
+
+def test_two_workers_compute_each_shot_once(finished, tmp_path):
+    _, want = finished
+    new_job(tmp_path / "j")
+    seen: Counter[tuple[str, int]] = Counter()
+    report = LocalWorkers(tmp_path / "j", 2, on_shot=lambda facts: seen.update([(facts["kind"], facts["shot"])])).run()
+    assert report.is_complete
+    assert set(seen.values()) == {1}
+    assert len(seen) == 6
+    assert image_of(tmp_path / "j").tobytes() == want.tobytes()
+    found = status(tmp_path / "j")
+    assert found.stages["migrate"].seconds["compute_s"] > 0
+    assert not found.claims
+
+
+@pytest.mark.system
+def test_dask_computes_the_same_image(finished, tmp_path):
+    _, want = finished
+    new_job(tmp_path / "j")
+    assert run_with_dask(tmp_path / "j", workers=2).is_complete
+    assert image_of(tmp_path / "j").tobytes() == want.tobytes()
+
+
+def test_snapshots_on_disk_give_the_same_image(finished, tmp_path):
+    _, want = finished
+    new_job(tmp_path / "j")
+    (tmp_path / "disk").mkdir()
+    run_shots(tmp_path / "j", snapshots_dir=tmp_path / "disk")
+    assert not list((tmp_path / "disk").iterdir())
+    assert image_of(tmp_path / "j").tobytes() == want.tobytes()
+
+
+def test_unfinished_job_is_not_stacked_and_another_job_is_refused(tmp_path):
+    new_job(tmp_path / "j")
+    with pytest.raises(NotFound, match="3 of 3 shots are not migrated"):
+        stack_images(tmp_path / "j")
+    assert new_job(tmp_path / "j").survey.shots == 3
+    with pytest.raises(Mismatch):
+        prepare(tmp_path / "j", MODEL, spacing_km=SPACING_KM, shots=4, frequency_hz=20)
+    with pytest.raises(NotFound):
+        run_shots(tmp_path / "none")
+    with pytest.raises(ConfigError, match="backend"):
+        new_job(tmp_path / "k", backend="parquet")
+
+
+def test_model_is_read_in_its_unit(tmp_path):
+    made = penstock.arrays.create_array(tmp_path / "v", MODEL.shape, "f4", dims=("x", "depth"), attrs={"units": "m/s"})
+    made[...] = MODEL * 1000
+    values, spacing_km = read_model(tmp_path / "v")
+    assert np.allclose(values, MODEL)
+    assert spacing_km is None
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        ("slurm", ["#SBATCH --array=0-3%2", "--requeue", "--signal=B:USR1@120", "--cpus-per-task=4", "penstock array rtm shots s3://b/j"]),
+        ("pbs", ["#PBS -J 0-3%2", "-l select=1:ncpus=4", "-r y"]),
+        ("dask-slurm", ["SLURMCluster(", "'--lifetime'", "run_with_dask("]),
+        ("dask-pbs", ["PBSCluster(", "walltime='01:00:00'"]),
+    ],
+)  # fmt: skip
+def test_script_has_what_the_batch_system_needs(scheduler, words, tmp_path):
+    request = ScriptRequest(
+        "s3://b/j",
+        tasks=4,
+        cores=4,
+        limit_s=3600,
+        concurrent=2,
+        variables={"DEVITO_LANGUAGE": "openmp", "AWS_SECRET_ACCESS_KEY": "hidden"},
+    )
+    text = batch_script(scheduler, request)
+    for word in words:
+        assert word in text
+    assert "DEVITO_LANGUAGE" in text
+    assert "hidden" not in text
+    (tmp_path / "script").write_text(text)
+    check = [sys.executable, "-m", "py_compile"] if scheduler.startswith("dask") else ["bash", "-n"]
+    assert subprocess.run([*check, str(tmp_path / "script")], check=False).returncode == 0

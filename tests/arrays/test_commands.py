@@ -8,7 +8,9 @@ import json
 import numpy as np
 import pytest
 
+import penstock.arrays
 from penstock.arrays.convert.run import convert
+from penstock.arrays.model_volumes import model_volume
 from tests.arrays.segy_files import grid_numbers, noise, write_segy
 
 INLINES, CROSSLINES = grid_numbers(10, 14)
@@ -54,6 +56,22 @@ def test_convert_verify_and_diff(segy, tmp_path, run):
     other = write_segy(tmp_path / "b.sgy", noise((140, 60), seed=2), inlines=INLINES, crosslines=CROSSLINES)
     assert "samples differ" in run("diff", other, tmp_path / "a.zarr", code=1)
     assert "different from byte" in run("verify", other, tmp_path / "a.zarr", code=1)
+
+
+@pytest.mark.parametrize("name", ["a.sgy", "a.h5", "a.zarr"])
+def test_created_volumes_are_the_same_in_each_format(name, tmp_path, run):
+    facts = json.loads(run("create", tmp_path / name, "--shape", "6,7,40", "--seed", "3", "--json"))
+    found = penstock.arrays.open(tmp_path / name, **facts["open_with"])
+    values, dims, coords, _ = model_volume("seismic", (6, 7, 40), seed=3)
+    assert found.dims == dims
+    assert np.array_equal(found[...], values)
+    assert np.array_equal(found.coords["cdp_x"].values, coords["cdp_x"].values)
+    layered = json.loads(
+        run("create", tmp_path / f"layered-{name}", "--kind", "layered", "--shape", "6,7,40", "--json")
+    )
+    there = penstock.arrays.open(tmp_path / f"layered-{name}", **layered["open_with"])
+    assert there.dims == ("inline", "crossline", "depth")
+    assert set(np.unique(there[...])) == {1.5, 2.0, 2.5, 3.0, 3.5}
 
 
 def test_slice_is_a_picture_or_an_array(segy, tmp_path, run):

@@ -27,7 +27,7 @@ from penstock.ranks import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["FORMATS", "ConversionReport", "convert"]
+__all__ = ["FORMATS", "ConversionReport", "convert", "format_of"]
 
 FORMATS = ("zarr", "segy", "hdf5")
 _SUFFIXES = {".zarr": "zarr", ".sgy": "segy", ".segy": "segy", ".h5": "hdf5", ".hdf5": "hdf5", ".nc": "hdf5"}
@@ -105,13 +105,7 @@ def convert(
     """
     begin, begin_cpu = time.monotonic(), time.process_time()
     from_, to_place = Location(os.fspath(source), timeout_s), Location(os.fspath(destination), timeout_s)
-    kind = to or _SUFFIXES.get(os.path.splitext(to_place.url)[1].lower())  # noqa: PTH122 - of a URL
-    if kind not in FORMATS:
-        raise ConfigError(
-            f"to: the format of {to_place.url} is not known from its name",
-            where="to",
-            hint=f"pass one of {', '.join(FORMATS)}",
-        )
+    kind = format_of(to_place, to)
     rank = rank or Rank()
     count = threads or len(os.sched_getaffinity(0))
 
@@ -168,6 +162,22 @@ def convert(
     report.seconds = round(time.monotonic() - begin, 3)
     report.cpu_seconds = round(time.process_time() - begin_cpu, 3)
     return report
+
+
+def format_of(location: Location, stated: str | None) -> str:
+    """Format of a destination: the stated one, or the one of its suffix.
+
+    Raises:
+        ConfigError: The suffix is not known.
+    """
+    kind = stated or _SUFFIXES.get(os.path.splitext(location.url)[1].lower())  # noqa: PTH122 - of a URL
+    if kind not in FORMATS:
+        raise ConfigError(
+            f"to: the format of {location.url} is not known from its name",
+            where="to",
+            hint=f"pass one of {', '.join(FORMATS)}",
+        )
+    return kind
 
 
 def _chunking(kind: str, volume: Source, access: Sequence[str], chunks: str | None, shards: str | None) -> Chunking:

@@ -141,14 +141,15 @@ class LocalWorkers:
         reports: list[dict[str, Any]] = []
         assert child.stdout is not None  # a pipe
         try:
-            for line in child.stdout:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    continue  # cut by its end
-                if event.get("event") == "shot" and self._on_shot is not None:
-                    self._on_shot(event)
-                elif event.get("event") == "report":
-                    reports.append(event)
+            with child.stdout as lines:
+                for line in lines:
+                    try:
+                        event = json.loads(line)
+                    except ValueError:
+                        continue  # cut by its end
+                    if event.get("event") == "shot" and self._on_shot is not None:
+                        self._on_shot(event)
+                    elif event.get("event") == "report":
+                        reports.append(event)
         finally:
             ends.put((number, reports))

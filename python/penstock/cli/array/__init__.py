@@ -16,6 +16,7 @@ VERBS: dict[str, str] = {
     "verify": "Certify that a converted volume gives back the same bytes.",
     "diff": "Compare the samples and coordinates of two volumes.",
     "slice": "Take a slice as a picture or a NumPy file.",
+    "create": "Make a model volume, to try things on.",
     "rtm": "Image a volume by reverse time migration, shot by shot.",
 }
 

@@ -22,6 +22,7 @@ AREAS = {
     "08": "Project, settings, environment",
     "09": "Bench",
     "10": "Clusters, pools, jobs",
+    "12": "Arrays",
 }
 
 

@@ -245,3 +245,54 @@ fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOr
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn headers(binary: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut headers = vec![0; 3600];
+        for (byte, value) in [(3217, &[0x0f, 0xa0][..]), (3221, &[0, 10]), (3225, &[0, 5])].iter().chain(binary) {
+            headers[byte - 1..byte - 1 + value.len()].copy_from_slice(value);
+        }
+        headers
+    }
+
+    #[test]
+    fn test_layout_of_revision_1_counts_its_traces() {
+        let found = Layout::parse(&headers(&[]), 3600 + 7 * 280, &Overrides::default(), None, "p").unwrap();
+        assert_eq!((found.traces, found.trace_bytes, found.samples, found.interval), (7, 280, 10, 4000.0));
+        let error = Layout::parse(&headers(&[]), 3600 + 7 * 280 + 1, &Overrides::default(), None, "p").unwrap_err();
+        assert!(error.to_string().contains("ends inside trace 7 (want 280 bytes"), "{error}");
+    }
+
+    #[test]
+    fn test_layout_of_revision_2_takes_the_extended_fields() {
+        // 70,000 samples, an interval of 0.5 microseconds, one additional trace header.
+        let binary = [
+            (3501, &[2u8, 0][..]),
+            (3269, &70_000u32.to_be_bytes()),
+            (3273, &0.5f64.to_be_bytes()),
+            (3507, &[0, 0, 0, 1]),
+        ];
+        let found = Layout::parse(&headers(&binary), 3600 + 280_480, &Overrides::default(), None, "p").unwrap();
+        assert_eq!((found.samples, found.interval, found.header_bytes, found.traces), (70_000, 0.5, 480, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn prop_layout_of_any_header_fits_the_file(
+            binary in prop::collection::vec(any::<u8>(), 400), size in any::<u64>(), is_small: bool, allow_trailing: bool,
+        ) {
+            let mut headers = vec![0; 3200];
+            headers.extend_from_slice(&binary);
+            let size = if is_small { size % (1 << 24) } else { size };
+            let overrides = Overrides { allow_trailing, ..Overrides::default() };
+            if let Ok(found) = Layout::parse(&headers, size, &overrides, None, "p") {
+                let whole = u128::from(found.traces) * u128::from(found.trace_bytes);
+                prop_assert_eq!(u128::from(found.first_trace) + whole + u128::from(found.trailing_bytes), u128::from(size));
+            }
+        }
+    }
+}

@@ -177,3 +177,12 @@ def test_missing_compiler_is_an_error_with_a_hint(tmp_path):
     done = run(SMALL, PATH=str(tmp_path), TMPDIR=str(tmp_path))
     assert "penstock.errors.SystemFault: Devito: operator model does not compile" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("install gcc")
+
+
+def test_devito_leaves_subnormal_numbers_to_others():
+    model = layered((31, 31), 0.01)
+    survey = surface_spread(model, 0.01, 1, frequency_hz=20)
+    model_shot(survey, model, 0)
+    small = np.float32(1e-40)
+    assert small * np.float32(1) == small != 0
+    assert float(np.float64(5e-324)) > 0

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, SystemFault
 from penstock.extras import require
+from penstock.rtm.subnormals import flushed_subnormals
 from penstock.rtm.survey import Plan, Survey, surface_spread, time_step_limit_s
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ class Propagator:
         return image, illumination
 
     def _apply(self, operator: Any, steps: int, **arguments: Any) -> None:
-        operator.apply(time_m=0, time_M=steps - 1, dt=self.survey.time_step_s, **arguments)
+        with flushed_subnormals():
+            operator.apply(time_m=0, time_M=steps - 1, dt=self.survey.time_step_s, **arguments)
 
     def _count(self, steps: range) -> int:
         """Snapshots of consecutive time steps, of which the first has one."""

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flushes subnormal numbers to zero while Devito computes, and only then.
+
+Devito's compiled operators are linked with `-ffast-math`, whose start-up code sets this mode for the whole process when
+the first one is loaded: numbers below 1.2e-38 then become zero in every other library, too. Here the mode is set for each
+application of an operator, so that all shots are computed alike, and the caller's mode is restored.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["flushed_subnormals"]
+
+# glibc's fenv_t on x86-64: 32 bytes, the last 4 are the MXCSR register. Its bits 15 and 6 flush results and operands.
+_ENVIRONMENT_BYTES, _MXCSR_AT, _FLUSH = 32, 28, 0x8040
+
+
+@cache
+def _libm() -> Any:
+    if platform.machine() != "x86_64" or platform.libc_ver()[0] != "glibc":
+        return None
+    return ctypes.CDLL("libm.so.6")
+
+
+@contextmanager
+def flushed_subnormals() -> Iterator[None]:
+    """Set the mode of this thread, and of the threads that it starts; restore it at the end. x86-64 with glibc only."""
+    libm = _libm()
+    if libm is None:
+        yield
+        return
+    before = ctypes.create_string_buffer(_ENVIRONMENT_BYTES)
+    libm.fegetenv(before)
+    register = int.from_bytes(before.raw[_MXCSR_AT:], "little") | _FLUSH
+    libm.fesetenv(
+        ctypes.create_string_buffer(before.raw[:_MXCSR_AT] + register.to_bytes(4, "little"), _ENVIRONMENT_BYTES)
+    )
+    try:
+        yield
+    finally:
+        libm.fesetenv(before)

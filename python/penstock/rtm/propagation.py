@@ -388,7 +388,8 @@ class _Operators:
             operator = self._devito.Operator(getattr(self, f"_{name}")(), name=f"penstock_{name}")
             try:
                 # The property compiles and loads the code.
-                _ = operator.cfunction
+                with flushed_subnormals():
+                    _ = operator.cfunction
             except (self._devito.exceptions.CompilationError, OSError, RuntimeError) as error:
                 raise SystemFault(
                     f"Devito: operator {name} does not compile ({error})",

@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, Denied, NoSpace, NotFound, PenstockError, SystemFault
 from penstock.rtm.propagation import Method, propagator, ricker
+from penstock.rtm.subnormals import flushed_subnormals
 from penstock.rtm.survey import DEFAULT_CHECKPOINTS
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = ["adjoint_test", "migrate_shot", "reflector_peaks", "stack", "tree_sum
 _WATER_LEVEL = 1e-3  # of the highest illumination, added to each before the division
 
 
+@flushed_subnormals()
 def migrate_shot(
     survey: Survey,
     smooth_model: NDArray[Any],
@@ -99,6 +101,7 @@ def migrate_shot(
     return image
 
 
+@flushed_subnormals()
 def adjoint_test(survey: Survey, model: NDArray[Any], *, precision: Precision = "float32", shot: int = 0) -> float:
     """Compare backward propagation with the transpose of forward propagation by a dot product.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cluster: a set of nodes behind a launcher. Runs commands, copies files, waits at a barrier.
+"""Cluster: runs commands, copies files and waits at a barrier on a set of nodes, through a launcher.
 
 from penstock.cluster import Cluster
 with Cluster.open("ssh", {"nodes": "h1,h2,h3"}) as cluster:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A set of nodes behind a launcher: run, copy, barrier; each call with a deadline and one Exit per rank."""
+"""The class `Cluster`: runs commands and copies files on a set of nodes, with a deadline and one Exit per rank."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def launcher_names() -> list[str]:
 
 
 class Cluster:
-    """Nodes of one launcher. Every call ends by its deadline; a node's failure is in its Exit, with its name."""
+    """The nodes of one launcher. Every call ends by its deadline. If a node fails, its Exit contains the error."""
 
     def __init__(self, launcher: Launcher, *, only: Sequence[str] = ()) -> None:
         """`only` limits the cluster to these nodes, in their launcher's order.
 
         Raises:
-            NotFound: `only` contains a name that is not a node's.
+            NotFound: `only` contains a name that no node has.
         """
         self.launcher = launcher
         found = list(launcher.nodes())
@@ -51,10 +51,10 @@ class Cluster:
 
     @classmethod
     def open(cls, launcher: str, settings: Mapping[str, Any], *, only: Sequence[str] = ()) -> Cluster:
-        """Open a cluster by its launcher's name and settings.
+        """Open a cluster, given the launcher's name and settings.
 
         Raises:
-            ConfigError: The launcher is unknown, or refuses a setting.
+            ConfigError: The launcher is unknown, or rejects a setting.
         """
         made: Launcher = plugins.load(GROUP, launcher, Launcher, lambda factory: factory(dict(settings), env.read()))
         try:
@@ -72,7 +72,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """End what the launcher still runs."""
+        """Close the launcher, which ends the commands that it still runs."""
         self.launcher.close()
 
     @property
@@ -111,7 +111,7 @@ class Cluster:
         arguments.
 
         Args:
-            logs: A folder that gets one log per node, every line with its time, rank and stream.
+            logs: Folder for one log file per node. Every log line starts with its time, rank and stream.
         """
         with ExitStack() as held:
             if logs is not None:
@@ -130,27 +130,27 @@ class Cluster:
     def copy_to_all(
         self, src: Path, dst: str, *, on: Sequence[Node] | None = None, timeout_s: float = DEADLINE_S
     ) -> list[Exit]:
-        """Copy a file or folder of this machine to all nodes (or those in `on`)."""
+        """Copy a file or folder from this machine to all nodes (or those in `on`)."""
         _require_path(src)
         return self.launcher.copy(src, dst, self.nodes if on is None else on, timeout_s=timeout_s)
 
     def copy_to_leader(self, src: Path, dst: str, *, timeout_s: float = DEADLINE_S) -> Exit:
-        """Copy a file or folder of this machine to the first node."""
+        """Copy a file or folder from this machine to the first node."""
         return self.copy_to_all(src, dst, on=[self.leader], timeout_s=timeout_s)[0]
 
     def copy_from(self, node: Node, src: str, dst: Path, *, timeout_s: float = DEADLINE_S) -> Exit:
-        """Copy a file or folder of one node to this machine."""
+        """Copy a file or folder from one node to this machine."""
         return self.launcher.fetch(src, dst, node, timeout_s=timeout_s)
 
     def copy_from_leader(self, src: str, dst: Path, *, timeout_s: float = DEADLINE_S) -> Exit:
-        """Copy a file or folder of the first node to this machine."""
+        """Copy a file or folder from the first node to this machine."""
         return self.copy_from(self.leader, src, dst, timeout_s=timeout_s)
 
     def barrier(self, *, timeout_s: float = 60.0) -> float:
-        """Wait until every node has answered; returns the seconds it took.
+        """Run `true` on every node and wait until all have finished; return the seconds this took.
 
         Raises:
-            PenstockError: A node did not answer; the text names it.
+            PenstockError: A node did not respond or failed; the error contains its name.
         """
         began = time.monotonic()
         raise_for_failures(self.run(["true"], timeout_s=timeout_s), "barrier")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exits of many nodes as one error: the first failure by its node's name, and the number of others."""
+"""Combines the failures of many nodes into one error: the first failure, its node, and the number of other failures."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MAX_STDERR_CHARS = 300
 
 
 def describe(ended: Exit) -> str:
-    """One rank's failure in one line, its node's name first."""
+    """Describe one rank's failure in one line, which starts with the node's name."""
     if ended.fault is not None:
         return str(ended.fault)
     lines = [line.strip() for line in ended.err.decode(errors="replace").strip().splitlines()]
-    # Penstock's own commands print the error before the hint.
+    # Penstock's own commands print a hint after the error, so the last line is not always the error.
     lines = [line for line in lines if line.startswith("error[")] or [
         line for line in lines if not line.startswith("hint:")
     ]

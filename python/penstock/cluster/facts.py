@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware facts of a cluster's nodes, gathered from all at once."""
+"""Collects hardware facts from all nodes of a cluster at once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ __all__ = ["gather_facts"]
 
 
 def gather_facts(cluster: Cluster, *, timeout_s: float) -> tuple[list[Exit], dict[str, dict[str, Any]]]:
-    """Every node's exit, and by name the facts of those that answered (`inventory` lists them).
+    """Collect hardware facts from all nodes.
 
-    `skew_s` is the node's clock minus this machine's, accurate to the duration of the call.
+    Returns every node's exit, and the facts of the nodes that responded, by node name. `inventory` documents the facts.
+    `skew_s` is the node's clock minus this machine's clock, accurate to the duration of the call.
     """
     source = Path(__file__).with_name("inventory.py").read_text(encoding="utf-8")
     names = [node.address for node in cluster.nodes]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hardware inventory of a machine, read from its kernel. Runs on nodes as `python3 -c SOURCE NAME...`, and here for machine cards.
+"""Hardware inventory of a machine, read from its kernel.
 
-Needs only Python and imports nothing of Penstock. Values that cannot be read are left out, never guessed. Each NAME is
-a host that the machine tries to resolve.
+Runs on nodes as `python3 -c SOURCE NAME...`, and on this machine for machine cards. Needs only Python and does
+not import Penstock. Values that cannot be read are left out, never guessed. Each NAME is a host name that the machine
+tries to resolve.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _DISKS = {
     "ceph",
     "f2fs",
 }
-# A smaller file system in memory is not for data; containers have several.
+# A tmpfs smaller than this is not meant for data; containers have several such mounts.
 _MIN_TMPFS_BYTES = 1 << 30
 _COMMAND_TIMEOUT_S = 10
 SYS = Path("/sys")
 MOUNTS = Path("/proc/self/mounts")
 GPUS = Path("/proc/driver/nvidia/gpus")
-# Newer drivers underline the header of the matrix.
+# Newer NVIDIA drivers print the header of the topology matrix underlined.
 _ANSI_CODES = re.compile(r"\x1b\[[0-9;]*m")
 # Programs that engines and launchers start.
 _PROGRAMS = (
@@ -68,12 +69,12 @@ def cpu() -> str:
 
 
 def cores() -> int:
-    """Number of cores that this process may use, not all of the machine."""
+    """Number of cores that this process may use; the machine may have more."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Memory of the machine, or of the control group where that is less."""
+    """Memory size in bytes: that of the machine, or the control group's limit if it is smaller."""
     kib = (after_colon(Path("/proc/meminfo"), "MemTotal") or "0 kB").split()[0]
     total = int(kib) * 1024
     try:
@@ -90,7 +91,7 @@ def gpus() -> list[str]:
 
 
 def nics() -> dict[str, int | None]:
-    """Network interfaces that are up, without the loopback, and their Mbit/s where the driver reports it."""
+    """Network interfaces that are up, except the loopback, with their Mbit/s if the driver reports the speed."""
     found: dict[str, int | None] = {}
     for folder in sorted((SYS / "class/net").glob("*")):
         try:
@@ -107,7 +108,7 @@ def nics() -> dict[str, int | None]:
 
 
 def disks() -> list[dict[str, Any]]:
-    """Mounted file systems that hold data: path, kind, size and free space; each device once."""
+    """Mounted file systems that hold data: path, kind, size and free space. Each device appears once."""
     found: dict[str, dict[str, Any]] = {}
     try:
         lines = MOUNTS.read_text(errors="replace").splitlines()
@@ -129,7 +130,7 @@ def disks() -> list[dict[str, Any]]:
 
 
 def output_of(*argv: str) -> str | None:
-    """Output of a program, both streams; None if it is missing, fails or hangs."""
+    """Stdout and stderr of a program; None if the program is missing, fails or hangs."""
     try:
         done = subprocess.run(
             argv,
@@ -195,7 +196,7 @@ def numa() -> list[dict[str, Any]]:
 
 
 def _numa_node(device: Path) -> int | None:
-    """NUMA node of a device, or of the nearest parent that has one: an NVMe disk is below its controller."""
+    """NUMA node of a device, or of its nearest parent that has one. An NVMe disk, for example, has its controller's."""
     try:
         path = device.resolve(strict=True)
     except OSError:
@@ -209,7 +210,7 @@ def _numa_node(device: Path) -> int | None:
 
 
 def collect(names: list[str]) -> dict[str, Any]:
-    """The whole inventory; `unresolved` lists the `names` without an address here."""
+    """The whole inventory. `unresolved` lists those of `names` that this machine cannot resolve to an address."""
     unresolved = []
     for name in names:
         try:

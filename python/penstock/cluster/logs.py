@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Per-node logs: `NODE.log` holds every output line with its time, rank and stream."""
+"""Writes per-node logs: `NODE.log` contains every output line of a node with its time, rank and stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Logs"]
 
 
 class Logs:
-    """Logs of a command; `on_line` writes a line, and passes it on."""
+    """Per-node logs of one command. `on_line` writes a line, then passes it to the callback `then`."""
 
     def __init__(self, folder: Path, then: OnLine | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,11 +37,11 @@ class Logs:
             file.close()
 
     def on_line(self, node: str, rank: int, stream: str, line: bytes) -> None:
-        """Callback for a line, from any thread."""
+        """Write one output line to its node's log. May be called from any thread."""
         with self._lock:
             file = self._files.get(node)
             if file is None:
-                # Some node names contain ports or addresses, and are not valid file names.
+                # Node names that contain ports or addresses are not valid file names.
                 name = re.sub(r"[^A-Za-z0-9._-]", "_", node)
                 file = self._files[node] = (self._folder / f"{name}.log").open("ab")
             stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())

@@ -59,22 +59,22 @@ class Summary:
 def default_box_mpc(voxels: int) -> float:
     """Default side of a sample's box, Mpc/h at H_0 = 70: 4 per voxel, and at least 192.
 
-    Source: docs/decisions/0302-box.md: with voxels under about 2 Mpc/h second-order theory crosses orbits and the
-    variance no longer grows from z = 0.5 to z = 0; under about 190 Mpc/h there are too few modes to determine Omega_m.
-    `box_mpc=128` with 128 voxels is the published voxel of 1 Mpc/h.
+    Source: docs/decisions/0302-box.md. If a voxel is smaller than about 2 Mpc/h, orbits cross in second-order theory,
+    and the variance no longer grows from z = 0.5 to z = 0. If the box is smaller than about 190 Mpc/h, it has too few
+    modes to determine Omega_m. `box_mpc=128` with 128 voxels gives the published voxel size of 1 Mpc/h.
     """
     return max(192.0, 4.0 * voxels)
 
 
 def sample_name(universe: int, cube: int, compress: str) -> str:
-    """File name of one sample, as published: seven digits of universe, three of cube."""
+    """File name of one sample, as in the published set: seven digits for the universe, three for the cube."""
     return f"univ_ics_2019-03_a{universe:07d}_{cube:03d}.tfrecord{_SUFFIX[compress]}"
 
 
 def universe(
     index: int, *, seed: int, voxels: int, box_mpc: float, cubes_per_universe: int = 1
 ) -> tuple[NDArray[np.float32], list[NDArray[np.int16]]]:
-    """Generate one universe, cut into cubes.
+    """Generate one universe and cut it into cubes.
 
     Args:
         index: Number of the universe for this seed.
@@ -121,14 +121,14 @@ def generate(
 
     Args:
         out: Folder; created if missing. It must contain only samples of this dataset.
-        samples: Files to write; only some cubes of the last universe may be used.
+        samples: Number of files to write. The last universe may contribute only some of its cubes.
         voxels: Side of a sample, 8 to 512.
         seed: Seed of parameters and phases.
         box_mpc: Side of a sample's box, Mpc/h at H_0 = 70; `default_box_mpc` if None.
         cubes_per_universe: 1, 8 or 64 samples cut from one simulation, as the published set cuts 64.
-        first_universe: Number of the first universe, so that a validation set continues a training set.
+        first_universe: Number of the first universe. A validation set can start where the training set ends.
         compress: "gzip", "zstd" or "none".
-        workers: Threads; by default one per processor. Does not change the bytes.
+        workers: Number of threads; by default one per processor. Does not change the bytes.
         progress: Called with (bytes stored, samples done) after each sample.
 
     Returns:
@@ -183,7 +183,7 @@ def generate(
 def _in_order(
     write: Callable[[int], list[tuple[int, int]]], count: int, workers: int
 ) -> Iterator[list[tuple[int, int]]]:
-    # A bounded window of futures limits memory to a few universes, and Ctrl-C drops those that have not begun.
+    # A bounded window of futures limits memory to a few universes. Ctrl-C cancels the futures that have not started.
     with ThreadPoolExecutor(workers, thread_name_prefix="penstock-universe") as pool:
         indices = iter(range(count))
         pending = [pool.submit(write, i) for i in islice(indices, 2 * workers)]

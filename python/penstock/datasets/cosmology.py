@@ -2,8 +2,8 @@
 """A universe in a box: linear power spectrum, Gaussian field, second-order Lagrangian displacement, particle counts.
 
 Owns the physics only; `penstock.datasets.cosmoflow` writes the files. One core computes a 128³ x 4 volume in about a
-second; the N-body pipeline of the published set needs core-minutes. The price is fidelity: Lagrangian perturbation
-theory stops at the first crossing of orbits, so haloes do not collapse and power below a few Mpc/h is too low.
+second; the N-body pipeline of the published set needs core-minutes. The cost is fidelity: Lagrangian perturbation
+theory is valid only until orbits first cross, so haloes do not collapse and power below a few Mpc/h is too low.
 Large-scale clustering, its growth and the statistics of counts are right.
 """
 
@@ -162,7 +162,7 @@ def volume(cosmology: Cosmology, voxels: int, box_mpc_per_h: float, rng: np.rand
 
     to_voxels = np.float32(n / box_mpc_per_h)
     start = np.arange(n, dtype=np.float32)
-    # A gradient at the Nyquist frequency has no sign; it is left out, as usual.
+    # A gradient at the Nyquist frequency has no defined sign, so that frequency is set to zero, as is usual.
     first = [back(-1j * _without_nyquist(k[i], n, i) * potential) * to_voxels for i in range(3)]
     second = [back(1j * _without_nyquist(k[i], n, i) * potential_2) * to_voxels for i in range(3)]
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generator of files in DLIO's formats, in the published sizes of a storage workload.
 
-The bytes are noise, because no program reads their content. The compression ratio is a setting: otherwise a store or
-file system that compresses would look too good or too bad.
+The content is noise, because no program uses it. The compression ratio is a setting: with an unrealistic ratio, a store
+or file system that compresses would look too good or too bad.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def generate(
 
 
 def _noise(rng: np.random.Generator, size: int, compresses: float) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Bytes with a share of 1 / `compresses` noise, in runs long enough that any codec compresses the rest."""
+    """Bytes of which 1 / `compresses` are noise and the rest zeros, in runs long enough for any codec to compress."""
     block = np.zeros(size, np.uint8)
     run = 1024
     for start in range(0, size, run):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of a generated dataset: written atomically, in a folder that contains nothing else."""
+"""Writes the files of a generated dataset atomically, into a folder that contains nothing else."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["prepare_folder", "write_atomically"]
 
 
 def prepare_folder(out: Path, names: set[str]) -> None:
-    """Create the folder, and remove the remains of a killed run.
+    """Create the folder, and remove partial files of a killed run.
 
     Raises:
         ConfigError: The folder contains files of other names.
@@ -28,7 +28,7 @@ def prepare_folder(out: Path, names: set[str]) -> None:
         found = list(out.iterdir())
         strangers = sorted(p.name for p in found if p.name not in names and not _is_our_leftover(p.name))
         for leftover in found:
-            # In a folder with files of others, nothing is removed.
+            # Remove nothing if the folder also contains files of other programs.
             if _is_our_leftover(leftover.name) and not strangers:
                 remove_file(leftover)
     except OSError as error:
@@ -45,8 +45,8 @@ def _is_our_leftover(name: str) -> bool:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file atomically, so that a killed run leaves no partial sample. It is not synced, because the data can be
-    generated again from the seed.
+    """Write a file atomically, so that a killed run leaves no partial sample. The file is not synced to disk, because
+    the data can be generated again from the seed.
 
     Raises:
         NoSpace, Denied, SystemFault: The file cannot be written.

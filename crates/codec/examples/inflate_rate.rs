@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cost of `decompress_into` relative to bare libdeflate, on counts like those of a CosmoFlow volume. It measures the
-//! thread's CPU time (Linux), which a busy machine distorts less than wall time. The result is the ratio of two medians
-//! of one run. `cargo run --release -p penstock-codec --example inflate_rate`
+//! Measures the cost of `decompress_into` relative to bare libdeflate, on counts like those of a CosmoFlow volume. It
+//! measures thread CPU time (Linux), which a busy machine distorts less than wall time. The result is the ratio of two
+//! medians from one run. `cargo run --release -p penstock-codec --example inflate_rate`
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -11,11 +11,11 @@ use penstock_types::{Error, Result};
 
 const VALUES: usize = 128 * 128 * 128 * 4;
 const REPEATS: usize = 5;
-/// Decompressions per measurement: the clock has steps of 4 ms.
+/// Decompressions per measurement, because the CPU clock has a resolution of 4 ms.
 const AT_ONCE: usize = 10;
 
-/// int16 counts that follow a Poisson distribution with a log-normal mean along the volume, like counts of galaxies in
-/// cells.
+/// Generates int16 counts from a Poisson distribution whose log-normal mean varies along the volume, like galaxy counts
+/// in cells.
 fn counts() -> Vec<u8> {
     let mut state = 17u64;
     let mut uniform = move || {
@@ -29,7 +29,8 @@ fn counts() -> Vec<u8> {
     let mut field = 0.0f64;
     let mut bytes = Vec::with_capacity(2 * VALUES);
     for _ in 0..VALUES {
-        // The sum of four uniform draws is normal enough; the correlation length is about 30 cells.
+        // The sum of four uniform draws is close enough to a normal distribution; the correlation length is about 30
+        // cells.
         field = 0.97 * field + 0.42 * ((0..4).map(|_| uniform()).sum::<f64>() - 2.0);
         let floor = (-(1.2 * field - 1.6).exp()).exp();
         let (mut count, mut product) = (0i16, uniform());
@@ -44,7 +45,7 @@ fn counts() -> Vec<u8> {
 
 type Work<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
-/// Seconds that this thread has been on a CPU: the first number of its schedstat, in nanoseconds.
+/// Returns this thread's CPU time in seconds: the first number of its schedstat, which is in nanoseconds.
 fn cpu_s() -> Result<f64> {
     let path = "/proc/thread-self/schedstat";
     let text = std::fs::read_to_string(path).map_err(|error| Error::from_io(path, &error))?;
@@ -52,7 +53,8 @@ fn cpu_s() -> Result<f64> {
     on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "holds no time"))
 }
 
-/// Runs each of `works` in turn, `REPEATS` times after a warm-up, so that variations of the machine affect all alike.
+/// Returns the median time of each of `works`. Runs them in turn, `REPEATS` times after a warm-up, so that changes in
+/// machine load affect all of them equally.
 fn medians_s(works: &mut [(&str, Work<'_>)]) -> Result<Vec<f64>> {
     let mut times = vec![Vec::new(); works.len()];
     for repeat in 0..=REPEATS {

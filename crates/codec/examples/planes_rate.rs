@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Cost of decoding shuffled content under LZ4 or zstd, compared with inflating the same content from gzip: decision
-//! 0531. CPU time of the thread (Linux), minimum of several rounds, in ms per object; each object is cut to whole MiB.
-//! `cargo run --release -p penstock-codec --example planes_rate FILE.gz ...`
+//! Measures the cost of decoding shuffled content compressed with LZ4 or zstd, compared with gzip of the same content
+//! (decision 0531). It prints thread CPU time (Linux) in ms per object, the minimum of several rounds. Each object is
+//! truncated to whole MiB. `cargo run --release -p penstock-codec --example planes_rate FILE.gz ...`
 
 use std::io::Write as _;
 
@@ -12,7 +12,7 @@ const TURNS: usize = 4;
 const WHOLE: usize = 1 << 20;
 const MAX_BYTES: u64 = 1 << 32;
 
-/// Seconds that this thread has been on a CPU.
+/// Returns this thread's CPU time in seconds.
 fn cpu_s() -> Result<f64> {
     let path = "/proc/thread-self/schedstat";
     let text = std::fs::read_to_string(path).map_err(|error| Error::from_io(path, &error))?;
@@ -20,7 +20,7 @@ fn cpu_s() -> Result<f64> {
     on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "holds no time"))
 }
 
-/// Milliseconds per object of the fastest round.
+/// Returns the CPU time of the fastest round, in milliseconds per object.
 fn min_ms(objects: usize, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let mut least = f64::MAX;
     for _ in 0..TURNS {
@@ -44,7 +44,7 @@ fn unshuffle<const N: usize>(input: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Transposes a matrix of 8 x 8 bits whose rows are the bytes (Hacker's Delight, 7-3).
+/// Transposes an 8 x 8 bit matrix whose rows are the bytes of `x` (Hacker's Delight, 7-3).
 #[inline(always)]
 fn transposed(mut x: u64) -> u64 {
     for (mask, shift) in [(0x00aa_00aa_00aa_00aa, 7), (0x0000_cccc_0000_cccc, 14), (0x0000_0000_f0f0_f0f0, 28)] {
@@ -127,7 +127,7 @@ fn main() -> Result<()> {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx2") {
             let ms = min_ms(objects, || {
-                // SAFETY: the processor has the features that the function is compiled for.
+                // SAFETY: the processor supports AVX2, as checked above.
                 both.iter().for_each(|one| unsafe { from_bits_avx2(one, &mut room[..block]) });
                 Ok(())
             })?;

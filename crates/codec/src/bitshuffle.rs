@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bit shuffle (as in Blosc): groups bit k of every byte, and back. The high bits of small numbers are all alike.
+//! Bit shuffle (as in Blosc): groups bit k of all bytes, and restores the original order. The high bits of small
+//! numbers are equal, so grouped bits compress well.
 
 use crate::byteshuffle::unshuffle_eight;
 
-/// Splits `plane`, a multiple of eight bytes, into eight planes of its bits, lowest first. Both buffers have equal
-/// length.
+/// Splits `plane`, whose length is a multiple of eight bytes, into eight bit planes, lowest bit first. Both buffers
+/// have the same length.
 pub(crate) fn to_bits(plane: &[u8], out: &mut [u8]) {
     let each = plane.len() / 8;
     for (at, eight) in plane.as_chunks::<8>().0.iter().enumerate() {
@@ -18,14 +19,14 @@ pub(crate) fn to_bits(plane: &[u8], out: &mut [u8]) {
 pub(crate) fn from_bits(bits: &[u8], out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has the features that the function is compiled for.
+        // SAFETY: the processor supports AVX2, as checked above.
         unsafe { from_bits_avx2(bits, out) };
         return;
     }
     put_together(bits, out);
 }
 
-/// Compiled for wider registers: 2.0 ms for 16.8 MB, where the plain one takes 4.9 (decision 0531).
+/// [`from_bits`] compiled with AVX2: 2.0 ms for 16.8 MB instead of 4.9 ms (decision 0531).
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn from_bits_avx2(bits: &[u8], out: &mut [u8]) {
@@ -40,7 +41,7 @@ fn put_together(bits: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Transposes a matrix of 8 x 8 bits whose rows are the bytes (Hacker's Delight, 7-3).
+/// Transposes an 8 x 8 bit matrix whose rows are the bytes of `x` (Hacker's Delight, 7-3).
 #[inline(always)]
 fn transposed(mut x: u64) -> u64 {
     for (mask, shift) in [(0x00aa_00aa_00aa_00aa, 7), (0x0000_cccc_0000_cccc, 14), (0x0000_0000_f0f0_f0f0, 28)] {
@@ -56,7 +57,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, without optimisation.
+    /// Reference implementation without optimisation.
     fn naive(plane: &[u8]) -> Vec<u8> {
         let mut out = vec![0; plane.len()];
         for (at, byte) in plane.iter().enumerate() {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Byte shuffle (as in Blosc): groups byte k of every element, and back, so that similar bytes are adjacent.
+//! Byte shuffle (as in Blosc): groups byte k of all elements so that similar bytes are adjacent, and restores the
+//! original order.
 
-/// Elements processed at once, so that the output stays in the cache.
+/// Number of elements processed at once; small enough that the output stays in the cache.
 const RUN: usize = 512;
 
-/// Splits elements of `size` bytes into planes: the first bytes of all, the second bytes of all, ... A rest that is not
-/// a whole element stays in place. Both buffers have equal length.
+/// Splits elements of `size` bytes into planes: the first byte of each element, then the second byte of each, and so
+/// on. Trailing bytes that do not fill an element are copied unchanged. Both buffers have the same length.
 pub fn shuffle(input: &[u8], out: &mut [u8], size: usize) {
     match size {
         0 | 1 => out.copy_from_slice(input),
@@ -24,8 +25,8 @@ pub fn shuffle(input: &[u8], out: &mut [u8], size: usize) {
     }
 }
 
-/// Joins planes into elements of `size` bytes. A rest that is not a whole element stays in place. Both buffers have
-/// equal length.
+/// Joins planes into elements of `size` bytes. Trailing bytes that do not fill an element are copied unchanged. Both
+/// buffers have the same length.
 pub fn unshuffle(input: &[u8], out: &mut [u8], size: usize) {
     match size {
         0 | 1 => out.copy_from_slice(input),
@@ -59,7 +60,8 @@ fn taken_apart<const N: usize>(input: &[u8], out: &mut [u8]) {
     rest(input, out, count * N);
 }
 
-/// Joins eight planes into eight-byte elements; compiled into its caller for that caller's processor features.
+/// Joins eight planes into eight-byte elements. It is always inlined, so that it is compiled for the CPU features of
+/// its caller.
 #[inline(always)]
 pub(crate) fn unshuffle_eight(input: &[u8], out: &mut [u8]) {
     put_together::<8>(input, out);
@@ -84,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, without optimisation.
+    /// Reference implementation without optimisation.
     fn naive(input: &[u8], size: usize) -> Vec<u8> {
         let count = input.len() / size;
         let mut out: Vec<u8> = (0..count * size).map(|at| input[at % count * size + at / count]).collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checksums of bytes: of a whole buffer, and incremental.
+//! Checksums (CRC-32C and XXH3) of a whole buffer or computed incrementally.
 
 use crc_fast::CrcAlgorithm::Crc32Iscsi;
 use penstock_types::{Algorithm, Digest};
@@ -9,13 +9,13 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(Crc32Iscsi, bytes) as u32
 }
 
-/// CRC-32C of `bytes`, masked as TFRecord stores it.
+/// CRC-32C of `bytes`, masked as in TFRecord files.
 pub fn crc32c_masked(bytes: &[u8]) -> u32 {
     mask(crc32c(bytes))
 }
 
-/// Rotates right by 15 and adds an offset: a CRC over bytes that contain CRCs is weak, so TFRecord (like Snappy's
-/// framing and LevelDB before it) never stores a plain CRC.
+/// Masks a CRC: rotates it right by 15 bits and adds a constant. A CRC over data that contains CRCs is weak, so
+/// TFRecord (like Snappy's framing and LevelDB before it) stores only masked CRCs.
 pub fn mask(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -31,7 +31,7 @@ impl Default for Crc32c {
 }
 
 impl Crc32c {
-    /// Of no bytes yet.
+    /// Creates the checksum of an empty input.
     pub fn new() -> Self {
         Self(crc_fast::Digest::new(Crc32Iscsi))
     }
@@ -41,28 +41,29 @@ impl Crc32c {
         self.0.update(bytes);
     }
 
-    /// Appends the bytes of `next` without reading them again.
+    /// Appends the bytes that `next` covers, without reading them again.
     pub fn append(&mut self, next: &Self) {
         self.0.combine(&next.0);
     }
 
-    /// CRC of the bytes so far.
+    /// Returns the CRC of the bytes added so far.
     pub fn value(&self) -> u32 {
         self.0.finalize() as u32
     }
 
-    /// The same as a [`Digest`].
+    /// Returns the CRC of the bytes added so far, as a [`Digest`].
     pub fn digest(&self) -> Digest {
         Digest::of_u32(Algorithm::Crc32c, self.value())
     }
 }
 
-/// Incremental XXH3 (128 bits), the digest in manifests. It detects damage and resists no attacker.
+/// Incremental XXH3 (128 bits), the digest in manifests. It detects accidental damage, but it is not a cryptographic
+/// hash.
 #[derive(Clone, Default)]
 pub struct Xxh3(Box<xxhash_rust::xxh3::Xxh3Default>);
 
 impl Xxh3 {
-    /// Of no bytes yet.
+    /// Creates the hash of an empty input.
     pub fn new() -> Self {
         Self::default()
     }
@@ -72,17 +73,17 @@ impl Xxh3 {
         self.0.update(bytes);
     }
 
-    /// Hash of the bytes so far.
+    /// Returns the hash of the bytes added so far.
     pub fn value(&self) -> u128 {
         self.0.digest128()
     }
 
-    /// The same as a [`Digest`].
+    /// Returns the hash of the bytes added so far, as a [`Digest`].
     pub fn digest(&self) -> Digest {
         Digest::of_u128(Algorithm::Xxh3, self.value())
     }
 
-    /// Digest of `bytes`.
+    /// Returns the XXH3 digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest::of_u128(Algorithm::Xxh3, xxhash_rust::xxh3::xxh3_128(bytes))
     }
@@ -100,7 +101,7 @@ mod tests {
 
     #[test]
     fn crc32c_has_the_published_check_values() {
-        // RFC 3720 B.4 and the CRC catalogue's check value.
+        // The expected values are from RFC 3720 B.4 and the CRC catalogue (check value).
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
@@ -109,7 +110,8 @@ mod tests {
 
     #[test]
     fn mask_is_that_of_tensorflow() {
-        // The length field of an empty record, as TensorFlow writes it: masked CRC-32C of eight zero bytes.
+        // TensorFlow writes these bytes for the length field of an empty record: the masked CRC-32C of eight zero
+        // bytes.
         assert_eq!(crc32c_masked(&[0; 8]).to_le_bytes(), [0x29, 0x03, 0x98, 0x07]);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Codec of an object, by its name or by its first bytes.
+//! Compression format of an object, detected from its name or its first bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,7 +24,7 @@ impl Codec {
     /// Every codec.
     pub const ALL: [Self; 4] = [Self::None, Self::Gzip, Self::Zstd, Self::Lz4];
 
-    /// Its name in manifests, flags and messages.
+    /// Codec name in manifests, flags and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -34,7 +34,7 @@ impl Codec {
         }
     }
 
-    /// Suffix of names with this codec; empty for [`Codec::None`].
+    /// File name suffix of this codec; empty for [`Codec::None`].
     pub fn suffix(self) -> &'static str {
         match self {
             Self::None => "",
@@ -44,8 +44,8 @@ impl Codec {
         }
     }
 
-    /// Codec by the suffix of a name, ignoring case. A name that consists of a suffix only (`a/.gz`) has none, because
-    /// removing it would leave no name.
+    /// Detects the codec from the suffix of a name, ignoring case. A name that consists of a suffix only (`a/.gz`)
+    /// gives [`Codec::None`], because removing the suffix would leave no name.
     pub fn of_name(name: &[u8]) -> Self {
         let ends = |codec: &Self| {
             let cut = name.len().checked_sub(codec.suffix().len());
@@ -56,8 +56,8 @@ impl Codec {
         [Self::Gzip, Self::Zstd, Self::Lz4].into_iter().find(ends).unwrap_or(Self::None)
     }
 
-    /// Codec by the first bytes of an object; four are enough. Fewer bytes, or a skippable frame (common to zstd and
-    /// LZ4), give [`Codec::None`].
+    /// Detects the codec from the first bytes of an object; four are enough. Fewer bytes, or a skippable frame (common
+    /// to zstd and LZ4), give [`Codec::None`].
     pub fn sniff(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, 8, ..] => Self::Gzip,
@@ -67,7 +67,7 @@ impl Codec {
         }
     }
 
-    /// Default level for [`crate::compress`].
+    /// Default compression level for [`crate::compress`].
     pub fn default_level(self) -> i32 {
         match self {
             Self::None | Self::Lz4 => 0,
@@ -77,7 +77,7 @@ impl Codec {
     }
 }
 
-/// The name without the suffix of its codec.
+/// Returns the name without its codec suffix.
 pub fn strip_suffix(name: &[u8]) -> &[u8] {
     &name[..name.len() - Codec::of_name(name).suffix().len()]
 }

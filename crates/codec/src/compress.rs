@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whole-object compression. Output is deterministic: the same input and level give the same bytes, because no time and
-//! no name is stored and one thread does the work.
+//! Compresses whole objects. The output is deterministic: the same input and level give the same bytes, because it
+//! contains no time or file name and is produced by one thread.
 
 use std::io::Write;
 
@@ -10,8 +10,8 @@ use zstd::zstd_safe::{CCtx, CParameter, compress_bound, get_error_name};
 
 use crate::Codec;
 
-/// Compresses `input`. Levels: gzip 0 to 12 (libdeflate's), zstd its own range; LZ4 and none have one level and ignore
-/// it. The output of every codec contains a checksum of its content and, except for gzip above 4 GiB, its size.
+/// Compresses `input`. Valid levels are 0 to 12 for gzip (libdeflate's levels) and zstd's own range; LZ4 and none
+/// ignore the level. Every codec stores a checksum of the content and its size; gzip stores no usable size above 4 GiB.
 pub fn compress(codec: Codec, input: &[u8], level: i32) -> Result<Vec<u8>> {
     match codec {
         Codec::None => Ok(input.to_vec()),
@@ -44,7 +44,7 @@ fn zstd(input: &[u8], level: i32) -> Result<Vec<u8>> {
     let failed = |code| Error::bug(format!("zstd: {}", get_error_name(code)));
     let mut context = CCtx::create();
     context.set_parameter(CParameter::CompressionLevel(level)).map_err(failed)?;
-    // Off by default; without it, damage inside a frame can go unnoticed.
+    // zstd writes no checksum by default; without it, damage inside a frame can go unnoticed.
     context.set_parameter(CParameter::ChecksumFlag(true)).map_err(failed)?;
     let mut out = Vec::with_capacity(compress_bound(input.len()));
     context.compress2(&mut out, input).map_err(failed)?;

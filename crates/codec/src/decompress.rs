@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whole-object decompression into a buffer that the caller reuses.
+//! Decompresses whole objects into a buffer that the caller reuses.
 
 use penstock_types::Result;
 
@@ -7,17 +7,18 @@ use crate::gzip::{self, GzipCheck};
 use crate::output::{above_limit, reserve};
 use crate::{Codec, StreamDecoder, zstandard};
 
-/// Decompresses the whole object `input` into `out`, replacing its content. The capacity of `out` is reused, and
-/// nothing is zeroed first. `limit` bounds the content (a bomb stops there); after an error `out` is empty. `place`
-/// names the object in messages.
+/// Decompresses the whole object `input` into `out`, replacing its content. The capacity of `out` is reused, and the
+/// buffer is not zeroed first. `limit` is the maximum decompressed size in bytes; a decompression bomb fails at the
+/// limit. After an error `out` is empty. `place` names the object in error messages.
 ///
-/// Gzip uses libdeflate, zstd one pass if the frame states its size, LZ4 one block at a time.
+/// Gzip uses libdeflate. zstd decompresses in one pass if the frame header contains the size. LZ4 is decompressed one
+/// block at a time.
 pub fn decompress_into(codec: Codec, input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> {
     decompress_into_checked(codec, input, out, limit, GzipCheck::Full, place)
 }
 
-/// Like [`decompress_into`], with a choice of how much of gzip's trailer is verified; the other codecs verify all their
-/// checksums.
+/// Like [`decompress_into`], but the caller chooses how much of gzip's trailer is verified. The other codecs always
+/// verify all their checksums.
 pub fn decompress_into_checked(
     codec: Codec,
     input: &[u8],
@@ -52,13 +53,13 @@ fn lz4(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> 
     inflater.finish().map(|_| blocks)
 }
 
-/// Decompresses one run from [`crate::split_frames`] into `out`, replacing its content, and returns the number of its
-/// frames. `None` unless it consists of whole frames that decompress, checksums included, to at most `limit` bytes.
-/// After `None`, later runs are not valid either, and [`StreamDecoder::resume_at`] continues from the start of this
-/// one.
+/// Decompresses one run from [`crate::split_frames`] into `out`, replacing its content, and returns the number of
+/// frames in the run. Returns `None` unless `stretch` consists of whole frames with correct checksums that decompress
+/// to at most `limit` bytes. After `None`, the later runs are not valid either; [`StreamDecoder::resume_at`] continues
+/// from the start of the run that failed.
 ///
-/// Runs are decompressed independently, in any order and on any thread. The cuts are proven if each run, from the first
-/// one on, consists of whole frames: where a whole frame ends, the next one begins.
+/// Runs can be decompressed independently, in any order and on any thread. If all runs up to some point consist of
+/// whole frames, the boundaries between them are correct: each frame begins where the previous one ends.
 pub fn decompress_frames(codec: Codec, stretch: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
     out.clear();
     let blocks = match codec {
@@ -82,7 +83,7 @@ fn copy(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<()> 
     Ok(())
 }
 
-/// Reserves `more` bytes after the content of `out`, growing by a factor, up to the limit.
+/// Reserves `more` bytes after the content of `out`. The capacity grows by a factor, up to the limit.
 fn reserve_more(out: &mut Vec<u8>, more: usize, limit: u64, place: &str) -> Result<()> {
     let need = out.len() as u64 + more as u64;
     if need > out.capacity() as u64 {

@@ -1,37 +1,38 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Splits an object into frames that can be decompressed independently: gzip members, zstd frames and LZ4 frames. It
-//! finds frames without decompressing them, as far as that is possible, and returns runs of whole frames for the
-//! caller's threads.
+//! finds most frames without decompressing them, and returns runs of whole frames that the caller can decompress in
+//! parallel.
 //!
-//! zstd and LZ4 frames and bgzf members (with a `BC` field in the header, as in SAM and BAM files) contain their
-//! length. Other gzip members do not: bytes that look like a header are taken for one. Such a cut is a guess, and
-//! decompression proves it: the run before it must end exactly there (see [`crate::decompress_frames`]). A wrong guess
-//! costs time, never correctness.
+//! zstd frames, LZ4 frames and bgzf members (with a `BC` field in the header, as in SAM and BAM files) contain their
+//! length. Other gzip members do not, so this module treats any bytes that look like a gzip header as the start of a
+//! member. Decompression verifies that guess: the run before it must end exactly there (see
+//! [`crate::decompress_frames`]). A wrong guess costs time, but the result stays correct.
 
 use crate::Codec;
 use crate::gzip::{MAX_OF_ONE, TRAILER};
 use crate::lz4;
 
-/// gzip's magic, and DEFLATE.
+/// gzip's magic number and the method byte of DEFLATE.
 const GZIP: [u8; 3] = [0x1f, 0x8b, 8];
-/// A header without optional fields.
+/// Size of a gzip header without optional fields.
 const GZIP_HEADER: usize = 10;
-/// A header, the empty DEFLATE stream, a trailer.
+/// Minimum size of a gzip member: a header, an empty DEFLATE stream and a trailer.
 const MIN_GZIP: usize = GZIP_HEADER + 2 + TRAILER;
 const ZSTD: u32 = 0xfd2f_b528;
-/// Maximum content of a zstd block.
+/// Maximum decompressed size of a zstd block.
 const ZSTD_BLOCK: u64 = 128 << 10;
 
 /// A run of consecutive whole frames of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRun {
-    /// Number of stored bytes; the run begins where the previous one ends.
+    /// Number of stored bytes. The run begins where the previous run ends.
     pub stored: usize,
-    /// Decompressed size that it states: exact (gzip), or a maximum (other codecs, if a frame states no size).
+    /// Decompressed size from the headers or trailers: exact for gzip and for frames that contain their size, otherwise
+    /// an upper bound.
     pub content: u64,
 }
 
-/// Target sizes of a run of frames: it ends with the frame that reaches either.
+/// Target size of a run of frames. A run ends with the frame that reaches either of the two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRunSize {
     /// Stored bytes.
@@ -41,17 +42,18 @@ pub struct FrameRunSize {
 }
 
 impl Default for FrameRunSize {
-    /// Small enough that content is still in a core's cache when it is hashed and written; large enough that passing it
-    /// between threads costs little compared with decompression.
+    /// Small enough that the content is still in a core's cache when it is hashed and written; large enough that
+    /// passing a run between threads costs little compared with its decompression.
     fn default() -> Self {
         Self { stored: 512 << 10, content: 2 << 20 }
     }
 }
 
-/// Splits `window`, which starts at the beginning of a frame. The runs follow one another from its start; bytes after
-/// the last run belong to an incomplete frame, or to none. `is_end`: the object ends with the window.
+/// Splits `window`, which starts at the beginning of a frame, into runs of frames. The runs are adjacent and start at
+/// the beginning of the window. Bytes after the last run belong to an incomplete frame or to no frame. `is_end` means
+/// that the object ends with the window.
 ///
-/// Nothing is trusted: all lengths come from the object.
+/// All lengths come from the object, so none of them is trusted.
 pub fn split_frames(codec: Codec, window: &[u8], is_end: bool, size: FrameRunSize) -> Vec<FrameRun> {
     let (mut stretches, mut open) = (Vec::new(), FrameRun { stored: 0, content: 0 });
     let mut at = 0;
@@ -77,7 +79,7 @@ pub fn split_frames(codec: Codec, window: &[u8], is_end: bool, size: FrameRunSiz
     stretches
 }
 
-/// The member that `bytes` begin with.
+/// Returns the gzip member at the start of `bytes`.
 fn gzip_member(bytes: &[u8], is_end: bool) -> Option<FrameRun> {
     if !is_gzip_header(bytes) {
         return None;
@@ -95,24 +97,25 @@ fn gzip_member(bytes: &[u8], is_end: bool) -> Option<FrameRun> {
         }
         from = stored + 1;
     }
-    // The last member: no header follows that would mark its end.
+    // This is the last member: no later header marks its end.
     let content = gzip_content(bytes).filter(|_| is_end)?;
     Some(FrameRun { stored: bytes.len(), content })
 }
 
-/// True for ten bytes that a compressor may write: no reserved flags, and a valid level and system.
+/// Returns true for ten header bytes that a compressor could write: no reserved flags, a valid level and a valid
+/// system.
 fn is_gzip_header(bytes: &[u8]) -> bool {
     let Some([a, b, c, flags, _, _, _, _, level, system]) = bytes.first_chunk::<GZIP_HEADER>() else { return false };
     [*a, *b, *c] == GZIP && flags & 0xe0 == 0 && matches!(level, 0 | 2 | 4) && matches!(system, 0..=13 | 255)
 }
 
-/// Size in the trailer at the end of `member`; `None` if no such member is possible.
+/// Returns the size in the trailer of `member`; `None` if a valid member cannot have that size.
 fn gzip_content(member: &[u8]) -> Option<u64> {
     let says = u64::from(u32::from_le_bytes(*member.last_chunk::<4>()?));
     (member.len() >= MIN_GZIP && says <= (member.len() as u64).saturating_mul(MAX_OF_ONE)).then_some(says)
 }
 
-/// Stored bytes of a bgzf member, from the `BC` field among its extra ones.
+/// Returns the stored size of a bgzf member, from the `BC` field among its extra fields.
 fn bgzf_size(bytes: &[u8]) -> Option<usize> {
     const EXTRA: u8 = 4;
     if bytes.get(3)? & EXTRA == 0 {
@@ -133,23 +136,24 @@ fn bgzf_size(bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// Offset of the first `needle` in `bytes`.
+/// Returns the offset of the first `needle` in `bytes`.
 fn find(bytes: &[u8], needle: [u8; 3]) -> Option<usize> {
     memchr::memmem::find(bytes, &needle)
 }
 
-/// Little-endian word at the start.
+/// Reads the little-endian 32-bit word at the start of `bytes`.
 fn word(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk::<4>().map(|four| u32::from_le_bytes(*four))
 }
 
-/// A skippable frame, which zstd and LZ4 share.
+/// Returns the skippable frame at the start of `bytes`; zstd and LZ4 share this format.
 fn skippable(bytes: &[u8]) -> Option<FrameRun> {
     let len = usize::try_from(word(bytes.get(4..)?)?).ok()?;
     Some(FrameRun { stored: len.checked_add(8)?, content: 0 })
 }
 
-/// The frame at the start of `bytes`: its header, then blocks that state their length.
+/// Returns the zstd frame at the start of `bytes`. Its size is the sum of its header and its blocks, which contain
+/// their lengths.
 fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         ZSTD => {}
@@ -171,7 +175,7 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     little[..size_len].copy_from_slice(bytes.get(size_at..size_at + size_len)?);
     let content_size = match size_len {
         0 => None,
-        // The two-byte form starts where the one-byte form ends.
+        // The two-byte size field has an offset of 256, because the one-byte field covers the smaller sizes.
         2 => Some(u64::from_le_bytes(little) + 256),
         _ => Some(u64::from_le_bytes(little)),
     };
@@ -196,7 +200,8 @@ fn zstd_frame(bytes: &[u8]) -> Option<FrameRun> {
     Some(FrameRun { stored, content: content_size.unwrap_or(most).min(most) })
 }
 
-/// The frame at the start of `bytes`: its header, then blocks that state their length.
+/// Returns the LZ4 frame at the start of `bytes`. Its size is the sum of its header and its blocks, which contain their
+/// lengths.
 fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
     match word(bytes)? {
         lz4::MAGIC => {}
@@ -216,7 +221,7 @@ fn lz4_frame(bytes: &[u8]) -> Option<FrameRun> {
             break;
         }
         let stored = (len & 0x7fff_ffff) as usize;
-        // A byte expands to at most 255.
+        // One compressed byte expands to at most 255 bytes.
         most += (stored as u64).saturating_mul(255).min(block_most);
         at += stored + 4 * sums;
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! gzip (RFC 1952): the header walk, whole objects through libdeflate, streams through zlib-rs.
+//! gzip (RFC 1952): a header parser, whole-object decompression with libdeflate, and streaming decompression with
+//! zlib-rs.
 //!
-//! Members may follow one another. Zero bytes may follow the last member up to the end (padding of tapes and block
-//! devices, which gzip(1) accepts); any other trailing bytes are damage. If libdeflate refuses an object, the stream
-//! decoder reads it again to report where and why, so the fast path needs no error texts.
+//! An object may have several members. Zero bytes may follow the last member up to the end (padding of tapes and block
+//! devices, which gzip(1) accepts); any other trailing bytes are an error. If libdeflate rejects an object, the stream
+//! decoder reads it again and reports where and why, so the fast path needs no error texts.
 
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Crc;
@@ -12,30 +13,31 @@ use penstock_types::{Error, Result, with_separators};
 use crate::libdeflate::{Outcome, inflate_raw};
 use crate::output::{Inflated, OutputWindow, above_limit, reserve};
 
-/// DEFLATE expands a byte to at most 1032 bytes: a trailer with a larger size is wrong.
+/// Maximum expansion of one byte in DEFLATE. A trailer with a larger size is wrong.
 pub(crate) const MAX_OF_ONE: u64 = 1032;
-/// CRC-32 and size modulo 2³².
+/// Trailer size: CRC-32, and content size modulo 2³².
 pub(crate) const TRAILER: usize = 8;
-/// Buffer of decompressed bytes before they go to the sink; stays in L2.
+/// Size of the buffer for decompressed bytes on their way to the sink; it fits in the L2 cache.
 const STREAM_BUFFER: usize = 128 << 10;
 
-/// How much of gzip's own trailer is verified in whole-object decompression.
+/// How much of gzip's trailer a whole-object decompression verifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GzipCheck {
-    /// CRC-32 and size.
+    /// Verifies CRC-32 and size.
     #[default]
     Full,
-    /// Size only: for content that has its own verified checksums (TFRecord with `verify_crc`). Saves one pass over the
-    /// content.
+    /// Verifies the size only, which saves one pass over the content. For content with its own verified checksums
+    /// (TFRecord with `verify_crc`).
     SizeOnly,
 }
 
-/// Size in the last four bytes of a gzip object: that of its last member, modulo 2^32. A hint, never trusted.
+/// Reads the size in the last four bytes of a gzip object, which is the size of its last member modulo 2^32. It is only
+/// a hint and must not be trusted.
 pub fn gzip_size_hint(last4: [u8; 4]) -> u64 {
     u64::from(u32::from_le_bytes(last4))
 }
 
-/// Position in a member's header.
+/// Current position in a member's header.
 #[derive(Debug, Clone, Copy)]
 enum Field {
     Fixed,
@@ -47,7 +49,7 @@ enum Field {
     Done,
 }
 
-/// Parses a member's header, in pieces of any size; stores nothing of it.
+/// Parses a member's header, which may arrive in pieces of any size. It stores none of the fields.
 struct HeaderWalk {
     field: Field,
     bytes: [u8; 10],
@@ -67,7 +69,7 @@ impl HeaderWalk {
         Self { field: Field::Fixed, bytes: [0; 10], have: 0, flags: 0, crc: Crc::new() }
     }
 
-    /// Consumes the header bytes of `input`; returns their number, or the problem.
+    /// Consumes the header bytes at the start of `input`; returns their number, or an error text.
     fn push(&mut self, input: &[u8]) -> Result<usize, String> {
         let mut at = 0;
         while at < input.len() {
@@ -146,7 +148,7 @@ impl HeaderWalk {
         Ok(())
     }
 
-    /// Moves to `field`, or to the first later field that the flags announce.
+    /// Moves to `field`, or to the next field that the flags announce.
     fn enter(&mut self, field: Field) {
         self.have = 0;
         let announced = |flag| self.flags & flag != 0;
@@ -177,10 +179,11 @@ fn trailer_of(bytes: [u8; TRAILER]) -> (u32, u32) {
     (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h]))
 }
 
-/// Decompresses a whole object into `out`, which is empty and may have capacity.
+/// Decompresses a whole object into `out`, which is empty on entry and may have capacity.
 pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: GzipCheck, place: &str) -> Result<()> {
     if let Some(last4) = input.last_chunk::<4>() {
-        // An object usually has one member, and this is its size; a wrong hint only costs a second try.
+        // Most objects have one member, so the hint is the size of the object. A wrong hint only costs a second
+        // attempt.
         let plausible = (input.len() as u64).saturating_mul(MAX_OF_ONE);
         reserve(out, gzip_size_hint(*last4).min(plausible).min(limit), place)?;
     }
@@ -191,16 +194,16 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, check: 
     }
 }
 
-/// Decompresses whole members, and nothing else, after the content of `out`; returns their number. Errors carry no text
-/// here: the caller can get one from the stream decoder.
+/// Decompresses whole members, without padding, and appends their content to `out`; returns their number. It produces
+/// no error text: the caller can get one from the stream decoder.
 pub(crate) fn decompress_frames(input: &[u8], out: &mut Vec<u8>, limit: u64) -> Option<u64> {
     reserve(out, limit, "").ok()?;
     inflate_members(input, out, limit, GzipCheck::Full, false, "").ok()
 }
 
-/// Reason why the loop over members ended.
+/// Reason why the loop over members stopped.
 enum Stop {
-    /// Damaged; the stream decoder finds the position.
+    /// A member is damaged; the stream decoder will find the position.
     Damaged,
     Says(Error),
 }
@@ -221,7 +224,7 @@ fn inflate_members(
             _ => return Err(Stop::Damaged),
         };
         let body = at + header;
-        // The trailer does not belong to the stream.
+        // The trailer is not part of the DEFLATE stream.
         let Some(stream) = input.len().checked_sub(TRAILER).and_then(|end| input.get(body..end)) else {
             return Err(Stop::Damaged);
         };
@@ -233,8 +236,8 @@ fn inflate_members(
         };
         let (crc, size) = trailer_of(*trailer);
         let made = &out[start..];
-        // No message here: zlib may report a member as damaged before its end where libdeflate accepts it, and all
-        // decoders shall give the same message.
+        // No message is built here: zlib may report damage earlier in a member than libdeflate does, and both paths
+        // must give the same message. The caller gets it from the stream decoder.
         if made.len() as u32 != size || (check == GzipCheck::Full && libdeflater::crc32(made) != crc) {
             return Err(Stop::Damaged);
         }
@@ -247,8 +250,8 @@ fn inflate_members(
     }
 }
 
-/// Decompresses one member's DEFLATE stream after the content of `out`; returns the bytes consumed, `None` if it is
-/// damaged.
+/// Decompresses one member's DEFLATE stream and appends the content to `out`. Returns the number of bytes consumed, or
+/// `None` if the stream is damaged.
 fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<Option<usize>> {
     loop {
         let start = out.len();
@@ -256,7 +259,8 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
         let room = usize::try_from(limit - start as u64).unwrap_or(usize::MAX).min(out.capacity() - start);
         match inflate_raw(stream, &mut out.spare_capacity_mut()[..room]) {
             Outcome::Done { used, made } => {
-                // SAFETY: libdeflate has written `made` bytes from `start` on, within the spare capacity it was given.
+                // SAFETY: libdeflate has written `made` bytes from `start` on, within the spare capacity that it was
+                // given.
                 unsafe { out.set_len(start + made) };
                 return Ok(Some(used));
             }
@@ -269,7 +273,8 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
                 if (start + room) as u64 > most {
                     return Ok(None);
                 }
-                // libdeflate restarts a member, so the capacity must grow by a factor to keep the total time linear.
+                // libdeflate restarts the member at each attempt, so the capacity must grow by a factor to keep the
+                // total time linear.
                 let wanted = (out.capacity() as u64).saturating_mul(2).max(64 << 10);
                 reserve(out, wanted.min(most + 1).min(limit), place)?;
             }
@@ -277,7 +282,8 @@ fn inflate_member(stream: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> 
     }
 }
 
-/// Error for input that libdeflate refused: the one of the stream decoder, which contains the position.
+/// Returns the error for input that libdeflate rejected. It comes from the stream decoder, because that error contains
+/// the position.
 fn explain(input: &[u8], limit: u64, place: &str) -> Error {
     let (mut stream, mut passed) = (GzipStream::behind(0), Inflated { bytes_in: 0, bytes_out: 0 });
     let mut outlet = OutputWindow { place, limit, passed: &mut passed, sink: &mut |_| Ok(()) };
@@ -311,7 +317,7 @@ pub(crate) struct GzipStream {
 }
 
 impl GzipStream {
-    /// A decoder that continues after `members` whole members.
+    /// Creates a decoder that continues after `members` whole members.
     pub(crate) fn behind(members: u64) -> Self {
         Self {
             state: if members == 0 { State::Header } else { State::Between },
@@ -408,7 +414,7 @@ impl GzipStream {
                 self.have = 0;
                 return Ok(used);
             }
-            // A full buffer may have more output pending even if the input is used up.
+            // If the buffer is full, more output may be pending even if the input is used up.
             if stuck || (used == input.len() && made.len() < self.buffer.len()) {
                 return Ok(used);
             }
@@ -432,7 +438,7 @@ impl GzipStream {
         Ok(used)
     }
 
-    /// Structure that a stream ending here would cut, if any.
+    /// Returns the structure that would be incomplete if the stream ended here, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match self.state {
             State::Between | State::Padding => None,

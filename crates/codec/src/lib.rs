@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Codecs: gzip, zstd, lz4 and none. Whole-object ([`decompress_into`]), streaming ([`StreamDecoder`]), and in runs of
-//! frames that many cores decompress at once ([`split_frames`]); also checksums ([`checksum`]).
+//! Compression codecs gzip, zstd, lz4 and none. They work on whole objects ([`decompress_into`]), on streams
+//! ([`StreamDecoder`]), and on runs of frames that several cores decompress in parallel ([`split_frames`]). The crate
+//! also has checksums ([`checksum`]).
 //!
-//! Codecs work on slices and know no store, record or thread. Damaged or hostile input ends in
-//! [`penstock_types::Error::Corrupt`] with the numbers. Output never exceeds the caller's limit.
+//! Codecs work on slices and do not depend on stores, records or threads. Damaged or hostile input gives
+//! [`penstock_types::Error::Corrupt`] with the relevant numbers. Output never exceeds the caller's limit.
 
 mod bitshuffle;
 mod byteshuffle;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Raw inflate of libdeflate through `libdeflate-sys`. The safe crate `libdeflater` does not report where a stream
-//! ended, which several members need, and cannot write to uninitialised memory: zeroing 16 MB costs a tenth of
-//! inflating it.
+//! Raw inflate of libdeflate through `libdeflate-sys`. The safe crate `libdeflater` does not return where a stream
+//! ended, which is needed to find the next member. It also cannot write to uninitialised memory, and zeroing 16 MB
+//! costs a tenth of the time to inflate it.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::RefCell;
@@ -14,14 +14,14 @@ use libdeflate_sys::{
     libdeflate_result_LIBDEFLATE_SUCCESS,
 };
 
-/// Result of one DEFLATE stream.
+/// Result of decompressing one DEFLATE stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It consumed `used` bytes and produced `made`.
+    /// The stream consumed `used` bytes of input and produced `made` bytes.
     Done { used: usize, made: usize },
-    /// Damaged or truncated: libdeflate does not distinguish.
+    /// The stream is damaged or truncated; libdeflate does not distinguish the two.
     Bad,
-    /// The output does not fit.
+    /// The output does not fit into the buffer.
     NoRoom,
 }
 
@@ -29,7 +29,7 @@ struct Decompressor(NonNull<libdeflate_decompressor>);
 
 impl Decompressor {
     fn new() -> Self {
-        // SAFETY: takes no argument; null means out of memory.
+        // SAFETY: the function has no arguments; it returns null if memory is exhausted.
         match NonNull::new(unsafe { libdeflate_alloc_decompressor() }) {
             Some(pointer) => Self(pointer),
             None => handle_alloc_error(Layout::new::<[u8; 16 << 10]>()),
@@ -39,23 +39,23 @@ impl Decompressor {
 
 impl Drop for Decompressor {
     fn drop(&mut self) {
-        // SAFETY: it came from `libdeflate_alloc_decompressor` and is freed once.
+        // SAFETY: the pointer came from `libdeflate_alloc_decompressor` and is freed once.
         unsafe { libdeflate_free_decompressor(self.0.as_ptr()) }
     }
 }
 
 thread_local! {
-    // Per thread: its tables take 11 KB.
+    // One decompressor per thread, because its tables take 11 KB.
     static DECOMPRESSOR: RefCell<Decompressor> = RefCell::new(Decompressor::new());
 }
 
-/// Decompresses the raw DEFLATE stream at the start of `input` into `out`, whose first `made` bytes are then
-/// initialised.
+/// Decompresses the raw DEFLATE stream at the start of `input` into `out`. On success, the first `made` bytes of `out`
+/// are initialised.
 pub(crate) fn inflate_raw(input: &[u8], out: &mut [MaybeUninit<u8>]) -> Outcome {
     let (mut used, mut made) = (0, 0);
     let result = DECOMPRESSOR.with_borrow_mut(|decompressor| {
-        // SAFETY: both buffers are given with their true lengths; libdeflate reads only the first, writes only within
-        // the second, and the decompressor is borrowed for the call alone.
+        // SAFETY: both buffers are passed with their true lengths. libdeflate reads only `input` and writes only within
+        // `out`. The decompressor is borrowed only for this call.
         unsafe {
             libdeflate_deflate_decompress_ex(
                 decompressor.0.as_ptr(),

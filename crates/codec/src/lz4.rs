@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streaming decoder of LZ4 frames. `lz4_flex` reads frames only from a blocking reader, so this module parses the
-//! frames and calls its block decoder. It verifies the checksums of header, block and content. It refuses dictionaries
-//! and legacy frames.
+//! Streaming decoder for LZ4 frames. `lz4_flex` reads frames only from a blocking reader, so this module parses the
+//! frames and calls its block decoder. It verifies the header, block and content checksums. It rejects dictionaries and
+//! legacy frames.
 
 use lz4_flex::block::decompress_into_with_dict;
 use penstock_types::{Error, Result, with_separators};
@@ -12,10 +12,10 @@ use crate::output::OutputWindow;
 pub(crate) const MAGIC: u32 = 0x184d_2204;
 const LEGACY: u32 = 0x184c_2102;
 pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
-/// Maximum distance of a reference in a linked block.
+/// Maximum distance of a back-reference in a linked block.
 const WINDOW: usize = 64 << 10;
 
-/// Kind of the next bytes.
+/// Structure that the next bytes belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Magic,
@@ -23,12 +23,12 @@ enum State {
     Skip {
         left: u32,
     },
-    /// FLG and BD.
+    /// The FLG and BD bytes.
     Flags,
-    /// Sizes and the header checksum.
+    /// The optional content size and the header checksum.
     Descriptor,
     BlockLen,
-    /// A block, with its checksum where the frame has them.
+    /// A block, followed by its checksum if the frame has block checksums.
     Block {
         plain: bool,
     },
@@ -47,21 +47,21 @@ struct Frame {
 
 pub(crate) struct Lz4Stream {
     state: State,
-    /// Bytes that the part needs.
+    /// Number of bytes in the current part.
     need: usize,
-    /// Bytes of the part so far, when a piece ended inside it.
+    /// Bytes received so far of a part that is split between inputs.
     held: Vec<u8>,
     frame: Frame,
     count: u64,
     made: u64,
     sum: Xxh32,
-    /// The last bytes of output, for linked blocks: one or two windows.
+    /// The last bytes of output (one or two times `WINDOW`), to which linked blocks refer.
     window: Vec<u8>,
     block: Vec<u8>,
 }
 
 impl Lz4Stream {
-    /// A decoder that continues after `frames` whole frames.
+    /// Creates a decoder that continues after `frames` whole frames.
     pub(crate) fn behind(frames: u64) -> Self {
         Self {
             state: State::Magic,
@@ -99,7 +99,7 @@ impl Lz4Stream {
                 if self.held.len() == self.need {
                     let whole = std::mem::take(&mut self.held);
                     self.take(&whole, outlet)?;
-                    // Keep the capacity for the next part that is cut.
+                    // Keep the capacity for the next part that is split between inputs.
                     self.held = whole;
                     self.held.clear();
                 }
@@ -121,7 +121,7 @@ impl Lz4Stream {
         ))
     }
 
-    /// Takes the `need` bytes of the part.
+    /// Processes a complete part of `need` bytes.
     fn take(&mut self, bytes: &[u8], outlet: &mut OutputWindow<'_>) -> Result<()> {
         match self.state {
             State::Magic => self.magic(word(bytes), outlet),
@@ -156,7 +156,7 @@ impl Lz4Stream {
                 Ok(())
             }
             magic if magic & !0xf == SKIPPABLE => {
-                // Skippable frames count: an object with only such frames is well-formed and empty.
+                // Skippable frames count too: an object with only such frames is valid and empty.
                 self.count += 1;
                 self.expect(State::SkipLen, 4);
                 Ok(())
@@ -234,7 +234,7 @@ impl Lz4Stream {
         }
         self.expect(State::Block { plain: word >> 31 == 1 }, len + if self.frame.block_sums { 4 } else { 0 });
         if self.need == 0 {
-            // An uncompressed block of zero bytes has no data to wait for.
+            // An uncompressed block of size zero has no data to wait for.
             self.expect(State::BlockLen, 4);
         }
         Ok(())
@@ -252,7 +252,8 @@ impl Lz4Stream {
         let made = if plain {
             data
         } else {
-            // A byte expands to at most 255: a small block in a frame of large ones need not zero 4 MiB.
+            // One compressed byte expands to at most 255 bytes, so a small block in a frame of large blocks does not
+            // need 4 MiB of zeroed memory.
             let most = data.len().saturating_mul(255).min(self.frame.block_max);
             if block.len() < most {
                 block.resize(most, 0);
@@ -277,19 +278,20 @@ impl Lz4Stream {
     }
 
     fn remember(&mut self, made: &[u8]) {
-        // Trimmed only at twice the window: otherwise a hostile stream of one-byte blocks would move 64 KiB for each.
+        // Trim the window only when it reaches twice its size. Otherwise a hostile stream of one-byte blocks would move
+        // 64 KiB for each block.
         if self.window.len() + made.len() > 2 * WINDOW {
             self.window.drain(..self.window.len().saturating_sub(WINDOW.saturating_sub(made.len())));
         }
         self.window.extend_from_slice(&made[made.len().saturating_sub(WINDOW)..]);
     }
 
-    /// Number of frames that have begun, including skippable ones.
+    /// Returns the number of frames that have begun, including skippable frames.
     pub(crate) fn frames(&self) -> u64 {
         self.count
     }
 
-    /// Structure that a stream ending here would cut, if any.
+    /// Returns the structure that would be incomplete if the stream ended here, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         match self.state {
             State::Magic if self.held.is_empty() && self.count > 0 => None,
@@ -299,7 +301,7 @@ impl Lz4Stream {
     }
 }
 
-/// Little-endian word at the start of `bytes`, which has at least four.
+/// Reads the little-endian 32-bit word at the start of `bytes`, which has at least four bytes.
 fn word(bytes: &[u8]) -> u32 {
     bytes.first_chunk::<4>().map_or(0, |four| u32::from_le_bytes(*four))
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Output of decompression: space in a buffer, and a window that ends at the limit.
+//! Output of decompression: reserves space in a buffer, and enforces the size limit of a stream.
 
 use penstock_types::{Error, Result, with_separators};
 
-/// Counts of the bytes that passed through a [`StreamDecoder`].
+/// Number of bytes that went into and came out of a [`StreamDecoder`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inflated {
     /// Stored bytes.
@@ -13,7 +13,7 @@ pub struct Inflated {
 }
 
 impl Inflated {
-    /// Error of an object that ends inside `what`.
+    /// Builds the error for an object that ends inside `what`.
     pub(crate) fn ends_inside(&self, place: &str, what: &str) -> Error {
         let (bytes_in, bytes_out) = (with_separators(self.bytes_in), with_separators(self.bytes_out));
         let have = format!("have {bytes_in} of the stream's bytes, inflated {bytes_out} so far");
@@ -21,7 +21,7 @@ impl Inflated {
     }
 }
 
-/// Output of a stream decoder: counts bytes, and ends at the limit.
+/// Output of a stream decoder: counts the bytes and fails above the limit.
 pub(crate) struct OutputWindow<'a> {
     pub place: &'a str,
     pub limit: u64,
@@ -30,7 +30,7 @@ pub(crate) struct OutputWindow<'a> {
 }
 
 impl OutputWindow<'_> {
-    /// Passes `bytes` to the sink, if the limit allows.
+    /// Passes `bytes` to the sink; fails if that exceeds the limit.
     pub(crate) fn emit(&mut self, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
@@ -62,7 +62,8 @@ impl OutputWindow<'_> {
     }
 }
 
-/// Reserves `total` bytes in `out`; a lack of memory is an error, not an abort.
+/// Reserves a total capacity of `total` bytes in `out`. If memory is exhausted, it returns an error instead of aborting
+/// the process.
 pub(crate) fn reserve(out: &mut Vec<u8>, total: u64, place: &str) -> Result<()> {
     let have = out.capacity() as u64;
     let refused = || Error::BudgetExceeded { what: format!("inflating {place}"), need: total, budget: have };

@@ -2,39 +2,39 @@
 //! Parallel compression of one large object in blocks, on the caller's threads. The output does not depend on the
 //! number of threads.
 //!
-//! gzip: one member. Each block ends at a byte boundary and uses the 32 KiB before it as its window (as pigz does), so
-//! decoders that read only one member read all of it, and little compression is lost. zstd: one frame per block, which
-//! every decoder reads as one stream. Starts no threads: the caller has them.
+//! gzip output is one member. Each block ends at a byte boundary and uses the preceding 32 KiB as its window (as pigz
+//! does). Decoders that read only one member therefore read the whole object, and little compression is lost. zstd
+//! output has one frame per block, which every decoder reads as one stream. This module starts no threads.
 
 use flate2::{Compress, Compression, FlushCompress, Status};
 use penstock_types::{Error, Result};
 
 use crate::{Codec, compress};
 
-/// Bytes of the previous block that a gzip block may refer to: DEFLATE's window.
+/// Number of bytes of the previous block that a gzip block may refer to: DEFLATE's window.
 const WINDOW: usize = 32 << 10;
-/// DEFLATE's overhead for incompressible data, and the marker at the end of a block.
+/// Space for DEFLATE's overhead on incompressible data and for the marker at the end of a block.
 const SLACK: usize = 1 << 10;
 
 /// One block, compressed.
 #[derive(Debug)]
 pub struct CompressedBlock {
-    /// Its bytes in the object.
+    /// Compressed bytes of the block, as stored in the object.
     pub bytes: Vec<u8>,
-    /// Size of its content.
+    /// Uncompressed size of the block.
     pub len: u64,
-    /// CRC-32 of these bytes, if the codec's trailer needs it.
+    /// CRC-32 of the uncompressed bytes, if the codec's trailer needs it.
     crc: u32,
 }
 
-/// State that the blocks of one object share.
+/// Settings that all blocks of one object share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockCompressor {
     codec: Codec,
     level: i32,
 }
 
-/// Trailer of an object in progress.
+/// Checksum and size of the blocks so far, for the object's trailer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tail {
     crc: u64,
@@ -42,7 +42,7 @@ pub struct Tail {
 }
 
 impl Tail {
-    /// Adds the next block, in order.
+    /// Adds the next block; blocks must be added in order.
     pub fn take(&mut self, block: &CompressedBlock) {
         let iso = crc_fast::CrcAlgorithm::Crc32IsoHdlc;
         self.crc = match self.len {
@@ -54,7 +54,7 @@ impl Tail {
 }
 
 impl BlockCompressor {
-    /// A compressor for gzip or zstd at that level; errs with `Config` for a level that the codec does not have.
+    /// Creates a compressor for gzip or zstd. Returns a `Config` error for a level that the codec does not have.
     pub fn new(codec: Codec, level: i32) -> Result<Self> {
         match codec {
             Codec::Gzip | Codec::Zstd => {}
@@ -66,7 +66,7 @@ impl BlockCompressor {
         Ok(Self { codec, level })
     }
 
-    /// Size of each block except the last, in bytes.
+    /// Uncompressed size of each block except the last, in bytes.
     pub fn block_bytes(self) -> usize {
         match self.codec {
             Codec::Zstd => 8 << 20,
@@ -74,7 +74,7 @@ impl BlockCompressor {
         }
     }
 
-    /// Bytes before a block that its compression needs.
+    /// Number of bytes before a block that its compression needs.
     pub fn window(self) -> usize {
         match self.codec {
             Codec::Gzip => WINDOW,
@@ -82,7 +82,7 @@ impl BlockCompressor {
         }
     }
 
-    /// Header of the object. It has no name and no time: equal content gives equal bytes.
+    /// Returns the object's header. It contains no name and no time, so that equal content gives equal bytes.
     pub fn head(self) -> Vec<u8> {
         match self.codec {
             Codec::Gzip => vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255],
@@ -90,7 +90,8 @@ impl BlockCompressor {
         }
     }
 
-    /// Compresses a block; `before` is the content before it, at least its last [`BlockCompressor::window`] bytes.
+    /// Compresses a block. `before` is the content before the block: at least its last [`BlockCompressor::window`]
+    /// bytes.
     pub fn pack(self, before: &[u8], block: &[u8], is_last: bool) -> Result<CompressedBlock> {
         let len = block.len() as u64;
         if self.codec == Codec::Zstd {
@@ -98,7 +99,8 @@ impl BlockCompressor {
         }
         let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32IsoHdlc, block) as u32;
         let failed = |what: String| Error::bug(format!("gzip: {what}"));
-        // Maps libdeflate's levels 0 to 12, whose blocks cannot be joined, to zlib's 0 to 9; 0 and 1 stay.
+        // libdeflate's levels are 0 to 12, but its blocks cannot be joined, so zlib does the work: higher levels become
+        // 9.
         let level = Compression::new(self.level.clamp(0, 9) as u32);
         let mut stream = Compress::new(level, false);
         let window = &before[before.len().saturating_sub(WINDOW)..];
@@ -112,7 +114,7 @@ impl BlockCompressor {
             let status = stream.compress_vec(&block[used..], &mut bytes, flush);
             match status.map_err(|error| failed(error.to_string()))? {
                 Status::StreamEnd => break,
-                // All output is written once some space remains.
+                // The flush is complete if the output buffer still has space.
                 Status::Ok | Status::BufError
                     if !is_last && stream.total_in() == len && bytes.len() < bytes.capacity() =>
                 {
@@ -124,7 +126,7 @@ impl BlockCompressor {
         Ok(CompressedBlock { bytes, len, crc })
     }
 
-    /// Trailer of the object.
+    /// Returns the object's trailer.
     pub fn end(self, tail: Tail) -> Vec<u8> {
         match self.codec {
             Codec::Gzip => [(tail.crc as u32).to_le_bytes(), (tail.len as u32).to_le_bytes()].concat(),
@@ -160,7 +162,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(24))]
 
-        /// For any content and any cuts, the output decompresses to the input, and gzip output is one member.
+        /// For any content and block size, the output decompresses to the input, and gzip output is one member.
         #[test]
         fn prop_blocks_inflate_to_what_they_were_made_of(seed: u64, len in 0usize..300_000, block in 20_000usize..90_000, level in 0i32..10, is_zstd: bool) {
             let mut state = seed | 1;
@@ -176,7 +178,7 @@ mod tests {
             inflater.finish().unwrap();
             prop_assert!(got == content);
             if !is_zstd {
-                // A decoder that stops after the first member.
+                // This decoder stops after the first member.
                 let mut one = Vec::new();
                 flate2::read::GzDecoder::new(&stored[..]).read_to_end(&mut one).unwrap();
                 prop_assert!(one == content);

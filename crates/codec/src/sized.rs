@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decompression into a buffer of the exact size: chunks of arrays and members of zip archives, whose sizes are stored
+//! Decompresses into a buffer of the exact size. Used for array chunks and zip members, whose sizes are stored
 //! elsewhere.
 
 use std::mem::MaybeUninit;
@@ -12,22 +12,22 @@ use crate::{Codec, GzipCheck, decompress_into_checked};
 /// Compression format of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SizedCodec {
-    /// A bare DEFLATE stream (RFC 1951), as zip has it.
+    /// A bare DEFLATE stream (RFC 1951), as in zip files.
     Deflate,
-    /// RFC 1950: DEFLATE between two bytes and an Adler-32.
+    /// A zlib stream (RFC 1950): a two-byte header, DEFLATE data and an Adler-32 checksum.
     Zlib,
     /// RFC 1952.
     Gzip,
     /// RFC 8878.
     Zstd,
-    /// One LZ4 block without a frame and without a size.
+    /// A single LZ4 block without a frame or a size.
     Lz4Block,
 }
 
-/// Decompresses `input` into `out`, which must be filled exactly. `place` names it in messages.
+/// Decompresses `input` into `out`, which it must fill exactly. `place` names the input in error messages.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if `input` is damaged, has another size, or has trailing bytes.
+/// [`Error::Corrupt`] if `input` is damaged, decompresses to another size, or has trailing bytes.
 pub fn decompress_exact(packing: SizedCodec, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     match packing {
         SizedCodec::Deflate => compress(input, out, place).and_then(|used| all_of(used, input.len(), place)),
@@ -59,10 +59,10 @@ fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
     ))
 }
 
-/// Returns the stored bytes consumed.
+/// Decompresses a DEFLATE stream that must fill `out`. Returns the number of stored bytes consumed.
 fn compress(input: &[u8], out: &mut [u8], place: &str) -> Result<usize> {
     let want = out.len();
-    // SAFETY: initialised bytes may be viewed as uninitialised; only bytes are written to them.
+    // SAFETY: initialised bytes may be viewed as uninitialised memory, and only bytes are written to them.
     let slot = unsafe { &mut *(std::ptr::from_mut(out) as *mut [MaybeUninit<u8>]) };
     match libdeflate::inflate_raw(input, slot) {
         Outcome::Done { used, made } => whole(made, want, place).map(|()| used),
@@ -96,8 +96,8 @@ fn zlib(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
 }
 
 fn gzip(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
-    // A member may have names and comments and be followed by others, which the whole-object path supports. The copy
-    // costs a tenth of the decompression.
+    // A member may have a name and a comment, and other members may follow it; only the whole-object path supports
+    // these. The copy costs a tenth of the decompression time.
     let mut made = Vec::new();
     decompress_into_checked(Codec::Gzip, input, &mut made, out.len() as u64, GzipCheck::Full, place)?;
     whole(made.len(), out.len(), place)?;
@@ -117,7 +117,7 @@ fn zstd(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     whole(made, out.len(), place)
 }
 
-/// CRC-32 (of gzip, zip, PNG).
+/// CRC-32 as used in gzip, zip and PNG.
 pub fn crc32(bytes: &[u8]) -> u32 {
     libdeflater::crc32(bytes)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streaming decompression: input arrives in pieces of any size.
+//! Streaming decompression: the input may arrive in pieces of any size.
 
 use penstock_types::{Error, Result};
 
@@ -16,8 +16,8 @@ enum Decoder {
     Lz4(Box<Lz4Stream>),
 }
 
-/// Decompresses one object as its bytes arrive. Holds at most a window and a block of it; the sink receives at most
-/// `limit` bytes. After any error, including the sink's, it cannot be used again.
+/// Decompresses one object as its bytes arrive. It buffers at most one window and one block; the sink receives at most
+/// `limit` bytes. After any error, including an error from the sink, the decoder cannot be used again.
 pub struct StreamDecoder {
     place: String,
     decoder: Decoder,
@@ -27,13 +27,14 @@ pub struct StreamDecoder {
 }
 
 impl StreamDecoder {
-    /// A decoder of the object that messages call `place`.
+    /// Creates a decoder. `place` names the object in error messages.
     pub fn new(codec: Codec, limit: u64, place: &str) -> Self {
         Self::resume_at(codec, limit, place, Inflated { bytes_in: 0, bytes_out: 0 }, 0)
     }
 
-    /// Continues after `blocks` whole gzip members, or zstd or LZ4 frames, that [`crate::decompress_frames`] has
-    /// processed; `passed` counts their bytes. Limit and messages refer to the whole object.
+    /// Creates a decoder that continues after `blocks` whole gzip members, or zstd or LZ4 frames, that
+    /// [`crate::decompress_frames`] has processed; `passed` counts their bytes. The limit and the positions in messages
+    /// refer to the whole object.
     pub fn resume_at(codec: Codec, limit: u64, place: &str, passed: Inflated, blocks: u64) -> Self {
         let decoder = match codec {
             Codec::None => Decoder::None,
@@ -44,7 +45,7 @@ impl StreamDecoder {
         Self { place: place.to_owned(), decoder, limit, passed, failed: false }
     }
 
-    /// Consumes the next piece of the object, and passes its decompressed content to `sink` in pieces.
+    /// Consumes the next piece of the object, and passes the decompressed content to `sink` in pieces.
     pub fn push(&mut self, input: &[u8], sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if self.failed {
             return Err(Error::bug(format!("a decoder got data after its error ({})", self.place)));
@@ -60,12 +61,12 @@ impl StreamDecoder {
         result
     }
 
-    /// Bytes so far.
+    /// Returns the number of bytes processed so far.
     pub fn so_far(&self) -> Inflated {
         self.passed
     }
 
-    /// Number of LZ4 frames that have begun; not counted for other codecs.
+    /// Returns the number of LZ4 frames that have begun; other codecs do not count.
     pub(crate) fn blocks(&self) -> u64 {
         match &self.decoder {
             Decoder::Lz4(stream) => stream.frames(),
@@ -73,7 +74,7 @@ impl StreamDecoder {
         }
     }
 
-    /// Ends the object; errs if it is incomplete.
+    /// Ends the object; returns an error if it is incomplete.
     pub fn finish(self) -> Result<Inflated> {
         if self.failed {
             return Err(Error::bug(format!("a decoder was finished after its error ({})", self.place)));

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transposed content: planes of bytes and bits under zstd. Used for Penstock's own copies that are read many times;
-//! smaller than gzip and cheaper to decode.
+//! Format for transposed content: splits elements into byte planes and bit planes, and compresses them with zstd.
+//! Penstock uses it for its own copies that are read many times, because it is smaller than gzip and cheaper to decode.
 //!
 //! Layout: a header (magic, element width, number of bit planes, block size, content size), the stored length of each
-//! block, a CRC-32C of both, then the blocks. Each block is shuffled alone and compressed, or stored as it is where
-//! compression does not help. Blocks have no checksums, because the owner of such copies has its own. Checksums of the
-//! records stay inside the content; those of the original codec are lost.
+//! block, a CRC-32C of the header and the lengths, then the blocks. Each block is shuffled and compressed
+//! independently. A block that zstd does not make smaller is stored uncompressed. Blocks have no checksums, because the
+//! code that manages such copies has its own. Checksums inside the records are preserved; those of the original codec
+//! are lost.
 
 use std::cell::RefCell;
 
@@ -17,25 +18,27 @@ use crate::checksum::crc32c;
 use crate::output::above_limit;
 use crate::{SizedCodec, decompress_exact};
 
-/// The last byte is the version of the format.
+/// The last byte is the format version.
 const MAGIC: [u8; 8] = *b"pstkpln1";
 
 const HEADER: usize = 24;
 
-/// Content of a block in bytes: zstd takes a fifth longer for blocks of 64 KiB, and a tenth less for 1 MiB, which no L2
-/// cache holds (decision 0531).
+/// Content size of a block in bytes. Compared with this size, 64 KiB blocks make zstd a fifth slower. 1 MiB blocks make
+/// it a tenth faster, but do not fit in any L2 cache (decision 0531).
 const BLOCK: usize = 512 << 10;
 
-/// Maximum size of a block: a hostile header makes a reader allocate at most twice this, besides the content.
+/// Maximum content size of a block. A hostile header can make a reader allocate at most twice this size, in addition to
+/// the content.
 const MAX_BLOCK: usize = 1 << 20;
 
-/// Level of zstd: higher ones take longer and save nothing (decision 0531).
+/// zstd compression level. Higher levels take longer and save no space (decision 0531).
 const LEVEL: i32 = 1;
 
-/// Number of blocks from all over the content on which a layout is tried.
+/// Number of blocks, spread over the content, on which each layout is tried.
 const TRIED: usize = 2;
 
-/// Layout of the planes: elements of `width` bytes, whose `bits` lowest planes are bit planes.
+/// Layout of the planes: elements are `width` bytes wide, and their `bits` lowest byte planes are split into bit
+/// planes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planes {
     width: u8,
@@ -53,7 +56,7 @@ thread_local! {
 }
 
 impl Planes {
-    /// All layouts: for each width, bytes only, the lowest plane in bits, all in bits.
+    /// All layouts: for each width, only byte planes, the lowest plane split into bits, or all planes split into bits.
     const ALL: [Self; 11] = [
         Self { width: 1, bits: 0 },
         Self { width: 1, bits: 1 },
@@ -68,12 +71,12 @@ impl Planes {
         Self { width: 8, bits: 8 },
     ];
 
-    /// Creates a layout; `None` unless the width is 1, 2, 4 or 8 and has that many bit planes.
+    /// Creates a layout. Returns `None` unless the width is 1, 2, 4 or 8 and `bits` is at most the width.
     pub fn new(width: u8, bits: u8) -> Option<Self> {
         matches!(width, 1 | 2 | 4 | 8).then_some(Self { width, bits }).filter(|form| form.bits <= form.width)
     }
 
-    /// The layout that makes `content` smallest, estimated from a few of its blocks.
+    /// Returns the layout that makes `content` smallest, estimated from a few of its blocks.
     ///
     /// # Errors
     /// `Bug` if zstd fails.
@@ -83,11 +86,11 @@ impl Planes {
         let mut best = (usize::MAX, Self::ALL[0]);
         for form in Self::ALL {
             let mut bytes = 0;
-            // Not the first block, which holds headers.
+            // Skip the first block if there are several, because it contains headers.
             for at in (step / 2..blocks).step_by(step) {
                 bytes += form.block_of(content, at)?.len();
             }
-            // A layout with more bit planes must be smaller, because it takes longer to decode.
+            // More bit planes take longer to decode, so a later layout must be at least 2 % smaller.
             if best.0 == usize::MAX || bytes < best.0 - best.0 / 50 {
                 best = (bytes, form);
             }
@@ -95,7 +98,7 @@ impl Planes {
         Ok(best.1)
     }
 
-    /// Bytes of each plane of a block that become bits: none unless a multiple of eight.
+    /// Number of bytes of a block that become bit planes; zero unless the plane size is a multiple of eight.
     fn bits_of(self, block: usize) -> usize {
         let plane = block / usize::from(self.width);
         if plane.is_multiple_of(8) { plane * usize::from(self.bits) } else { 0 }
@@ -122,7 +125,7 @@ impl Planes {
         packed.map_err(|error| Error::bug(format!("zstd: {error}")))
     }
 
-    /// Joins the planes of a decompressed block from `bytes` into `out`.
+    /// Joins the planes of a decompressed block in `bytes` and writes the elements to `out`.
     fn put_together(self, bytes: &mut [u8], bits: &mut Vec<u8>, out: &mut [u8]) {
         let in_bits = self.bits_of(bytes.len());
         if bits.len() < in_bits {
@@ -137,7 +140,7 @@ impl Planes {
     }
 }
 
-/// Transposes `content`.
+/// Splits `content` into planes of layout `form` and compresses them.
 ///
 /// # Errors
 /// `Bug` if zstd fails.
@@ -160,7 +163,7 @@ pub fn transpose(content: &[u8], form: Planes) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// Header and table.
+/// Parsed header and table of block lengths.
 struct Header<'a> {
     form: Planes,
     block: usize,
@@ -209,8 +212,8 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
     Ok(Header { form, block, content: content as usize, lens, blocks })
 }
 
-/// Restores the content of [`transpose`]'s output into `out`, replacing its content. `limit` bounds it; after an error
-/// `out` is empty. `place` names it in messages.
+/// Decompresses the output of [`transpose`] into `out`, replacing its content. `limit` is the maximum content size in
+/// bytes. After an error `out` is empty. `place` names the object in error messages.
 ///
 /// # Errors
 /// [`Error::Corrupt`] for damaged or hostile input, and for content above the limit.
@@ -223,7 +226,7 @@ pub fn restore_transposed(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &s
 }
 
 fn fill(header: &Header<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
-    // Old content is overwritten: only growth is zeroed.
+    // Existing bytes will be overwritten, so only new bytes are zeroed.
     out.truncate(header.content);
     let more = header.content - out.len();
     out.try_reserve_exact(more).map_err(|_| Error::BudgetExceeded {
@@ -236,7 +239,7 @@ fn fill(header: &Header<'_>, out: &mut Vec<u8>, place: &str) -> Result<()> {
         bytes.resize(header.block, 0);
         let mut blocks = header.blocks;
         for (len, block) in header.lens.iter().zip(out.chunks_mut(header.block)) {
-            // The lengths sum to the blocks' bytes.
+            // This cannot panic: `header` has checked that the lengths add up to the size of the blocks.
             let (stored, behind) = blocks.split_at(u32::from_le_bytes(*len) as usize);
             blocks = behind;
             let bytes = &mut bytes[..block.len()];
@@ -257,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    /// Numbers as in volumes: small, so that their upper bits are equal.
+    /// Small numbers, as in volumes: their upper bits are equal.
     fn counts(elements: usize, width: u8) -> Vec<u8> {
         let value = |at: usize| (at.wrapping_mul(2_654_435_761) >> 20) as u64 % 11;
         (0..elements).flat_map(|at| value(at).to_le_bytes()[..usize::from(width)].to_vec()).collect()

@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-//! zstd (RFC 8878) through the reference library: a sequence of frames, where skippable frames are skipped and other
-//! trailing bytes are an error. Windows up to 128 MiB (the library's own limit). Dictionaries and formats before 1.0
-//! are refused.
+//! zstd (RFC 8878) decompression with the reference library. An object is a sequence of frames; skippable frames are
+//! skipped, and other trailing bytes are an error. Windows of up to 128 MiB are supported (the library's own limit).
+//! Dictionaries and formats before 1.0 are rejected.
 
 use penstock_types::{Error, Result, with_separators};
 use zstd::zstd_safe::{DCtx, InBuffer, OutBuffer, get_error_name, get_frame_content_size};
 
 use crate::output::{OutputWindow, above_limit, reserve};
 
-/// A block holds at most 128 KiB of content in at least 4 bytes: a frame header that states more is wrong.
+/// Maximum expansion of one byte: a block takes at least 4 bytes and holds at most 128 KiB of content. A frame header
+/// with a larger size is wrong.
 const MAX_OF_ONE: u64 = 32 << 10;
-/// Buffer of decompressed bytes before they go to the sink: one block.
+/// Size of the buffer for decompressed bytes on their way to the sink: one block.
 const STREAM_BUFFER: usize = 128 << 10;
 
-/// A frame's header has at most this many bytes.
+/// Maximum size of a frame header in bytes.
 const MAX_HEADER: usize = 18;
 
-/// Counts frames while the decoder processes them, and compares each with the size in its header. The library does that
-/// only if it has a whole frame at once, or if its last block is not empty.
+/// Decodes frames, counts them, and compares the decompressed size of each with the size in its header. The library
+/// makes this comparison only if it receives the whole frame at once, or if the last block is not empty.
 struct Frames {
     context: DCtx<'static>,
-    /// Number of the current or next frame.
+    /// One-based number of the current or next frame.
     frame: u64,
     inside: bool,
-    /// The first bytes of that frame.
+    /// The first bytes of the current frame.
     header: Vec<u8>,
-    /// Bytes decompressed so far.
+    /// Decompressed bytes of the current frame so far.
     made: u64,
 }
 
@@ -34,7 +35,7 @@ impl Frames {
         Self { context: DCtx::create(), frame: frames + 1, inside: false, header: Vec::new(), made: 0 }
     }
 
-    /// One call of the decoder; returns the stored bytes consumed. `at` and `out` give the position for the error.
+    /// Calls the decoder once and appends its output to `out`; returns the number of stored bytes consumed.
     fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, &'static str> {
         let before = out.len();
         let mut source = InBuffer::around(input);
@@ -76,13 +77,13 @@ impl Frames {
     }
 
     fn unfinished(&self) -> Option<String> {
-        // Input without any frame is not zstd either.
+        // Input without any frame is not valid zstd, so it counts as unfinished.
         (self.inside || self.frame == 1).then(|| format!("zstd frame {}", self.frame))
     }
 }
 
-/// Decompresses a whole object into `out`, which is empty and may have capacity: all its frames, including skippable
-/// ones.
+/// Decompresses all frames of an object, including skippable frames, into `out`, which is empty on entry and may have
+/// capacity. Returns the number of frames.
 pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: &str) -> Result<u64> {
     let mut frames = Frames::behind(0);
     let mut at = 0;
@@ -91,7 +92,7 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
         if !frames.inside
             && let Ok(Some(size)) = get_frame_content_size(rest)
         {
-            // With enough space for the whole output, the library decompresses in one pass, without its own window.
+            // If the whole output fits, the library decompresses in one pass, without its own window.
             let total = size.saturating_add(out.len() as u64);
             if total > limit {
                 return Err(above_limit(limit, place));
@@ -119,7 +120,8 @@ pub(crate) fn inflate_whole(input: &[u8], out: &mut Vec<u8>, limit: u64, place: 
             let wanted = (out.capacity() as u64).saturating_mul(2).max(STREAM_BUFFER as u64);
             reserve(out, wanted.min(limit), place)?;
         } else if used == 0 && out.len() == before {
-            // The output is full to the limit: is there another byte, or was the object cut?
+            // The output has reached the limit. One more decoder call shows whether the content is longer or the input
+            // is truncated.
             let mut one_more = Vec::with_capacity(1);
             let _ = frames.step(&input[at..], &mut one_more);
             return Err(match one_more.is_empty() && at == input.len() {
@@ -149,7 +151,7 @@ pub(crate) struct ZstdStream {
 }
 
 impl ZstdStream {
-    /// A decoder that continues after `frames` whole frames.
+    /// Creates a decoder that continues after `frames` whole frames.
     pub(crate) fn behind(frames: u64) -> Self {
         Self { frames: Frames::behind(frames), buffer: Vec::with_capacity(STREAM_BUFFER) }
     }
@@ -167,7 +169,7 @@ impl ZstdStream {
             outlet.took(used);
             input = &input[used..];
             outlet.emit(&self.buffer)?;
-            // A full buffer may have more output pending even if the input is used up.
+            // If the buffer is full, more output may be pending even if the input is used up.
             let more_behind = self.frames.inside && self.buffer.len() == self.buffer.capacity();
             if input.is_empty() && !more_behind {
                 return Ok(());
@@ -175,7 +177,7 @@ impl ZstdStream {
         }
     }
 
-    /// Structure that a stream ending here would cut, if any.
+    /// Returns the structure that would be incomplete if the stream ended here, if any.
     pub(crate) fn unfinished(&self) -> Option<String> {
         self.frames.unfinished()
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Objects taken apart and inflated stretch by stretch are what they are as a whole, whatever they claim of themselves.
+//! Tests that decompressing an object in runs of frames gives the same content and errors as decompressing it whole,
+//! even if its headers contain wrong lengths.
 
 use penstock_codec::{
     Codec, FrameRunSize, Inflated, StreamDecoder, compress, decompress_frames, decompress_into, split_frames,
@@ -15,7 +16,8 @@ fn small() -> FrameRunSize {
     FrameRunSize { stored: 300, content: 2_000 }
 }
 
-/// As a caller does it: stretches as long as they hold, and from the first that does not, the stream.
+/// Decompresses like a real caller: run by run, and with the stream decoder from the first run that is not valid.
+/// Returns the content and the number of valid runs.
 fn apart(codec: Codec, stored: &[u8], window: usize, size: FrameRunSize, limit: u64) -> Result<(Vec<u8>, usize)> {
     let (mut out, mut buffer, mut at, mut blocks, mut held) = (Vec::new(), Vec::new(), 0, 0, 0);
     'windows: while at < stored.len() {
@@ -48,7 +50,7 @@ fn whole(codec: Codec, stored: &[u8], limit: u64) -> Result<Vec<u8>> {
     decompress_into(codec, stored, &mut out, limit, "p").map(|()| out)
 }
 
-/// As bgzip(1) writes it: members of at most 64 KiB that say how long they are, and an empty one at the end.
+/// Compresses like bgzip(1): members of at most 64 KiB that contain their length, and an empty member at the end.
 fn bgzf(content: &[u8], block: usize) -> Vec<u8> {
     let mut out = Vec::new();
     for piece in content.chunks(block).chain([&[][..]]) {
@@ -72,13 +74,15 @@ fn members() -> impl Strategy<Value = Vec<Vec<u8>>> {
 }
 
 proptest! {
-    // Beside this file: a test of its own has no library whose folder would be looked for.
+    // Store regressions beside this file: for an integration test, proptest finds no library directory to store them
+    // in.
     #![proptest_config(ProptestConfig {
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("proptest-regressions"))),
         ..ProptestConfig::default()
     })]
 
-    /// Many blocks, any window: nothing is read by the stream, and the content is right.
+    /// With many frames and any window size, the content is correct. With a window over the whole object, the runs
+    /// cover all of it.
     #[test]
     fn prop_apart_is_the_whole(members in members(), codec in prop::sample::select(&COMPRESSED[..]), window in 4_000..20_000usize) {
         let stored: Vec<u8> = members.iter().flat_map(|member| compress(codec, member, codec.default_level()).unwrap()).collect();
@@ -96,7 +100,8 @@ proptest! {
         }
     }
 
-    /// Damage anywhere, lengths and sizes included: the same answer as from the stream, in the same words.
+    /// Damage at any position, including lengths and sizes, gives the same result as whole-object decompression. For
+    /// gzip, the error messages are equal too.
     #[test]
     fn prop_damage_is_met_as_the_whole_meets_it(
         members in members(), codec in prop::sample::select(&COMPRESSED[..]), at: prop::sample::Index, flip in 1..=255u8,
@@ -141,7 +146,7 @@ fn bgzf_is_taken_apart_by_its_own_account() {
         [240_000, 240_000, 240_000, 180_000]
     );
     assert_eq!(stretches.iter().map(|stretch| stretch.stored).sum::<usize>(), stored.len());
-    // A window that ends inside a member gives what it holds whole.
+    // A window that ends inside a member gives the runs of the complete members.
     let cut = split_frames(Codec::Gzip, &stored[..stored.len() / 2], false, size);
     assert!(!cut.is_empty() && stretches.starts_with(&cut[..cut.len() - 1]));
     assert_eq!(apart(Codec::Gzip, &stored, 100_000, size, LIMIT).unwrap().0, plain);
@@ -149,7 +154,7 @@ fn bgzf_is_taken_apart_by_its_own_account() {
 
 #[test]
 fn gzip_that_holds_gzip_is_not_fooled() {
-    // Incompressible content is stored as it is: a header inside looks like a member's.
+    // Incompressible content is stored uncompressed, so a gzip header inside it looks like the start of a member.
     let inner = compress(Codec::Gzip, &content(50_000), 6).unwrap();
     let outer = compress(Codec::Gzip, &[inner.as_slice(), &inner, &inner].concat(), 0).unwrap();
     assert!(split_frames(Codec::Gzip, &outer, true, small()).len() > 1, "the guess is wrong, as it was meant to be");
@@ -165,18 +170,18 @@ fn apart_ends_before_what_is_no_block() {
         let (one, other) = (whole(codec, &stored, LIMIT), apart(codec, &stored, 1 << 20, small(), LIMIT));
         assert_eq!(one.unwrap_err().to_string(), other.unwrap_err().to_string());
     }
-    // Zeros behind the last member are padding.
+    // Zero bytes after the last member are padding.
     let member = compress(Codec::Gzip, &content(5_000), 6).unwrap();
     let stored = [member.as_slice(), &member, &[0; 600]].concat();
     assert_eq!(apart(Codec::Gzip, &stored, 1 << 20, small(), LIMIT).unwrap().0.len(), 10_000);
-    // Between members they are damage.
+    // Zero bytes between members are an error.
     let stored = [member.as_slice(), &[0; 600], &member].concat();
     assert!(apart(Codec::Gzip, &stored, 1 << 20, small(), LIMIT).is_err());
 }
 
 #[test]
 fn frames_of_the_reference_tools_are_taken_apart() {
-    // zstd: streamed frames carry no size; a skippable frame (a seek table) follows.
+    // Frames from the streaming encoder contain no size. A skippable frame (such as a seek table) follows them.
     let plain = content(400_000);
     let frames: Vec<u8> = plain.chunks(100_000).flat_map(|piece| zstd::stream::encode_all(piece, 3).unwrap()).collect();
     let stored = [frames.as_slice(), &[0x5e, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3]].concat();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every codec, whole and in pieces: what goes in comes out, and nothing that is damaged passes or panics.
+//! Tests every codec on whole objects and on streams: content survives a round trip, and damaged input gives an error
+//! and never panics.
 
 use penstock_codec::{Codec, GzipCheck, Inflated, StreamDecoder, compress, decompress_into, decompress_into_checked};
 use penstock_types::{Error, Result};
@@ -34,7 +35,7 @@ fn problem(result: Result<Vec<u8>>) -> String {
     }
 }
 
-/// Content that compresses like data: runs, repeats and noise.
+/// Content with the statistics of real data: runs, small counts and noise.
 fn content() -> impl Strategy<Value = Vec<u8>> {
     let run = (any::<u8>(), 0..5000usize).prop_map(|(byte, len)| vec![byte; len]);
     let noise = proptest::collection::vec(any::<u8>(), 0..3000);
@@ -57,7 +58,7 @@ proptest! {
         }
         let plain = members.concat();
         prop_assert_eq!(&whole(codec, &stored, LIMIT).unwrap(), &plain);
-        // The exact size as the limit is enough, a byte less is not.
+        // A limit equal to the content size passes; a limit one byte smaller fails.
         prop_assert_eq!(&whole(codec, &stored, plain.len() as u64).unwrap(), &plain);
         let (out, passed) = pieces(codec, stored.chunks(piece), plain.len() as u64).unwrap();
         prop_assert_eq!(&out, &plain);
@@ -76,8 +77,9 @@ proptest! {
         let at = at.index(stored.len());
         stored[at] ^= flip;
         let (one, other) = (whole(codec, &stored, LIMIT), pieces(codec, stored.chunks(piece), LIMIT));
-        // A gzip header has bytes that say nothing of the content (time, system); all else is under a checksum. One may take
-        // what the other refuses: libdeflate reads the length codes 286 and 287, which mean nothing, as 285.
+        // Damage may leave the content intact: some bytes of a gzip header (time, system) do not affect it. Checksums
+        // cover all other bytes. The two decoders can disagree: libdeflate accepts the invalid length codes 286 and 287
+        // and treats them as 285.
         for out in one.into_iter().chain(other.map(|(out, _)| out)) {
             prop_assert_eq!(&out, &plain);
         }
@@ -125,11 +127,12 @@ fn inflate_cut_anywhere_says_where_it_ends() {
             );
             let text = problem(pieces(codec, cut.chunks(13), LIMIT).map(|(out, _)| out));
             assert!(text.starts_with("s3://b/k ends inside "), "{codec} at {len}: {text}");
-            // A limit of exactly the content's size does not turn a cut into a bomb.
+            // With a limit equal to the content size, a truncated object is still reported as truncated, not as above
+            // the limit.
             let text = problem(whole(codec, cut, plain.len() as u64));
             assert!(text.starts_with("s3://b/k ends inside "), "{codec} at {len}: {text}");
         }
-        // Cut in the second member.
+        // Truncate the object inside the second member.
         let two = [stored.as_slice(), &stored].concat();
         let text = problem(whole(codec, &two[..two.len() - 1], LIMIT));
         assert!(text.contains(&format!("{codec} member 2")) || text.contains(&format!("{codec} frame 2")), "{text}");
@@ -170,7 +173,7 @@ fn inflate_garbage_behind_errs_and_gzip_zero_padding_passes() {
     }
 }
 
-/// A member with every optional header field.
+/// Builds a gzip member with every optional header field.
 fn dressed(plain: &[u8], damage_header: bool) -> Vec<u8> {
     let bare = compress(Codec::Gzip, plain, 6).unwrap();
     let mut header = vec![0x1f, 0x8b, 8, 2 | 4 | 8 | 16, 1, 2, 3, 4, 0, 3];
@@ -209,7 +212,7 @@ fn gzip_wrong_trailer_is_named() {
     damaged[crc_at] ^= 1;
     assert!(problem(whole(Codec::Gzip, &damaged, LIMIT)).contains("wrong CRC-32 in gzip member 1"));
     assert!(problem(pieces(Codec::Gzip, damaged.chunks(5), LIMIT).map(|(out, _)| out)).contains("wrong CRC-32"));
-    // Content with checksums of its own may spare gzip's.
+    // For content with its own checksums, the caller can skip gzip's CRC check.
     let mut out = Vec::new();
     decompress_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap();
     assert_eq!(out, b"content");
@@ -246,7 +249,7 @@ fn gzip_size_that_lies_costs_no_memory() {
 
 #[test]
 fn zstd_size_that_lies_costs_no_memory() {
-    // Magic, a descriptor with an 8-byte size and one segment, the size, an empty last raw block.
+    // A frame made from: magic number, descriptor (8-byte size, single segment), the size, and an empty last raw block.
     let mut stored = vec![0x28, 0xb5, 0x2f, 0xfd, 0xe0];
     stored.extend((1u64 << 40).to_le_bytes());
     stored.extend([1, 0, 0]);
@@ -256,8 +259,9 @@ fn zstd_size_that_lies_costs_no_memory() {
     assert!(problem(whole(Codec::Zstd, &stored, LIMIT)).contains("more than the limit"));
 }
 
-/// Found by the fuzzer: the library looks at the stated size only where it has the frame at once, or the last block holds
-/// anything, so that a stream took frames for whole that a whole object did not.
+/// The fuzzer found this case: the library compares the size in the header only if it receives the whole frame at once,
+/// or if the last block is not empty. The stream decoder therefore accepted a frame that whole-object decompression
+/// rejected.
 #[test]
 fn zstd_frame_that_holds_less_than_it_states_is_damaged_however_it_comes() {
     let header = [0x28, 0xb5, 0x2f, 0xfd, 0x80, 0x00];
@@ -271,7 +275,7 @@ fn zstd_frame_that_holds_less_than_it_states_is_damaged_however_it_comes() {
         }
         assert!(decompress_into(Codec::Zstd, &frame, &mut Vec::new(), 1 << 16, "p").is_err(), "{stated}");
     }
-    // Several frames that hold what they state, cut anywhere.
+    // Several frames with correct sizes are accepted in pieces of any size.
     let frames = [compress(Codec::Zstd, b"one", 1).unwrap(), compress(Codec::Zstd, &[7; 300_000], 1).unwrap()].concat();
     for size in [1, 7, 50] {
         let (mut inflater, mut len) = (StreamDecoder::new(Codec::Zstd, 1 << 20, "p"), 0);
@@ -335,7 +339,7 @@ fn lz4_frames_of_every_kind_are_read() {
 
 #[test]
 fn lz4_many_linked_blocks_of_a_byte_are_quick() {
-    // As a writer makes them that flushes at each byte; each may refer back to the 64 KiB before it.
+    // A writer that flushes after each byte produces such blocks; each may refer to the 64 KiB before it.
     let header = [0x40, 0x40];
     let sum = (xxhash_rust::xxh32::xxh32(&header, 0) >> 8) as u8;
     let mut stored = vec![0x04, 0x22, 0x4d, 0x18, header[0], header[1], sum];

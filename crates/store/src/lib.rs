@@ -51,7 +51,7 @@ pub use gcs::{Gcs, GcsSettings};
 pub use hdfs::{Hdfs, HdfsSettings};
 pub use hedge::Hedge;
 pub use limit::{AdaptiveLimit, LimitStore, Rates};
-pub use local::{Local, LocalReads, plan};
+pub use local::{Local, LocalReads, WRITE_BYTES, plan};
 pub use memory::Memory;
 pub use memory_limit::memory_available;
 pub use metered::MeteredStore;

@@ -8,9 +8,6 @@ use penstock_store::{Buffer, BufferPool};
 /// Bytes of a buffer: small enough to be in the processor's cache when written, large enough that few calls write an
 /// object.
 pub(crate) const IO_BUFFER_BYTES: usize = 512 << 10;
-/// Bytes of one write through the page cache. For larger writes, a kernel uses larger pages. On a virtual machine,
-/// these may have been returned to the host, and touching them again costs ten times the copy (decision 0420).
-pub(crate) const CACHED: usize = 64 << 10;
 /// O_DIRECT needs memory, offsets and lengths to be multiples of this; no disk needs more. The pool's memory is aligned
 /// to it.
 const ALIGNED: usize = 4096;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files of a large object in progress: its data, and the list of parts that have arrived.
 
-use crate::to_folder::io_buffers::{CACHED, IoBuffer};
+use crate::to_folder::io_buffers::IoBuffer;
+use penstock_store::WRITE_BYTES;
 use penstock_store::owned::OwnedFile;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -58,7 +59,7 @@ impl PartialDownload {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
             _ => {
-                for (at, bytes) in (offset..).step_by(CACHED).zip(piece.bytes().chunks(CACHED)) {
+                for (at, bytes) in (offset..).step_by(WRITE_BYTES).zip(piece.bytes().chunks(WRITE_BYTES)) {
                     self.data.file().write_all_at(bytes, at)?;
                 }
             }

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{Seek, Write};
 
+use penstock_store::WRITE_BYTES;
 use penstock_store::owned::{self, Proof};
 use penstock_types::Result;
 
@@ -12,7 +13,6 @@ use crate::dest_dir::reserve;
 use crate::digests::ContentDigest;
 use crate::plan::Item;
 use crate::to_folder::context::DownloadContext;
-use crate::to_folder::io_buffers::CACHED;
 
 /// Minimum content in one piece for which the file is preallocated: the file system then lays it out once. For a small
 /// file, reserving costs more than it saves.
@@ -37,7 +37,7 @@ impl Out<'_> {
     /// Piece by piece: what was just written is still in the processor's cache when it is digested.
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.reserve(bytes)?;
-        for piece in bytes.chunks(CACHED) {
+        for piece in bytes.chunks(WRITE_BYTES) {
             self.place(piece)?;
             self.seal.update(piece);
         }
@@ -82,7 +82,7 @@ impl<'a> Sink<'a> {
     /// Writes all content at once; its digests are already known.
     pub fn take_sealed(mut self, content: &[u8], seal: ContentDigest) -> Result<ContentDigest> {
         self.out.reserve(content)?;
-        content.chunks(CACHED).try_for_each(|piece| self.out.place(piece))?;
+        content.chunks(WRITE_BYTES).try_for_each(|piece| self.out.place(piece))?;
         Ok(seal)
     }
 

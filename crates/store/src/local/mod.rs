@@ -20,6 +20,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 pub use self::direct::LocalReads;
 pub use self::read::plan;
+pub use self::write::WRITE_BYTES;
 use crate::{BufferPool, Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
 /// See the module.

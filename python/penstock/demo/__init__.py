@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Demo: four storage paths, one training, one report.
+"""Demo: trains the same model over four storage paths, and writes a report that compares them.
 
-Owns the order of events and the sizes. Every step uses a public part of Penstock, as a user would. Does not print and
-does not set an exit code.
+Owns the order of the steps and the data sizes. Every step uses the public API of Penstock, as a user would. Does not
+print and does not set an exit code.
 """

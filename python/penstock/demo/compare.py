@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the demo's runs for its report. Pure: uses only records, predictions and books."""
+"""Compares the demo's runs for its report. Pure functions of run records, predictions and price books."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MeasuredPath", "compare"]
 
-# Loader waits by cause: the name of the wait, and the bottleneck to report if most waiting of a path is of that kind.
+# Loader waits by cause: the name of the wait, and the bottleneck to report if this wait is the longest one of a path.
 _WAITS = {
     "first_byte_s": ("first bytes", "latency: requests without a response yet"),
     "transfer_s": ("bytes in transit", "bytes in transit"),
@@ -54,8 +54,8 @@ SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 3
 
 
 class MeasuredPath(msgspec.Struct, frozen=True):
-    """Measurements of one path: `learnt` with real steps, `timed` with emulated ones. `prediction` was made before
-    both.
+    """Measurements of one path: `learnt` is the run with real training steps, `timed` the run with emulated steps.
+    `prediction` was computed before both runs.
     """
 
     path: DemoPath
@@ -73,29 +73,28 @@ def _seconds(record: RunRecord) -> dict[str, float]:
 
 
 def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
-    """Samples/s, share of waiting and seconds per step by part, all after the first batch, which is reported
-    separately.
+    """Return samples/s, the share of time spent waiting, and seconds per step by part, without the first batch.
 
-    A published epoch has one first batch in 2,048 steps. In a rehearsal of five steps, the first batch would weigh four
-    hundred times as much.
+    The first batch is reported separately. It is one of 2,048 steps in a published epoch, but one of five in a
+    rehearsal, where it would weigh four hundred times as much.
     """
     passes = record.loader.get("passes") or [{}]
     first_s = float(passes[0].get("first_batch_s") or 0.0)
     wait_s, wall_s = max(0.0, record.wait_s - first_s), max(1e-9, record.train_s - first_s)
-    # Every step computes after the first batch has arrived, and all but the first wait for a batch.
+    # The time after the first batch contains the computation of all steps, but no wait of the first step.
     parts = {"accelerators": (wall_s - wait_s) / max(1, record.steps)}
     classes = _seconds(record)
     total = sum(classes.values())
     for name, value in classes.items():
         if total > 0 and value > 0:
             parts[_WAITS[name][0]] = wait_s / max(1, record.steps - 1) * value / total
-    # Mean time between two batches in the loop, from the first step's end on.
+    # The steady rate is measured between batches of the loop, from the end of the first step.
     rate = record.steady_samples_per_s or record.samples_per_s
     return rate, wait_s / wall_s, parts
 
 
 def _slow_steps(parts: dict[str, float]) -> str:
-    """Message about emulated steps that took longer than they should; empty if none did."""
+    """Message that emulated steps took longer than specified; empty if they did not."""
     step_s = parts["accelerators"]
     if step_s <= (1 + _MISSED) * JOB.compute_step_s:
         return ""
@@ -105,7 +104,7 @@ def _slow_steps(parts: dict[str, float]) -> str:
 
 
 def missed(rate: float, prediction: float, parts: dict[str, float]) -> str:
-    """Reason why a rehearsal differs from the model by more than 20 %; empty if it does not."""
+    """Reason why a rehearsal's rate differs from the model's by more than 20 %; empty if it does not."""
     if abs(rate / prediction - 1) <= _MISSED:
         return ""
     waits = {what: seconds for what, seconds in parts.items() if what != "accelerators"}
@@ -123,7 +122,7 @@ def _limit(record: RunRecord, share: float, parts: dict[str, float], *, mount: b
     classes = _seconds(record)
     worst = max(_WAITS, key=lambda name: classes[name])
     if mount and worst in _OF_THE_STORE:
-        # A plain reader takes one file at a time and has no other requests in flight, so it causes all these waits.
+        # A reader of the mount reads one file at a time, without other requests in flight. It causes all these waits.
         return "the mount: one file at a time at the rate of one reader"
     return _WAITS[worst][1]
 
@@ -153,7 +152,7 @@ def _published(key: str | None) -> PublishedFacts | None:
 
 
 def digest(losses: tuple[float, ...]) -> str:
-    """Hash of the exact doubles, so that a difference of one bit shows."""
+    """SHA-256 of the losses as doubles. A difference of one bit changes it."""
     return hashlib.sha256(struct.pack(f"<{len(losses)}d", *losses)).hexdigest()
 
 
@@ -224,7 +223,7 @@ def compare(
     """Build the content of the report.
 
     Args:
-        stored_bytes: Mean gzip'd size of a volume of the comparison.
+        stored_bytes: Mean size of a gzip'd volume in the comparison.
         today: Date of the report, also used for the age of prices.
         seconds: Duration of the demo.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Data of the demo: universes for training, and larger volumes for the storage comparison, gzip'd and raw."""
+"""Generates the demo's data, gzip'd and raw: small samples for training, larger ones for the storage comparison."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def check_space(folder: Path, need_bytes: int) -> None:
 
 
 def make(bucket: Path, size: Size, seed: int, progress: Callable[[str], None]) -> None:
-    """Fill a bucket: `gzip/{train,held-out,volumes}` and the same names without suffix under `raw/`.
+    """Fill a bucket: `gzip/{train,held-out,volumes}`, and the same files without the suffix `.gz` under `raw/`.
 
-    Each volume of the comparison has several names through hard links. For the store and the loader every name is a
-    separate object; only the generation is saved.
+    Each volume of the comparison gets several names through hard links, to save generation time. The store and the
+    loader treat every name as a separate object.
     """
     from penstock.datasets.cosmoflow import generate
 

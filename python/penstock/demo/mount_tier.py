@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Hot tier as seen through the article's mount: the tier, with each reader limited to the rate in the study.
+"""Derives a tier that emulates the published study's FUSE mount: each reader is limited to the observed rate.
 
-No limit of the store explains that rate, so it is not part of the tier. It is an observation in the tier book, and
-applies only to this path.
+No limit of the store explains the observed rate, so the tier itself does not contain it. The tier book contains it as
+an observation, which applies only to this path.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ OBSERVED = "fuse-reader-bytes"
 
 
 def mounted(tier: Tier, file_bytes: int) -> Tier:
-    """`tier` with a connection limit at which one reader needs as long for a whole file as in the study.
+    """Return `tier` with a connection limit, so that one reader reads a file in the same time as in the study.
 
     Args:
-        tier: A tier with the observation `fuse-reader-bytes`. The observation includes latency. The latency of
-            one request is subtracted, because the tier adds its own.
+        tier: A tier with the observation `fuse-reader-bytes`. The observed time includes latency. The latency of
+            one request is subtracted, because the tier adds its own latency.
         file_bytes: Size of the files in the study.
     Raises:
         ConfigError: The tier lacks that observation.
@@ -54,7 +54,7 @@ def mounted(tier: Tier, file_bytes: int) -> Tier:
 
 
 def as_toml(tier: Tier) -> str:
-    """A tier book with one tier, in the emulator's format."""
+    """Serialize one tier as a tier book, in the emulator's TOML format."""
     page: dict[str, Any] = msgspec.to_builtins(tier)
     lines = ["schema_version = 1", "[[tier]]"]
     tables: list[str] = []
@@ -72,5 +72,5 @@ def as_toml(tier: Tier) -> str:
 
 
 def _pairs(row: dict[str, Any]) -> list[str]:
-    # JSON's strings and numbers are valid TOML, and no value here is null.
+    # JSON strings and numbers are valid TOML. TOML has no null, so null values are left out.
     return [f"{name} = {json.dumps(value)}" for name, value in row.items() if value is not None]

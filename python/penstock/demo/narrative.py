@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sentences of the report, made from this run's numbers."""
+"""Writes the sentences of the demo report from the numbers of this run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _by_name(paths: list[PathFacts]) -> dict[str, PathFacts]:
 
 
 def headline(paths: list[PathFacts]) -> list[str]:
-    """The result in numbers: the cheapest path (Hot if equally cheap), then the plain reader's time."""
+    """Headline in two sentences: time and cost of the cheapest path (Hot if equally cheap), then of the mount."""
     known = _by_name(paths)
     cheapest = min(paths, key=lambda p: p.predicted.usd)
     hot = known["streamed-hot"]
@@ -44,7 +44,7 @@ def headline(paths: list[PathFacts]) -> list[str]:
 
 
 def lead(paths: list[PathFacts], *, identical: bool, scale: float) -> str:
-    """The procedure and the result, in three sentences."""
+    """Lead paragraph: the procedure and the result in a few sentences."""
     known = _by_name(paths)
     slow, fast = min(paths, key=lambda p: p.samples_per_s), max(paths, key=lambda p: p.samples_per_s)
     hot, premium, staged = known["streamed-hot"], known["streamed-premium"], known["staged"]
@@ -81,7 +81,7 @@ def notes(
     stage_limit: str,
     doubts: list[str],
 ) -> list[str]:
-    """Caveats that a reader needs before quoting a number."""
+    """Caveats that a reader must know before quoting a number."""
     hungry_rate, hungry_limit = hungry
     beyond = (
         f"Streaming scales up to {spent_at - 1} such nodes; from {spent_at} on, one account is not enough, and a "

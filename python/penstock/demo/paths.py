@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four paths: where the bytes are, how they are read, and what the article states about each path."""
+"""The four storage paths of the demo: where the data is stored, how it is read, and the published result per path."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GIB = 2**30
 
 
 class DemoPath(msgspec.Struct, frozen=True):
-    """One path.
+    """One storage path.
 
     Attributes:
         tier: Tier of the emulated store.
-        mount: Whether each reader is limited to the rate of the study's mount.
+        mount: Whether each reader is limited to the rate of the published study's FUSE mount.
         stored: Copy of the data that is read: gzip'd as published, or raw.
-        staged: Whether the data are first copied to the local disk and decompressed.
+        staged: Whether the data is first copied to the local disk and decompressed.
         max_in_flight, read_ahead: Limits of the loader, which represents the readers of all 32 GPUs.
-        published: Key of the article's column for comparison.
+        published: Key of the published result to compare with; None if nothing was published.
     """
 
     name: str

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predictions from a tier's limits and a probe of this machine: for the rehearsal (before it runs) and the published
-job.
-"""
+"""Predicts the rehearsal (before it runs) and the published job, from a tier's limits and a probe of this machine."""
 
 from __future__ import annotations
 
@@ -33,15 +31,15 @@ __all__ = [
     "staging",
 ]
 
-# "each node's NVMe > 3 GB/s" for reads, and elbencho's 2.5 GB/s per node for writes through the pool (STUDIES B, 4
-# nodes > 10 GB/s).
+# Reads: "each node's NVMe > 3 GB/s". Writes through the pool: 2.5 GB/s per node by elbencho (STUDIES B: > 10 GB/s on
+# 4 nodes).
 NODE_READ_BYTES_PER_S = 3.0e9
 NODE_WRITE_BYTES_PER_S = 2.5e9
 REGION = "South Central US"
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """Limits of a tier for a reader; inf for those that the tier does not state."""
+    """Limits of a tier for a reader; inf for limits that the tier does not state."""
 
     account_bytes_per_s: float
     connection_bytes_per_s: float
@@ -50,7 +48,7 @@ class Limits(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tier: Tier) -> Limits:
-        """Read limits of every scope; `bucket` counts as the account, because only one bucket is read."""
+        """Read limits of a tier. A `bucket` limit counts as an account limit, because only one bucket is read."""
 
         def least(whats: set[str], scopes: set[str]) -> float:
             return min(
@@ -66,7 +64,7 @@ class Limits(msgspec.Struct, frozen=True):
         )
 
     def scaled(self, factor: float) -> Limits:
-        """Limits with all rates multiplied by F; the latency is unchanged."""
+        """Return the limits with all rates multiplied by `factor`; the latency is unchanged."""
         return Limits(
             self.account_bytes_per_s * factor,
             self.connection_bytes_per_s * factor,
@@ -76,7 +74,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """CPU seconds of this machine to decompress and decode one raw byte of a sample."""
+    """CPU seconds that this machine needs to decompress and to decode one raw byte of a sample."""
 
     inflate_s_per_byte: float
     decode_s_per_byte: float
@@ -128,7 +126,7 @@ def _route(
 def rehearsal(
     path: DemoPath, limits: Limits, size: Size, *, stored_bytes: float, cores: int, probe: Probe
 ) -> Prediction:
-    """Prediction for the rehearsal on this machine: one node with all ranks, limits times F, no network limit."""
+    """Predict the rehearsal on this machine: one node with all ranks, limits times F, no network limit."""
     scaled = limits.scaled(size.scale)
     job = msgspec.structs.replace(
         JOB,
@@ -149,7 +147,7 @@ def rehearsal(
 
 
 def staging(limits: Limits, probe: Probe) -> StagePrediction:
-    """Prediction for staging the whole published set, gzip'd, to 4 nodes."""
+    """Predict the time to stage the whole published dataset, gzip'd, to the 4 nodes of the published job."""
     inflate = JOB.cores_per_node / probe.inflate_s_per_byte if probe.inflate_s_per_byte else math.inf
     return predict_stage(
         nodes=JOB.nodes,
@@ -165,7 +163,7 @@ def staging(limits: Limits, probe: Probe) -> StagePrediction:
 
 
 def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, job: TrainingJob = JOB) -> Prediction:
-    """Prediction for the published job on this path: hours and cost, with storage of the data for that time."""
+    """Predict hours and cost of the published job on this path, including the rent of the stored data for that time."""
     premium = path.tier == "azure-premium"
     job = msgspec.structs.replace(job, account_bytes_per_s=limits.account_bytes_per_s)
     route = _route(
@@ -189,12 +187,12 @@ def published_job(path: DemoPath, limits: Limits, costs: Costs, probe: Probe, jo
 
 
 def direct_raw(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
-    """Prediction for whole raw files from the same tier with the same 32 readers, but without the mount."""
+    """Predict the published job on the same tier with the same 32 readers of raw files, but without the mount."""
     return published_job(path, msgspec.structs.replace(limits, connection_bytes_per_s=math.inf), costs, probe)
 
 
 def higher_demand(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) -> Prediction:
-    """Prediction with MLPerf Storage's emulated V100 instead of the one that the article measured."""
+    """Predict the published job with MLPerf Storage's emulated V100 instead of the measured V100 rate."""
     return published_job(
         path,
         limits,
@@ -207,7 +205,7 @@ def higher_demand(path: DemoPath, limits: Limits, costs: Costs, probe: Probe) ->
 def scaling(
     path: DemoPath, limits: Limits, costs: Costs, probe: Probe, nodes: list[int]
 ) -> list[tuple[int, Prediction]]:
-    """Predictions for other numbers of nodes: the batch grows with them, the account's limits do not."""
+    """Predict the job for other numbers of nodes. The batch grows with the nodes; the account's limits do not."""
     return [(n, published_job(path, limits, costs, probe, msgspec.structs.replace(JOB, nodes=n))) for n in nodes]
 
 

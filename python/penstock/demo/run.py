@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the demo from the first sample to the report.
+"""Runs the demo: generates the data, trains over each path, and writes the report.
 
-Owns the order, the servers and the temporary data, and always cleans up.
+Owns the order of the steps, the emulator processes and the temporary data. Cleans up in every case.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class DemoSpec(msgspec.Struct, frozen=True):
     """Settings of a demo.
 
     Attributes:
-        out: Folder of the report, the comparison and the runs; created if missing.
-        keep: Keep the generated data there, too.
+        out: Folder for the report, the comparison and the runs; created if missing.
+        keep: Keep the generated data in `out`, too.
     """
 
     out: Path
@@ -71,7 +71,7 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
         today: Date of the report, also used for the age of prices.
     Raises:
         Denied, NoSpace, SystemFault: The folder cannot be written or is too small.
-        PenstockError: A step failed; servers and temporary data are removed by then.
+        PenstockError: A step failed. Servers are stopped and temporary data is removed first.
     """
     began = time.perf_counter()
     today = today or dt.datetime.now(dt.UTC)
@@ -115,7 +115,7 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
 
 @contextlib.contextmanager
 def _folder(spec: DemoSpec) -> Iterator[Path]:
-    """A folder for data inside the output folder, removed afterwards unless the data are kept."""
+    """Context manager: a data folder inside the output folder. It is removed at the end unless `spec.keep` is set."""
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
         work = _kept(spec.out / _DATA) if spec.keep else Path(tempfile.mkdtemp(prefix=f".{_DATA}-", dir=spec.out))
@@ -138,7 +138,7 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
 
 
 def _kept(folder: Path) -> Path:
-    """The folder for kept data, empty except for its marker; data of an earlier demo there are removed.
+    """Create the folder for data that is kept, or empty it: data of an earlier demo is removed, the marker stays.
 
     Raises:
         PreconditionFailed: The folder contains files that are not from a demo.
@@ -151,7 +151,7 @@ def _kept(folder: Path) -> Path:
                     where=str(folder),
                     hint="use --output with another folder",
                 )
-            # The marker is written first, because `remove` deletes the folder itself if nothing in it is kept.
+            # Write the marker first: without a kept file, `remove` would delete the folder itself.
             held.write(
                 _MARK, b"Data of penstock demo: the next demo with --keep removes what lies here.\n", replaces=True
             )
@@ -169,14 +169,14 @@ def _mean_size(folder: Path) -> float:
 def _open(url: str, voxels: int) -> Any:
     import penstock
 
-    # The format's publisher states one record per object; declared here, so that no request is needed to find out.
+    # The dataset's publisher states one record per object. Declaring it saves the requests that would find it out.
     return penstock.open(url, records_per_object=1).fields(
         x=penstock.tensor("int16", (voxels, voxels, voxels, 4)), y=penstock.tensor("float32", (4,))
     )
 
 
 def _probe(folder: Path, size: Size) -> predict.Probe:
-    """Read local files once with one decoding thread; return the CPU seconds to decompress and decode a raw byte."""
+    """Read local files once with one decoding thread; return the CPU seconds to decompress and to decode a raw byte."""
     import penstock
 
     loader = penstock.Loader(
@@ -190,7 +190,7 @@ def _probe(folder: Path, size: Size) -> predict.Probe:
 
 
 def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Emulator:
-    """Emulated bucket with the path's tier."""
+    """Emulator that serves the bucket with the path's tier; not started yet."""
     from penstock.emulator import Emulator
 
     page = work / f"{path.name}.toml"
@@ -200,7 +200,7 @@ def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) 
 
 @contextlib.contextmanager
 def _served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Iterator[Emulator]:
-    """The running emulator, with the environment variables that point to it."""
+    """Context manager: a running emulator, with the environment variables of this process pointing to it."""
     with _server(path, tier, bucket, work, scale) as server, env.override(server.env):
         yield server
 
@@ -222,7 +222,7 @@ def _base(path: DemoPath, server: Emulator, work: Path) -> str:
 def _stage_all(
     spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, progress: Callable[[str], None]
 ) -> tuple[float, int]:
-    """Stage all data to the local disk; returns seconds and bytes of the volumes for the comparison."""
+    """Stage all data to the local disk; return the seconds and bytes of staging the comparison's volumes."""
     size = spec.size
     path = next(p for p in PATHS if p.staged)
     progress(
@@ -237,7 +237,7 @@ def _stage_all(
 def _train_all(
     spec: DemoSpec, found: dict[str, Tier], bucket: Path, work: Path, progress: Callable[[str], None]
 ) -> dict[str, RunRecord]:
-    """Run the same real training over every path, as many at a time as there are cores."""
+    """Run the same real training over every path; concurrency is the number of cores."""
     progress(f"Training the real model on each path, {spec.size.learn_epochs} epochs")
     with contextlib.ExitStack() as stack:
         tasks = []
@@ -248,7 +248,7 @@ def _train_all(
 
 
 def _stage(url: str, folder: Path) -> tuple[float, int]:
-    """Stage a dataset to this machine, decompressed and verified; returns seconds and bytes."""
+    """Stage a dataset to this machine, decompressed and verified; return the seconds and bytes."""
     from penstock import stage
 
     began = time.perf_counter()
@@ -257,7 +257,7 @@ def _stage(url: str, folder: Path) -> tuple[float, int]:
 
 
 def _source(request: Any) -> Any:
-    """The feed of the storage comparison."""
+    """Create the loader for the storage comparison."""
     import penstock
 
     voxels = request.demand.fields["x"].shape[0]
@@ -274,17 +274,17 @@ def _source(request: Any) -> Any:
 
 
 def _run(spec: DemoSpec, train: TrainSpec, source: FeedFactory | None = None) -> RunRecord:
-    """Run one training of the demo, and keep its result beside the report."""
+    """Run one training of the demo, and save its result in the folder of the report."""
     from penstock.bench.results import RunRecord as Record
     from penstock.train import run as start
 
-    # A debug build may run the demo, too; its rows, and so the report, are marked INVALID.
+    # A debug build may run the demo, too, but its results and the report are then marked INVALID.
     kept = msgspec.structs.replace(train, runs=str(spec.out / RUNS), allow_debug=True)
     return msgspec.convert(start(kept, source=source), Record)
 
 
 def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
-    """Training spec with real gradient steps over this path; the losses must not depend on the path."""
+    """Training spec with real gradient steps over this path. The losses must be the same on every path."""
     from penstock.train import TrainSpec
 
     size = spec.size
@@ -307,7 +307,7 @@ def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
 
 
 def _time(spec: DemoSpec, path: DemoPath, base: str, stage_s: float) -> RunRecord:
-    """Run the storage comparison: every volume once, with steps of the emulated machine."""
+    """Run the storage comparison: read every volume once, with the steps of emulated accelerators."""
     from penstock.train import TrainSpec
 
     size = spec.size

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes of a demo. The physics does not depend on them: F follows from the volumes' side."""
+"""Data sizes of the demo. F scales the tiers' rates with the volume size, so timings are comparable across sizes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PUBLISHED_VOXELS = 128
 
 
 class Size(msgspec.Struct, frozen=True):
-    """One size of demo.
+    """One size of the demo.
 
     Attributes:
         learn_samples, held_out: Samples of the real training, 32 voxels per side.
         learn_epochs, learn_batch: Epochs and batch size of the real training.
         voxels: Side of a volume of the storage comparison.
         distinct: Number of different volumes that are generated for the comparison.
-        volumes: Number of names under which they are served; the comparison reads each name once.
+        volumes: Number of names under which these volumes are served; the comparison reads each name once.
         free_bytes: Required free disk space.
     """
 
@@ -36,10 +36,10 @@ class Size(msgspec.Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """F, the factor on the tiers' rates.
+        """F, the factor by which the tiers' rates are multiplied.
 
-        A volume of `voxels` per side has (voxels / 128)^3 of the bytes of a published one. With every rate multiplied
-        by that factor, a file takes as long on a connection, and a step as long on the account, as in the original.
+        A volume with `voxels` per side has (voxels / 128)^3 times the bytes of a published volume. With every rate
+        multiplied by this factor, one file and one step take as long as in the published job.
         """
         return (self.voxels / PUBLISHED_VOXELS) ** 3
 
@@ -65,7 +65,7 @@ SIZES = {
         volumes=640,
         free_bytes=2_500_000_000,
     ),
-    # For the test suite: the same code on a fraction of the data.
+    # For the test suite: runs the same code on a fraction of the data.
     "tiny": Size(
         learn_samples=96,
         held_out=32,

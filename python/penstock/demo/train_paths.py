@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real training on several paths at once: one process with one torch thread per path, as many at a time as there are
-cores.
+"""Runs the real training on several paths concurrently, with one process per path and one torch thread per process.
 
-Each process has one thread, because torch's threads spin while they wait, and because losses are then the same on any
-number of cores (docs/decisions/0601-demo-recipe.md). Each path has its own process, because environment variables
-select the path.
+One thread, because torch's threads spin while they wait, and because the losses are then the same on any number of
+cores (docs/decisions/0601-demo-recipe.md). One process per path, because environment variables select the path.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _GRACE_S = 5.0
 
 
 class TrainingTask(msgspec.Struct, frozen=True):
-    """Training of one path: its spec, and the variables that point to its store."""
+    """Training of one path: its spec, and the environment variables that point to its store."""
 
     name: str
     spec: TrainSpec
@@ -46,11 +44,11 @@ class TrainingTask(msgspec.Struct, frozen=True):
 def train_all(
     tasks: list[TrainingTask], work: Path, *, at_once: int, progress: Callable[[str], None]
 ) -> dict[str, RunRecord]:
-    """Run all tasks; returns results by name. The first failure ends all tasks and is raised unchanged.
+    """Run all tasks; return the results by task name. The first failure stops all tasks and is raised unchanged.
 
     Args:
-        work: Folder for the children's files.
-        at_once: Number of concurrent children.
+        work: Folder for the files of the child processes.
+        at_once: Maximum number of concurrent child processes.
     """
     waiting = list(tasks)
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
@@ -80,7 +78,7 @@ def _start(children: contextlib.ExitStack, task: TrainingTask, folder: Path) -> 
             stdout=log,
             stderr=log,
             env={**env.read(), **task.variables, "OMP_NUM_THREADS": str(task.spec.threads or 1)},
-            # The parent handles Ctrl-C: it ends the children in its own order.
+            # With a new session, Ctrl-C reaches only the parent, which then ends the children.
             start_new_session=True,
         )
         return children.enter_context(child), folder

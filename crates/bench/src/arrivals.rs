@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Intended start times of requests. In a closed loop the next request starts when the last one ends, so a stall hides
-//! all requests that it delayed. In an open loop each request has a start time of its own, and latency counts from it.
+//! Intended start times of requests. In a closed loop, the next request starts when the last one ends, so a stall hides
+//! the requests that it delayed. In an open loop, each request has its own intended start time, and its latency counts
+//! from that time.
 
 use std::time::{Duration, Instant};
 
@@ -9,20 +10,20 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 
-/// Distribution of an open loop's requests over time.
+/// Schedule of request start times: a closed loop, or an open loop with constant or Poisson intervals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Schedule {
-    /// One after another: a closed loop.
+    /// Closed loop: each request starts when the previous one ends.
     #[default]
     Closed,
-    /// At equal intervals.
+    /// Open loop with equal intervals.
     Constant,
-    /// Exponentially distributed intervals.
+    /// Open loop with exponentially distributed intervals.
     Poisson,
 }
 
-/// Times of one worker's requests.
+/// Intended start times of one worker's requests.
 #[derive(Debug)]
 pub struct Arrivals {
     mean_s: f64,
@@ -31,7 +32,8 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// `rate` requests per second over all `workers`; this is worker `worker`. `None` for a closed loop.
+    /// Schedule of worker number `worker` out of `workers`, which together send `rate` requests per second. Returns
+    /// `None` for a closed loop.
     pub fn new(schedule: Schedule, rate: Option<f64>, worker: u32, workers: u32, seed: u64) -> Result<Option<Self>> {
         let rate = match (schedule, rate) {
             (Schedule::Closed, None) => return Ok(None),
@@ -47,7 +49,7 @@ impl Arrivals {
         let mean_s = 1.0 / rate;
         let random =
             (schedule == Schedule::Poisson).then(|| SmallRng::seed_from_u64(seed ^ (u64::from(worker) << 32) ^ 0x6172));
-        // Threads with a constant rate are staggered.
+        // With a constant rate, the workers' start times are staggered.
         let next_s = mean_s * f64::from(worker) / f64::from(workers);
         let mut made = Self { mean_s, random, next_s };
         if made.random.is_some() {
@@ -64,7 +66,7 @@ impl Arrivals {
         }
     }
 
-    /// The next request's time, since the start of the phase. Not taken until [`Self::take`].
+    /// Returns the next request's time, since the start of the phase. [`Self::take`] advances to the following request.
     pub fn peek(&self) -> Duration {
         Duration::try_from_secs_f64(self.next_s).unwrap_or(Duration::MAX)
     }
@@ -77,11 +79,11 @@ impl Arrivals {
     }
 }
 
-/// Timers of the kernel end late by about this much.
+/// Kernel timers can fire late by about this much.
 const SLACK: Duration = Duration::from_micros(80);
 
-/// Waits for an instant: sleeps while it is far away, then spins, so that it wakes within about a microsecond. Checks
-/// `stop` while it sleeps; returns whether the instant was reached.
+/// Waits until `at`: sleeps while it is far away, then spins, so that it wakes within about a microsecond. Checks
+/// `stop` while it sleeps. Returns false if it was stopped before `at`.
 pub fn wait_until(at: Instant, stop: &dyn Fn() -> bool) -> bool {
     loop {
         let left = at.saturating_duration_since(now());

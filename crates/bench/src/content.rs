@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content of written files: bytes that do not compress (or only by a stated share), that no two pages share, and that
-//! can be recomputed from their position alone.
+//! Generates and checks the content of written files. The bytes do not compress (except for a given share), no two
+//! pages are equal, and every byte can be recomputed from its position.
 //!
-//! The pattern is one mebibyte of noise, repeated, with a stamp of (salt, file, page) at every page. Making or checking
-//! a block costs one pass over memory, and storage that deduplicates finds no duplicates.
+//! The pattern is one mebibyte of random noise, repeated. Each page starts with a stamp computed from (salt, file,
+//! page). Generating or checking a block costs one pass over memory, and deduplicating storage finds no duplicates.
 
 /// Period of the noise: larger than the windows of gzip and lz4, and than the blocks that file systems compress.
 const PERIOD: usize = 1 << 20;
@@ -15,7 +15,7 @@ fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// See the module.
+/// Generator of file content for one salt (see the module).
 #[derive(Debug)]
 pub struct Content {
     salt: u64,
@@ -23,7 +23,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// The pattern for `salt`; `compressible` percent of each page are zeros.
+    /// Builds the pattern for `salt`. `compressible` percent of each page are zeros.
     pub fn new(salt: u64, compressible: u32) -> Self {
         let random = (PAGE as usize * (100 - compressible.min(100)) as usize) / 100;
         let mut noise = vec![0; PERIOD];
@@ -42,7 +42,8 @@ impl Content {
         mix(self.salt ^ mix(file.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix(page))).to_le_bytes()
     }
 
-    /// Stamps that overlap `len` bytes at `offset`: the position of each, and which of its bytes.
+    /// Stamps that overlap the `len` bytes at `offset`. Each item is the position in the block, the stamp, and the
+    /// range of stamp bytes inside the block.
     fn stamps(
         &self,
         file: u64,
@@ -60,7 +61,7 @@ impl Content {
         })
     }
 
-    /// The bytes of `file` at `offset`.
+    /// Fills `block` with the content of `file` at `offset`.
     pub fn fill(&self, block: &mut [u8], file: u64, offset: u64) {
         let mut done = 0;
         while done < block.len() {
@@ -74,12 +75,13 @@ impl Content {
         }
     }
 
-    /// A block for many writes; [`Self::touch`] makes each one different.
+    /// Fills a block that is reused for many writes; [`Self::touch`] makes each write different.
     pub fn prepare(&self, block: &mut [u8]) {
         self.fill(block, u64::MAX, 0);
     }
 
-    /// Changes every page of a prepared block, which is cheaper than filling it again if nothing will be verified.
+    /// Changes every page of a prepared block. Cheaper than [`Self::fill`], but the written content cannot be verified
+    /// later.
     #[inline]
     pub fn touch(&self, block: &mut [u8], serial: u64) {
         for (page, bytes) in block.chunks_mut(PAGE as usize).enumerate() {
@@ -89,7 +91,7 @@ impl Content {
         }
     }
 
-    /// First position at which `block` differs from the content written at `offset` of `file`.
+    /// Returns the first file position at which `block` differs from the content written at `offset` of `file`.
     pub fn differs(&self, block: &[u8], file: u64, offset: u64) -> Option<u64> {
         let mut first: Option<usize> = None;
         let mut note = |at: usize| first = Some(first.map_or(at, |known| known.min(at)));
@@ -103,7 +105,7 @@ impl Content {
             let position = offset + done as u64;
             let within = (position % PAGE) as usize;
             let len = (PAGE as usize - within).min(block.len() - done);
-            // The stamp's own eight bytes are checked above.
+            // Skip the eight bytes of the stamp, which are checked above.
             let skip = 8usize.saturating_sub(within).min(len);
             let from = (position % PERIOD as u64) as usize;
             let (have, want) = (&block[done + skip..done + len], &self.noise[from + skip..from + len]);

@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! CPU time of this process, including io_uring's kernel workers, and of the processors that it may run on.
+//! CPU time of this process (including io_uring's kernel workers) and utilization of the processors that it may run on.
 
 use serde::Serialize;
 
 /// CPU seconds in an interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CpuTime {
-    /// In user space.
+    /// CPU seconds in user space.
     pub user_s: f64,
-    /// In the kernel.
+    /// CPU seconds in the kernel.
     pub system_s: f64,
 }
 
 impl CpuTime {
-    /// CPU time of this process until now.
+    /// Returns the CPU time that this process has used so far.
     pub fn now() -> Self {
-        // SAFETY: `rusage` is plain numbers, for which zeros are valid.
+        // SAFETY: `rusage` contains only integers, for which zero is a valid value.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: `usage` is writable and of the type that the call fills.
+        // SAFETY: `usage` is writable and has the type that `getrusage` fills.
         let answer = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
         debug_assert_eq!(answer, 0, "the call knows its own constant");
         let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
         Self { user_s: seconds(usage.ru_utime), system_s: seconds(usage.ru_stime) }
     }
 
-    /// CPU time since then.
+    /// CPU time used since `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self { user_s: self.user_s - earlier.user_s, system_s: self.system_s - earlier.system_s }
     }
 }
 
-/// Processors that this process may keep busy: its affinity, and the quota of its control group.
+/// Number of processors that this process can keep busy, as limited by its affinity and its cgroup's CPU quota.
 pub fn usable_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Ticks of the processors that this process may run on: (busy, all). Zeros if the kernel does not report them.
+/// Scheduler ticks of the processors that this process may run on: (busy, total). Both are 0 if the kernel does not
+/// report them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuTicks {
     busy: u64,
@@ -43,13 +44,13 @@ pub struct CpuTicks {
 }
 
 impl CpuTicks {
-    /// Until now.
+    /// Reads the current tick counts.
     pub fn now() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         Self::parse(&read("/proc/stat"), &read("/proc/self/status"))
     }
 
-    /// Parses `/proc/stat`, for the processors that `/proc/self/status` allows; all processors if it lists none.
+    /// Parses `/proc/stat`. Counts only the processors that `/proc/self/status` allows, or all if it lists none.
     fn parse(stat: &str, status: &str) -> Self {
         let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
         let is_allowed = |cpu: usize| {
@@ -63,7 +64,7 @@ impl CpuTicks {
             let Some((name, ticks)) = line.strip_prefix("cpu").and_then(|line| line.split_once(' ')) else { continue };
             let ticks: Vec<u64> = ticks.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
             let all: u64 = ticks.iter().sum();
-            // Fields four and five are idle and I/O wait.
+            // Fields four and five are idle time and I/O wait.
             let busy = all - ticks.iter().skip(3).take(2).sum::<u64>();
             match name.parse() {
                 Ok(cpu) if is_allowed(cpu) => own = Self { busy: own.busy + busy, all: own.all + all },
@@ -74,7 +75,7 @@ impl CpuTicks {
         if own.all > 0 { own } else { machine }
     }
 
-    /// Percent of these processors' time that was busy since.
+    /// Percentage of these processors' time since `earlier` that was busy.
     pub fn percent_since(self, earlier: Self) -> Option<f64> {
         let all = self.all.checked_sub(earlier.all).filter(|all| *all > 0)?;
         Some(100.0 * self.busy.saturating_sub(earlier.busy) as f64 / all as f64)

@@ -8,13 +8,13 @@ use std::time::Duration;
 use penstock_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-/// Buckets per power of two, as a power of two; also fio's default.
+/// Log2 of the number of buckets per power of two (7: 128 buckets). fio uses the same default.
 const BITS: u32 = 7;
 const LINEAR: u64 = 1 << BITS;
-/// Buckets for all of `u64`.
+/// Number of buckets that covers all values of a `u64`.
 const BUCKETS: usize = (((64 - BITS) as usize) << BITS) + LINEAR as usize;
 
-/// Counts of nanoseconds. 58 KiB; recording allocates nothing.
+/// Histogram of latencies in nanoseconds. Takes 58 KiB; recording a value does not allocate.
 #[derive(Debug, Clone)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -52,7 +52,7 @@ impl Histogram {
     /// Adds one latency.
     #[inline]
     pub fn record(&mut self, took: Duration) {
-        // Enough for 584 years.
+        // A `u64` of nanoseconds is enough for 584 years.
         self.record_ns(took.as_nanos() as u64);
     }
 
@@ -66,7 +66,7 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// Adds all of another's.
+    /// Adds all counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
@@ -82,7 +82,7 @@ impl Histogram {
         self.count
     }
 
-    /// The quantile `share` (0 to 1), within 0.4 %; 0 if nothing was recorded.
+    /// Returns the quantile `share` (0 to 1), accurate to 0.4 %; 0 if nothing was recorded.
     pub fn at(&self, share: f64) -> u64 {
         if self.count == 0 {
             return 0;
@@ -98,7 +98,7 @@ impl Histogram {
         self.max
     }
 
-    /// The form that rows hold.
+    /// Converts to the serialized form that result rows contain.
     pub fn latency(&self) -> Latency {
         let us = |ns: u64| ns as f64 / 1e3;
         let is_empty = self.count == 0;
@@ -117,7 +117,8 @@ impl Histogram {
         }
     }
 
-    /// Parses the form that rows hold, to be merged with others. Errs with `Corrupt` for values that no run can have.
+    /// Rebuilds a histogram from a result row, so that it can be merged with others. Returns `Corrupt` for inconsistent
+    /// values.
     pub fn of(latency: &Latency) -> Result<Self> {
         let mut made = Self::default();
         let mut count = 0u64;
@@ -147,31 +148,31 @@ impl Histogram {
     }
 }
 
-/// A histogram as rows hold it: what people read, and the buckets that merge.
+/// Serialized histogram of a result row: percentiles for readers, and the buckets for merging.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Latency {
-    /// Values recorded.
+    /// Number of recorded values.
     pub count: u64,
-    /// The least.
+    /// Smallest value.
     pub min_us: f64,
-    /// Exact.
+    /// Exact mean.
     pub mean_us: f64,
     /// Median.
     pub p50_us: f64,
-    /// 90 % do.
+    /// 90th percentile.
     pub p90_us: f64,
-    /// 95 % do.
+    /// 95th percentile.
     pub p95_us: f64,
-    /// 99 % do.
+    /// 99th percentile.
     pub p99_us: f64,
-    /// 99.9 % do.
+    /// 99.9th percentile.
     pub p99_9_us: f64,
-    /// The greatest.
+    /// Largest value.
     pub max_us: f64,
     /// Exact sum of all values.
     pub sum_us: f64,
-    /// Bucket and count, only those that hold any. Bucket i < 128 is i ns; above, bucket i begins at
-    /// (128 + i mod 128) << (i / 128 - 1) ns.
+    /// Non-empty buckets, as (index, count). For i < 128, bucket i counts values of i ns. For larger i, bucket i begins
+    /// at (128 + i mod 128) << (i / 128 - 1) ns.
     pub buckets: Vec<(u32, u64)>,
 }
 

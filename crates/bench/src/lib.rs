@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Load generator: sends requests to disks and stores, and measures how long each takes.
+//! Load generator: sends requests to disks and object stores, and measures the latency of each.
 //!
-//! Owns the timed loops, their histograms, their content and their arrivals. Prints nothing, and removes only what its
-//! caller asks it to remove. Sweeps, caches, rows and verdicts belong to Python.
+//! Contains the timed loops, histograms, file content and arrival schedules. Prints nothing, and removes only the files
+//! that its caller names. Parameter sweeps, page caches, result rows and verdicts belong to the Python code.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

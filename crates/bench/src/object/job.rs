@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One phase of requests, from the start of its workers to its report.
+//! Runs one phase of object requests: starts its workers, samples their counters, and builds the report.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -20,12 +20,12 @@ use super::stats::Stats;
 use super::worker::work;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// Steady: the last 7 of 25 samples are within 7.5 % of each other (the criterion of MinIO's warp).
+/// The rate is steady when the last 7 of 25 samples are within 7.5 % of each other (the criterion of MinIO's warp).
 const SAMPLES: usize = 25;
 const STEADY_SAMPLES: usize = 7;
 const STEADY: f64 = 0.075;
 
-/// Opens a store that reports each attempt: its retry wrapper gives up at once.
+/// Opens a store that returns the error of each attempt: its retry wrapper gives up immediately.
 fn opened(url: &str, mut settings: StoreSettings, attempt_limit: Duration) -> Result<Opened> {
     let url: Url = url.parse()?;
     settings.retry = RetryPolicy {
@@ -38,7 +38,7 @@ fn opened(url: &str, mut settings: StoreSettings, attempt_limit: Duration) -> Re
     open(&url, &settings, Arc::default())
 }
 
-/// A stretch of requests that runs. Dropping it ends it.
+/// A running phase of requests. Dropping it cancels the phase.
 pub struct ObjectJob {
     shared: Arc<Shared>,
     is_cancelled: Arc<AtomicBool>,
@@ -48,14 +48,14 @@ pub struct ObjectJob {
 }
 
 impl ObjectJob {
-    /// Begins. Errs for what cannot be, before anything is sent.
+    /// Starts the phase. Returns an error for invalid settings before it sends any request.
     pub fn start(spec: ObjectSpec, settings: StoreSettings) -> Result<Self> {
         spec.check()?;
         let opened = opened(&spec.url, settings, Duration::from_secs_f64(spec.attempt_limit_s))?;
         Self::over(spec, opened)
     }
 
-    /// Over a store that reports each attempt.
+    /// Starts the phase on an open store, which must return the error of each attempt.
     pub(super) fn over(spec: ObjectSpec, opened: Opened) -> Result<Self> {
         let can = opened.store.capabilities();
         for share in spec.mix.iter().filter(|share| share.weight > 0.0) {
@@ -86,26 +86,26 @@ impl ObjectJob {
                     Ok(runtime) => runtime.block_on(run(its, &cancelled, &woken)),
                     Err(error) => Err(Error::from_io("a thread", &error)),
                 };
-                // The receiver is gone: the job was dropped.
+                // Sending fails only if the job was dropped, and its receiver with it.
                 let _ = send.send(report);
             })
             .map_err(|error| Error::from_io("a thread", &error))?;
         Ok(Self { shared, is_cancelled, wake, done: Mutex::new(done), thread: Some(thread) })
     }
 
-    /// Requests answered, bytes, and refusals for rate so far.
+    /// Completed requests, transferred bytes, and throttled attempts so far.
     pub fn progress(&self) -> (u64, u64, u64) {
         let sample = self.shared.sample(now());
         (sample.requests, sample.bytes, sample.throttles)
     }
 
-    /// Ends the job at once: [`Self::wait`] then errs with `Interrupted`.
+    /// Cancels the job immediately: [`Self::wait`] then returns `Interrupted`.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.wake.notify_one();
     }
 
-    /// The report, once there is one within `limit`. It is given once.
+    /// Waits at most `limit` for the report. Returns the report only once.
     pub fn wait(&self, limit: Duration) -> Option<Result<ObjectReport>> {
         let done = lock(&self.done);
         match done.recv_timeout(limit) {
@@ -120,7 +120,7 @@ impl Drop for ObjectJob {
     fn drop(&mut self) {
         self.cancel();
         if let Some(thread) = self.thread.take() {
-            // Its errors are reported already.
+            // The thread has already sent its errors through the channel.
             let _ = thread.join();
         }
     }
@@ -181,7 +181,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
             }
         }
     };
-    // Requests in progress are dropped: their received bytes count, the requests do not.
+    // Requests in flight are dropped. Their received bytes are counted, but the requests are not.
     let last = shared.ends(start, machine);
     workers.shutdown().await;
     if is_cancelled.load(Ordering::Relaxed) {
@@ -217,7 +217,7 @@ async fn run(shared: Arc<Shared>, is_cancelled: &AtomicBool, wake: &Notify) -> R
     })
 }
 
-/// The rate of the last samples no longer changes.
+/// True if the rate of the last samples is steady.
 fn is_steady(series: &[ObjectSample]) -> bool {
     if series.len() <= SAMPLES {
         return false;
@@ -228,7 +228,7 @@ fn is_steady(series: &[ObjectSample]) -> bool {
         .windows(2)
         .map(|pair| {
             let done = match moves_bytes {
-                // Bytes of an attempt that came to nothing are taken back.
+                // The byte count may decrease: bytes of failed attempts are subtracted.
                 true => pair[1].bytes.saturating_sub(pair[0].bytes),
                 false => pair[1].requests - pair[0].requests,
             };
@@ -241,13 +241,14 @@ fn is_steady(series: &[ObjectSample]) -> bool {
 
 const MAX_SAMPLES: usize = 600;
 
-/// Counts are sums since the start, so a sample left out loses no count.
+/// Reduces the number of samples. Counts are cumulative, so leaving out a sample loses no counts.
 fn thinned(series: Vec<ObjectSample>) -> Vec<ObjectSample> {
     let step = series.len().div_ceil(MAX_SAMPLES).max(1);
     series.into_iter().skip(step - 1).step_by(step).collect()
 }
 
-/// At most `most` keys below a URL, relative to it; if the store cannot list, the URL's own object.
+/// Lists at most `most` keys below a URL, relative to it. If the store does not support listing, returns the URL's own
+/// object.
 pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result<Vec<String>> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;
@@ -259,7 +260,7 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     while found.len() < most
         && let Some(meta) = keys.try_next().await?
     {
-        // A key that is not text cannot be named in a spec; it is passed over.
+        // Skips keys that are not UTF-8, because a spec cannot contain them.
         found.extend(meta.key.strip_prefix(&prefix).and_then(|tail| tail.as_str().map(str::to_owned)));
     }
     if found.is_empty() {
@@ -268,7 +269,8 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     Ok(found)
 }
 
-/// Deletes all objects below a folder of our own; returns their number. Retries as `settings` state.
+/// Deletes all objects below a folder that the benchmark made. Returns their number. Uses the retry settings in
+/// `settings`.
 pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of objects: which exist, which comes next, and their keys.
+//! Chooses the object of the next request, and generates object keys.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,14 +9,14 @@ use penstock_types::{Key, lock};
 
 use super::spec::{ObjectSpec, Operation};
 
-/// An object: by its number among ours, or by its index among existing ones.
+/// The chosen object. `number` counts the benchmark's own objects, or is an index into the list of existing keys.
 #[derive(Debug, Clone)]
 pub(super) struct Chosen {
     pub(super) number: u64,
     pub(super) key: Key,
 }
 
-/// See the module. All workers share one.
+/// Key chooser that all workers of a phase share (see the module).
 #[derive(Debug)]
 pub(super) struct Keys {
     root: Key,
@@ -26,9 +26,9 @@ pub(super) struct Keys {
     order: Permutation,
     once: bool,
     next: AtomicU64,
-    /// The next that has not been made.
+    /// Number of the next object to write.
     fresh: AtomicU64,
-    /// Made by this stretch of requests, and not deleted: what its DELETEs take.
+    /// Objects that this phase has written and not yet deleted. DELETE requests in a mix take from these only.
     spare: Mutex<Vec<u64>>,
 }
 
@@ -42,7 +42,7 @@ impl Keys {
             existing,
             prefixes: u64::from(spec.prefixes),
             objects,
-            // A listing's order follows the partitions of a store: the requests shall not.
+            // Shuffled, because the order of a listing follows the partitions of a store, and requests must not.
             order: if makes { Permutation::identity(objects) } else { Permutation::keyed(objects, spec.seed, 0, 0) },
             once: spec.once,
             next: AtomicU64::new(0),
@@ -59,7 +59,7 @@ impl Keys {
         Chosen { number, key }
     }
 
-    /// One that is there; `None` when each has had its turn.
+    /// Chooses an existing object. With `once`, returns `None` after each object was chosen once.
     pub(super) fn standing(&self) -> Option<Chosen> {
         let at = self.next.fetch_add(1, Ordering::Relaxed);
         if self.once && at >= self.objects {
@@ -68,18 +68,18 @@ impl Keys {
         Some(self.named(self.order.at(at % self.objects)))
     }
 
-    /// One that does not exist yet.
+    /// Chooses an object that does not exist yet.
     pub(super) fn fresh(&self) -> Option<Chosen> {
         let number = self.fresh.fetch_add(1, Ordering::Relaxed);
         (!self.once || number < self.objects).then(|| self.named(number))
     }
 
-    /// It is there now, and may be deleted.
+    /// Records that an object was written and may be deleted.
     pub(super) fn made(&self, number: u64) {
         lock(&self.spare).push(number);
     }
 
-    /// An object to delete: in a mix, only one that the mix itself has written.
+    /// Chooses an object to delete. In a mix, this is always an object that the mix itself has written.
     pub(super) fn spare(&self) -> Option<Chosen> {
         if self.once {
             return self.standing();
@@ -88,7 +88,7 @@ impl Keys {
         Some(self.named(number))
     }
 
-    /// Prefix of a LIST.
+    /// Prefix for LIST requests.
     pub(super) fn folder(&self) -> Key {
         self.root.clone()
     }

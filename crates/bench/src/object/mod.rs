@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object store benchmark: a mix of requests by many workers. Attempts are classified by the store's response.
+//! Object store benchmark: workers send a mix of requests, and each attempt is classified by the store's response.
 
 mod job;
 mod keys;

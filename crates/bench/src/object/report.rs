@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Result of a phase of requests.
+//! Report of one phase of object requests.
 
 use serde::Serialize;
 
@@ -8,61 +8,62 @@ use super::stats::{Failures, Stats};
 use crate::Latency;
 use crate::cpu_usage::CpuTime;
 
-/// Requests of one kind that were answered, and their bytes.
+/// Number of completed requests of one operation, and their bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct OperationTotal {
-    /// Answered well.
+    /// Successful requests.
     pub requests: u64,
-    /// Body bytes, including those of requests in progress.
+    /// Body bytes, including those received by requests in flight.
     pub bytes: u64,
 }
 
-/// One of its two ends, by kind of request in the order of [`Operation::ALL`].
+/// Counters when the first or the last worker ended, by operation in the order of [`Operation::ALL`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ObjectEnds {
-    /// Since the start.
+    /// Time since the start of the phase.
     pub seconds: f64,
-    /// Until then.
+    /// Totals per operation until then.
     pub totals: [OperationTotal; 6],
-    /// Percent of the time of this process's cores (its affinity) that was busy until then.
+    /// Percentage of this process's cores (its affinity) that was busy until then.
     pub cpu_percent: Option<f64>,
 }
 
-/// Totals at one moment, over all operations.
+/// Totals over all operations at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ObjectSample {
-    /// Since the start.
+    /// Time since the start of the phase.
     pub t_s: f64,
-    /// Answered well.
+    /// Successful requests.
     pub requests: u64,
     /// Body bytes.
     pub bytes: u64,
-    /// Refusals for rate.
+    /// Attempts that the store throttled (429 or 503).
     pub throttles: u64,
-    /// Threads that have begun.
+    /// Number of workers that have started.
     pub workers: u64,
 }
 
-/// One kind of request.
+/// Statistics of one operation.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OperationReport {
-    /// Which.
+    /// The operation.
     pub operation: Operation,
-    /// Latency of whole requests, including attempts and back-off; in an open loop since the intended start.
+    /// Latency of whole requests, including all attempts and back-off. In an open loop it counts from the intended
+    /// start.
     pub latency: Latency,
     /// Latency of the successful attempt.
     pub attempt_latency: Latency,
-    /// Time to its first byte, if it has a body.
+    /// Time to first byte of the successful attempt, for operations with a response body.
     pub first_byte_latency: Latency,
-    /// Attempts that failed.
+    /// Failed attempts by class.
     pub failures: Failures,
-    /// Attempts beyond the first.
+    /// Number of attempts beyond the first of each request.
     pub retries: u64,
-    /// Worker-seconds in refused attempts and in the back-off after them.
+    /// Worker-seconds spent in throttled attempts and in the back-off after them.
     pub throttled_s: f64,
-    /// Bytes of attempts that came to nothing.
+    /// Bytes received by attempts that failed.
     pub bytes_refetched: u64,
-    /// Bytes that were compared with the pattern.
+    /// Bytes that were verified against the pattern.
     pub verified_bytes: u64,
 }
 
@@ -82,27 +83,27 @@ impl OperationReport {
     }
 }
 
-/// Everything that one host measured.
+/// Report of one phase on one host.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ObjectReport {
-    /// Start, in seconds since the Unix epoch.
+    /// Start of the phase, in seconds since the Unix epoch.
     pub started_s: f64,
-    /// Each kind that was sent.
+    /// Statistics of each operation that was sent.
     pub operations: Vec<OperationReport>,
-    /// Counts when the first worker was done.
+    /// Counters when the first worker ended.
     pub first: ObjectEnds,
-    /// Counts when the last worker was done.
+    /// Counters when the last worker ended.
     pub last: ObjectEnds,
-    /// Totals when the last worker had started: the ramp is not a steady state.
+    /// Counters when the last worker had started. Rates exclude the ramp before it, which is not a steady state.
     pub ramp: Option<ObjectEnds>,
     /// Totals over time.
     pub series: Vec<ObjectSample>,
     /// CPU time of this process.
     pub cpu: CpuTime,
-    /// Processors that this process could keep busy: its affinity, and the quota of its control group.
+    /// Number of processors that this process could keep busy, as limited by its affinity and its cgroup's CPU quota.
     pub cores: usize,
-    /// Requests a second that an open loop meant to send.
+    /// Target rate of an open loop, in requests per second.
     pub offered_per_s: Option<f64>,
-    /// `time`, `requests` or `stable` where a limit ended it.
+    /// Limit that ended the phase: `time`, `requests` or `stable`. `None` if no limit did.
     pub ended_by: Option<&'static str>,
 }

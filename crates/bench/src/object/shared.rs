@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
-/// Number of histograms, so that workers rarely wait for one another.
+/// Number of statistics shards. Workers lock different shards, so they rarely wait for one another.
 const PLACES: usize = 8;
 
-/// Running counts of one operation.
+/// Running counters of one operation.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Live {
@@ -25,7 +25,7 @@ pub(super) struct Live {
     pub(super) bytes: AtomicU64,
 }
 
-/// Statistics of one worker, by operation.
+/// Statistics by operation, in the order of [`Operation::ALL`].
 pub(super) type Brought = [Stats; 6];
 
 /// State that all workers share.
@@ -36,7 +36,7 @@ pub(super) struct Shared {
     pub(super) content: Content,
     pub(super) live: [Live; 6],
     pub(super) throttles: AtomicU64,
-    /// Timer for an open loop's arrivals; latencies count from their intended start.
+    /// Timer that wakes the workers of an open loop at the intended start of their requests.
     pub(super) timer: Timer,
     body: Bytes,
     pub(super) sent: AtomicU64,
@@ -84,13 +84,14 @@ impl Shared {
         Held(lock(place), operation as usize)
     }
 
-    /// One more request is within the limit.
+    /// Counts one more request; returns false when the request limit is reached.
     pub(super) fn may_send(&self) -> bool {
         let sent = self.sent.fetch_add(1, Ordering::Relaxed);
         self.spec.request_limit.is_none_or(|limit| sent < limit)
     }
 
-    /// Content of object `number`. All objects share one body except for its head, unless they are compared with the pattern.
+    /// Content of object `number`. With verification, each object is generated in full; otherwise all objects share one
+    /// body and differ only in the first 4 KiB.
     pub(super) fn body(&self, number: u64) -> Vec<Bytes> {
         if self.spec.verify.is_some() {
             let mut body = vec![0; self.body.len()];

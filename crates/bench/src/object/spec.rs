@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parameters of a phase of requests, and their validation.
+//! Settings of one phase of object requests, and their validation.
 
 use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
 use crate::{Arrivals, Schedule};
 
-/// One kind of request.
+/// Kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
@@ -14,7 +14,7 @@ pub enum Operation {
     Put,
     /// Reads a whole object.
     Get,
-    /// Reads a stretch of one.
+    /// Reads a byte range of an object.
     Range,
     /// Lists keys.
     List,
@@ -25,7 +25,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// All, in the order in which they are counted.
+    /// All operations, in the order of the per-operation arrays.
     pub const ALL: [Self; 6] = [Self::Put, Self::Get, Self::Range, Self::List, Self::Head, Self::Delete];
 }
 
@@ -33,66 +33,67 @@ impl Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
-    /// The kind.
+    /// The operation.
     pub operation: Operation,
-    /// Against the sum of all weights.
+    /// Weight relative to the sum of all weights.
     pub weight: f64,
 }
 
-/// One stretch of requests. Sizes in bytes, times in seconds.
+/// Settings of one phase of requests. Sizes are in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectSpec {
-    /// Folder of the objects; Penstock owns it, and it ends in `/`.
+    /// Folder of the objects. Penstock owns it, and it ends in `/`.
     pub url: String,
-    /// Keys of existing objects below the URL, which are only read, never written or deleted.
+    /// Keys of existing objects below the URL. They are only read, never written or deleted.
     pub existing: Vec<String>,
-    /// Operations.
+    /// Operations and their weights.
     pub mix: Vec<Share>,
-    /// Bytes of each object.
+    /// Size of each object.
     pub object_size: u64,
-    /// Bytes of each ranged read.
+    /// Size of each ranged read.
     pub range_size: u64,
-    /// Number of objects that exist, or are to be written.
+    /// Number of objects that exist or will be written.
     pub objects: u64,
-    /// Folders that they are spread over: what limits a prefix shall not be taken for what limits the store.
+    /// Number of folders that the objects are spread over, so that a limit per prefix is not mistaken for the store's
+    /// limit.
     pub prefixes: u32,
-    /// Each object once, then it ends.
+    /// Uses each object once, then ends the phase.
     pub once: bool,
-    /// Threads.
+    /// Number of workers, each with one request in flight.
     pub concurrency: u32,
-    /// Time over which the starts of the threads are spread, in seconds.
+    /// Time over which the worker starts are spread, in seconds.
     pub ramp_s: f64,
-    /// Ends it.
+    /// Ends the phase after this time.
     pub time_limit_s: Option<f64>,
     /// Ends the phase after this many requests.
     pub request_limit: Option<u64>,
-    /// Ends it once the rate has been steady.
+    /// Ends the phase once the rate is steady.
     pub until_stable: bool,
-    /// Distance of samples.
+    /// Interval between samples.
     pub sample_s: f64,
-    /// Closed or open loop.
+    /// Schedule of request start times (closed or open loop).
     pub arrivals: Schedule,
-    /// For an open loop: requests per second of all workers.
+    /// For an open loop: requests per second, summed over all workers.
     pub rate: Option<f64>,
-    /// Bytes that are read are compared with the content of this salt.
+    /// If set, read bytes are verified against the content generated with this salt.
     pub verify: Option<u64>,
-    /// Percent of each page that are zeros.
+    /// Percentage of each page that is zeros.
     pub compressible: u32,
-    /// Seed of choices, orders, arrivals and content.
+    /// Seed of random choices, orders, arrivals and content.
     pub seed: u64,
-    /// An attempt that brings no byte for this long has failed.
+    /// An attempt fails if no byte arrives for this long.
     pub attempt_limit_s: f64,
-    /// A request is given up after so long of refusals.
+    /// A request that keeps failing is given up after this time.
     pub give_up_after_s: f64,
-    /// Keys that a LIST goes through.
+    /// Maximum number of keys that a LIST request reads.
     pub list_keys: u64,
 }
 
 const MAX_WORKERS: u64 = 65_536;
 
 impl ObjectSpec {
-    /// Errs with `Config` for what cannot be, before anything is sent.
+    /// Validates the settings before any request is sent. Returns `Config` for an invalid one.
     pub fn check(&self) -> Result<()> {
         let within = |what: &str, value: u64, most: u64| match value {
             value if (1..=most).contains(&value) => Ok(()),

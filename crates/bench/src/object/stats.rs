@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts of requests, their results, and the failures of their attempts.
+//! Per-operation statistics: latencies, bytes, retries, and failed attempts by class.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use crate::Histogram;
 /// Failed attempts, by class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Failures {
-    /// Too Many Requests.
+    /// HTTP 429 (Too Many Requests).
     #[serde(rename = "429")]
     pub too_many: u64,
-    /// Service Unavailable, SlowDown, ServerBusy.
+    /// HTTP 503 (Service Unavailable, SlowDown, ServerBusy).
     #[serde(rename = "503")]
     pub busy: u64,
-    /// Any other answer from 500 on.
+    /// Any other response with status 500 or above.
     #[serde(rename = "5xx")]
     pub server: u64,
-    /// The connection broke, or was never made.
+    /// The connection failed or was reset.
     pub reset: u64,
-    /// Nothing came for as long as an attempt may wait.
+    /// No byte arrived within the time limit of an attempt.
     pub timeout: u64,
 }
 
-/// Class of a failed attempt; `None` for an error that a retry cannot solve.
+/// Class of a failed attempt. [`Failure::of`] returns `None` for an error that a retry cannot solve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Failure {
     TooMany,
@@ -76,11 +76,12 @@ impl Failures {
 /// Statistics of one operation.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Stats {
-    /// The whole request, attempts and back-off among it; in an open loop since its intended start.
+    /// Latency of whole requests, including all attempts and back-off. In an open loop it counts from the intended
+    /// start.
     pub(super) whole: Histogram,
-    /// The attempt that succeeded.
+    /// Latency of the successful attempt.
     pub(super) attempt: Histogram,
-    /// Its first byte.
+    /// Time to first byte of the successful attempt.
     pub(super) first_byte: Histogram,
     pub(super) bytes: u64,
     pub(super) failures: Failures,

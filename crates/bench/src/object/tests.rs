@@ -78,7 +78,7 @@ fn test_object_mix_has_its_shares_and_its_end() {
     let counts = report.last.totals.map(|total| total.requests);
     assert_eq!(counts.iter().sum::<u64>(), 2000);
     assert!((1050..1350).contains(&counts[Operation::Get as usize]), "{counts:?}");
-    // A DELETE never takes what the mix did not make.
+    // A DELETE removes only objects that the mix itself has written.
     assert!(counts[Operation::Delete as usize] <= counts[Operation::Put as usize]);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One worker: sends requests one after the other, repeats those that failed, and records the cost of each attempt
-//! separately.
+//! One benchmark worker: sends requests one after another, retries failed attempts, and records the cost of each
+//! attempt separately.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,24 +18,24 @@ use super::spec::Operation;
 use super::stats::Failure;
 use crate::Arrivals;
 
-/// Mean of the first back-off is half of this; it doubles.
+/// Upper limit of the first back-off, which doubles with each attempt. Jitter makes the mean half of the limit.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
-/// An attempt that succeeded.
+/// Result of a successful attempt.
 struct Answer {
     first_byte: Option<Instant>,
     bytes: u64,
     verified: u64,
 }
 
-/// Sends until there is nothing left, or the phase is stopped.
+/// Sends requests until no object is left, the request limit is reached, or the phase is stopped.
 pub(super) async fn work(shared: &Shared, number: u32, start: Instant) -> Result<()> {
     let spec = &shared.spec;
     let mut random = SmallRng::seed_from_u64(spec.seed ^ (u64::from(number) << 32) ^ 0x6f62);
     let mut arrivals = Arrivals::new(spec.arrivals, spec.rate, number, spec.concurrency, spec.seed)?;
     loop {
-        // A store that answers without waiting would keep timers from running.
+        // Yields to the runtime: with a store that never waits (such as memory), timers would not run otherwise.
         tokio::task::consume_budget().await;
         let Some((operation, chosen)) = choose(shared, &mut random) else { return Ok(()) };
         let began = match &mut arrivals {
@@ -53,7 +53,7 @@ pub(super) async fn work(shared: &Shared, number: u32, start: Instant) -> Result
     }
 }
 
-/// Next operation; `None` at the end.
+/// Chooses the next operation and its object; `None` ends the worker.
 fn choose(shared: &Shared, random: &mut SmallRng) -> Option<(Operation, Chosen)> {
     let mix = &shared.spec.mix;
     let mut at = random.random::<f64>() * mix.iter().map(|share| share.weight).sum::<f64>();
@@ -68,7 +68,7 @@ fn choose(shared: &Shared, random: &mut SmallRng) -> Option<(Operation, Chosen)>
     let chosen = match operation {
         Operation::Put => shared.keys.fresh(),
         Operation::Delete => match shared.keys.spare() {
-            // Nothing to delete yet: write an object first.
+            // No object can be deleted yet, so write one first.
             None if !shared.spec.once => return Some((Operation::Put, shared.keys.fresh()?)),
             spare => spare,
         },
@@ -99,7 +99,7 @@ async fn request(
                 let Some(failure) = silence(&error, limit).or_else(|| Failure::of(&error)) else { return Err(error) };
                 own.failed.push(failure);
                 own.refetched += received;
-                // The bytes of this failed attempt were counted as they arrived.
+                // Subtracts the bytes of this failed attempt, which were counted as they arrived.
                 live.bytes.fetch_sub(received, Ordering::Relaxed);
                 if failure.is_throttle() {
                     shared.throttles.fetch_add(1, Ordering::Relaxed);
@@ -128,20 +128,20 @@ async fn request(
     }
     stats.bytes += answer.bytes;
     stats.verified_bytes += answer.verified;
-    // `own` counts its failures when it is dropped, and needs the same lock.
+    // Releases the lock, because dropping `own` takes it again to count its failures.
     drop(stats);
     Ok(())
 }
 
-/// Failures of a request, counted when the request ends in any way. Otherwise a time limit during a storm of refusals
-/// would lose most of them.
+/// Failed attempts of one request. They are counted on drop, also when the request is cancelled. Otherwise, a time
+/// limit during heavy throttling would lose most of them.
 struct Attempts<'a> {
     shared: &'a Shared,
     operation: Operation,
     number: u64,
     failed: Vec<Failure>,
     throttled: Duration,
-    /// Time when the refused attempt of the current back-off was sent.
+    /// Send time of the throttled attempt that caused the current back-off.
     throttled_since: Option<Instant>,
     refetched: u64,
 }
@@ -173,7 +173,8 @@ impl Drop for Attempts<'_> {
     }
 }
 
-/// The store's own wrapper ends a silent attempt as unreachable; here it is a class of its own.
+/// Classifies an attempt that received no byte within `limit` as a timeout. The store's retry wrapper reports it as
+/// `Unreachable`.
 fn silence(error: &Error, limit: Duration) -> Option<Failure> {
     match error {
         Error::Unreachable { reason, .. }
@@ -185,7 +186,7 @@ fn silence(error: &Error, limit: Duration) -> Option<Failure> {
     }
 }
 
-/// Full jitter; a wait that the store asks for is kept in full.
+/// Back-off with full jitter. If the store sends Retry-After, waits at least that long.
 fn back_off(error: &Error, tries: usize, random: &mut SmallRng) -> Duration {
     let ceiling = FIRST_WAIT.saturating_mul(1 << (tries - 1).min(16)).min(MAX_WAIT);
     let jitter = ceiling.mul_f64(random.random::<f64>());
@@ -197,7 +198,7 @@ fn back_off(error: &Error, tries: usize, random: &mut SmallRng) -> Duration {
 
 fn range_offset(shared: &Shared, operation: Operation, random: &mut SmallRng) -> u64 {
     let spec = &shared.spec;
-    // The size of existing objects is unknown before the response, so their beginning is read.
+    // Existing objects have unknown sizes, so their first bytes are read.
     if operation != Operation::Range || !spec.existing.is_empty() {
         return 0;
     }

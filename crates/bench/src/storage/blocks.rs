@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Choice of the next block of a file.
+//! Iterates over the blocks of a file, in sequential or random order.
 
 use penstock_dataset::order::Permutation;
 
-/// The blocks of a stretch of a file, each once.
+/// Iterator over one worker's blocks of a file; visits each block once.
 #[derive(Debug)]
 pub(super) struct Walk {
     size: u64,
@@ -14,12 +14,12 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// All blocks of a file of `size` bytes, in `order` where one is given.
+    /// All blocks of a file of `size` bytes, in the given `order` or sequentially.
     pub(super) fn whole(size: u64, block: u64, order: Option<Permutation>) -> Self {
         Self::share(size, block, order, 0, 1)
     }
 
-    /// One worker's even share of the blocks.
+    /// One worker's equal share of the blocks.
     pub(super) fn share(size: u64, block: u64, order: Option<Permutation>, worker: u64, workers: u64) -> Self {
         let count = size.div_ceil(block);
         let order = order.unwrap_or_else(|| Permutation::identity(count));
@@ -28,7 +28,7 @@ impl Walk {
         Self { size, block, order, next: at(worker), end: at(worker + 1) }
     }
 
-    /// The next block: where it begins, and how long it is.
+    /// Returns the offset and length of the next block.
     #[inline]
     pub(super) fn take(&mut self) -> Option<(u64, usize)> {
         if self.next == self.end {
@@ -39,7 +39,7 @@ impl Walk {
         Some((offset, self.block.min(self.size - offset) as usize))
     }
 
-    /// Nothing is left.
+    /// True if all blocks were taken.
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.next == self.end

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One phase, from the start of its threads to its report. All threads start together; with several hosts, at an agreed
-//! time.
+//! Runs one storage phase: starts its threads, samples their counters, and builds the report. All threads start
+//! together. With several hosts, they start at an agreed time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -19,11 +19,11 @@ use crate::Histogram;
 use crate::content::Content;
 use crate::cpu_usage::{CpuTicks, CpuTime, usable_cores};
 
-/// First distance of samples; it doubles whenever there are too many.
+/// Initial sampling interval. It doubles whenever there are more than `MAX_SAMPLES` samples.
 const SAMPLE: Duration = Duration::from_millis(100);
 const MAX_SAMPLES: usize = 600;
 
-/// A phase that runs. Dropping it stops it and waits for its threads.
+/// A running phase. Dropping it stops the phase and waits for its threads.
 #[derive(Debug)]
 pub struct PhaseJob {
     shared: Arc<Shared>,
@@ -33,7 +33,7 @@ pub struct PhaseJob {
 }
 
 impl PhaseJob {
-    /// Looks at the target, then begins. Errs for what cannot be, before any thread has begun.
+    /// Checks the settings and the target, then starts the phase. Returns errors before any thread starts.
     pub fn start(spec: StorageSpec, phase: Phase) -> Result<Self> {
         spec.check()?;
         let target = target::find(&spec, phase)?;
@@ -54,25 +54,25 @@ impl PhaseJob {
         let thread = std::thread::Builder::new()
             .name("penstock-bench".to_owned())
             .spawn(move || {
-                // The receiver is gone: the job was dropped.
+                // Sending fails only if the job was dropped, and its receiver with it.
                 let _ = send.send(run(&its, &cancelled));
             })
             .map_err(|error| Error::from_io("a thread", &error))?;
         Ok(Self { shared, is_cancelled, done: Mutex::new(done), thread: Some(thread) })
     }
 
-    /// Totals so far.
+    /// Returns the totals so far.
     pub fn progress(&self) -> Total {
         self.shared.total()
     }
 
-    /// Ends it soon: [`Self::wait`] errs with `Interrupted` then.
+    /// Stops the phase soon: [`Self::wait`] then returns `Interrupted`.
     pub fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// The report, once there is one within `limit`. It is given once.
+    /// Waits at most `limit` for the report. Returns the report only once.
     pub fn wait(&self, limit: Duration) -> Option<Result<PhaseReport>> {
         let done = lock(&self.done);
         match done.recv_timeout(limit) {
@@ -87,13 +87,13 @@ impl Drop for PhaseJob {
     fn drop(&mut self) {
         self.cancel();
         if let Some(thread) = self.thread.take() {
-            // It reports its own errors; a panic was reported as a bug.
+            // The thread has already sent its result; a panic is reported as a bug by `wait`.
             let _ = thread.join();
         }
     }
 }
 
-/// Barrier at which threads wait for their start; `None` cancels it.
+/// Barrier that releases all threads at a common start time; `None` cancels the start.
 #[derive(Default)]
 struct Gate {
     start: Mutex<Option<Option<Instant>>>,
@@ -216,7 +216,7 @@ enum Event {
     Ended,
 }
 
-/// Statistics of one worker.
+/// Final statistics of one worker.
 struct End {
     at: Instant,
     io: Histogram,
@@ -233,7 +233,7 @@ fn work(shared: &Shared, number: u32, gate: &Gate, send: &Sender<Event>) -> Opti
     let ended = worker.run(start);
     let at = shared.ended();
     if ended.is_err() {
-        // One fault ends the phase for all.
+        // An error in one thread stops all threads.
         shared.stop.store(true, Ordering::Relaxed);
     }
     let _ = send.send(Event::Ended);
@@ -247,7 +247,7 @@ fn work(shared: &Shared, number: u32, gate: &Gate, send: &Sender<Event>) -> Opti
     }))
 }
 
-/// Waits for the moment that hosts agreed on; errs when it has passed already.
+/// Waits for the start time that the hosts agreed on. Returns an error if it has already passed.
 fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> {
     let Some(agreed) = spec.start_at_s else { return Ok(None) };
     let left = agreed - unix_now().as_secs_f64();
@@ -259,7 +259,7 @@ fn agreed(spec: &StorageSpec, is_cancelled: &AtomicBool) -> Result<Option<f64>> 
     Ok(Some(agreed))
 }
 
-/// Samples until all have ended; true when the time limit ended it.
+/// Samples the counters until all threads have ended. The flag is true if the time limit ended the phase.
 fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Event>) -> (Vec<Sample>, bool) {
     let limit = shared.spec.time_limit_s.map(|limit| start + Duration::from_secs_f64(limit));
     let mut series = Vec::with_capacity(MAX_SAMPLES + 1);
@@ -280,7 +280,7 @@ fn watch(shared: &Shared, start: Instant, threads: usize, events: &Receiver<Even
                 if at >= next {
                     series.push(Sample { t_s: (at - start).as_secs_f64(), total: shared.total() });
                     if series.len() > MAX_SAMPLES {
-                        // Counts are sums since the start, so every second sample has the same information as two.
+                        // Counts are cumulative, so dropping every second sample loses no counts.
                         let mut keep = false;
                         series.retain(|_| {
                             keep = !keep;

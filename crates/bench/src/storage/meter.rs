@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counters of each worker, and the state that all workers share. Each counter belongs to one worker, so counting is a
-//! plain store for which no other core waits.
+//! Counters of each worker, and the state that all workers share. Each counter is written by one worker only, so
+//! counting is a plain store without contention.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::content::Content;
 use crate::cpu_usage::CpuTicks;
 use crate::{Arrivals, Histogram};
 
-/// One worker's counters, readable by others; each has its own cache line.
+/// One worker's counters, which other threads may read. Aligned to separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Tally {
@@ -25,7 +25,7 @@ pub(super) struct Tally {
     bytes: AtomicU64,
 }
 
-/// The end of the first worker.
+/// State when the first worker ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FirstEnd {
     pub(super) at: Instant,
@@ -56,7 +56,7 @@ impl Shared {
         total
     }
 
-    /// A worker has nothing left to do.
+    /// Called when a worker ends; records the state at the first such call.
     pub(super) fn ended(&self) -> Instant {
         let at = now();
         self.first.get_or_init(|| FirstEnd { at, total: self.total(), machine: CpuTicks::now() });
@@ -68,7 +68,7 @@ impl Shared {
     }
 }
 
-/// One worker's histograms, arrivals and clock.
+/// One worker's histograms, arrival schedule and clock.
 #[derive(Debug)]
 pub(super) struct Meter<'a> {
     pub(super) shared: &'a Shared,
@@ -79,13 +79,13 @@ pub(super) struct Meter<'a> {
     pub(super) service: Option<Histogram>,
     arrivals: Option<Arrivals>,
     start: Instant,
-    /// The last moment that was read from the clock: where one request ends, the next of a closed loop begins.
+    /// Last clock reading. In a closed loop, one reading is both the end of a request and the start of the next.
     last: Instant,
     ios_left: u64,
     pub(super) verified_bytes: u64,
 }
 
-/// Intended and actual start of a request.
+/// Intended and actual start times of a request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Begun {
     pub(super) intended: Instant,
@@ -112,23 +112,23 @@ impl<'a> Meter<'a> {
         })
     }
 
-    /// All begin at this moment.
+    /// Sets the start time, which all workers share.
     pub(super) fn begin_at(&mut self, start: Instant) {
         (self.start, self.last) = (start, start);
     }
 
-    /// Reads the clock: time between two requests belongs to neither.
+    /// Reads the clock, so that time between two requests is counted for neither.
     pub(super) fn tick(&mut self) -> Instant {
         self.last = now();
         self.last
     }
 
-    /// The moment that the clock was read last.
+    /// Returns the last clock reading.
     pub(super) fn last(&self) -> Instant {
         self.last
     }
 
-    /// True if this worker must stop, or has reached its limit.
+    /// True if the phase was stopped or this worker has reached its request limit.
     #[inline]
     pub(super) fn is_over(&self) -> bool {
         self.ios_left == 0 || self.shared.is_stopped()
@@ -138,7 +138,8 @@ impl<'a> Meter<'a> {
         self.arrivals.is_some()
     }
 
-    /// The next request of an open loop, where its time has come by `at`; else when that will be.
+    /// Takes the next request of an open loop if its start time is not after `at`; otherwise returns that start time as
+    /// the error.
     pub(super) fn due(&mut self, at: Instant) -> std::result::Result<Begun, Option<Instant>> {
         let Some(arrivals) = &mut self.arrivals else { return Ok(Begun { intended: self.last, sent: self.last }) };
         match self.start.checked_add(arrivals.peek()) {
@@ -150,7 +151,8 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// Starts the next request: at once in a closed loop, at its time in an open one. `None` if it is not to be sent.
+    /// Starts the next request: immediately in a closed loop, at its intended time in an open loop. Returns `None` if
+    /// the worker must stop.
     #[inline]
     pub(super) fn begin(&mut self) -> Option<Begun> {
         if self.is_over() {
@@ -172,7 +174,7 @@ impl<'a> Meter<'a> {
         }
     }
 
-    /// A read or write that ended at `at`.
+    /// Counts a read or write that ended at `at`.
     #[inline]
     pub(super) fn io_done(&mut self, begun: Begun, at: Instant, bytes: u64) {
         self.last = at;
@@ -187,7 +189,7 @@ impl<'a> Meter<'a> {
         self.tally.bytes.store(self.total.bytes, Ordering::Relaxed);
     }
 
-    /// A file or folder is done; its clock began at `began`.
+    /// Counts a completed file or folder, which was started at `began`.
     pub(super) fn entry_done(&mut self, began: Instant) {
         let at = self.tick();
         self.entry.record(at.saturating_duration_since(began));
@@ -195,7 +197,7 @@ impl<'a> Meter<'a> {
         self.tally.entries.store(self.total.entries, Ordering::Relaxed);
     }
 
-    /// A call of a metadata phase is done: one request and one entry.
+    /// Counts a completed call of a metadata phase, as one request and one entry.
     pub(super) fn call_done(&mut self, begun: Begun) {
         let at = self.tick();
         if let Some(service) = &mut self.service {
@@ -207,7 +209,7 @@ impl<'a> Meter<'a> {
         self.tally.entries.store(self.total.entries, Ordering::Relaxed);
     }
 
-    /// Reads or writes that this worker may still send.
+    /// Number of reads or writes that this worker may still send.
     pub(super) fn ios_left(&self) -> u64 {
         self.ios_left
     }

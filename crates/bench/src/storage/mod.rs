@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Storage benchmark: phases of many threads over many files, over one file, or over a block device.
+//! Storage benchmark: many threads read and write a tree of files, one shared file, or a block device.
 
 mod blocks;
 mod job;

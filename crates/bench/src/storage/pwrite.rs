@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Synchronous I/O engine: pread and pwrite, one at a time, one clock read each.
+//! Synchronous I/O engine: sends one pread or pwrite at a time, and reads the clock once for each.
 
 use std::os::fd::BorrowedFd;
 
@@ -12,12 +12,12 @@ use super::meter::Meter;
 use super::spec::Phase;
 use super::tree::failed;
 
-/// A file that is being read or written.
+/// An open file and the number that its content is generated from.
 pub(super) struct Open<'a> {
     pub(super) fd: BorrowedFd<'a>,
-    /// By which its content is known.
+    /// File number, from which the content is generated.
     pub(super) number: u64,
-    /// Its path, for errors.
+    /// Returns the path, for error messages.
     pub(super) place: &'a dyn Fn() -> String,
 }
 
@@ -31,7 +31,7 @@ impl Open<'_> {
     }
 }
 
-/// A block of the phase's content, at a page's beginning as O_DIRECT needs it.
+/// A page-aligned block (O_DIRECT requires the alignment), filled with the content of the phase.
 pub(super) fn prepared_block(meter: &Meter<'_>) -> Result<Buffer> {
     let taken = BufferPool::of_process().take(meter.shared.spec.block_size as usize);
     let mut block = taken.map_err(|error| Error::from_io("memory for a block", &error))?;
@@ -39,7 +39,7 @@ pub(super) fn prepared_block(meter: &Meter<'_>) -> Result<Buffer> {
     Ok(block)
 }
 
-/// See the module.
+/// Synchronous I/O engine of one worker.
 #[derive(Debug)]
 pub(super) struct Plain {
     block: Buffer,

@@ -1,75 +1,76 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Result of a phase.
+//! Report of one storage phase.
 
 use serde::Serialize;
 
 use crate::Latency;
 use crate::cpu_usage::CpuTime;
 
-/// Counts since a phase began.
+/// Counts since the start of a phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
-    /// Files, or folders, that are done.
+    /// Completed files or folders.
     pub entries: u64,
-    /// Reads or writes that are done.
+    /// Completed reads or writes.
     pub ios: u64,
-    /// Bytes that they moved.
+    /// Bytes read or written.
     pub bytes: u64,
 }
 
-/// One of a phase's two ends.
+/// Counts when the first or the last worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ends {
-    /// Since the start.
+    /// Time since the start of the phase.
     pub seconds: f64,
-    /// By all workers until then.
+    /// Totals of all workers until then.
     #[serde(flatten)]
     pub total: Total,
-    /// Busy time of this process's cores (its affinity) until then, in percent; absent if the kernel does not report it.
+    /// Percentage of this process's cores (its affinity) that was busy until then; `None` if the kernel does not report
+    /// it.
     pub cpu_percent: Option<f64>,
 }
 
 /// Totals at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sample {
-    /// Since the start.
+    /// Time since the start of the phase.
     pub t_s: f64,
-    /// Sum over all workers.
+    /// Totals of all workers.
     #[serde(flatten)]
     pub total: Total,
 }
 
-/// Everything that one host measured of one phase.
+/// Report of one phase on one host.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PhaseReport {
-    /// Which.
+    /// Name of the phase.
     pub phase: &'static str,
-    /// Start, in seconds since the Unix epoch.
+    /// Start of the phase, in seconds since the Unix epoch.
     pub started_s: f64,
-    /// Delay against the agreed start.
+    /// Delay of the actual start after the agreed start.
     pub start_late_s: Option<f64>,
-    /// Counts when the first worker was done; until then all were busy.
+    /// Counts when the first worker ended. All workers were busy until then.
     pub first: Ends,
-    /// Counts when the last worker was done.
+    /// Counts when the last worker ended.
     pub last: Ends,
-    /// From the first end to the last.
+    /// Time from the first worker's end to the last worker's end.
     pub tail_s: f64,
     /// Latency of whole files (open, all blocks, fsync, close), or of one call of a metadata phase.
     pub entry_latency: Latency,
-    /// Latency of reads or writes; in an open loop since their intended start.
+    /// Latency of reads or writes. In an open loop it counts from the intended start.
     pub io_latency: Latency,
-    /// Latency of an open loop's requests since their actual start.
+    /// Latency of an open loop's requests, counted from their actual start.
     pub service_latency: Option<Latency>,
-    /// Requests a second that an open loop meant to send.
+    /// Target rate of an open loop, in requests per second.
     pub offered_per_s: Option<f64>,
     /// CPU time of this process.
     pub cpu: CpuTime,
-    /// Processors that this process could keep busy: its affinity, and the quota of its control group.
+    /// Number of processors that this process could keep busy, as limited by its affinity and its cgroup's CPU quota.
     pub cores: usize,
     /// Totals over time.
     pub series: Vec<Sample>,
-    /// Bytes that were compared with the pattern.
+    /// Bytes that were verified against the pattern.
     pub verified_bytes: u64,
-    /// `time` or `ios` where a limit ended it.
+    /// Limit that ended the phase: `time` or `ios`. `None` if no limit did.
     pub ended_by: Option<&'static str>,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parameters of a phase, and their validation.
+//! Settings of one storage phase, and their validation.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Arrivals, Schedule};
 
-/// One stretch of work that all threads begin together.
+/// Phase of the storage benchmark. All threads start it together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Makes the folders.
+    /// Creates the folders.
     Mkdirs,
-    /// Writes the files, or the one file or device.
+    /// Writes the files, or the shared file or device.
     Write,
     /// Reads the written data.
     Read,
@@ -27,7 +27,7 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// Its name in settings and rows.
+    /// Name of the phase in settings and result rows.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mkdirs => "mkdirs",
@@ -43,69 +43,69 @@ impl Phase {
 /// I/O engine of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Engine {
-    /// pread and pwrite, one at a time a thread.
+    /// pread and pwrite, one call at a time per thread.
     #[serde(rename = "threads")]
     Threads,
-    /// A ring a thread, `depth` in flight.
+    /// One ring per thread, with `depth` requests in flight.
     #[serde(rename = "io_uring")]
     IoUring,
 }
 
-/// In which order the blocks of a file are visited; each once.
+/// Order in which the blocks of a file are visited. Each block is visited once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pattern {
-    /// From the first to the last.
+    /// From the first block to the last.
     Sequential,
-    /// In an order of their own.
+    /// In a random order.
     Random,
 }
 
-/// One phase's settings. Sizes in bytes, times in seconds.
+/// Settings of one phase. Sizes are in bytes, times in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StorageSpec {
-    /// A folder, which holds the tree; or a file or block device, which all threads share.
+    /// A folder for a tree of files, or a file or block device that all threads share.
     pub path: PathBuf,
-    /// Threads.
+    /// Number of threads.
     pub threads: u32,
-    /// Folders of each thread.
+    /// Number of folders per thread.
     pub directories: u32,
-    /// Files in each folder.
+    /// Number of files in each folder.
     pub files: u64,
-    /// Size of each file in bytes; for a shared file or device the part in use, 0 for all.
+    /// Size of each file. For a shared file or device, the size of the part in use; 0 uses all of it.
     pub file_size: u64,
-    /// Bytes of each read or write.
+    /// Size of each read or write.
     pub block_size: u64,
-    /// Reads or writes in flight a thread.
+    /// Number of reads or writes in flight per thread.
     pub depth: u32,
     /// I/O engine.
     pub engine: Engine,
     /// Order of the blocks.
     pub pattern: Pattern,
-    /// O_DIRECT.
+    /// Opens files with O_DIRECT.
     pub direct: bool,
-    /// fsync before a file counts as written, inside the clock.
+    /// Calls fsync on each written file. Its time is part of the file's latency.
     pub fsync: bool,
-    /// Bytes that are read are compared with the content of this salt.
+    /// If set, read bytes are verified against the content generated with this salt.
     pub verify: Option<u64>,
-    /// Percent of each page that are zeros.
+    /// Percentage of each page that is zeros.
     pub compressible: u32,
-    /// Ends the phase.
+    /// Ends the phase after this time.
     pub time_limit_s: Option<f64>,
     /// Ends a thread after this many reads or writes.
     pub io_limit: Option<u64>,
-    /// Begins again at the first file until the time is up.
+    /// Starts again at the first file until the time limit.
     pub repeat: bool,
-    /// Closed or open loop.
+    /// Schedule of request start times (closed or open loop).
     pub arrivals: Schedule,
-    /// For an open loop: requests per second of all threads.
+    /// For an open loop: requests per second, summed over all threads.
     pub rate: Option<f64>,
-    /// Seed of orders and arrivals.
+    /// Seed of block orders and arrivals.
     pub seed: u64,
-    /// A shared file or device may be written to.
+    /// Permits writing to a shared file or device.
     pub write_shared: bool,
-    /// Common start of all hosts, in seconds since the Unix epoch.
+    /// Common start time of all hosts, in seconds since the Unix epoch.
     pub start_at_s: Option<f64>,
 }
 
@@ -113,7 +113,7 @@ const MAX_THREADS: u32 = 4096;
 const MAX_DEPTH: u32 = 4096;
 
 impl StorageSpec {
-    /// Errs with `Config` for what cannot be, before anything is touched.
+    /// Validates the settings before the target is accessed. Returns `Config` for an invalid one.
     pub fn check(&self) -> Result<()> {
         let within = |what: &str, value: u64, most: u64| match value {
             value if (1..=most).contains(&value) => Ok(()),
@@ -155,12 +155,12 @@ impl StorageSpec {
         self.bytes().map(|_| ())
     }
 
-    /// Files of all threads.
+    /// Number of files of all threads.
     pub fn total_files(&self) -> Result<u64> {
         (u64::from(self.threads) * u64::from(self.directories)).checked_mul(self.files).ok_or_else(too_much)
     }
 
-    /// Bytes of all files.
+    /// Total size of all files.
     pub fn bytes(&self) -> Result<u64> {
         let bytes = self.total_files()?.checked_mul(self.file_size).filter(|bytes| *bytes < 1 << 63);
         bytes.ok_or_else(too_much)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The target path: a folder for a tree of files, or one file or block device that all threads share. Refuses a target
-//! that the spec cannot run on before any thread starts.
+//! Checks the target path: a folder for a tree of files, or one file or block device that all threads share. Returns an
+//! error before any thread starts if the spec cannot run on the target.
 
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
@@ -12,19 +12,19 @@ use rustix::fs::{Mode, OFlags};
 use super::spec::{Phase, StorageSpec};
 use super::tree::failed;
 
-/// See the module.
+/// Kind of target path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
-    /// A folder.
+    /// A folder for a tree of files.
     Tree,
-    /// A file or device, with the number of bytes in use.
+    /// A file or block device, with the number of bytes in use.
     Shared(u64),
 }
 
-/// O_DIRECT works in units of at least this.
+/// Minimum alignment of O_DIRECT requests, in bytes.
 const SECTOR: u64 = 512;
 
-/// Looks, and refuses.
+/// Examines the target path. Returns an error if the phase cannot run on it.
 pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
     let place = spec.path.display().to_string();
     let facts = std::fs::metadata(&spec.path).map_err(|error| Error::from_io(&place, &error))?;
@@ -57,7 +57,7 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
     let mut open = std::fs::OpenOptions::new();
     open.read(true).write(phase == Phase::Write);
     if is_device && phase == Phase::Write {
-        // A mounted device refuses this.
+        // With `O_EXCL`, opening a mounted block device fails with `EBUSY`.
         open.custom_flags(libc::O_EXCL);
     }
     let file = open.open(&spec.path).map_err(|error| match error.raw_os_error() {
@@ -73,7 +73,7 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
             format!("{place} has {} bytes, but {want} are needed", with_separators(held)),
         ));
     }
-    // Whole blocks only: a shorter rest at the end is not used.
+    // Uses whole blocks only and ignores a partial block at the end.
     let size = if spec.file_size == 0 { size / spec.block_size * spec.block_size } else { size };
     if spec.direct {
         aligned(spec, size)?;
@@ -92,20 +92,20 @@ fn aligned(spec: &StorageSpec, size: u64) -> Result<()> {
     Ok(())
 }
 
-/// Opens an unnamed file with O_DIRECT: a file system without support refuses it here.
+/// Opens an unnamed file with O_DIRECT, which fails if the file system does not support O_DIRECT.
 fn probe_direct(folder: &Path, place: &str) -> Result<()> {
     let direct = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     let unnamed = rustix::fs::open(folder, direct | OFlags::TMPFILE, Mode::from_raw_mode(0o600));
     let probed = match unnamed {
         Ok(_) => return Ok(()),
-        // No unnamed files there, or no O_DIRECT: a named file shows which.
+        // Either unnamed files or O_DIRECT is not supported. Opening a named file shows which of the two.
         Err(_) => {
             let here = std::fs::File::open(folder).map_err(|error| Error::from_io(place, &error))?;
             let name = format!(".penstock-bench-probe-{}", std::process::id());
             let flags = direct | OFlags::CREATE | OFlags::EXCL;
             let named = rustix::fs::openat(&here, &name, flags, Mode::from_raw_mode(0o600));
             if named.is_ok() {
-                // One that cannot be removed is empty.
+                // If the file cannot be removed, an empty file remains, which does no harm.
                 let _ = owned::remove_file(&here, &name, Proof::Made);
             }
             named

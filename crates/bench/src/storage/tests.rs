@@ -87,7 +87,7 @@ fn test_storage_verify_names_the_file_and_the_byte() {
         assert!(error.contains("t00001/d00001/f0000003") && error.contains("byte 10,001"), "{error}");
         std::fs::write(&file, &bytes[..9_000]).unwrap();
         let error = run(&spec, Phase::Read).unwrap_err().to_string();
-        // With several reads in flight, one that begins beyond the end may be the first to show it.
+        // With several reads in flight, a read that begins beyond the end may be reported first.
         assert!(error.contains("t00001/d00001/f0000003 ends at byte "), "{error}");
         assert_eq!(run(&spec, Phase::Stat).unwrap_err().code(), "corrupt");
     }
@@ -159,7 +159,7 @@ fn test_storage_open_loop_keeps_its_rate_and_counts_from_the_intended_start() {
             run(&spec(dir.path()), Phase::Mkdirs).unwrap();
             run(&spec(dir.path()), Phase::Write).unwrap();
             let report = run(&open, Phase::Read).unwrap();
-            // At most what was offered in the time; how much of it, on a busy machine, is no matter of ours.
+            // The upper limit is the offered load. A busy machine may complete fewer requests.
             assert!((1..=620).contains(&report.last.total.ios), "{:?}", report.last);
             let (response, service) = (report.io_latency, report.service_latency.unwrap());
             assert_eq!(response.count, service.count);
@@ -215,7 +215,7 @@ fn test_storage_failing_write_ends_all_threads_with_its_reason() {
     let dir = tempfile::tempdir().unwrap();
     let base = spec(dir.path());
     run(&base, Phase::Mkdirs).unwrap();
-    // A folder stands where one thread's file is to be.
+    // A folder has the name of a file that one thread will write.
     std::fs::create_dir(dir.path().join("t00002/d00000/f0000001")).unwrap();
     let error = run(&base, Phase::Write).unwrap_err();
     assert!(error.to_string().contains("f0000001"), "{error}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of the files in the tree (`t00000/d00000/f0000000`), and the calls that open them. Names are formatted in
-//! place, so a file costs no allocation.
+//! File and folder names in the tree (`t00000/d00000/f0000000`), and the calls that open, create and delete them. Names
+//! are formatted into a reused buffer, so a file costs no allocation.
 
 use std::fmt::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,14 +13,14 @@ use rustix::io::Errno;
 
 use super::spec::StorageSpec;
 
-/// An error of the system at `place`.
+/// Converts an errno of a call on `place` to an error.
 pub(super) fn failed(place: &str, errno: Errno) -> Error {
     Error::from_io(place, &errno.into())
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// One worker's part of the tree.
+/// One worker's subtree.
 #[derive(Debug)]
 pub(super) struct Branch {
     root: OwnedFd,
@@ -38,7 +38,7 @@ impl Branch {
 
     fn named(&mut self, directory: Option<u32>) {
         self.name.clear();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(self.name, "t{:05}", self.worker);
         if let Some(directory) = directory {
             let _ = write!(self.name, "/d{directory:05}");
@@ -49,19 +49,19 @@ impl Branch {
         failed(&format!("{}/{}", self.place, self.name), errno)
     }
 
-    /// Makes the worker's own folder (`None`) or one of those in it.
+    /// Creates the worker's own folder (`None`) or one of its subfolders.
     pub(super) fn make(&mut self, directory: Option<u32>) -> Result<()> {
         self.named(directory);
         rustix::fs::mkdirat(&self.root, &*self.name, Mode::from_raw_mode(0o755)).map_err(|errno| self.failed(errno))
     }
 
-    /// Deletes it; it must be empty.
+    /// Deletes the worker's own folder (`None`) or one of its subfolders, which must be empty.
     pub(super) fn remove(&mut self, directory: Option<u32>) -> Result<()> {
         self.named(directory);
         owned::remove_folder(&self.root, &*self.name, Proof::Named).map_err(|errno| self.failed(errno))
     }
 
-    /// Opens one of the worker's folders.
+    /// Opens one of the worker's subfolders.
     pub(super) fn folder(&mut self, directory: u32) -> Result<Folder> {
         self.named(Some(directory));
         let fd = rustix::fs::openat(&self.root, &*self.name, DIRECTORY, Mode::empty()).map_err(|e| self.failed(e))?;
@@ -69,7 +69,7 @@ impl Branch {
     }
 }
 
-/// A folder of files.
+/// An open folder of files.
 #[derive(Debug)]
 pub(super) struct Folder {
     fd: OwnedFd,
@@ -83,7 +83,7 @@ impl Folder {
         let _ = write!(self.name, "f{file:07}");
     }
 
-    /// The file's path, for errors.
+    /// Path of a file, for error messages.
     pub(super) fn place(&mut self, file: u64) -> String {
         self.named(file);
         format!("{}/{}", self.place, self.name)
@@ -95,7 +95,7 @@ impl Folder {
             .map_err(|errno| failed(&self.place(file), errno))
     }
 
-    /// Its size.
+    /// Returns the size of a file.
     pub(super) fn stat(&mut self, file: u64) -> Result<u64> {
         self.named(file);
         let facts = rustix::fs::statat(&self.fd, &*self.name, AtFlags::SYMLINK_NOFOLLOW);
@@ -108,12 +108,12 @@ impl Folder {
     }
 }
 
-/// Number of a file among all, by which its content is known.
+/// Number of a file in the whole tree, from which its content is generated.
 pub(super) fn file_number(spec: &StorageSpec, worker: u32, directory: u32, file: u64) -> u64 {
     (u64::from(worker) * u64::from(spec.directories) + u64::from(directory)) * spec.files + file
 }
 
-/// Syncs the file system of `file`, if it supports that.
+/// Calls fsync on `file`.
 pub(super) fn sync(file: impl AsFd, place: &dyn Fn() -> String) -> Result<()> {
     rustix::fs::fsync(file).map_err(|errno| failed(&place(), errno))
 }

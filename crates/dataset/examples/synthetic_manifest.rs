@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes a manifest of N objects, as a listing of S3 would give them, for `benches/scale.py`: `synthetic_manifest FILE
-//! N`.
+//! Writes a manifest of N synthetic objects with the metadata that an S3 listing would return, for `benches/scale.py`.
+//!
+//! Usage: `synthetic_manifest FILE N`.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ fn main() -> Result<()> {
     let count = count.ok_or_else(|| Error::config("N", "is not a number"))?;
     let mut state = 7u64;
     let objects = (0..count).map(|at| {
-        // splitmix64: gives sizes from 64 kB to 16 MB, and ETags that do not compress.
+        // splitmix64: random sizes from 64 kB to 16 MB, and ETags that do not compress.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = state;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

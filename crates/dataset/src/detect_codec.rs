@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Detects the codec of an object from its first bytes, where its name does not state it: Content-Encoding names a
-//! codec and the bytes confirm it, or the bytes contradict the name. Such an object keeps its name.
+//! Detects the codec of an object whose name does not show it, from Content-Encoding and the first bytes.
+//!
+//! A codec is detected in two cases: Content-Encoding names it and the first bytes confirm it, or the first bytes
+//! contradict the format that the name claims. In both cases, decompression leaves the object's name unchanged.
 
 use penstock_codec::{Codec, checksum};
 
 use crate::manifest::{CodecSource, RecordFormat};
 
-/// Number of first bytes that identify a codec.
+/// Number of bytes at the start of an object that suffice to identify its codec.
 pub const HEAD_BYTES: usize = 12;
 
-/// Codec that a Content-Encoding names; `None` for several codecs, which do not occur in practice.
+/// Codec that a Content-Encoding names. A list of several codecs, which does not occur in practice, gives
+/// `Codec::None`.
 fn of_header(encoding: &str) -> Codec {
     match encoding.trim().to_ascii_lowercase().as_str() {
         "gzip" | "x-gzip" => Codec::Gzip,
@@ -18,11 +21,11 @@ fn of_header(encoding: &str) -> Codec {
     }
 }
 
-/// Returns the codec to decompress for an object whose name does not say one.
+/// Returns the codec to decompress and where it was found, for an object whose name does not show a codec.
 pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec, CodecSource)> {
     let seen = Codec::sniff(head);
     if seen == Codec::None {
-        return None; // a header that lies does no harm
+        return None; // the bytes are not compressed, so a wrong Content-Encoding is ignored
     }
     match encoding.map(of_header) {
         Some(said) if said == seen => Some((seen, CodecSource::Header)),
@@ -31,13 +34,13 @@ pub fn detect(name: &[u8], encoding: Option<&str>, head: &[u8]) -> Option<(Codec
     }
 }
 
-/// True if the name claims a format whose files never begin like a compressed file. A `.tgz` or a model's `.bin` may be
-/// compressed on purpose.
+/// True if the name claims a format whose files never start with a codec's magic bytes. Other names return false,
+/// because a `.tgz` or a model's `.bin` may be compressed on purpose.
 fn claims_otherwise(name: &[u8], head: &[u8]) -> bool {
     match RecordFormat::of_name(name) {
         RecordFormat::Npy | RecordFormat::Tar | RecordFormat::Jpeg => true,
-        // The length field of a TFRecord of about 560 kB equals gzip's first bytes; the checksum of that length then
-        // tells them apart.
+        // The length field of a TFRecord of about 560 kB equals gzip's magic bytes. Only a TFRecord has a matching
+        // checksum after its length field.
         RecordFormat::TfRecord => match (head.first_chunk::<8>(), head.get(8..HEAD_BYTES)) {
             (Some(length), Some(crc)) => checksum::crc32c_masked(length).to_le_bytes() != *crc,
             _ => true,
@@ -56,7 +59,7 @@ mod tests {
         for (name, encoding, head, want) in [
             (&b"a.bin"[..], Some("gzip"), &gzip[..], Some((Codec::Gzip, CodecSource::Header))),
             (b"a.bin", Some(" X-GZIP "), &gzip, Some((Codec::Gzip, CodecSource::Header))),
-            (b"a.bin", Some("gzip"), b"plain bytes!", None), // undone by a proxy, or a lie
+            (b"a.bin", Some("gzip"), b"plain bytes!", None), // decompressed by a proxy, or a wrong header
             (b"a.bin", Some("zstd"), &gzip, None),
             (b"a.bin", Some("gzip, gzip"), &gzip, None),
             (b"a.tgz", None, &gzip, None),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compares two manifests by logical name. Opens no object: it compares only the metadata of both.
+//! Compares two manifests by logical name. Reads only the metadata in the manifests, and opens no object.
 //!
-//! A staged copy also records the source of each file, so that a copy can be compared with its compressed source.
+//! A staged copy also records the source of each file, so a copy can be compared with its compressed source.
 
 use penstock_codec::Codec;
 use penstock_store::Version;
@@ -10,16 +10,16 @@ use serde::Serialize;
 
 use crate::manifest::{Entry, Manifest};
 
-/// One object that differs.
+/// An object whose two versions differ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Its logical name, control characters escaped.
+    /// Logical name of the object, with control characters escaped.
     pub name: String,
-    /// The difference, with both values.
+    /// Difference between the two entries, with both values.
     pub reason: String,
 }
 
-/// Differences between two manifests, and the evidence that the other objects are equal.
+/// Differences between two manifests, and the number of equal objects by kind of evidence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Objects only in the second manifest.
@@ -30,13 +30,14 @@ pub struct Difference {
     pub changed: Vec<Change>,
     /// Objects in both that are equal.
     pub same: u64,
-    /// Of `same`: equal by a digest of the same bytes.
+    /// Part of `same`: objects with an equal digest.
     pub same_by_digest: u64,
-    /// Equal by the version of the same object.
+    /// Part of `same`: objects with an equal version of one stored object.
     pub same_by_version: u64,
-    /// Equal in size, without anything else to compare.
+    /// Part of `same`: objects of equal size, without a digest or version to compare.
     pub same_by_size: u64,
-    /// Equal in name only: one object is compressed and the other is not, and neither entry records the other's bytes.
+    /// Part of `same`: objects with only an equal name. One object is compressed, the other is not, and neither entry
+    /// records the bytes of the other form.
     pub same_by_name: u64,
 }
 
@@ -47,7 +48,7 @@ impl Difference {
     }
 }
 
-/// One form in which an object's bytes are known: as stored here, or as stored at its source.
+/// A form in which an object's bytes are known: as stored in this dataset, or as stored at its source.
 struct Form<'a> {
     place: Option<String>,
     codec: Codec,
@@ -89,7 +90,8 @@ enum Verdict {
     Differs(String),
 }
 
-/// Compares two objects by the strongest evidence available: digests, then versions of one object, then sizes.
+/// Compares two objects by the strongest available evidence: digests, then versions of the same stored object, then
+/// sizes.
 fn compare(a: &[Form<'_>], b: &[Form<'_>]) -> Verdict {
     let pairs = || a.iter().flat_map(|a| b.iter().map(move |b| (a, b))).filter(|(a, b)| a.codec == b.codec);
     let mut differs = None;
@@ -145,7 +147,7 @@ pub fn diff(a: &Manifest, b: &Manifest) -> Difference {
             news.extend(right.take().unwrap_or_default());
             right = new.next();
         }
-        // `a` and `a.gz` in one folder share a logical name: pair the entries with equal keys.
+        // `a` and `a.gz` in one folder have the same logical name, so entries with equal keys are paired first.
         let mut pairs = Vec::new();
         if olds.len() == 1 && news.len() == 1 {
             pairs.extend(olds.pop().zip(news.pop()));
@@ -177,7 +179,7 @@ pub fn diff(a: &Manifest, b: &Manifest) -> Difference {
     }
 }
 
-/// Runs of objects with one logical name; a manifest holds them in that order.
+/// Iterator over runs of objects with the same logical name; a manifest stores such objects next to each other.
 struct Groups<'a>(&'a [Entry]);
 
 impl<'a> Iterator for Groups<'a> {

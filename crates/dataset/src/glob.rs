@@ -8,8 +8,8 @@ use std::collections::HashSet;
 
 use penstock_types::{Key, Url};
 
-/// Splits a URL into the folder where its pattern begins and the pattern below that folder; `None` if the URL has no
-/// pattern.
+/// Splits a URL into the folder that contains its pattern, and the pattern relative to that folder. Returns `None` if
+/// the URL has no pattern.
 pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     let key = url.key.as_bytes();
     let first = plain_len(key);
@@ -20,22 +20,22 @@ pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     Some((url.with_key(Key::new(key[..cut].to_vec())), key[cut..].to_vec()))
 }
 
-/// Number of literal bytes before a pattern's first special character.
+/// Number of bytes before the first special character of a pattern.
 pub fn plain_len(pattern: &[u8]) -> usize {
     let special = pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['));
     braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())
 }
 
-/// True if all of `name` matches `pattern`. Each `*` is retried at every byte, so the work is bounded by pattern length
-/// × name length.
+/// True if `name` as a whole matches `pattern`. The work is at most pattern length × name length, because each `*` is
+/// retried at every byte.
 pub fn glob_matches(pattern: &[u8], name: &[u8]) -> bool {
     Glob::new(pattern).matches(name)
 }
 
-/// A pattern parsed once and matched against many names.
+/// A parsed pattern, which can be matched against many names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Glob {
-    /// Alternatives without wildcards; there may be one per object.
+    /// Alternatives without wildcards. They are in a set because a pattern may list every object of a dataset.
     names: HashSet<Vec<u8>>,
     patterns: Vec<Vec<Token>>,
 }
@@ -55,14 +55,14 @@ impl Glob {
         Self { names, patterns }
     }
 
-    /// True if all of `name` matches.
+    /// True if `name` as a whole matches.
     pub fn matches(&self, name: &[u8]) -> bool {
         self.names.contains(name) || self.patterns.iter().any(|tokens| fits(tokens, name))
     }
 }
 
 fn fits(tokens: &[Token], name: &[u8]) -> bool {
-    // reached[i]: the pattern's first i tokens can match the bytes of the name read so far.
+    // reached[i]: the first i tokens of the pattern match the bytes of the name that were read so far.
     let close = |reached: &mut Vec<bool>| {
         for at in 0..tokens.len() {
             if reached[at] && matches!(tokens[at], Token::Star | Token::StarStar | Token::AnyFolders) {
@@ -88,7 +88,7 @@ fn fits(tokens: &[Token], name: &[u8]) -> bool {
                 Token::StarStar => next[at] = true,
                 Token::AnyFolders => {
                     next[at] = true;
-                    // It ends only after a slash (or where it began), so that `**/a` does not match `ba`.
+                    // `**/` ends only after a slash or at its start, so `**/a` does not match `ba`.
                     next[at + 1] |= byte == b'/';
                 }
             }

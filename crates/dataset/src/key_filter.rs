@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Key filter: selects objects of a dataset by patterns over their keys. It reads names only, and opens and lists
-//! nothing.
+//! Key filter: selects objects of a dataset by glob patterns over their keys. It only compares names: it opens no
+//! object and lists no folder.
 //!
-//! A pattern without a `/` is compared with the last component of a key; one with a `/` is compared with the whole key.
-//! `*` and `?` match within a folder, `**` across folders, `[a-z]` one character, `{a,b}` and `{00..99}` any
-//! alternative.
+//! A pattern that contains a `/` is compared with the whole key; any other pattern is compared with the last component
+//! of the key. `*` and `?` match within a folder, `**` matches across folders, and `[a-z]` matches one character.
+//! `{a,b}` and `{00..99}` match any of their alternatives.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use penstock_types::{Error, Key, Result};
 
 use crate::glob::{Glob, plain_len};
 
-/// Maximum number of patterns in one command: each is tried on every key.
+/// Maximum number of patterns per command. It is limited because each pattern is tried on every key.
 const MAX_PATTERNS: usize = 4096;
 
 /// Patterns that a key must match, and patterns that it must not match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// The pattern of a URL. It is compared with the whole key, and its literal prefix limits the listing.
+    /// Pattern of the dataset's URL. It is compared with the whole key, and its literal prefix limits the listing.
     within: Option<(Vec<u8>, Glob)>,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,
@@ -45,13 +45,14 @@ impl Pattern {
     }
 }
 
-/// Text after the last `/`.
+/// Returns the part of a key after its last `/`.
 pub fn last_component(key: &[u8]) -> &[u8] {
     key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
 impl KeyFilter {
-    /// Selects keys that match any of `include` (every key if it is empty) and none of `exclude`.
+    /// Creates a filter for keys that match a pattern of `include` and no pattern of `exclude`. An empty `include`
+    /// matches every key.
     pub fn new<T: AsRef<str>>(include: &[T], exclude: &[T]) -> Result<Self> {
         let patterns = |flag: &str, texts: &[T]| -> Result<Vec<Pattern>> {
             if texts.len() > MAX_PATTERNS {
@@ -65,7 +66,7 @@ impl KeyFilter {
         Ok(Self { within: None, include: patterns("--select", include)?, exclude: patterns("--exclude", exclude)? })
     }
 
-    /// Also requires that a key matches the pattern of a URL.
+    /// Also requires that a key matches the pattern of the dataset's URL.
     pub fn within(mut self, pattern: Vec<u8>) -> Self {
         let glob = Glob::new(&pattern);
         self.within = Some((pattern, glob));
@@ -77,7 +78,7 @@ impl KeyFilter {
         *self == Self::default()
     }
 
-    /// True if the filter selects this key, which is relative to the dataset's folder.
+    /// True if the filter selects this key (relative to the dataset's folder).
     pub fn takes(&self, key: &Key) -> bool {
         let key = key.as_bytes();
         self.within.as_ref().is_none_or(|(_, glob)| glob.matches(key))
@@ -85,13 +86,13 @@ impl KeyFilter {
             && !self.exclude.iter().any(|pattern| pattern.takes(key))
     }
 
-    /// Common prefix of all selected keys; a listing of this prefix is enough.
+    /// Common prefix of all selected keys, so that only this prefix must be listed.
     pub fn literal_prefix(&self) -> &[u8] {
         let Some((pattern, _)) = &self.within else { return b"" };
         &pattern[..plain_len(pattern)]
     }
 
-    /// The patterns as text, for errors and to compare requests; empty if no key is excluded.
+    /// The patterns as text, for error messages and for comparing requests. Empty if the filter selects every key.
     pub fn text(&self) -> String {
         let mut words: Vec<String> = Vec::new();
         words.extend(self.within.iter().map(|(pattern, _)| String::from_utf8_lossy(pattern).into_owned()));
@@ -100,7 +101,7 @@ impl KeyFilter {
         words.join(" ")
     }
 
-    /// Error for a filter that selects nothing; `what` is text such as `any object under s3://b/train/`.
+    /// Error for a filter that selects no object. `what` is text such as `any object under s3://b/train/`.
     pub fn none_of(&self, what: impl fmt::Display) -> Error {
         Error::NotFound { place: format!("{what} that matches {}", self.text()) }
     }

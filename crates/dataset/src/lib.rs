@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets: the manifest of their objects, the locations of records, the order of an epoch, and the shares of nodes.
+//! Datasets: the manifest of their objects, the locations of records, the sample order of an epoch, and the objects
+//! assigned to each node.
 //!
-//! Depends on stores, codecs and records. Staging and the feed build on it; it knows neither.
+//! Depends on the store, codec and record crates. Staging and the feed depend on this crate, not the reverse.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

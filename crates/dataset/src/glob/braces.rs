@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Expands the braces of a pattern as shells and WebDataset do: `{a,b}`, `{000..127}`, `{a..f}`, also nested.
+//! Expands the braces of a pattern as shells and WebDataset do: `{a,b}`, `{000..127}`, `{a..f}`, and nested braces.
 //!
-//! A range of numbers becomes a few patterns with character classes (`{08..12}`: `0[8-9]`, `1[0-2]`), however long the
-//! range is. A brace without a comma or a range is literal.
+//! A range of numbers becomes a few patterns with character classes: `{08..12}` becomes `0[8-9]` and `1[0-2]`. Their
+//! number does not grow with the range. A brace without a comma or a range is literal.
 
-/// Maximum number of patterns from one pattern. If there would be more, the remaining braces stay unexpanded.
+/// Maximum number of patterns that one pattern expands to. Beyond it, the remaining braces stay unexpanded.
 const MAX_PATTERNS: usize = 1 << 20;
 
-/// A brace that can be expanded.
+/// A brace expression that can be expanded.
 struct Brace<'a> {
     begin: usize,
-    /// Position after its `}`.
+    /// Position after the closing `}`.
     end: usize,
     inner: &'a [u8],
 }
 
-/// Position of the first brace that can be expanded.
+/// Position of the first brace expression that can be expanded.
 pub(super) fn first(pattern: &[u8]) -> Option<usize> {
     find(pattern).map(|brace| brace.begin)
 }
 
-/// Expands a pattern to patterns without braces; a pattern without braces yields itself.
+/// Expands a pattern into patterns without braces. A pattern without braces is returned as it is.
 pub(super) fn expand(pattern: &[u8]) -> Vec<Vec<u8>> {
     let mut done = Vec::new();
     let mut open = vec![pattern.to_vec()];
@@ -52,7 +52,7 @@ fn find(pattern: &[u8]) -> Option<Brace<'_>> {
     })
 }
 
-/// Parts between the commas of the outermost level.
+/// Splits the content of a brace expression at its commas, except at commas inside nested braces.
 fn split(inner: &[u8]) -> Vec<Vec<u8>> {
     let mut depth = 0_usize;
     let at_comma = |byte: &u8| {
@@ -63,7 +63,8 @@ fn split(inner: &[u8]) -> Vec<Vec<u8>> {
     inner.split(at_comma).map(<[u8]>::to_vec).collect()
 }
 
-/// Patterns of `000..127` or `a..f`; `None` for anything else, and for a descending range.
+/// Returns the patterns for a range such as `000..127` or `a..f`. Returns `None` for other text and for a descending
+/// range.
 fn range(inner: &[u8]) -> Option<Vec<Vec<u8>>> {
     let (from, to) = std::str::from_utf8(inner).ok()?.split_once("..")?;
     if let ([low], [high]) = (from.as_bytes(), to.as_bytes())
@@ -96,7 +97,7 @@ fn range(inner: &[u8]) -> Option<Vec<Vec<u8>>> {
     Some(found)
 }
 
-/// Patterns of the numbers from `low` to `high`, which have the same number of digits.
+/// Appends to `found` the patterns that match the numbers from `low` to `high`, which have the same number of digits.
 fn of_width(low: &[u8], high: &[u8], before: Vec<u8>, found: &mut Vec<Vec<u8>>) {
     let ([a, low_rest @ ..], [b, high_rest @ ..]) = (low, high) else {
         found.push(before);

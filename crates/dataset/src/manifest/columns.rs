@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Columns of a Parquet manifest: the part of an entry that each column holds, and the conversion in both directions.
+//! Columns of a Parquet manifest: the entry field of each column, and the conversion between entries and cells.
 
 use bytes::Bytes;
 use penstock_codec::Codec;
@@ -9,7 +9,7 @@ use penstock_types::{Algorithm, Digest, Key};
 use super::serde_key::normal_transform;
 use crate::manifest::{CodecSource, Decompressed, Entry, Origin, RecordFormat};
 
-/// One cell.
+/// Cell value of a column.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Absent,
@@ -18,7 +18,7 @@ pub(super) enum Cell {
     Real(f64),
 }
 
-/// Type of a column's cells.
+/// Data type of a column's cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Bytes,
@@ -27,7 +27,7 @@ pub(super) enum Kind {
     Real,
 }
 
-/// Field of an entry that a column holds.
+/// Field of an entry that is stored in a column.
 #[derive(Debug, Clone, Copy)]
 enum Field {
     Key,
@@ -73,7 +73,8 @@ const ALGORITHMS: [Algorithm; 7] = [
     Algorithm::Xxh3,
 ];
 
-/// All columns. Columns that create a part of an entry come before those that add to that part.
+/// Returns all columns. A column that creates a part of an entry, such as its origin, comes before the columns that add
+/// to that part.
 pub(super) fn columns() -> Vec<Column> {
     let mut all = Vec::with_capacity(40);
     let mut add = |name: &str, kind, required, field| all.push(Column { name: name.to_owned(), kind, required, field });
@@ -120,7 +121,7 @@ fn digest(digests: &[Digest], algorithm: Algorithm) -> Cell {
     }
 }
 
-/// Digests as `algorithm:hex`, separated by spaces.
+/// Formats digests as `algorithm:hex`, separated by spaces.
 fn words<'a>(digests: impl Iterator<Item = &'a Digest>) -> Cell {
     match digests.map(Digest::to_string).collect::<Vec<_>>() {
         words if words.is_empty() => Cell::Absent,
@@ -140,7 +141,7 @@ fn codec_source_name(source: CodecSource) -> &'static str {
     }
 }
 
-/// Columns that version 1 named differently. Version 1 also used the prefix `inflated_` where this version uses
+/// Columns whose names differ in version 1, as (old name, new name). Version 1 also used the prefix `inflated_` for
 /// `decompressed_`.
 const RENAMED: [(&str, &str); 4] = [
     ("origin_undone", "origin_decoded"),
@@ -159,7 +160,7 @@ impl Column {
                 .is_some_and(|digest| self.name.strip_prefix("decompressed_") == Some(digest))
     }
 
-    /// Returns the entry's cell.
+    /// Returns this column's cell for an entry.
     pub fn get(&self, entry: &Entry) -> Cell {
         let optional = |value: Option<Cell>| value.unwrap_or(Cell::Absent);
         let origin = entry.origin.as_deref();
@@ -206,7 +207,7 @@ impl Column {
         }
     }
 
-    /// Puts a cell into the entry; the error text says why a cell is invalid.
+    /// Stores a cell in the entry. The error text states why the cell is invalid.
     pub fn set(&self, entry: &mut Entry, cell: Cell) -> Result<(), String> {
         let bad = |what: &str| format!("has a cell of `{}` that {what}", self.name);
         let text = |bytes: &Bytes| match std::str::from_utf8(bytes) {

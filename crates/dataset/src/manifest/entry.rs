@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One object of a manifest. In a staged copy, the entry also holds the source object.
+//! Manifest entry: the metadata of one object and, in a staged copy, of its source object.
 
 use penstock_codec::{Codec, strip_suffix};
 use penstock_store::{Meta, Version};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::RecordFormat;
 use super::serde_key::{codec_text, key_text, transform_text};
 
-/// One object of a dataset.
+/// Metadata of one object of a dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
     /// Key relative to the manifest's folder.
@@ -17,36 +17,36 @@ pub struct Entry {
     pub key: Key,
     /// Stored bytes.
     pub size: u64,
-    /// Version that the listing returned; reads are pinned to it.
+    /// Object version that the listing returned. Reads are pinned to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
-    /// Last change, in seconds since the Unix epoch.
+    /// Time of the last modification, in seconds since the Unix epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
-    /// Digests of the bytes as stored.
+    /// Digests of the stored bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
-    /// Content-Encoding, if known.
+    /// Content-Encoding of the object, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
-    /// Codec of the stored bytes, according to the name.
+    /// Codec of the stored bytes, as shown by the object's name.
     #[serde(with = "codec_text")]
     pub codec: Codec,
-    /// Record framing of the decompressed bytes, according to the name.
+    /// Record format of the decompressed bytes, as shown by the object's name.
     pub format: RecordFormat,
     /// Number of records in the object, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub records: Option<u64>,
-    /// Its decompressed content, if an earlier stage recorded it.
+    /// Size and digests of the decompressed content, if an earlier stage recorded them.
     #[serde(default, alias = "inflated", skip_serializing_if = "Option::is_none")]
     pub decompressed: Option<Box<Decompressed>>,
-    /// In a staged copy: the object that this one was made from.
+    /// In a staged copy: the source object that this object was copied from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub origin: Option<Box<Origin>>,
 }
 
 impl Entry {
-    /// An entry with only a key and a size.
+    /// Creates an entry with only a key and a size.
     pub fn new(key: Key, size: u64) -> Self {
         let (codec, format) = (Codec::of_name(key.as_bytes()), RecordFormat::of_name(key.as_bytes()));
         Self {
@@ -64,7 +64,7 @@ impl Entry {
         }
     }
 
-    /// The entry for an object's metadata from a store.
+    /// Creates the entry of an object from its store metadata.
     pub fn of_meta(key: Key, meta: Meta) -> Self {
         Self {
             version: meta.version,
@@ -80,7 +80,8 @@ impl Entry {
         self.decompressed.as_ref().map(|content| content.size)
     }
 
-    /// Codec of the bytes as a store returns them, from the name or else from the Content-Encoding.
+    /// Codec of the bytes that a store returns: the codec in the name or, without one, the codec in the
+    /// Content-Encoding.
     pub fn codec_as_read(&self) -> Codec {
         match (self.codec, self.encoding.as_deref()) {
             (Codec::None, Some("gzip")) => Codec::Gzip,
@@ -88,69 +89,71 @@ impl Entry {
         }
     }
 
-    /// The name without its codec suffix, which a gzip'd object and its decompressed copy share.
+    /// Object name without its codec suffix. A gzip-compressed object and its decompressed copy have the same logical
+    /// name.
     pub fn logical_name(&self) -> &[u8] {
         strip_suffix(self.key.as_bytes())
     }
 }
 
-/// Decompressed content of a compressed object.
+/// Size and digests of a compressed object's decompressed content.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decompressed {
-    /// Its bytes.
+    /// Decompressed size in bytes.
     pub size: u64,
-    /// Their digests.
+    /// Digests of the decompressed bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
 }
 
-/// Source of an object in a staged copy.
+/// Source object of an object in a staged copy.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Its key below the source's folder.
+    /// Key relative to the source's folder.
     #[serde(flatten, with = "key_text")]
     pub key: Key,
-    /// Stored bytes there.
+    /// Size of the source object, in bytes as stored.
     pub size: u64,
-    /// The version that was read.
+    /// Version of the source object that the stage read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
-    /// Digests of the bytes as stored there.
+    /// Digests of the source object's stored bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub digests: Vec<Digest>,
-    /// Digests promised by the source with which the stage compared the bytes as they arrived. Empty if the source gave
-    /// none.
+    /// Digests published by the source that the stage verified while it received the bytes. Empty if the source
+    /// published none.
     #[serde(default)]
     pub checked: Vec<Digest>,
-    /// Content-Encoding there.
+    /// Content-Encoding of the source object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encoding: Option<String>,
-    /// The codec that the stage decompressed.
+    /// Codec that the stage decompressed.
     #[serde(default, alias = "undone", skip_serializing_if = "is_none", with = "codec_text")]
     pub decoded: Codec,
-    /// Where that codec was found.
+    /// Where the stage found the codec that it decompressed.
     #[serde(default, alias = "undone_by", skip_serializing_if = "Option::is_none")]
     pub codec_source: Option<CodecSource>,
-    /// The codec that the stage compressed it with.
+    /// Codec that the stage compressed the object with.
     #[serde(default, alias = "packed", skip_serializing_if = "is_none", with = "codec_text")]
     pub encoded: Codec,
-    /// Transform that the stage was asked for: `decompress`, `gzip:6`, `decompress,zstd:3`.
+    /// Transform requested from the stage: `decompress`, `gzip:6`, `decompress,zstd:3`.
     #[serde(default, alias = "asked", skip_serializing_if = "Option::is_none", deserialize_with = "transform_text")]
     pub transform: Option<String>,
-    /// Its last change there, if it has no version.
+    /// Last modification time of a source object without a version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
 }
 
 impl Origin {
-    /// True if a CRC-32C of the stored bytes is recorded. Every stage records one, and every transfer compares it with
-    /// what it fetched before it publishes a byte. A record without it may name any object that this user can read,
-    /// such as a private key, and a repair would copy it into the destination.
+    /// True if a CRC-32C of the source's stored bytes is recorded. Every stage records one, and every transfer verifies
+    /// the fetched bytes with it before it publishes them. An origin without it is not trusted. Its key could point to
+    /// any object that this user can read, such as a private key, and a repair would copy that object into the
+    /// destination.
     pub fn is_recognisable(&self) -> bool {
         self.digests.iter().any(|digest| digest.algorithm == Algorithm::Crc32c)
     }
 
-    /// The origin of an object that was moved as stored.
+    /// Creates the origin of an object that was copied without a transform.
     pub fn of(entry: &Entry) -> Self {
         Self {
             key: entry.key.clone(),
@@ -172,11 +175,11 @@ impl Origin {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodecSource {
-    /// In its name, which lost its suffix when the object was decompressed.
+    /// In the object's name. The decompressed copy loses the codec suffix.
     Suffix,
-    /// In its Content-Encoding, confirmed by its first bytes; the name stays.
+    /// In the Content-Encoding, confirmed by the first bytes. The decompressed copy has the same name.
     Header,
-    /// In its first bytes alone, although the name claims an uncompressed format; the name stays.
+    /// In the first bytes alone: the name claims an uncompressed format. The decompressed copy has the same name.
     Content,
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Header of a manifest file, with its version.
+//! Header of a manifest file, including the format version.
 
 use penstock_types::Error;
 
-/// Version of the document that this build writes. It also reads version 1.
+/// Manifest version that this build writes. It also reads version 1.
 pub const MANIFEST_VERSION: u32 = 2;
 
-/// Header of a document.
+/// Header fields of a manifest file.
 #[derive(Debug, Clone, Copy)]
 pub struct Head<'a> {
     /// [`Manifest::url`].
@@ -19,7 +19,7 @@ pub struct Head<'a> {
     pub failed: u64,
 }
 
-/// Error for a document of another version.
+/// Error for a manifest of an unsupported version.
 pub(super) fn other_version(version: u32, place: &str) -> Error {
     Error::Unsupported {
         what: format!("manifest version {version} of {place}"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads and writes a manifest file: JSON or Parquet, detected by content. Writes entry by entry, and replaces the file
-//! atomically.
+//! Reads and writes manifest files in JSON or Parquet; a reader detects the format from the content. Entries are
+//! written one by one, and a file is replaced atomically.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -15,25 +15,25 @@ use serde::Deserialize;
 
 use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pack_keys, parquet};
 
-/// Maximum size of a document; a larger one is rejected before it is read. A manifest of a billion objects does not fit
-/// in a JSON document.
+/// Maximum manifest size. A larger file is rejected before it is read. A JSON manifest of a billion objects exceeds
+/// this limit.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
 
-/// File format of a manifest. Readers accept either, whatever the file's name.
+/// File format of a manifest. A reader accepts both formats, whatever the file name is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManifestFormat {
-    /// One object per line: works with diff and `head`.
+    /// JSON, one object per line: works with diff and `head`.
     Json,
-    /// One row per object: small and quick to read, for millions of objects.
+    /// Parquet, one row per object: small and fast to read, for millions of objects.
     Parquet,
 }
 
 impl ManifestFormat {
-    /// Number of objects from which Parquet is the default: a larger JSON document exceeds 30 MB and takes most of a
-    /// second to read.
+    /// Minimum number of objects for which Parquet is the default. A JSON manifest of more objects exceeds 30 MB and
+    /// takes most of a second to read.
     pub const PARQUET_FROM: usize = 100_000;
 
-    /// Its name, and the suffix of its files.
+    /// Name of the format, which is also its file suffix.
     pub fn name(self) -> &'static str {
         match self {
             Self::Json => "json",
@@ -46,7 +46,7 @@ impl ManifestFormat {
         if objects < Self::PARQUET_FROM { Self::Json } else { Self::Parquet }
     }
 
-    /// Format from a file's name, else from the number of objects.
+    /// Format that the file name's suffix states or, without such a suffix, the default for the number of objects.
     pub fn of_file(path: &Path, objects: usize) -> Self {
         match path.extension().map(std::ffi::OsStr::to_ascii_lowercase) {
             Some(extension) if extension == "json" => Self::Json,
@@ -68,7 +68,7 @@ impl FromStr for ManifestFormat {
     }
 }
 
-/// Writes a document; the entries must come in manifest order.
+/// Writes a manifest in the given format. The entries must be in manifest order.
 pub fn write<E: Borrow<Entry>>(
     file: &mut File,
     format: ManifestFormat,
@@ -115,45 +115,45 @@ pub(super) fn write_json<E: Borrow<Entry>>(
 }
 
 impl Manifest {
-    /// The header that precedes the entries.
+    /// Header of this manifest, which is written before the entries.
     pub fn head(&self) -> Head<'_> {
         Head { url: &self.url, source: self.source.as_deref(), created_s: self.created_s, failed: self.failed }
     }
 
-    /// The JSON document, one object per line.
+    /// Returns the manifest as JSON, one object per line.
     pub fn to_json(&self) -> Result<Vec<u8>> {
         let mut out = Vec::with_capacity(256 + 192 * self.objects.len());
         write_json(&mut out, &self.head(), self.objects.iter().map(Ok), &self.url)?;
         Ok(out)
     }
 
-    /// The Parquet document.
+    /// Returns the manifest as Parquet.
     pub fn to_parquet(&self) -> Result<Vec<u8>> {
         let mut out = std::io::Cursor::new(Vec::new());
         parquet::write(&mut out, &self.head(), self.objects.iter().map(Ok), &self.url)?;
         Ok(out.into_inner())
     }
 
-    /// Writes the document under a temporary name, then renames it: readers see the old document or the new one. The
-    /// format follows from the name or else from the number of objects.
+    /// Writes the manifest to a temporary file and renames it, so readers see either the old or the new manifest. The
+    /// format follows from the file name's suffix or, without one, from the number of objects.
     pub fn save(&self, path: &Path) -> Result<()> {
         self.save_as(path, ManifestFormat::of_file(path, self.objects.len()))
     }
 
-    /// Like [`Manifest::save`], in this format.
+    /// Like [`Manifest::save`], in the given format.
     pub fn save_as(&self, path: &Path, format: ManifestFormat) -> Result<()> {
         let place = path.display().to_string();
         write_atomically(path, |file| write(file, format, &self.head(), self.objects.iter().map(Ok), &place))
     }
 
-    /// Reads a document of either format from a local file.
+    /// Reads a manifest in either format from a local file.
     pub fn load(path: &Path) -> Result<Self> {
         let place = path.display().to_string();
         let file = File::open(path).map_err(|error| Error::from_io(&place, &error))?;
         Self::read(file, &place)
     }
 
-    /// Reads a document of either format; `place` appears in errors.
+    /// Reads a manifest in either format from an open file. `place` names the file in errors.
     pub fn read(mut file: File, place: &str) -> Result<Self> {
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let size = file.metadata().map_err(io)?.len();
@@ -177,7 +177,7 @@ impl Manifest {
         Self::from_json(&bytes, place)
     }
 
-    /// Reads a document of either format from memory.
+    /// Reads a manifest in either format from memory. `place` names it in errors.
     pub fn from_bytes(bytes: &[u8], place: &str) -> Result<Self> {
         match bytes.starts_with(parquet::MAGIC) {
             true => parquet::read_bytes(bytes, place),
@@ -185,7 +185,7 @@ impl Manifest {
         }
     }
 
-    /// Reads a JSON document; `place` appears in the error.
+    /// Reads a JSON manifest. `place` names it in errors.
     pub fn from_json(bytes: &[u8], place: &str) -> Result<Self> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -204,7 +204,7 @@ impl Manifest {
     }
 }
 
-/// Writes a whole file: temporary name, fsync, rename, fsync of the folder.
+/// Writes a file atomically: writes a temporary file, calls fsync, renames it, and calls fsync on the folder.
 fn write_atomically(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
     let place = path.display().to_string();
     let io = |error: std::io::Error| Error::from_io(&place, &error);

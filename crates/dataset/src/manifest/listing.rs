@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Turns a listing into a manifest. Skips keys that are not objects of the dataset (Penstock's own state, folder
-//! markers); opens no object.
+//! Creates a manifest from a store listing. Skips keys that are not objects of the dataset: Penstock's own state and
+//! folder markers. Opens no object.
 
 use std::sync::Arc;
 
@@ -13,18 +13,19 @@ use crate::glob::split_glob;
 use crate::key_filter::{KeyFilter, last_component};
 use crate::url_list::UrlList;
 
-/// Prefix of names that are Penstock's own state (journal, manifest, locks) and never part of a dataset.
+/// Name prefix of Penstock's own state (journal, manifest, locks), which is never part of a dataset.
 pub const OWN_PREFIX: &[u8] = b".penstock";
 
-/// Lists everything under `prefix` (a folder or one object) once, as a manifest. Opens no object: codec and format come
-/// from names. Skips Penstock's own state at any level, and empty objects that represent folders.
+/// Lists all objects under `prefix` (a folder or one object) once, and returns a manifest. Opens no object: codec and
+/// format come from the names. Skips Penstock's own state in any folder, and empty objects that mark folders.
 ///
-/// `url` is what the user wrote; the manifest's URL is its folder. Returns `NotFound` if nothing is there.
+/// `url` is the URL that the user wrote; the manifest's URL is its folder. Returns `NotFound` if there is no object.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
     index_selected(store, prefix, url, &KeyFilter::default(), deadline).await
 }
 
-/// Like [`index`], for selected objects only. If the patterns allow it, the store lists only their prefix.
+/// Like [`index`], for the objects that `select` selects. If the patterns have a literal prefix, the store lists only
+/// that prefix.
 pub async fn index_selected(
     store: &dyn Store,
     prefix: &Key,
@@ -35,7 +36,7 @@ pub async fn index_selected(
     let folder = prefix.as_folder();
     let mut objects = Vec::new();
     let mut met = false;
-    // Local, HTTP and HDFS listings must start at a folder; object stores can list any key prefix.
+    // Local, HTTP and HDFS listings must start at a folder. Object stores can list any key prefix.
     let begin = match url.scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => folder.join(select.literal_prefix()),
         Scheme::File | Scheme::Http | Scheme::Https | Scheme::Hdfs => folder.clone(),
@@ -53,7 +54,7 @@ pub async fn index_selected(
                 }
             }
             Ok(None) => break,
-            // A single file has nothing below it; the next request checks whether the file exists.
+            // `prefix` may be a single object rather than a folder; the `head` request below checks whether it exists.
             Err(Error::NotFound { .. }) if objects.is_empty() && folder != *prefix => break,
             Err(error) => return Err(error),
         }
@@ -77,13 +78,13 @@ pub async fn index_selected(
             Err(error) => return Err(error),
         }
     }
-    // The store has already refused a missing local folder: this one exists and is empty.
+    // The store returns an error for a missing local folder, so this folder exists and is empty.
     let place = if url.scheme == Scheme::File { format!("any object under {url}") } else { url.to_string() };
     Err(Error::NotFound { place })
 }
 
-/// Splits a URL such as `s3://b/train/*.gz` into its folder and a filter for its pattern. A local path that exists is
-/// not a pattern.
+/// Splits a URL such as `s3://b/train/*.gz` into its folder and a filter for its pattern. The path of an existing local
+/// file is not treated as a pattern.
 pub fn without_pattern(url: &Url, select: KeyFilter) -> (Url, KeyFilter) {
     match split_glob(url).filter(|_| !url.to_path().is_some_and(|path| path.exists())) {
         Some((folder, pattern)) => (folder, select.within(pattern)),
@@ -91,7 +92,7 @@ pub fn without_pattern(url: &Url, select: KeyFilter) -> (Url, KeyFilter) {
     }
 }
 
-/// Opens the target of a URL (with or without a pattern) or of a local list of URLs, and lists the selected objects.
+/// Lists the selected objects of a dataset URL, of a URL with a pattern, or of a local file that lists URLs.
 pub async fn list(
     url: &Url,
     select: KeyFilter,
@@ -108,7 +109,7 @@ pub async fn list(
     index_selected(&*opened.store, &opened.prefix, &url, &select, deadline).await
 }
 
-/// True for a key with a component that belongs to Penstock's own state.
+/// True if a component of the key belongs to Penstock's own state.
 pub fn is_own(key: &Key) -> bool {
     key.as_bytes().split(|byte| *byte == b'/').any(|part| part.starts_with(OWN_PREFIX))
 }

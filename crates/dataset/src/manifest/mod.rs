@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The manifest: the immutable list of a dataset's objects. One listing makes it, and all later steps read it.
+//! The manifest: the immutable list of a dataset's objects. It is created from one listing, and all later steps read
+//! it.
 //!
-//! Owns the list, its order and the fingerprint of the logical dataset. Submodules hold one object (`entry`,
-//! `record_format`), the conversion of a listing (`listing`), and the document (docs/reference/manifest.md) as JSON or
-//! Parquet (`io`, `head`, `parquet`, `columns`, `serde_key`). Opens no object: codec and format come from names alone.
+//! Owns the list, its order and the fingerprint of the logical dataset. The submodules `entry` and `record_format`
+//! describe one object, and `listing` converts a store listing. The others (`io`, `head`, `parquet`, `columns`,
+//! `serde_key`) read and write the manifest file (docs/reference/manifest.md) as JSON or Parquet. Opens no object:
+//! codec and format come from names alone.
 
 mod columns;
 mod entry;
@@ -31,21 +33,22 @@ pub use serde_key::{codec_text, key_text, transform_text};
 
 use crate::key_filter::KeyFilter;
 
-/// List of a dataset's objects, sorted by logical name, then key. Object *i* of a compressed dataset is therefore
-/// object *i* of its decompressed copy (`a.gz` sorts after `a-b.gz`, but `a` before `a-b`).
+/// List of a dataset's objects, sorted by logical name, then key. Therefore object *i* of a compressed dataset is also
+/// object *i* of its decompressed copy. Sorting by key would not give this: `a.gz` sorts after `a-b.gz`, but `a` before
+/// `a-b`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// [`MANIFEST_VERSION`].
     #[serde(rename = "penstock_manifest")]
     pub version: u32,
-    /// Folder that keys are relative to; ends in `/`.
+    /// Folder URL that keys are relative to; ends in `/`.
     pub url: String,
-    /// In a staged copy: the folder that the keys of its origins are relative to.
+    /// In a staged copy: source folder that the keys of the origins are relative to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// Time when the listing ended, in seconds since the Unix epoch.
+    /// Time at which the listing ended, in seconds since the Unix epoch.
     pub created_s: f64,
-    /// In a staged copy: number of objects of this share that could not be staged and are not listed.
+    /// In a staged copy: number of objects in this node's share that could not be staged and are therefore not listed.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub failed: u64,
     /// The objects.
@@ -53,7 +56,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Creates a manifest of these objects and sorts them.
+    /// Creates a manifest of these objects, and sorts them.
     pub fn new(url: String, mut objects: Vec<Entry>) -> Self {
         sort(&mut objects);
         pack_keys(&mut objects);
@@ -65,8 +68,8 @@ impl Manifest {
         self.objects.iter().map(|entry| entry.size).sum()
     }
 
-    /// Reconstructs the source's manifest from a staged copy, with the content of each object that was decompressed and
-    /// not compressed again. `None` if the copy does not record its source.
+    /// Reconstructs the source's manifest from a staged copy. Objects that the stage only decompressed get their
+    /// decompressed size and digests. Returns `None` if the copy does not record its source.
     pub fn of_source(&self) -> Option<Self> {
         let source = self.source.clone()?;
         let objects = self
@@ -89,7 +92,7 @@ impl Manifest {
         Some(Self { created_s: self.created_s, ..Self::new(source, objects) })
     }
 
-    /// Keeps only the selected objects.
+    /// Removes the objects that `select` does not select.
     pub fn keep(mut self, select: &KeyFilter) -> Self {
         if !select.is_all() {
             self.objects.retain(|entry| select.takes(&entry.key));
@@ -97,7 +100,7 @@ impl Manifest {
         self
     }
 
-    /// Like [`Manifest::keep`], but returns an error if nothing is left.
+    /// Like [`Manifest::keep`], but returns an error if no object is selected.
     pub fn only(self, select: &KeyFilter) -> Result<Self> {
         let kept = self.keep(select);
         match kept.objects.is_empty() && !select.is_all() {
@@ -106,9 +109,10 @@ impl Manifest {
         }
     }
 
-    /// Identity of the dataset, whatever path it is read by. Covers logical names and, if the feed has found them,
-    /// record counts: `records[i]` belongs to `objects[i]`; empty if unknown. Sizes, codecs, versions and URLs are left
-    /// out, so a staged, decompressed or transcoded copy keeps it.
+    /// Identity of the dataset, independent of the path that it is read from. It covers logical names and record
+    /// counts: `records[i]` is the count of `objects[i]`, and `records` is empty if the counts are unknown. Sizes,
+    /// codecs, versions and URLs are not covered, so a staged, decompressed or transcoded copy has the same
+    /// fingerprint.
     pub fn fingerprint(&self, records: &[u64]) -> u128 {
         let mut hash = Xxh3::new();
         hash.update(b"penstock dataset 1");
@@ -126,7 +130,7 @@ impl Manifest {
     }
 }
 
-/// True for a count of zero, which the document leaves out.
+/// True for a count of zero, which the file omits.
 fn is_zero(count: &u64) -> bool {
     *count == 0
 }
@@ -139,7 +143,7 @@ fn finished(mut manifest: Manifest, place: &str) -> Result<Manifest> {
     }
 }
 
-/// Sort key of a manifest.
+/// Sort key of an entry in a manifest.
 fn place_of(entry: &Entry) -> (&[u8], &Key) {
     (entry.logical_name(), &entry.key)
 }
@@ -150,7 +154,8 @@ fn sort(objects: &mut [Entry]) {
     }
 }
 
-/// Packs keys into a few large allocations: a separate one for each of 10^7 keys costs more than the keys.
+/// Packs keys into a few large allocations. A separate allocation for each of 10^7 keys would cost more than the keys
+/// themselves.
 fn pack_keys(objects: &mut [Entry]) {
     const BLOCK: usize = 256 << 10;
     let mut block = BytesMut::new();

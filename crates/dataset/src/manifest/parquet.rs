@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet form of a manifest: one row per object, with columns that any tool reads. Used where a JSON document would
-//! be too large: 10^7 objects.
+//! Reads and writes a manifest as Parquet: one row per object, in columns that any tool can read. Used for up to 10^7
+//! objects, for which a JSON file would be too large.
 //!
-//! Between the leading magic and the first row group, where Parquet allows any bytes, a file of ours holds the XXH3 of
-//! all that follows. A damaged or truncated file is thus detected before any of it is used. Files of other tools have
-//! no such digest, and their cells are read as they are. A file that the Parquet reader cannot read gives one error.
+//! A file written by Penstock contains the XXH3 of all following bytes. It is stored between the leading magic and the
+//! first row group, where Parquet allows any bytes. A damaged or truncated file is therefore detected before any of it
+//! is used. Files written by other tools have no such digest, and their cells are used without this check. A file that
+//! the Parquet reader cannot read causes one error.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -31,20 +32,20 @@ use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pa
 
 /// Magic bytes of a Parquet file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
-/// Prefix of the seal; 16 bytes of XXH3 follow.
+/// Prefix of the seal, followed by 16 bytes of XXH3.
 const SEAL: &[u8; 8] = b"PENSTOCK";
-/// Eight letters from another writer differ from the seal in about half of their 64 bits. A difference in fewer bits
-/// than this means a damaged seal.
+/// Number of wrong bits up to which a seal prefix counts as damaged. With more wrong bits, the file counts as written
+/// by another tool: eight arbitrary bytes differ from the prefix in about half of their 64 bits.
 const DAMAGED_SEAL: u32 = 8;
-/// Offset of the first sealed byte.
+/// Offset of the first byte that the seal's digest covers.
 const SEALED_FROM: usize = MAGIC.len() + SEAL.len() + 16;
-/// Rows per group; a writer holds one group in memory.
+/// Rows per row group. A writer holds one group in memory.
 const GROUP: usize = 1 << 16;
-/// Rows read at once.
+/// Rows per read.
 const BATCH: usize = 1 << 13;
-/// Maximum decompressed bytes of a page; writers make pages of about 1 MiB.
+/// Maximum decompressed page size in bytes. Writers create pages of about 1 MiB.
 const MAX_PAGE: usize = 256 << 20;
-/// Maximum rows per byte of file: keys of distinct objects do not compress better.
+/// Maximum rows per byte of file. Keys of distinct objects do not compress better than this.
 const ROWS_A_BYTE: u64 = 16;
 
 fn schema(columns: &[Column]) -> Result<Arc<Type>, ParquetError> {
@@ -67,7 +68,7 @@ fn schema(columns: &[Column]) -> Result<Arc<Type>, ParquetError> {
     Ok(Arc::new(Type::group_type_builder("penstock_manifest").with_fields(fields).build()?))
 }
 
-/// Hashes all bytes written except the first `skip`.
+/// Writer that hashes all bytes written to it, except the first `skip`.
 struct Sealing<W> {
     inner: W,
     skip: usize,
@@ -88,7 +89,7 @@ impl<W: Write> Write for Sealing<W> {
     }
 }
 
-/// Writes a manifest's entries, which must come in manifest order.
+/// Writes a manifest. The entries must be in manifest order.
 pub(super) fn write<E: Borrow<Entry>>(
     out: &mut (impl Write + Seek + Send),
     head: &Head<'_>,
@@ -122,7 +123,7 @@ pub(super) fn write<E: Borrow<Entry>>(
         .set_offset_index_disabled(true)
         .set_key_value_metadata(Some(facts));
     for column in &columns {
-        // The values of these columns are all distinct: a dictionary would be built, then discarded.
+        // The other columns have mostly distinct values: the writer would build a dictionary and then discard it.
         if !matches!(
             column.name.as_str(),
             "codec"
@@ -214,7 +215,7 @@ pub(super) fn read_bytes(bytes: &[u8], place: &str) -> Result<Manifest> {
     parse(Bytes::copy_from_slice(bytes), bytes.len() as u64, place)
 }
 
-/// Returns an error if the contents of a sealed file do not match its seal.
+/// Returns an error if a sealed file does not match its seal.
 fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
     let io = |error: std::io::Error| Error::from_io(place, &error);
     let mut head = [0; SEALED_FROM];
@@ -245,7 +246,7 @@ fn check_seal(mut file: impl Read, place: &str) -> Result<()> {
 
 fn parse(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<Manifest> {
     let no_manifest = |problem: String| Error::corrupt(place, format!("is not a Penstock manifest: {problem}"));
-    // The Parquet reader has assertions that a hostile file may fail.
+    // A hostile file may violate an assertion of the Parquet reader, which then panics.
     let parsed = catch_panic(|| parse_trusting(file, size, place));
     let parsed = parsed.unwrap_or_else(|_| Err("its Parquet cannot be read".to_owned()));
     let (Parsed { url, source, created_s, failed, version }, objects) = parsed.map_err(no_manifest)?;
@@ -289,7 +290,7 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
         return Ok((head, Vec::new()));
     }
     let known = columns();
-    // Index of the file's column for each of our columns.
+    // Find the file's column for each known column.
     let descriptor = facts.schema_descr_ptr();
     let mut places = Vec::new();
     for column in &known {

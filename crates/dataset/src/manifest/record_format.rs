@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record format of an object, by its name only.
+//! Record format of an object, determined only from its name.
 
 use penstock_codec::strip_suffix;
 use serde::{Deserialize, Serialize};
 
 use crate::key_filter::last_component;
 
-/// Record framing inside an object, once decompressed.
+/// Record format of an object's decompressed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RecordFormat {
-    /// TFRecord framing.
+    /// TFRecord frames.
     TfRecord,
     /// A tar archive.
     Tar,
@@ -18,7 +18,7 @@ pub enum RecordFormat {
     Npy,
     /// One JPEG image.
     Jpeg,
-    /// Unknown from the name: the object is one record, or the reader is given its format.
+    /// Not determined by the name: the object is one record, or the caller sets the format.
     Raw,
 }
 
@@ -26,7 +26,7 @@ impl RecordFormat {
     /// Every format.
     pub const ALL: [Self; 5] = [Self::TfRecord, Self::Tar, Self::Npy, Self::Jpeg, Self::Raw];
 
-    /// Its name in manifests and reports.
+    /// Name of the format in manifests and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::TfRecord => "tfrecord",
@@ -37,7 +37,8 @@ impl RecordFormat {
         }
     }
 
-    /// Format that a name claims, without any codec suffix: `a.tfrecord.gz`, `train.tfrecord-00001-of-00100`.
+    /// Format that an object's name shows, with any codec suffix removed: `a.tfrecord.gz`,
+    /// `train.tfrecord-00001-of-00100`.
     pub fn of_name(name: &[u8]) -> Self {
         let name = strip_suffix(name).to_ascii_lowercase();
         let last = last_component(&name);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Serde forms of keys, codecs and transforms for JSON lines: in manifests and in the journals of a stage.
+//! Serde conversions of keys, codecs and transforms, for the JSON lines of manifests and stage journals.
 
 use serde::{Deserialize, Deserializer};
 
-/// A key in JSON: `"key": "text"`, or `"key_hex": "61ff"` if it is not UTF-8.
+/// JSON form of a key: `"key": "text"`, or `"key_hex": "61ff"` if the key is not UTF-8.
 pub mod key_text {
     use penstock_types::Key;
     use serde::ser::SerializeMap;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Writes it as JSON.
+    /// Writes a key as JSON.
     pub fn serialize<S: Serializer>(key: &Key, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(1))?;
         match key.as_str() {
@@ -22,7 +22,7 @@ pub mod key_text {
         map.end()
     }
 
-    /// Reads it from JSON.
+    /// Reads a key from JSON.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
         #[derive(Deserialize)]
         struct Text {
@@ -46,28 +46,28 @@ pub mod key_text {
     }
 }
 
-/// A codec in JSON, by name.
+/// JSON form of a codec: its name.
 pub mod codec_text {
     use penstock_codec::Codec;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    /// Writes it as JSON.
+    /// Writes a codec as JSON.
     pub fn serialize<S: Serializer>(codec: &Codec, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(codec.name())
     }
 
-    /// Reads it from JSON.
+    /// Reads a codec from JSON.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Codec, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
-/// Reads a transform from JSON.
+/// Reads a transform from JSON, converting the spelling of version 1.
 pub fn transform_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     Ok(Option::<String>::deserialize(deserializer)?.map(normal_transform))
 }
 
-/// Rewrites a transform in the words of this version. Version 1 wrote `inflate`.
+/// Converts a transform to the spelling of this version: version 1 wrote `inflate` for `decompress`.
 pub(super) fn normal_transform(transform: String) -> String {
     transform.replace("inflate", "decompress")
 }

@@ -118,14 +118,14 @@ proptest! {
             entry
         });
         let mut manifest = Manifest::new("memory://m/".into(), objects.collect());
-        manifest.created_s = 1.7e9; // a time is not promised to the last bit
+        manifest.created_s = 1.7e9; // a float in JSON need not be exact to the last bit
         let json = manifest.to_json().unwrap();
         prop_assert_eq!(&Manifest::from_bytes(&json, "m").unwrap(), &manifest);
         let parquet = manifest.to_parquet().unwrap();
         prop_assert_eq!(&Manifest::from_bytes(&parquet, "m").unwrap(), &manifest);
     }
 
-    /// Cut, changed or with bytes behind it: a sealed file is told from what was written, in one error.
+    /// A sealed Parquet file with a flipped bit or a missing end is rejected with one error.
     #[test]
     fn prop_manifest_damaged_parquet_is_one_error(at in 0usize..6000, bit in 0u8..8, cut: bool) {
         let mut bytes = small().to_parquet().unwrap();
@@ -135,7 +135,7 @@ proptest! {
         prop_assert!(error.is_err(), "{at} {bit} {cut}: {error:?}");
     }
 
-    /// Without its seal nothing vouches for a file: whatever it holds, reading it ends.
+    /// Without the seal, damage is not detected; reading such a file must still end without a panic.
     #[test]
     fn prop_manifest_unsealed_parquet_is_survived(at in 28usize..6000, byte: u8, more in 28usize..6000, other: u8) {
         let mut bytes = small().to_parquet().unwrap();
@@ -209,7 +209,7 @@ fn manifest_files_are_of_the_format_that_their_name_or_number_asks_for() {
     assert!("xml".parse::<ManifestFormat>().is_err());
 }
 
-/// Larger than one group of rows, and than one page of keys.
+/// A manifest larger than one row group and larger than one page of keys.
 #[test]
 fn manifest_of_many_groups_round_trips() {
     let objects = (0..70_000u64).map(|at| Entry::new(Key::from(format!("d/{at:08}.bin").as_str()), at)).collect();
@@ -219,7 +219,7 @@ fn manifest_of_many_groups_round_trips() {
     assert_eq!(Manifest::from_bytes(&bytes, "m").unwrap(), manifest);
 }
 
-/// Files that version 1 wrote: see tests/stage/version_1.
+/// Reads files written by version 1; see tests/stage/version_1.
 #[test]
 fn manifest_of_version_1_reads_as_version_2() {
     let json: &[u8] = include_bytes!("../../../../tests/stage/version_1/manifest.json");

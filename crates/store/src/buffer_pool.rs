@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory mapped directly from the system, and reused. Fresh pages cost a fault each, which is more than the copy of
-//! bytes that are only passed on.
+//! Pool of reusable buffers in memory mapped directly from the kernel. Each fresh page costs a page fault, and the
+//! faults cost more than copying the bytes.
 //!
-//! Owns mappings and tracks their users. Readers decide what is written into them.
+//! This module owns the mappings and tracks which buffers are in use. Readers decide what is written into them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,33 +15,34 @@ use bytes::Bytes;
 
 const PAGE: usize = 4096;
 
-/// From this size on, memory is aligned for and advised to use huge pages: a page fault per 4 KiB would cost as much as
-/// the copy into it.
+/// Mappings of this size or more are aligned for huge pages, which the kernel is advised to use. With 4 KiB pages, the
+/// page faults would cost as much as the copy.
 const HUGE: usize = 2 << 20;
 
-/// Maximum bytes of unused memory that are kept: after an object of 100 MB, the next one reuses its memory.
+/// Maximum number of unused bytes that the pool retains. An object of 100 MB can thus reuse the memory of the previous
+/// one.
 const KEPT: usize = 128 << 20;
 
-/// Anonymous memory of whole pages, aligned to a huge page if it is at least as large as one. The kernel zeroes it; it
-/// is unmapped when dropped.
+/// Anonymous memory of whole pages, zeroed by the kernel and unmapped when dropped. A mapping of a huge page or more is
+/// aligned to a huge page.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     bytes: usize,
-    /// Process id of the only process that has it; 0 if forked children have it too.
+    /// Process id of the only process in which the memory is mapped; 0 if forked children have it too.
     only_in: AtomicU32,
 }
 
-// SAFETY: only this value owns the memory; its holder controls access to the bytes.
+// SAFETY: only this value owns the memory; its owner controls access to the bytes.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; a shared reference gives only the address.
+// SAFETY: only this value owns the memory, and a shared reference gives only the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps at least `bytes` bytes, or returns the system's error.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).checked_next_multiple_of(PAGE).ok_or(io::ErrorKind::OutOfMemory)?;
-        // The slack for the alignment is unmapped below.
+        // Extra space for the alignment; it is unmapped below.
         let slack = if bytes >= HUGE { HUGE - PAGE } else { 0 };
         // SAFETY: a new anonymous private mapping touches no existing memory.
         let start = unsafe {
@@ -58,11 +59,11 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let before = if slack > 0 { start.align_offset(HUGE) } else { 0 };
-        // SAFETY: within the new mapping: `before` is less than a huge page, in whole pages.
+        // SAFETY: the result is inside the new mapping, because `before` is at most `slack`.
         let aligned = unsafe { start.byte_add(before) };
         for (at, rest) in [(start, before), (aligned.wrapping_byte_add(bytes), slack - before)] {
             if rest > 0 {
-                // SAFETY: the two ends of the new mapping, which nothing refers to.
+                // SAFETY: this unmaps whole pages at the two ends of the new mapping, to which nothing refers.
                 unsafe { libc::munmap(at, rest) };
             }
         }
@@ -71,20 +72,20 @@ impl Mapping {
         Ok(Self { start, bytes, only_in: AtomicU32::new(0) })
     }
 
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Its size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Forked children will find zeros here, or no mapping where the system cannot do that (gVisor). A fork then never
-    /// makes this process's pages copy-on-write.
+    /// Hides the memory from forked children: they see zeros, or no mapping where the kernel cannot do that (gVisor). A
+    /// fork then never makes this process's pages copy-on-write.
     pub fn keep_from_children(&self) -> io::Result<()> {
-        // SAFETY: whole pages that this value owns; their content does not change here.
+        // SAFETY: this value owns these whole pages, and the call does not change their content in this process.
         let advise = |advice| unsafe { libc::madvise(self.start.as_ptr().cast(), self.bytes, advice) } == 0;
         if advise(libc::MADV_WIPEONFORK) {
             return Ok(());
@@ -98,25 +99,26 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let only_in = *self.only_in.get_mut();
         if only_in != 0 && only_in != std::process::id() {
-            return; // what lies here now is another's
+            return; // the parent's mapping is not mapped in this child
         }
         // SAFETY: this value owns exactly this mapping, and nothing refers to it any more.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 
-/// Advises the kernel to use huge pages wherever they fit into untouched memory.
+/// Advises the kernel to use huge pages for the whole pages in a range of untouched memory.
 pub fn advise_huge(start: *mut u8, bytes: usize) {
     let before = start.align_offset(PAGE);
     if bytes >= HUGE + before {
         let whole = (bytes - before) / PAGE * PAGE;
-        // SAFETY: whole pages of memory that the caller owns; the call is advice and may be refused.
+        // SAFETY: the range consists of whole pages that the caller owns. The call is only advice, so errors are
+        // ignored.
         unsafe { libc::madvise(start.wrapping_add(before).cast(), whole, libc::MADV_HUGEPAGE) };
     }
 }
 
-/// Pool of buffers, which return to it when dropped. Belongs to one process: a forked child makes its own, frees what
-/// it inherits, and never waits for a lock that a thread of its parent may hold.
+/// Pool of buffers, which return to it when dropped. A pool belongs to one process. A forked child creates its own pool
+/// and frees the buffers that it inherits, so that it never waits for a lock that a thread of the parent holds.
 #[derive(Debug)]
 pub struct BufferPool {
     pid: u32,
@@ -126,7 +128,7 @@ pub struct BufferPool {
 /// Unused memory.
 #[derive(Debug, Default)]
 struct Free {
-    /// The buffer used last is at the end: its bytes may still be in the processor's cache.
+    /// Most recently used buffer last: its bytes may still be in the CPU cache.
     kept: VecDeque<Mapping>,
     bytes: usize,
 }
@@ -138,13 +140,15 @@ impl Default for BufferPool {
 }
 
 impl BufferPool {
-    /// The pool of this process: shared by all readers, so that the kept memory does not grow with their number.
+    /// Returns the pool of this process. All readers share it, so that the retained memory does not grow with their
+    /// number.
     pub fn of_process() -> Arc<Self> {
         static OURS: AtomicPtr<Arc<BufferPool>> = AtomicPtr::new(std::ptr::null_mut());
         Self::in_place(&OURS)
     }
 
-    /// The pool stored in `place`, or a new one if there is none or it belongs to the parent process.
+    /// Returns the pool stored in `place`. Creates a new pool if `place` is empty or its pool belongs to the parent
+    /// process.
     fn in_place(place: &AtomicPtr<Arc<Self>>) -> Arc<Self> {
         let mut held = place.load(Ordering::Acquire);
         loop {
@@ -157,7 +161,7 @@ impl BufferPool {
             match place.compare_exchange(held, put, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return made,
                 Err(other) => {
-                    // SAFETY: created just above, and not shared.
+                    // SAFETY: the box was created just above and is not shared.
                     drop(unsafe { Box::from_raw(put) });
                     held = other;
                 }
@@ -169,16 +173,16 @@ impl BufferPool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// False in a child that inherited it.
+    /// Returns false in a forked child that inherited the pool.
     fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// A buffer of at least `bytes` bytes, with arbitrary content.
+    /// Returns a buffer of at least `bytes` bytes with arbitrary content.
     pub fn take(self: &Arc<Self>, bytes: usize) -> io::Result<Buffer> {
         let found = self.is_ours().then(|| {
             let mut free = self.free();
-            // Not a much larger one, which would be missing for a larger request.
+            // Do not use a buffer more than twice as large, because a larger request may need it.
             let fits = |memory: &Mapping| memory.bytes >= bytes && memory.bytes / 2 <= bytes.max(PAGE);
             let at = free.kept.iter().rposition(fits)?;
             let memory = free.kept.remove(at)?;
@@ -205,7 +209,7 @@ impl BufferPool {
             free.bytes -= oldest.bytes;
             dropped.push(oldest);
         }
-        // Unmapped after the lock is released.
+        // Release the lock before the dropped buffers are unmapped.
         drop(free);
     }
 }
@@ -215,7 +219,7 @@ fn rounded(bytes: usize) -> usize {
     bytes.checked_next_multiple_of((bytes.max(1).checked_next_power_of_two().unwrap_or(8) / 8).max(1)).unwrap_or(bytes)
 }
 
-/// Memory from a pool. It returns to the pool when dropped.
+/// Buffer from a pool, to which it returns when dropped.
 #[derive(Debug)]
 pub struct Buffer {
     memory: Option<Mapping>,
@@ -223,7 +227,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Its first byte.
+    /// Returns the address of the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.memory.as_ref().map_or(NonNull::dangling(), Mapping::start)
     }
@@ -232,7 +236,7 @@ impl Buffer {
         self.memory.as_ref().map_or(0, Mapping::bytes)
     }
 
-    /// A range of its bytes, now read-only.
+    /// Returns a range of the buffer as read-only bytes.
     pub fn freeze(self, range: Range<usize>) -> Bytes {
         Bytes::from_owner(self).slice(range)
     }
@@ -242,14 +246,14 @@ impl Deref for Buffer {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping has this length, was zeroed, and belongs to this value only.
+        // SAFETY: the mapping has this length, was zeroed, and belongs only to this value.
         unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.bytes()) }
     }
 }
 
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and it has no other owner.
+        // SAFETY: the mapping has this length, was zeroed, and belongs only to this value, which is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start().as_ptr(), self.bytes()) }
     }
 }
@@ -277,13 +281,13 @@ mod tests {
         let ours = Mapping::new(PAGE).unwrap();
         ours.keep_from_children().unwrap();
         let start = ours.start().as_ptr();
-        // SAFETY: just mapped.
+        // SAFETY: this page was just mapped.
         unsafe { start.write(7) };
         ours.only_in.store(std::process::id() + 1, Ordering::Relaxed);
         drop(ours);
-        // SAFETY: still mapped, or this test ends here.
+        // SAFETY: the page must still be mapped; if it is not, the test crashes as intended.
         assert_eq!(unsafe { start.read() }, 7);
-        // SAFETY: it has no other owner.
+        // SAFETY: nothing else uses this page.
         unsafe { libc::munmap(start.cast(), PAGE) };
     }
 
@@ -293,7 +297,7 @@ mod tests {
             let memory = Mapping::new(bytes).unwrap();
             assert_eq!(memory.start().as_ptr() as usize % HUGE, 0);
             assert!(memory.bytes() >= bytes);
-            // SAFETY: it has no other owner. Every byte is mapped, the mapping's ends are not.
+            // SAFETY: nothing else uses this memory, and the slice covers exactly the mapping.
             unsafe { std::slice::from_raw_parts_mut(memory.start().as_ptr(), memory.bytes()) }.fill(1);
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checksums used by stores, computed incrementally.
+//! Incremental computation and verification of the checksums that stores use.
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -15,14 +15,14 @@ pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, bytes) as u32
 }
 
-/// CRC-32C of bytes in several buffers.
+/// CRC-32C of the concatenated `parts`.
 pub(crate) fn crc32c_of(parts: &[Bytes]) -> u32 {
     let mut running = crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi);
     parts.iter().for_each(|part| running.update(part));
     running.finalize() as u32
 }
 
-/// CRC-32C of the object that consists of these parts, in order, without reading it again.
+/// Combines the CRC-32Cs of the parts into the CRC-32C of the whole object, without reading the bytes again.
 pub fn combined(parts: &[Part]) -> Option<Digest> {
     let whole = parts.iter().map(|part| (u64::from(part.crc32c), part.size)).reduce(|(crc, size), (next, more)| {
         (crc_fast::checksum_combine(crc_fast::CrcAlgorithm::Crc32Iscsi, crc, next, more), size + more)
@@ -30,7 +30,7 @@ pub fn combined(parts: &[Part]) -> Option<Digest> {
     whole.map(|(crc, _)| Digest::of_u32(Algorithm::Crc32c, crc as u32))
 }
 
-/// An incremental digest.
+/// Computes a digest incrementally.
 #[derive(Debug, Clone)]
 pub struct Digester {
     algorithm: Algorithm,
@@ -45,18 +45,18 @@ enum State {
     Parts(Box<Parts>),
 }
 
-/// A digest of the digests of parts.
+/// Computes a composite digest: a digest of the digests of the parts.
 #[derive(Debug, Clone)]
 struct Parts {
     part: Digester,
     part_bytes: u64,
-    /// Remaining bytes of the part; it is closed when more bytes follow.
+    /// Remaining bytes of the current part. A full part is closed only when more bytes follow.
     room: u64,
     closed: Digester,
 }
 
 impl Digester {
-    /// Creates one; `None` for algorithms that are not computed here (SHA-1, XXH3).
+    /// Creates a digester; `None` for algorithms that this crate does not compute (SHA-1, XXH3).
     pub fn new(algorithm: Algorithm) -> Option<Self> {
         let crc = |kind| Some(State::Crc(Box::new(crc_fast::Digest::new(kind))));
         let state = match algorithm {
@@ -74,7 +74,7 @@ impl Digester {
         Some(Self { algorithm, state })
     }
 
-    /// Algorithm of the digest.
+    /// Returns the algorithm of the digest.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
@@ -89,7 +89,7 @@ impl Digester {
         }
     }
 
-    /// Digest of all bytes so far.
+    /// Returns the digest of all bytes added.
     pub fn finish(self) -> Digest {
         let value = match self.state {
             State::Crc(crc) if self.algorithm == Algorithm::Crc64Nvme => crc.finalize().to_be_bytes().to_vec(),
@@ -126,14 +126,15 @@ impl Parts {
     }
 }
 
-/// Digest of `parts`, if the algorithm is supported.
+/// Returns the digest of the concatenated `parts`, if the algorithm is supported.
 pub(crate) fn of_parts(algorithm: Algorithm, parts: &[Bytes]) -> Option<Digest> {
     let mut running = Digester::new(algorithm)?;
     parts.iter().for_each(|part| running.update(part));
     Some(running.finish())
 }
 
-/// The digest of `digests` that is cheapest to verify, if we can verify any: whole-object reads are compared with it.
+/// Returns the digest that is cheapest to verify, for checking whole-object reads. Returns `None` if this crate can
+/// verify none of them.
 pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     let rank = |digest: &Digest| match digest.algorithm {
         Algorithm::Crc32c | Algorithm::Crc64Nvme => Some(0),
@@ -146,7 +147,7 @@ pub fn cheapest(digests: &[Digest]) -> Option<&Digest> {
     digests.iter().filter_map(|digest| Some((rank(digest)?, digest))).min_by_key(|(rank, _)| *rank).map(|(_, d)| d)
 }
 
-/// Errs with `Corrupt` if `parts` do not have the given checksum.
+/// Returns a `Corrupt` error if `parts` do not match the expected checksum.
 pub(crate) fn check_parts(want: Option<&Digest>, parts: &[Bytes], place: impl Fn() -> String) -> Result<()> {
     match want.and_then(|want| Some((want, of_parts(want.algorithm, parts)?))) {
         Some((want, have)) if *want != have => {
@@ -156,7 +157,7 @@ pub(crate) fn check_parts(want: Option<&Digest>, parts: &[Bytes], place: impl Fn
     }
 }
 
-/// Passes the chunks of a whole object on, and errs at the end if they do not have the digest.
+/// Passes on the chunks of a whole object. Ends with an error if the bytes do not match the digest `want`.
 pub(crate) fn verified(
     chunks: BoxStream<'static, Result<Chunk>>,
     want: &Digest,

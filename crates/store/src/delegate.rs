@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Methods that a wrapper of a store forwards unchanged.
+//! Macro for store wrappers: forwards methods unchanged to the inner store.
 
 /// Forwards the named methods of [`Store`](crate::Store) in an `impl Store` to the inner store: `delegate_store!(|this|
 /// this.inner; root, capabilities, head);`.
 ///
-/// Futures are the inner store's own, in the form that `async_trait` writes, so forwarding allocates nothing.
+/// Each forwarding method returns the inner store's future directly, in the form that `async_trait` generates, so
+/// forwarding allocates nothing.
 #[macro_export]
 macro_rules! delegate_store {
     (|$this:ident| $inner:expr; root $(, $($more:ident),+)?) => {

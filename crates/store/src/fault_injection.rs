@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store that fails by a seeded schedule, so that failures can be replayed against the wrappers above it. For tests.
+//! Store wrapper for tests that injects faults by a seeded schedule, so that failures can be replayed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,30 +12,31 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url};
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// Kinds of faults and their frequency: shares of the calls, which sum to at most one.
+/// Kinds of faults and their frequency: each is a share of the calls, and all shares add up to at most one.
 #[derive(Debug, Clone, Default)]
 pub struct Faults {
-    /// The schedule; the same seed and the same order of calls break the same calls.
+    /// Seed of the schedule. With the same seed and the same order of calls, the same calls fail.
     pub seed: u64,
-    /// Refused with 503; `retry_after` says when to try again.
+    /// Share of calls that fail with 503 and the given `retry_after`.
     pub throttle: f64,
     /// `retry_after` of a throttled call.
     pub retry_after: Option<Duration>,
-    /// The connection is reset: before the response, in a body or a listing, or after a completed write.
+    /// Share of calls whose connection is reset: before the response, in a body or a listing, or after a completed
+    /// write.
     pub reset: f64,
-    /// A body ends early without an error.
+    /// Share of calls whose body ends early without an error.
     pub truncate: f64,
-    /// One bit of a body is flipped.
+    /// Share of calls in which one bit of a body is flipped.
     pub flip: f64,
-    /// The object was replaced: a pinned read finds another version.
+    /// Share of reads at a pinned version that find another version, as if the object had been replaced.
     pub replace: f64,
-    /// Nothing arrives any more: before the response, or in a body.
+    /// Share of calls that hang: before the response, or in a body.
     pub stall: f64,
     /// Maximum number of faults.
     pub most: u64,
 }
 
-/// See the module.
+/// Store wrapper that injects the faults of a schedule.
 #[derive(Debug)]
 pub struct Fault {
     inner: Arc<dyn Store>,
@@ -54,7 +55,8 @@ enum Kind {
     Stall,
 }
 
-/// SplitMix64 (Steele, Lea and Flood): one draw for each call, whatever order they end in.
+/// SplitMix64 (Steele, Lea and Flood). The draw depends only on seed and call number, so the order in which calls end
+/// does not matter.
 fn draw(seed: u64, call: u64) -> u64 {
     let mut z = seed.wrapping_add((call + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -63,17 +65,17 @@ fn draw(seed: u64, call: u64) -> u64 {
 }
 
 impl Fault {
-    /// Wraps `inner` and breaks calls to it.
+    /// Wraps `inner` and injects faults into calls to it.
     pub fn new(inner: Arc<dyn Store>, faults: Faults) -> Self {
         Self { inner, faults, calls: AtomicU64::new(0), injected: AtomicU64::new(0) }
     }
 
-    /// Faults so far.
+    /// Number of faults injected so far.
     pub fn injected(&self) -> u64 {
         self.injected.load(Ordering::Relaxed)
     }
 
-    /// Fault of this call, if one that applies is due, and a number that sets its position.
+    /// Chooses the fault of this call, if one is due that applies, and a number that determines its position.
     fn next(&self, applies: &[Kind]) -> Option<(Kind, u64)> {
         let drawn = draw(self.faults.seed, self.calls.fetch_add(1, Ordering::Relaxed));
         let faults = &self.faults;
@@ -102,7 +104,7 @@ impl Fault {
         &*self.inner
     }
 
-    /// Applies a fault to a request of a multipart upload before it is sent.
+    /// Injects a fault into a request of a multipart upload before the request is sent.
     pub(crate) async fn strike(&self, key: &Key) -> Result<()> {
         match self.next(&[Kind::Throttle, Kind::Reset, Kind::Stall]) {
             None => Ok(()),
@@ -178,7 +180,7 @@ impl Store for Fault {
         if total == 0 {
             return Ok(got);
         }
-        // Position of the fault, among the requested bytes.
+        // Position of the fault among the requested bytes.
         let strike = (at >> 1) % total;
         let mut passed = 0;
         let broken = got.chunks.map_ok(move |chunk| {
@@ -236,7 +238,7 @@ impl Store for Fault {
     }
 }
 
-/// The chunk with one bit flipped, if it contains the byte at `strike`.
+/// Returns the chunk with one bit flipped if it contains the byte at `strike`.
 fn flipped(mut chunk: Chunk, begin: u64, strike: u64, at: u64) -> Chunk {
     if let Some(index) = strike.checked_sub(begin).filter(|index| *index < chunk.bytes.len() as u64) {
         let mut bytes = BytesMut::from(&chunk.bytes[..]);
@@ -263,7 +265,7 @@ mod tests {
 
     type Ranges = Vec<Vec<u8>>;
 
-    /// The expected bytes, the bytes read, and the faults in between.
+    /// Returns the expected bytes, the bytes read, and the number of faults injected meanwhile.
     fn read(faults: Faults, ranges: &[ByteRange]) -> (Ranges, Result<Ranges>, u64) {
         let bytes = crate::suite::pattern(20_000);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -319,7 +321,7 @@ mod tests {
 
     #[test]
     fn test_fault_replaced_object_amid_a_read_is_changed() {
-        // The first request is cut, and the second, which is pinned, finds another version.
+        // The first request is truncated, and the second one, which is pinned, finds another version.
         let found = (0..200).find_map(|seed| {
             let faults = Faults { seed, truncate: 0.4, replace: 0.5, most: 4, ..Faults::default() };
             read(faults, &[ByteRange::WHOLE]).1.err()

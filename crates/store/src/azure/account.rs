@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure account: its name, endpoint and credential, from Azure's variables or a connection string.
+//! Azure storage account: name, endpoint and credential, read from Azure's environment variables or a connection
+//! string.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -10,27 +11,28 @@ use reqsign_azure_storage::Credential;
 
 use crate::transport::{is_loopback, uri};
 
-/// Azurite's well-known key, published in its documentation: it opens only a test's own storage.
+/// Account name of the Azurite emulator. Its key is published in the documentation and only gives access to test
+/// storage.
 const EMULATED: &str = "devstoreaccount1";
 
-/// Connection settings of Azure Blob Storage. Its `Debug` shows no credential.
+/// Connection settings of Azure Blob Storage. Its `Debug` output contains no credential.
 #[derive(Clone, Default)]
 pub struct AzureSettings {
-    /// The storage account.
+    /// Name of the storage account.
     pub account: Option<String>,
     /// Endpoint of the account, if it is not `https://ACCOUNT.blob.core.windows.net`.
     pub endpoint: Option<String>,
-    /// Plain HTTP to other machines is allowed.
+    /// Allows plain HTTP to other machines.
     pub allows_http: bool,
-    /// Requests are sent unsigned, for public containers.
+    /// Sends requests unsigned, for public containers.
     pub is_anonymous: bool,
-    /// The instance metadata address may be used for a token.
+    /// Allows requests to the instance metadata address for a token.
     pub asks_instance: bool,
-    /// The login of the `az` program may be used.
+    /// Allows the use of the `az` program's login.
     pub asks_cli: bool,
     pub(crate) key: Option<String>,
     pub(crate) sas: Option<String>,
-    /// Variables that the token sources may read: AZURE_* and IDENTITY_*.
+    /// Environment variables that the token sources may read: AZURE_* and IDENTITY_*.
     pub(crate) variables: HashMap<String, String>,
 }
 
@@ -84,7 +86,8 @@ impl AzureSettings {
     }
 }
 
-/// Parses `Name=value;...` into lower-case names. Errors quote nothing of the text, because it holds a key.
+/// Parses a connection string (`Name=value;...`) into a map with lower-case names. Errors do not quote the text,
+/// because it contains a key.
 fn connection(text: &str) -> Result<HashMap<String, String>> {
     let bad = |problem: &str| Error::config("AZURE_STORAGE_CONNECTION_STRING", problem);
     let mut parts = HashMap::new();
@@ -98,7 +101,7 @@ fn connection(text: &str) -> Result<HashMap<String, String>> {
     Ok(parts)
 }
 
-/// Endpoint of a container.
+/// Endpoint and credential of one container.
 pub(super) struct Account {
     shown: String,
     base: String,
@@ -124,7 +127,7 @@ impl Account {
                 return Err(Error::config("AZURE_STORAGE_ACCOUNT", problem));
             }
         };
-        // The URL is shown only once it is known to hold no password.
+        // The errors do not contain the URL until it is certain that it has no password in it.
         let bad = |problem: &str| Error::config("AZURE_STORAGE_ENDPOINT", problem);
         let uri: Uri = endpoint.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
@@ -144,7 +147,7 @@ impl Account {
         };
         let shown = format!("{scheme}://{authority}");
         let mut path = uri.path().trim_end_matches('/').to_owned();
-        // A loopback endpoint has the account in its path.
+        // With a loopback endpoint (Azurite), the account is part of the path.
         if let (true, "", Some(account)) = (is_loopback(authority.host()), path.as_str(), account) {
             path = format!("/{account}");
         }
@@ -166,7 +169,7 @@ impl Account {
         self.credential.clone()
     }
 
-    /// The URI of a blob, or of the container.
+    /// Returns the URI of a blob, or of the container if there is no key.
     pub(super) fn uri(&self, key: Option<&[u8]>, query: &str) -> Result<Uri> {
         uri(&self.base, key, query)
     }

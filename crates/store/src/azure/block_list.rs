@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Block blobs in parts: an upload is a common prefix of block names; Azure keeps uncommitted blocks for a week.
+//! Multipart uploads of block blobs. The upload ID is a common prefix of the block names. Azure deletes uncommitted
+//! blocks after a week.
 
 use std::collections::HashMap;
 
@@ -21,7 +22,7 @@ use crate::{Meta, PutOptions, checksum};
 /// Maximum size of a block list: 100,000 blocks of about a hundred bytes of XML.
 const LIST_LIMIT: usize = 32 << 20;
 
-/// Name of a block; all blocks of a blob need names of equal length.
+/// Returns the name of a block. Azure requires names of equal length for all blocks of a blob.
 fn name(id: &UploadId, number: u32) -> String {
     BASE64_STANDARD.encode(format!("{}-{number:08}", id.0))
 }
@@ -34,7 +35,7 @@ impl MultipartStore for Azure {
 
     async fn create(&self, key: &Key, _options: &PutOptions, _deadline: Deadline) -> Result<UploadId> {
         self.container.check_key(key)?;
-        // Blocks with one name are the same block, so concurrent writers need different names.
+        // Blocks with the same name replace each other, so concurrent writers need different names.
         Ok(UploadId(format!("{:016x}", rand::random::<u64>())))
     }
 
@@ -104,7 +105,7 @@ impl MultipartStore for Azure {
         ask.body = Parts::new([Bytes::from(list)]);
         let answer = match self.container.send(ask, deadline).await {
             Ok(answer) => answer,
-            // Blocks that expired, or that another writer's list discarded.
+            // Some blocks have expired, or the block list of another writer has discarded them.
             Err(Error::System { place, reason }) if reason.contains("InvalidBlockList") => {
                 return Err(Error::NotFound { place });
             }
@@ -120,7 +121,7 @@ impl MultipartStore for Azure {
         })
     }
 
-    /// Azure has no such request: it deletes uncommitted blocks after a week.
+    /// Does nothing: Azure has no request to abort an upload, and deletes uncommitted blocks after a week.
     async fn abort(&self, _key: &Key, _id: &UploadId, _deadline: Deadline) -> Result<()> {
         Ok(())
     }

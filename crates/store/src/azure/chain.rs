@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure's tokens: first the sources that the environment names (client secret or certificate, workload identity,
-//! managed identity of an App Service or container), then the login of `az`, then the instance's metadata if the
-//! settings allow it. The first configured source ends the search, even if it fails: the next one would be another
-//! identity.
+//! Azure token sources, in this order: the sources that the environment names (client secret or certificate, workload
+//! identity, managed identity of an App Service or container), the login of `az`, and the instance metadata if the
+//! settings allow it. The first configured source ends the search, even if it fails, because the next source would be
+//! another identity.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ use crate::credentials::Expiring;
 use crate::transport::QUERY;
 
 const RESOURCE: &str = "https://storage.azure.com/";
-/// Lifetime assumed for a token that does not state one.
+/// Assumed lifetime of a token whose response contains no expiry.
 const SHORT_S: i64 = 300;
 
 impl Expiring for Credential {
@@ -38,7 +38,7 @@ impl Expiring for Credential {
     }
 }
 
-/// Chain of token sources. An explicit key or SAS comes before all of them.
+/// Chain of token sources. An explicit key or SAS takes precedence over all of them.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) given: Option<Credential>,
@@ -87,7 +87,7 @@ impl ProvideCredential for Chain {
     }
 }
 
-/// A time as Azure's services write it: seconds since the epoch, as a number or as text.
+/// A time in Azure's responses: seconds since the epoch, as a number or as text.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Seconds {
@@ -102,7 +102,7 @@ struct Token {
     expires_on: Option<Seconds>,
 }
 
-/// Parses the token in a response; errors quote nothing of it.
+/// Parses the token in a response. Errors do not quote the response.
 fn token(answer: &[u8], whom: &str) -> Result<Credential> {
     let odd = || Error::credential_invalid(format!("{whom} answered without a token"));
     let token: Token = serde_json::from_slice(answer).map_err(|_| odd())?;
@@ -116,7 +116,8 @@ fn token(answer: &[u8], whom: &str) -> Result<Credential> {
     Ok(Credential::with_bearer_token(&token.access_token, Some(ends)))
 }
 
-/// The managed identity of an App Service, a Function or a Container App, at the endpoint that its host provides.
+/// Requests a token for the managed identity of an App Service, a Function or a Container App, from the endpoint that
+/// its host provides.
 async fn managed(context: &Context, url: &str, header: &str, client: Option<&str>) -> Result<Credential> {
     let quoted = |text: &str| percent_encode(text.as_bytes(), QUERY).to_string();
     let client = client.map(|client| format!("&client_id={}", quoted(client))).unwrap_or_default();
@@ -135,7 +136,7 @@ async fn managed(context: &Context, url: &str, header: &str, client: Option<&str
     }
 }
 
-/// The login of `az`, which caches and renews it; `None` if it is not installed.
+/// Gets a token from `az`, which caches and renews its login. Returns `None` if `az` is not installed.
 async fn of_cli(context: &Context) -> Result<Option<Credential>> {
     let arguments = ["account", "get-access-token", "--resource", RESOURCE, "--output", "json"];
     let Ok(output) = context.command_execute("az", &arguments).await else { return Ok(None) };

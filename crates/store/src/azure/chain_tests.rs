@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure's sources of tokens against recorded answers. The login of `az` is tested from outside, where PATH is ours.
+//! Tests Azure's token sources against recorded responses. The `az` login is tested elsewhere, in a process with its
+//! own PATH.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! List Blobs: pages of a flat container, in the byte order of names. A listing can only start at one of Azure's own
-//! markers, so a listing after a key also reads the pages before it.
+//! List Blobs: lists a flat container in pages, in the byte order of names. Azure can start a listing only at its own
+//! markers, so a listing that starts after a key also reads the pages before it.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use crate::page_tokens::PageTokens;
 use crate::transport::{body, pair, unquoted, xml};
 use crate::{ListStream, Meta, Version, http_date};
 
-/// Maximum size of a page: 5,000 escaped names of 1,024 characters, with their properties.
+/// Maximum size of a page in bytes: 5,000 escaped names of 1,024 characters, with their properties.
 const PAGE_LIMIT: usize = 64 << 20;
 
 #[derive(Debug, Default)]
 struct Page {
     blobs: Vec<Meta>,
-    /// Marker of the next page, if there is one.
+    /// Marker of the next page, if there is a next page.
     next: Option<String>,
 }
 
@@ -57,7 +57,7 @@ impl Listing {
         if self.prefix.as_str().is_none() {
             return Err(self.container.refused(&self.prefix, "blob names on Azure must be UTF-8"));
         }
-        // XML cannot express control characters, so no such blob exists.
+        // XML cannot express control characters, so no blob has such a name.
         if self.prefix.as_bytes().iter().any(u8::is_ascii_control) {
             self.is_done = true;
             return Ok(Vec::new());
@@ -90,7 +90,7 @@ impl Listing {
     }
 }
 
-/// Fields of a blob's element that were parsed so far.
+/// Fields parsed so far from the XML element of a blob.
 #[derive(Default)]
 struct Entry {
     name: Option<String>,
@@ -102,12 +102,12 @@ struct Entry {
     is_folder: bool,
 }
 
-/// Parses a page. Errs with `Corrupt` if it is not one.
+/// Parses a page. Returns `Corrupt` if `body` is not a valid page.
 fn parse(body: &[u8]) -> Result<Page> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut entry = Entry::default();
     let (mut is_list, mut next) = (false, None);
-    // It may begin with a byte order mark.
+    // The page may begin with a byte order mark.
     let body = body.strip_prefix(b"\xef\xbb\xbf").unwrap_or(body);
     xml::elements(body, |path, text| {
         is_list |= path.first() == Some(&"EnumerationResults");

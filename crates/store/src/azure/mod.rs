@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure Blob Storage: one container's block blobs over HTTP/1.1, signed by `reqsign`.
+//! Azure Blob Storage: reads and writes the block blobs of one container over HTTP/1.1, with requests signed by
+//! `reqsign`.
 //!
-//! Owns the requests to a container and the interpretation of responses; every request is sent once (`Retry` repeats).
-//! Blobs are flat: a hierarchical namespace does not list in the byte order of keys, and is refused. No key, SAS or
-//! token reaches an error or a `Debug`.
+//! This module builds the requests to a container and interprets the responses. It sends every request once; `Retry`
+//! repeats failed requests. Containers must have a flat namespace: a hierarchical namespace does not list in the byte
+//! order of keys, so its listings fail with an error. No error or `Debug` output contains a key, SAS or token.
 
 mod account;
 mod block_list;
@@ -37,10 +38,11 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// API version of the requests; from 2021-02-12 on, listings percent-encode some names.
+/// API version of the requests. It is older than 2021-02-12 because later versions percent-encode some names in
+/// listings.
 const API: &str = "2020-12-06";
 
-/// See the module. Cheap to clone.
+/// Azure Blob Storage container as a store. Cheap to clone.
 #[derive(Clone)]
 pub struct Azure {
     container: Arc<Container>,
@@ -64,11 +66,11 @@ impl fmt::Debug for Azure {
     }
 }
 
-/// One request: its method, blob and parameters.
+/// Parameters of one request.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
-    /// `None` asks the container.
+    /// Blob of the request; `None` for a request to the container.
     key: Option<&'a Key>,
     query: String,
     headers: HeaderMap,
@@ -82,7 +84,8 @@ impl<'a> Ask<'a> {
 }
 
 impl Azure {
-    /// The store of a container; sends nothing yet. Errs with `Config` if the account is missing or invalid.
+    /// Creates the store of a container without sending a request. Returns a `Config` error if the account is missing
+    /// or invalid.
     pub fn new(container: &str, settings: &AzureSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let account = Account::new(container, settings)?;
         let http = Http::new();
@@ -92,7 +95,7 @@ impl Azure {
         Ok(Self { container: Arc::new(container), verifies: true })
     }
 
-    /// Leaves the check of a whole blob against its checksum to the caller (`Retry`).
+    /// Disables the checksum verification of whole blobs, because the caller (`Retry`) does it.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
@@ -118,7 +121,7 @@ impl Container {
         if name.encode_utf16().count() > 1024 {
             return Err(self.refused(key, "it is longer than 1,024 characters"));
         }
-        // A proxy may resolve them.
+        // Azure or a proxy may resolve `.` and `..` in a URL path.
         if name.split('/').any(|part| part == "." || part == "..") {
             return Err(self.refused(key, "Azure resolves `.` and `..` in names"));
         }
@@ -131,7 +134,7 @@ impl Container {
         Ok(())
     }
 
-    /// Sends one request and returns its response if that is a success.
+    /// Sends one request and returns its response if the status is a success.
     async fn send(&self, mut ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
         if let Some(key) = ask.key {
             self.check_key(key)?;
@@ -165,7 +168,7 @@ impl Container {
             let mut problem = (String::new(), String::new());
             let _ = xml::elements(&error_body(body).await, |path, text| match path {
                 ["Error", "Code"] => problem.0 = status::shown(&text),
-                // The first line; the other lines are ids and times.
+                // Keep only the first line: the other lines are ids and times.
                 ["Error", "Message"] => problem.1 = status::shown(text.lines().next().unwrap_or_default()),
                 _ => {}
             });
@@ -173,7 +176,7 @@ impl Container {
                 problem.0 = status::shown(code);
             }
             if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
-                // Sent again with a new token.
+                // `Retry` sends the request again with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
             Err(self.error(&ask.method, ask.key, head.status, &head.headers, &problem.0, &problem.1))
@@ -200,10 +203,10 @@ impl Container {
         match (status.as_u16(), code) {
             (_, "ContainerNotFound") => Error::NotFound { place: self.root.to_string() },
             (_, "AuthenticationFailed" | "NoAuthenticationInformation" | "InvalidAuthenticationInfo") => {
-                // The rest of the message quotes the expected signature.
+                // Leave out the message, because it quotes the expected signature.
                 Error::Denied { place, reason: code.to_owned() }
             }
-            // A private container answers unauthenticated requests this way.
+            // A private container returns these errors to unauthenticated requests.
             (404, "ResourceNotFound") | (409, "PublicAccessNotPermitted") => Error::Denied { place, reason },
             (_, "ServerBusy" | "OperationTimedOut") => status::throttled(place, status, headers),
             (_, "Md5Mismatch" | "Crc64Mismatch" | "InvalidMd5") => {
@@ -222,7 +225,7 @@ impl Container {
     }
 }
 
-/// An MD5 as Azure writes it.
+/// Parses an MD5 in base64, as in Azure's responses.
 fn md5(text: &str) -> Option<Digest> {
     let value = BASE64_STANDARD.decode(text).ok().filter(|value| value.len() == 16)?;
     Some(Digest { algorithm: Algorithm::Md5, value })
@@ -266,7 +269,7 @@ impl Remote for Container {
     }
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        // On a range, Content-MD5 is that of the range.
+        // For a ranged read, Content-MD5 is the digest of the range, so use the header with the digest of the blob.
         let whole = if headers.contains_key(header::CONTENT_RANGE) { "x-ms-blob-content-md5" } else { "content-md5" };
         Meta {
             key: key.clone(),
@@ -317,7 +320,7 @@ impl Store for Azure {
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
         let delete = |key: Key| async move {
             let mut ask = Ask::new(Method::DELETE, Metric::Deletes, Some(&key));
-            // A blob with snapshots can only be deleted together with them.
+            // Azure deletes a blob that has snapshots only together with them.
             ask.headers.insert("x-ms-delete-snapshots", HeaderValue::from_static("include"));
             self.container.send(ask, deadline).await
         };

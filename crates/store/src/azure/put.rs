@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Put Blob for small objects; Put Block and Put Block List for large ones. The blob appears with the block list, and
-//! Azure deletes blocks without a list after a week. Each request carries an MD5 that the store verifies.
+//! Writes blobs: Put Blob for small objects, Put Block and Put Block List for large ones. A large blob becomes visible
+//! with its block list; Azure deletes blocks that are in no list after a week. Each request contains an MD5 that Azure
+//! verifies.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,12 +17,12 @@ use crate::transport::client::Parts;
 use crate::transport::{add_precondition, cut, header_of, pair, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Larger blobs are sent in blocks, over several connections.
+/// Blobs above this size (in bytes) are sent in blocks over several connections.
 const SINGLE: u64 = 64 << 20;
-/// Size of a block in bytes; larger if 50,000 blocks would not suffice.
+/// Size of a block in bytes. It is larger if the blob would otherwise need more than 50,000 blocks.
 const BLOCK: u64 = 16 << 20;
 const MAX_BLOCKS: u64 = 50_000;
-/// Concurrent block uploads.
+/// Maximum number of concurrent block uploads.
 const AT_ONCE: usize = 4;
 
 pub(super) fn md5(parts: &[Bytes]) -> Result<(Digest, HeaderValue)> {
@@ -42,7 +43,7 @@ pub(super) async fn put(
     let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let (digest, header) = md5(&parts)?;
     let mut headers = HeaderMap::new();
-    // Stored with the blob, and returned with every read of it.
+    // Azure stores this MD5 with the blob and returns it with every read.
     headers.insert("x-ms-blob-content-md5", header.clone());
     if let Some(encoding) = &options.encoding {
         headers.insert("x-ms-blob-content-encoding", header_of("encoding", encoding)?);
@@ -78,9 +79,9 @@ pub(super) fn version(answer: &Response<Incoming>) -> Option<Version> {
     Some(Version(unquoted(etag).to_owned()))
 }
 
-/// Sends the blocks and returns their list.
+/// Sends the blocks and returns the XML block list.
 async fn blocks(container: &Container, key: &Key, parts: Vec<Bytes>, size: u64, deadline: Deadline) -> Result<String> {
-    // Blocks with one name are the same block, so concurrent writers need different names.
+    // Blocks with the same name replace each other, so concurrent writers need different names.
     let writer = rand::random::<u64>();
     let sent: Vec<String> = stream::iter(cut(parts, BLOCK.max(size.div_ceil(MAX_BLOCKS))).into_iter().enumerate())
         .map(|(number, part)| async move {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signs requests with a key, a SAS or a token from the cache.
+//! Signs requests with a key, a SAS or a token from the credential cache.
 
 use std::sync::Arc;
 
@@ -17,13 +17,13 @@ use crate::credentials::{self, CredentialCache, Shared, Stamp, name_of};
 use crate::transport::client::Http;
 use crate::transport::unsigned;
 
-/// Hint for a request without credentials.
+/// Hint in the error for a request without credentials.
 const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in with `az login`, or \
     read a public container with PENSTOCK_AZURE_ANONYMOUS=1";
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Signs requests; see `credentials`.
+/// Signs requests with the cached credential (see `credentials`).
 pub(super) struct Sign {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
@@ -56,7 +56,7 @@ impl Sign {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// The store reported the token as expired; true if the request may be sent again with a new one.
+    /// Handles a response that the token has expired. Returns true if the request may be sent again with a new token.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

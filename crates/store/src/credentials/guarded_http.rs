@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP client for credential sources, which have no other access to the network. Tokens travel over TLS, or to this
-//! machine. Requests to the clouds' metadata addresses fail with an error unless the settings allow them: a machine
-//! outside the cloud would wait in vain, or ask a stranger.
+//! HTTP client for credential sources, which have no other access to the network. It sends tokens only over TLS or to
+//! this machine. It rejects requests to the clouds' metadata addresses unless the settings allow them: on a machine
+//! outside the cloud, such a request would time out or reach an unrelated host.
 
 use std::time::Duration;
 
@@ -14,15 +14,16 @@ use reqsign_core::{Error, HttpSend, Result};
 use crate::transport::client::{Http, Parts, SendError};
 use crate::transport::{is_loopback, is_metadata};
 
-/// See the module.
+/// HTTP client that restricts the hosts of requests.
 #[derive(Debug, Clone)]
 pub(crate) struct GuardedClient {
     http: Http,
-    /// Requests to metadata addresses are allowed.
+    /// Allows requests to metadata addresses.
     asks_metadata: bool,
-    /// Hosts that the launcher of this process named in a variable for this purpose (a container's credentials).
+    /// Additional allowed hosts: those that the launcher of this process named in a variable for this purpose (a
+    /// container's credentials).
     named: Vec<String>,
-    /// Token endpoint in the credentials' own file, which replaces this fixed one.
+    /// Replaces a fixed token endpoint with the one that the credential file names.
     moved: Option<(&'static str, Uri)>,
 }
 
@@ -31,14 +32,14 @@ impl GuardedClient {
         Self { http, asks_metadata, named: Vec::new(), moved: None }
     }
 
-    /// Allows requests to the host of `url` as well.
+    /// Allows requests to the host of `url`.
     pub(crate) fn naming(mut self, url: Option<&str>) -> Self {
         let host = url.and_then(|url| url.parse::<Uri>().ok()).and_then(|url| Some(url.host()?.to_owned()));
         self.named.extend(host);
         self
     }
 
-    /// Redirects requests for `from` to `to`.
+    /// Redirects requests for `from` to `to`, if `to` is given.
     pub(crate) fn moving(mut self, from: &'static str, to: Option<Uri>) -> Self {
         self.moved = to.map(|to| (from, to));
         self
@@ -63,7 +64,7 @@ impl GuardedClient {
     }
 }
 
-/// Limits the size and the duration of requests.
+/// Sends a request if its host is allowed. The size and the duration of the response are limited.
 impl HttpSend for GuardedClient {
     async fn http_send(&self, request: Request<Bytes>) -> Result<Response<Bytes>> {
         const LIMIT: Duration = Duration::from_secs(10);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Credential cache for all clouds. A credential is kept until shortly before it expires. Each process renews it with
-//! one request, at a slightly different time, through one HTTP client (`guarded_http`).
+//! Credential cache for all clouds. It caches a credential until shortly before the credential expires. Each process
+//! renews the credential with a single request through one HTTP client (`guarded_http`), at a slightly different time
+//! than other processes.
 //!
-//! Decides when to renew; the chain of each store knows how. A credential that is still valid is used while its renewal
-//! fails, and a refusal by the store ("expired") renews it once.
+//! The cache decides when to renew; the credential chain of each store does the renewal. While a renewal fails, the
+//! cache uses the old credential as long as it is valid. If the store reports that a credential has expired, the cache
+//! renews it once.
 
 pub(crate) mod guarded_http;
 #[cfg(test)]
@@ -17,45 +19,47 @@ use http::request;
 use penstock_types::{Stopwatch, unix_now};
 use reqsign_core::{Context, Error, ProvideCredential, ProvideCredentialDyn, Result, SignRequest, SigningCredential};
 
-/// Time before its expiry at which a long-lived credential is renewed; it differs a little between processes.
+/// Range from which the renewal time is drawn at random: time before the expiry of a long-lived credential. Processes
+/// thus renew at different times.
 const LEAD: (Duration, Duration) = (Duration::from_secs(150), Duration::from_secs(300));
-/// Signers reject credentials that expire within this time (Azure's needs the most: 20 s).
+/// Signers reject credentials that expire within this many seconds; Azure's signer has the largest limit (20 s).
 const MARGIN_S: i64 = 21;
-/// Time until a failed renewal is tried again while the old credential is valid.
+/// Wait before a failed renewal is repeated, while the old credential is still valid.
 const AGAIN: Duration = Duration::from_secs(10);
-/// A new credential that the store calls expired is not renewed again within this time.
+/// If the store reports a renewed credential as expired within this time, it is not renewed again.
 const TRUSTED: Duration = Duration::from_secs(30);
 
-/// Credential that expires.
+/// Credential with an expiry time.
 pub(crate) trait Expiring: SigningCredential + Clone {
-    /// Expiry, in seconds since the epoch.
+    /// Expiry time, in seconds since the epoch.
     fn ends_s(&self) -> Option<i64>;
 
-    /// The credential cannot expire, so a refusal is no reason to renew it.
+    /// True if the credential cannot expire, so that an error from the store is no reason to renew it.
     fn is_fixed(&self) -> bool;
 }
 
 struct Cached<C> {
     credential: C,
     since: Stopwatch,
-    /// Time after `since` at which it is renewed.
+    /// Time after `since` at which the credential is renewed.
     due: Option<Duration>,
     generation: u64,
     after_refusal: bool,
 }
 
-/// Credential for one request. `generation` identifies it if the store refuses it.
+/// Credential for one request. The cache uses `generation` to identify it if the store rejects it.
 pub(crate) struct Lease<C> {
     pub(crate) credential: C,
     pub(crate) generation: u64,
 }
 
-/// Caches one source's credential for all its users.
+/// Caches the credential of one source for all users of that source.
 pub(crate) struct CredentialCache<C: Expiring> {
     context: Context,
     source: Box<dyn ProvideCredentialDyn<Credential = C>>,
     state: Mutex<State<C>>,
-    /// Held while the source is asked: other callers without a usable credential wait here and then look again.
+    /// Held during a request to the source. Callers without a usable credential wait for it and then check the cache
+    /// again.
     asking: tokio::sync::Mutex<()>,
 }
 
@@ -65,11 +69,11 @@ struct State<C> {
     refused: bool,
 }
 
-/// How long a credential with this remaining lifetime is used before it is renewed.
+/// Returns how long to use a credential with this remaining lifetime before it is renewed.
 fn due_in(left: Duration) -> Duration {
     let dice: f64 = rand::random_range(0.0..1.0);
     let long = LEAD.0 + (LEAD.1 - LEAD.0).mul_f64(dice);
-    // A short-lived credential is used for three to four fifths of its life.
+    // A short-lived credential is renewed after 60 to 80 % of its lifetime.
     let lead = if left > LEAD.1 * 2 { long } else { left.mul_f64(0.2 + 0.2 * dice) };
     left.saturating_sub(lead).max(Duration::from_secs(1).min(left / 2))
 }
@@ -88,7 +92,7 @@ impl<C: Expiring> CredentialCache<C> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The cached credential if it is valid, and whether it is due for renewal.
+    /// Returns the cached credential if it is valid, and whether it is due for renewal.
     fn held(&self) -> Option<(Lease<C>, bool)> {
         let state = self.state();
         let kept = state.kept.as_ref()?;
@@ -100,11 +104,12 @@ impl<C: Expiring> CredentialCache<C> {
         Some((taken, kept.due.is_some_and(|due| kept.since.elapsed() >= due)))
     }
 
-    /// Returns a credential to sign with. Uses the source if there is none, or if the cached one is about to expire.
+    /// Returns a credential to sign with. Requests a new one from the source if none is cached or the cached one is
+    /// about to expire.
     pub(crate) async fn take(&self) -> Result<Lease<C>> {
         match self.held() {
             Some((taken, false)) => Ok(taken),
-            // One task renews; the others use the valid credential.
+            // One task renews the credential; the others continue with the valid one.
             Some((taken, true)) => match self.asking.try_lock() {
                 Err(_) => Ok(taken),
                 Ok(_asking) => match self.held() {
@@ -145,8 +150,8 @@ impl<C: Expiring> CredentialCache<C> {
         Ok(taken)
     }
 
-    /// The store reported the credential of this generation as expired. True if another attempt may succeed: the
-    /// credential is then renewed once.
+    /// Handles a report from the store that the credential of this generation has expired. Returns true if another
+    /// attempt may succeed; the credential is then renewed once.
     pub(crate) fn refused(&self, generation: u64) -> bool {
         let mut state = self.state();
         match &state.kept {
@@ -162,10 +167,10 @@ impl<C: Expiring> CredentialCache<C> {
     }
 }
 
-/// Generation of the credential that signed a request; `None` if it was not signed.
+/// Generation of the credential that signed a request; `None` if the request was not signed.
 pub(crate) type Stamp = Option<u64>;
 
-/// Signs a request with the current credential; without a cache it is sent unsigned.
+/// Signs a request with the current credential. Without a cache, the request stays unsigned.
 pub(crate) async fn sign<C: Expiring>(
     keeper: Option<&CredentialCache<C>>,
     signer: &impl SignRequest<Credential = C>,
@@ -177,7 +182,8 @@ pub(crate) async fn sign<C: Expiring>(
     Ok(Some(taken.generation))
 }
 
-/// The store reported the credential as expired; true if the request may be sent again with a new one.
+/// Handles a report from the store that the credential has expired. Returns true if the request may be sent again with
+/// a new credential.
 pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: Stamp) -> bool {
     matches!((keeper, stamp), (Some(keeper), Some(generation)) if keeper.refused(generation))
 }
@@ -185,8 +191,8 @@ pub(crate) fn renews<C: Expiring>(keeper: Option<&CredentialCache<C>>, stamp: St
 /// Error text if no source has a credential.
 pub(crate) const NOTHING: &str = "no source has credentials";
 
-/// Caches of this process, by their settings, so that stores opened alike share renewals. A forked child has its own,
-/// because the thread that was renewing does not exist there.
+/// Credential caches of this process by their settings, so that stores with equal settings share renewals. A forked
+/// child has its own caches, because the thread that performs a renewal does not exist in the child.
 pub(crate) struct Shared<C: Expiring>(Mutex<Option<Registry<C>>>);
 
 type Registry<C> = HashMap<(u32, String), Weak<CredentialCache<C>>>;
@@ -196,7 +202,8 @@ impl<C: Expiring> Shared<C> {
         Self(Mutex::new(None))
     }
 
-    /// The cache of this name, or the one that `make` returns. The name holds secrets and is never printed.
+    /// Returns the cache with this name, or creates it with `make`. The name contains secrets, so it must never be
+    /// printed.
     pub(crate) fn get(&self, name: String, make: impl FnOnce() -> CredentialCache<C>) -> Arc<CredentialCache<C>> {
         let mut slot = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let living = slot.get_or_insert_with(HashMap::new);
@@ -211,7 +218,7 @@ impl<C: Expiring> Shared<C> {
     }
 }
 
-/// A map as a string, for [`Shared::get`].
+/// Formats a map as a string for [`Shared::get`].
 pub(crate) fn name_of(variables: &HashMap<String, String>) -> String {
     let mut pairs: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
     pairs.sort_unstable();

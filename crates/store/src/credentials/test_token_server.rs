@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Token service on loopback for tests: returns recorded responses and records its requests.
+//! Token server on loopback for tests: returns recorded responses and records the requests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// Stops when it is dropped.
+/// Test server that stops when it is dropped.
 pub(crate) struct TestTokenServer {
     pub(crate) url: String,
     seen: Arc<Mutex<Vec<String>>>,
@@ -21,7 +21,7 @@ impl Drop for TestTokenServer {
 }
 
 impl TestTokenServer {
-    /// `answer` returns status and body for a whole request.
+    /// Starts the server. `answer` returns the status and body for a request.
     pub(crate) async fn start(answer: impl Fn(&str) -> (u16, String) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -62,7 +62,7 @@ impl TestTokenServer {
     }
 }
 
-/// Environment variables: `DESK` in a value is replaced by the server's address, and `HOME` by a folder.
+/// Builds environment variables. In the values, `DESK` is replaced by the server's address and `HOME` by a folder.
 pub(crate) fn variables(
     pairs: &[(&str, &str)],
     server: &TestTokenServer,
@@ -76,12 +76,12 @@ pub(crate) fn variables(
     all
 }
 
-/// A request head to sign.
+/// Creates a request head to sign.
 pub(crate) fn head(url: &str) -> http::request::Parts {
     http::Request::builder().uri(url).body(()).unwrap().into_parts().0
 }
 
-/// Seconds from now, in AWS's time format.
+/// Returns the time `seconds` from now in AWS's format.
 pub(crate) fn in_s(seconds: i64) -> String {
     let at = penstock_types::unix_now().as_secs() as i64 + seconds;
     reqsign_core::time::Timestamp::from_second(at).unwrap().format_rfc3339_zulu()

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Order of an epoch: the sample at a position is a pure function of the counts, the seed, the epoch and the position.
+//! Sample order of an epoch: a pure function from counts, seed, epoch and position to a sample.
 //!
-//! Owns the permutation and the mapping from a position to (object, record). Knows no bytes, ranks or batches. Saved
-//! states depend on this order: a change of it needs another [`ORDER_VERSION`].
+//! Owns the permutation and the mapping from a position to (object, record). Independent of bytes, ranks and batches.
+//! Saved states depend on this order, so any change to it requires a new [`ORDER_VERSION`].
 
 use std::sync::Arc;
 
-/// Version of the order; every saved state contains it.
+/// Version of the order. Every saved state contains it.
 pub const ORDER_VERSION: u32 = 1;
 
-/// Sets of at most this many elements are permuted by a table. A Feistel network over so few bits is visibly uneven,
-/// and a table of this size costs no more than its rounds.
+/// Maximum number of elements that are permuted by a table. A Feistel network over so few bits is visibly uneven, and a
+/// table of this size costs no more than the network's rounds.
 const TABLE: u64 = 32;
 
-/// Luby and Rackoff prove 4 rounds secure against an adversary who sees everything; 8 leave no trace in the tests
-/// below.
+/// Rounds of the Feistel network. Luby and Rackoff proved that 4 rounds are secure against an adversary who sees all
+/// inputs and outputs. With 8, the tests below find no bias.
 const ROUNDS: usize = 8;
 
 /// SplitMix64's finaliser (Stafford's mix 13): every input bit reaches every output bit.
@@ -24,14 +24,16 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Derives a key from a seed, an epoch and a domain. Each is mixed before the next is added, so that no two cancel.
+/// Derives a key from a seed, an epoch and a domain. Each value is mixed before the next one is added, so two values
+/// cannot cancel each other.
 fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
     let golden = 0x9e37_79b9_7f4a_7c15_u64;
     mix(mix(mix(seed.wrapping_add(golden)) ^ epoch.wrapping_add(golden)).wrapping_add(golden) ^ domain)
 }
 
-/// A keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. It is
-/// applied until the result is below `n` (at most four steps on average, as the domain is less than four times `n`).
+/// Keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. The
+/// network is applied repeatedly until the result is below `n`. This takes at most four rounds on average, because its
+/// domain is less than four times `n`.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,
@@ -46,12 +48,12 @@ enum Kind {
 }
 
 impl Permutation {
-    /// The identity permutation of `0..n`.
+    /// Returns the identity permutation of `0..n`.
     pub fn identity(n: u64) -> Self {
         Self { n, kind: Kind::Identity }
     }
 
-    /// The permutation of `0..n` for this (seed, epoch, domain).
+    /// Returns the permutation of `0..n` for a seed, an epoch and a domain.
     pub fn keyed(n: u64, seed: u64, epoch: u64, domain: u64) -> Self {
         let mut state = key(seed, epoch, domain);
         let mut next = || {
@@ -62,7 +64,7 @@ impl Permutation {
             let mut table = [0u8; TABLE as usize];
             (0..n as usize).for_each(|at| table[at] = at as u8);
             for at in (1..n as usize).rev() {
-                // Multiply-shift instead of a remainder; its bias at 64 bits is below 2^-58.
+                // Multiply and shift instead of taking a remainder. The bias at 64 bits is below 2^-58.
                 let other = ((u128::from(next()) * (at as u128 + 1)) >> 64) as usize;
                 table.swap(at, other);
             }
@@ -74,17 +76,17 @@ impl Permutation {
         Self { n, kind }
     }
 
-    /// Number of elements permuted.
+    /// Number of elements in the permutation.
     pub fn len(&self) -> u64 {
         self.n
     }
 
-    /// True when there is nothing to permute.
+    /// True if the permutation has no elements.
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
-    /// Maps `index`, which must be below `len()`.
+    /// Returns the element at position `index`, which must be below `len()`.
     pub fn at(&self, index: u64) -> u64 {
         debug_assert!(index < self.n, "{index} is not below {}", self.n);
         match &self.kind {
@@ -109,7 +111,7 @@ impl Permutation {
 }
 
 impl Permutation {
-    /// Position of `value`, which must be below `len()`. The inverse of [`Self::at`], at the same cost.
+    /// Returns the position of `value`, which must be below `len()`. Inverse of [`Self::at`], at the same cost.
     pub fn index_of(&self, value: u64) -> u64 {
         debug_assert!(value < self.n, "{value} is not below {}", self.n);
         match &self.kind {
@@ -138,19 +140,19 @@ impl Permutation {
 /// Number of records in each object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Counts {
-    /// The same number in each of `objects`: every step is O(1).
+    /// The same number of records in each object. Every operation is O(1).
     Equal {
         /// Number of objects.
         objects: u64,
-        /// Records in each.
+        /// Number of records in each object.
         each: u64,
     },
-    /// One number per object; an epoch sums them once.
+    /// One number of records per object. Each epoch computes their running sums once.
     Each(Arc<[u64]>),
 }
 
 impl Counts {
-    /// Counts from a slice; `Equal` if all are the same.
+    /// Creates counts from one number per object: `Equal` if all numbers are the same.
     pub fn of(counts: &[u64]) -> Self {
         match counts.first() {
             None => Self::Equal { objects: 0, each: 0 },
@@ -199,42 +201,42 @@ impl Counts {
 pub struct Shuffle {
     /// Seed of the order.
     pub seed: u64,
-    /// Number of objects whose samples are mixed with each other; they are neighbours in the epoch's order of objects.
-    /// At least 1.
+    /// Number of objects whose samples are mixed with each other. These objects are neighbours in the epoch's order of
+    /// objects. At least 1.
     pub window: u64,
 }
 
-/// Default shuffle window: 16 objects, or fewer if objects hold many records, but never fewer than 2. 16 Ki samples mix
-/// well enough, and the feed may have to hold a window's decoded samples. It depends on the counts alone, so that every
-/// path and every rank computes the same window.
+/// Default shuffle window: 16 objects, or fewer if objects hold many records, but at least 2. 16 Ki samples mix well
+/// enough, and the feed may have to hold all decoded samples of a window. The window depends only on the counts, so
+/// every path and every rank computes the same one.
 pub fn default_window(counts: &Counts) -> u64 {
     (16_384 / counts.most().max(1)).clamp(2, 16)
 }
 
-/// The order of a dataset, over all epochs.
+/// Sample order of a dataset in all epochs.
 #[derive(Debug, Clone)]
 pub struct Order {
     counts: Counts,
     shuffle: Option<Shuffle>,
 }
 
-/// Where a sample is stored.
+/// Location of a sample in the dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Index of the object among the sorted names of the dataset.
+    /// Index of the object in the dataset's sorted list of objects.
     pub object: u64,
-    /// Index of the record in the object.
+    /// Index of the record within the object.
     pub record: u64,
 }
 
 impl Order {
-    /// The order of objects with these counts; without `shuffle`, the order in which they are stored.
+    /// Creates the order of a dataset with these counts. Without `shuffle`, it is the stored order.
     pub fn new(counts: Counts, shuffle: Option<Shuffle>) -> Self {
         let shuffle = shuffle.map(|shuffle| Shuffle { window: shuffle.window.max(1), ..shuffle });
         Self { counts, shuffle }
     }
 
-    /// Counts that the order was made from.
+    /// Number of records in each object of the dataset.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -254,13 +256,13 @@ impl Order {
         self.shuffle.is_some()
     }
 
-    /// Random key for the sample at a position of an epoch, for example for an image's crop. Depends only on the seed,
-    /// the epoch and the position.
+    /// Random key for the sample at a position of an epoch, used for example to crop an image. It depends only on the
+    /// seed, the epoch and the position.
     pub fn key_of(&self, epoch: u64, position: u64) -> u64 {
         mix(key(self.shuffle.map_or(0, |shuffle| shuffle.seed), epoch, u64::MAX) ^ mix(position))
     }
 
-    /// The order of one epoch: O(1), or one pass over the counts if they differ.
+    /// Returns the order of one epoch. Costs O(1), or one pass over the counts if they differ.
     pub fn epoch(&self, epoch: u64) -> EpochOrder {
         let objects = self.counts.objects();
         let blocks = match self.shuffle {
@@ -284,13 +286,13 @@ impl Order {
     }
 }
 
-/// The order of one epoch. A block is one object, at its position in the epoch's order of objects.
+/// Sample order of one epoch. A block is an object at its position in the epoch's order of objects.
 #[derive(Debug, Clone)]
 pub struct EpochOrder {
     order: Order,
     epoch: u64,
     blocks: Permutation,
-    /// First position of each block, then the number of samples; `None` if all blocks have the same length.
+    /// First position of each block, followed by the number of samples. `None` if all blocks have the same length.
     starts: Option<Vec<u64>>,
 }
 
@@ -302,7 +304,7 @@ impl EpochOrder {
         }
     }
 
-    /// Returns the block that contains the sample at `offset` from the epoch's start, before windows are mixed.
+    /// Returns the block that holds the sample at `offset` from the epoch's start, before windows are shuffled.
     fn block(&self, offset: u64) -> u64 {
         match &self.starts {
             Some(starts) => starts.partition_point(|&start| start <= offset) as u64 - 1,
@@ -310,7 +312,7 @@ impl EpochOrder {
         }
     }
 
-    /// The window that holds a position; `position` must be below the number of samples.
+    /// Returns the shuffle window that contains a position, which must be below the number of samples.
     pub fn window(&self, position: u64) -> Window<'_> {
         let size = self.order.window();
         let number = self.block(position) / size;
@@ -324,18 +326,18 @@ impl EpochOrder {
         Window { epoch: self, start, end, samples }
     }
 
-    /// Where the sample at a position is stored; `position` must be below the number of samples.
+    /// Returns the location of the sample at a position, which must be below the number of samples.
     pub fn locate(&self, position: u64) -> Place {
         self.window(position).locate(position)
     }
 
-    /// Where the sample at `offset` from the epoch's start is stored, before windows are mixed.
+    /// Returns the location of the sample at `offset` from the epoch's start, before windows are shuffled.
     pub fn place(&self, offset: u64) -> Place {
         let block = self.block(offset);
         Place { object: self.blocks.at(block), record: offset - self.start(block) }
     }
 
-    /// Position of the sample stored at `place`, which must contain one. The inverse of [`Self::locate`].
+    /// Returns the position of the sample at `place`, which must exist. Inverse of [`Self::locate`].
     pub fn position(&self, place: Place) -> u64 {
         let offset = self.start(self.blocks.index_of(place.object)) + place.record;
         let window = self.window(offset);
@@ -343,24 +345,24 @@ impl EpochOrder {
     }
 }
 
-/// A run of positions whose samples are all in the same few objects.
+/// Shuffle window: a run of positions whose samples are all stored in the same few objects.
 #[derive(Debug)]
 pub struct Window<'a> {
     epoch: &'a EpochOrder,
-    /// First position.
+    /// First position of the window.
     pub start: u64,
-    /// The position after the last.
+    /// Position after the last one of the window.
     pub end: u64,
     samples: Permutation,
 }
 
 impl Window<'_> {
-    /// Where the sample at a position of this window is stored.
+    /// Returns the location of the sample at a position of this window.
     pub fn locate(&self, position: u64) -> Place {
         self.epoch.place(self.start + self.samples.at(position - self.start))
     }
 
-    /// Its positions and their permutation, for a caller that stores the epoch's order separately.
+    /// Returns the window's positions and their permutation, for a caller that stores the epoch's order separately.
     pub fn parts(self) -> (std::ops::Range<u64>, Permutation) {
         (self.start..self.end, self.samples)
     }
@@ -430,7 +432,8 @@ mod tests {
 
         #[test]
         fn prop_one_key_bit_changes_about_half_of_the_places(bit in 0u32..64, seed: u64) {
-            // Two unrelated permutations of n agree at 1 position on average; 12 would have a probability of 1 in 10^9.
+            // Two unrelated permutations of n agree at 1 position on average. Agreement at 12 has a probability of 1 in
+            // 10^9.
             let (a, b) = (Permutation::keyed(1000, seed, 0, 0), Permutation::keyed(1000, seed ^ (1 << bit), 0, 0));
             prop_assert!((0..1000).filter(|&index| a.at(index) == b.at(index)).count() < 12);
             let (c, d) = (Permutation::keyed(1000, 0, seed, 0), Permutation::keyed(1000, 0, 0, seed | 1));
@@ -453,7 +456,7 @@ mod tests {
         assert_ne!(sequence(&order, 0), sequence(&self::order(&[3; 50], 8, 4), 0));
     }
 
-    /// Saved states depend on this order for ever: if this test fails, [`ORDER_VERSION`] must rise.
+    /// Saved states depend on this order. If this test fails, [`ORDER_VERSION`] must be increased.
     #[test]
     fn order_of_version_1_stays_what_it_was() {
         let small = Permutation::keyed(10, 17, 0, 0);
@@ -465,8 +468,8 @@ mod tests {
     const GOLDEN_SMALL: [u64; 10] = [0, 6, 5, 3, 4, 1, 7, 8, 9, 2];
     const GOLDEN_LARGE: [u64; 6] = [459_948_786, 782_072_326, 433_871_941, 813_798_177, 454_535_400, 694_614_147];
 
-    /// χ² test of where each of n elements goes, over many seeds, with n - 1 degrees of freedom per row. Covers both
-    /// kinds of permutation.
+    /// χ² test of the position that each of n elements is mapped to, over many seeds, with n - 1 degrees of freedom per
+    /// row. Covers both kinds of permutation.
     #[test]
     fn every_place_is_equally_likely() {
         for n in [6u64, 31, 33, 64] {
@@ -478,14 +481,15 @@ mod tests {
             }
             let want = seeds as f64 / n as f64;
             let chi2: f64 = hits.iter().flatten().map(|have| (have - want).powi(2) / want).sum();
-            // Rows and columns sum to `seeds`, hence (n - 1)² degrees of freedom. The limit is 5 standard deviations
-            // above the mean.
+            // Each row and each column sums to `seeds`, which leaves (n - 1)² degrees of freedom. The limit is 5
+            // standard deviations above the mean.
             let freedom = ((n - 1) * (n - 1)) as f64;
             assert!(chi2 < freedom + 5.0 * (2.0 * freedom).sqrt(), "n {n}: chi² {chi2:.0} of {freedom:.0}");
         }
     }
 
-    /// All 24 orders of 4 elements are equally frequent: pairs of positions are independent, not only single positions.
+    /// All 24 orders of 4 elements are equally frequent. This tests that pairs of positions are independent, not only
+    /// single positions.
     #[test]
     fn every_order_of_four_is_equally_likely() {
         let mut hits = std::collections::HashMap::new();
@@ -498,7 +502,7 @@ mod tests {
         assert!(chi2 < 23.0 + 5.0 * 46f64.sqrt(), "{chi2:.0}");
     }
 
-    /// Neighbours in storage are not neighbours in the order: the serial correlation of a full shuffle is zero.
+    /// Neighbours in storage are not neighbours in the order: the serial correlation of a full shuffle is near zero.
     #[test]
     fn neighbours_are_parted() {
         let permutation = Permutation::keyed(10_000, 5, 0, 0);

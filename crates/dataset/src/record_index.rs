@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The record index: offset, length and checksum of every record of a dataset, 16 bytes each, in one file that is
-//! memory-mapped. It gives counts without a scan, and single records without reading their objects.
+//! Record index: the offset, length and checksum of every record of a dataset, in one memory-mapped file with 16 bytes
+//! per record. With it, records are counted without a scan, and a single record is read without the rest of its object.
 //!
-//! Owns the file. The file is a cache. Each object is stored with a stamp of its key, size and version; an object whose
-//! stamp differs counts as absent, and an unreadable file counts as missing. Its content is never trusted beyond the
-//! size of the object.
+//! Owns the index file, which is only a cache. It stores each object with a stamp of its key, size and version. An
+//! object whose stamp differs counts as not indexed, and an unreadable file counts as missing. The stored positions may
+//! be wrong, so callers must check them against the object's size.
 
 use std::fs::File;
 use std::io::{BufWriter, Cursor, Seek, SeekFrom, Write};
@@ -23,19 +23,19 @@ use crate::manifest::Entry;
 
 const MAGIC: &[u8; 8] = b"PENSTIX1";
 const HEADER: usize = 32;
-/// Bytes of a row: of the table of objects (stamp, first record) or of a record (offset 48 bits, length 48 bits,
-/// checksum 32 bits).
+/// Bytes per row. A row of the object table holds a stamp and the number of the first record. A row of the record table
+/// holds an offset (48 bits), a length (48 bits) and a checksum (32 bits).
 const ROW: usize = 16;
 const WIDE: u64 = 1 << 48;
 
-/// Location of a record in the decompressed bytes of its object.
+/// Location of a record in its object's decompressed bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Checksum of the record's bytes; the format chooses the bytes that it covers.
+    /// Checksum of the record. The format defines which of its bytes are covered.
     pub crc: u32,
 }
 
@@ -46,7 +46,7 @@ impl Span {
     }
 }
 
-/// Identity of an object in an index: its key, size and version.
+/// Hash that identifies an object in an index, computed from its key, size and version.
 pub fn stamp(entry: &Entry) -> u64 {
     let mut hash = Xxh3::new();
     hash.update(&(entry.key.as_bytes().len() as u64).to_le_bytes());
@@ -62,19 +62,19 @@ pub struct Map {
     len: usize,
 }
 
-// SAFETY: the mapping is read-only and owned by this value.
+// SAFETY: the mapping is read-only, and this value owns it.
 unsafe impl Send for Map {}
-// SAFETY: as above.
+// SAFETY: the mapping is read-only, and this value owns it.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// Maps the whole of `file`; `place` names it in errors.
+    /// Maps the whole file into memory. `place` names the file in errors.
     pub fn of(file: &File, place: &str) -> Result<Self> {
         use std::os::fd::AsRawFd;
         let io = |error: std::io::Error| Error::from_io(place, &error);
         let len = usize::try_from(file.metadata().map_err(io)?.len()).unwrap_or(usize::MAX).max(1);
-        // SAFETY: a new mapping of a file touches no memory of ours. Cache files are only replaced by renaming; staged
-        // files and their logs only grow. The mapped bytes therefore do not change.
+        // SAFETY: a new mapping of a file does not affect existing memory. Cache files are only replaced by renaming,
+        // and staged files and their logs only grow. The mapped bytes therefore do not change.
         let start =
             unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if start == libc::MAP_FAILED {
@@ -83,7 +83,7 @@ impl Map {
         Ok(Self { start: NonNull::new(start.cast()).ok_or_else(|| Error::bug("a mapping at address 0"))?, len })
     }
 
-    /// Bytes of the file. For an empty file the slice has one byte, which must not be read.
+    /// Bytes of the file. For an empty file, the slice has one byte, which must not be read.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the mapping lives as long as the borrow.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
@@ -92,7 +92,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: this value owns exactly this mapping.
+        // SAFETY: this value owns exactly this mapping, and does not use it afterwards.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -111,12 +111,12 @@ impl Bytes {
     }
 }
 
-/// A record index that was read and is valid.
+/// A record index that was read and validated.
 pub struct RecordIndex {
     bytes: Bytes,
     objects: usize,
     path: PathBuf,
-    /// Objects of the dataset whose stamps differ from the file's.
+    /// Objects of the dataset whose stamps differ from those in the file, in ascending order.
     stale: Vec<u64>,
 }
 
@@ -146,7 +146,7 @@ impl RecordIndex {
         Self::of(Bytes::Mapped(map), path, entries)
     }
 
-    /// Parses an index held in memory.
+    /// Parses an index that is held in memory. Returns `None` if it is invalid.
     pub fn parse(bytes: Vec<u8>, entries: &[Entry]) -> Option<Self> {
         Self::of(Bytes::Held(bytes), Path::new(""), entries)
     }
@@ -174,12 +174,12 @@ impl RecordIndex {
         Some(Self { bytes, objects, path: path.to_owned(), stale })
     }
 
-    /// Path of the index; empty for one in memory.
+    /// Path of the index file; empty for an index in memory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// True if it contains every object of the dataset in its current state.
+    /// True if the index has every object of the dataset in its current version.
     pub fn is_complete(&self) -> bool {
         self.stale.is_empty()
     }
@@ -192,17 +192,17 @@ impl RecordIndex {
         Some(u64_at(self.bytes.get(), at)..u64_at(self.bytes.get(), at + ROW))
     }
 
-    /// Number of records in an object; `None` if the object changed since it was indexed.
+    /// Number of records in an object. `None` if the object changed after it was indexed.
     pub fn count(&self, object: u64) -> Option<u64> {
         self.range(object).map(|range| range.end - range.start)
     }
 
-    /// Locations of the records of an object; `None` if the object changed since it was indexed.
+    /// Locations of an object's records. `None` if the object changed after it was indexed.
     pub fn spans(&self, object: u64) -> Option<Vec<Span>> {
         (0..self.count(object)?).map(|record| self.span(object, record)).collect()
     }
 
-    /// Location of one record.
+    /// Location of one record. `None` if the object changed after it was indexed or has no such record.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         let range = self.range(object)?;
         let number = range.start.checked_add(record).filter(|number| *number < range.end)?;
@@ -212,7 +212,7 @@ impl RecordIndex {
     }
 }
 
-/// Output of an index: a temporary file, or memory if nothing is kept.
+/// Destination of a new index: a temporary file, or memory if the index is not stored.
 enum Sheet {
     File { file: BufWriter<File>, temporary: OwnedFile, folder: Arc<OwnedFd>, path: PathBuf },
     Memory(Cursor<Vec<u8>>),
@@ -235,7 +235,7 @@ impl Sheet {
     }
 }
 
-/// Writes an index, object by object.
+/// Writes an index, one object after another.
 pub struct IndexWriter {
     sheet: Sheet,
     table: Vec<u8>,
@@ -244,7 +244,7 @@ pub struct IndexWriter {
 }
 
 impl IndexWriter {
-    /// Starts an index of `objects` objects, to be placed at `path`.
+    /// Starts an index file of `objects` objects. [`IndexWriter::finish`] moves it to `path`.
     pub fn create(path: &Path, objects: usize) -> Result<Self> {
         let place = path.display().to_string();
         let io = |error: std::io::Error| Error::from_io(&place, &error);
@@ -257,7 +257,7 @@ impl IndexWriter {
         Self::on(Sheet::File { file, temporary, folder, path: path.to_owned() }, objects)
     }
 
-    /// Starts an index of `objects` objects in memory only.
+    /// Starts an index of `objects` objects that is only held in memory.
     pub fn in_memory(objects: usize) -> Result<Self> {
         Self::on(Sheet::Memory(Cursor::default()), objects)
     }
@@ -267,7 +267,7 @@ impl IndexWriter {
         Ok(Self { sheet, table: Vec::new(), objects, records: 0 })
     }
 
-    /// Adds the next object.
+    /// Adds the next object and the locations of its records.
     pub fn push(&mut self, stamp: u64, spans: impl IntoIterator<Item = Span>) -> Result<()> {
         self.row(stamp);
         for span in spans {
@@ -283,7 +283,7 @@ impl IndexWriter {
         Ok(())
     }
 
-    /// Adds the next object as not indexed.
+    /// Adds the next object, marked as not indexed.
     pub fn push_unknown(&mut self, entry: &Entry) {
         self.row(!stamp(entry));
     }
@@ -323,7 +323,7 @@ impl IndexWriter {
 impl Drop for IndexWriter {
     fn drop(&mut self) {
         if let Sheet::File { temporary, .. } = &self.sheet {
-            // `finish` has already moved the file, so this does nothing then.
+            // After `finish`, the file has its final name and this call does nothing.
             temporary.remove();
         }
     }
@@ -363,7 +363,7 @@ mod tests {
                 let read: Vec<Span> = (0..).map_while(|record| index.span(object as u64, record)).collect();
                 prop_assert_eq!(&read, spans);
             }
-            // Damage is detected, or the index stays safe to read.
+            // A damaged index is either rejected, or safe to read.
             let mut bytes = std::fs::read(&path).unwrap();
             let cut = cut.min(bytes.len());
             if cut < bytes.len() {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Log of record offsets in the files that a stage writes, so that a later open of the copy needs
-//! no scan.
+//! Log of record offsets: a stage writes the offsets of its files, so that the staged copy can be opened without a
+//! scan.
 //!
-//! Owns the log (`.penstock/records-NODE-of-NODES.bin`): append-only, one entry per file, written in one call. An entry
-//! is used only if the file still has the same size and mtime; of several entries the last counts. The log is a hint:
-//! if it is missing or unreadable, the copy is scanned. Only files that hold TFRecords or a tar as they are have
-//! entries.
+//! Owns the log (`.penstock/records-NODE-of-NODES.bin`), which is append-only. Each file has one entry, written in one
+//! call; if a file has several, the last one counts. An entry is used only if the file still has the recorded size and
+//! mtime. The log is a hint: if it is missing or unreadable, the copy is scanned. Only uncompressed TFRecord and tar
+//! files have entries.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,28 +21,28 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::manifest::{Entry, Manifest, OWN_PREFIX, RecordFormat};
 use crate::record_index::{IndexWriter, Map, RecordIndex, Span, packed, stamp, unpacked};
 
-/// Identity of a file on the next run.
+/// Size and mtime of a file, by which a later run recognises it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileState {
-    /// Its size in bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// When it was modified, in ns since 1970.
+    /// Modification time, in ns since 1970.
     pub mtime_ns: i64,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PENSTRL1");
 
-/// Header size: magic, checksum of what follows, length of the name, number of records, size, mtime.
+/// Header size of an entry: magic, checksum of all following bytes, name length, number of records, size, mtime.
 const HEADER: usize = 48;
 
-/// Maximum number of folders, from the opened one upwards, that are searched for the copy's root.
+/// Maximum number of folders that are searched for the copy's root, from the opened folder upwards.
 const ANCESTORS: usize = 8;
 
-/// Tolerance when two times are compared: a listing has seconds as a float.
+/// Tolerance for comparing two modification times: a listing holds seconds as a float.
 const SAME_S: f64 = 1e-6;
 
-/// Appends the record locations of a finished file to the log that `log` opens by name. Calls `log` only if the file
-/// has records to note. Write errors are ignored: a missing entry only costs a scan.
+/// Appends the record locations of a finished file to a log. `log` opens the log of that name, and is only called if
+/// the file has record locations. Write errors are ignored, because a missing entry only costs a scan.
 pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, file: &File, state: FileState) {
     if let Some(spans) = spans_of(file, target)
         && let Some(mut log) = log(&format!("records-{node}.bin"))
@@ -51,7 +51,8 @@ pub fn note(log: impl FnOnce(&str) -> Option<File>, node: &str, target: &Key, fi
     }
 }
 
-/// Record locations of a file whose name claims TFRecord or tar; `None` if it is not one.
+/// Returns the record locations of an uncompressed TFRecord or tar file. `None` for any other name, and for a file that
+/// cannot be read in that format.
 fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
     let name = target.as_bytes();
     let format = RecordFormat::of_name(name);
@@ -60,7 +61,7 @@ fn spans_of(file: &File, target: &Key) -> Option<Vec<Span>> {
     }
     let map = Map::of(file, "a staged file").ok()?;
     let content = map.bytes().get(..usize::try_from(file.metadata().ok()?.len()).ok()?)?;
-    // Only headers are read. TFRecords contain their own checksums; tar samples have none.
+    // Reads only headers and computes no checksum: TFRecords contain their own, and tar samples have none.
     let spans: Result<Vec<Span>> = if format == RecordFormat::TfRecord {
         let span = |record: RecordSpan| Span { offset: record.offset, len: frame_len(record.len), crc: 0 };
         tfrecord::scan(content, "a staged file").map(|records| records.into_iter().map(span).collect())
@@ -82,16 +83,16 @@ fn entry(target: &Key, state: FileState, spans: &[Span]) -> Vec<u8> {
     [&MAGIC.to_le_bytes()[..], &xxh3_64(&rest).to_le_bytes(), &rest].concat()
 }
 
-/// An entry of a log.
+/// Log entry of one file.
 #[derive(Debug, Clone, Copy)]
 struct Noted<'a> {
     size: u64,
     mtime_ns: i64,
-    /// 16 bytes per record.
+    /// Locations of the file's records, 16 bytes each.
     spans: &'a [u8],
 }
 
-/// Parses the entries of a log, by file name. Skips entries that a killed stage left half-written.
+/// Parses a log into its entries by file name. Skips entries that a killed stage wrote only in part.
 fn parse(mut log: &[u8]) -> HashMap<&[u8], Noted<'_>> {
     let mut found = HashMap::new();
     while !log.is_empty() {
@@ -119,21 +120,21 @@ fn next(log: &[u8]) -> Option<(&[u8], Noted<'_>, &[u8])> {
     Some((&log[HEADER..key_end], noted, &log[end..]))
 }
 
-/// Number of records in the entries, for fuzzing [`parse`].
+/// Number of records in all entries of a log; used to fuzz [`parse`].
 #[doc(hidden)]
 pub fn records_noted(log: &[u8]) -> usize {
     parse(log).values().map(|noted| noted.spans.len() / 16).sum()
 }
 
-/// Logs of the staged copy that a folder is, or belongs to.
+/// Record-offset logs of a staged copy, opened from its root or one of its folders.
 pub struct StagedOffsets {
     logs: Vec<Map>,
-    /// Path of the opened folder below the copy's root.
+    /// Path of the opened folder, relative to the copy's root.
     below: Vec<u8>,
 }
 
 impl StagedOffsets {
-    /// Opens the logs; `None` if the dataset is not a local folder, or no stage wrote a log.
+    /// Opens the logs of a dataset. Returns `None` if it is not a local folder, or if no stage wrote a log for it.
     pub fn of(manifest: &Manifest) -> Option<Self> {
         let folder = manifest.url.parse::<Url>().ok()?.to_path()?;
         let own = |root: &Path| root.join(std::str::from_utf8(OWN_PREFIX).unwrap_or_default());
@@ -154,7 +155,8 @@ impl StagedOffsets {
         (!logs.is_empty()).then_some(Self { logs, below })
     }
 
-    /// Writes a row for each object to `writer`: from the logs if the object is unchanged, else from `before`.
+    /// Writes an index row for each object: from the logs if the object is unchanged, otherwise from the index
+    /// `before`.
     pub fn import(
         &self,
         manifest: &Manifest,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The sampler: computes the order of an epoch over one or several datasets (selections, takes, shards, repeats and
-//! mixtures) arithmetically.
+//! The sampler: computes the sample order of an epoch over one or several datasets. Supports selections, takes, shards,
+//! repeats and mixtures.
 //!
-//! Owns the mapping from a global position to (dataset, its epoch, its position); `order` maps that to a record. It
-//! draws no random numbers and keeps no state: each source's cursor is a closed form of the global one, so a saved
-//! state stays one number. Saved states depend on this order, as on `order`.
+//! Owns the mapping from a global position to (dataset, the dataset's epoch, the dataset's position); `order` maps
+//! these to a record. The mapping is arithmetic: it draws no random numbers and keeps no state. The position in each
+//! source follows from the global position, so a saved state is a single number. Saved states depend on this mapping,
+//! as they do on `order`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,20 +14,21 @@ use penstock_types::{Error, Result, with_separators};
 
 use crate::order::{Counts, EpochOrder, Order, Permutation, Place, Shuffle};
 
-/// Maximum sum of the weights of a mixture, which are whole numbers.
+/// Maximum sum of a mixture's weights, which are whole numbers.
 pub const MAX_WEIGHT: u64 = 1 << 48;
 
-/// One dataset of a sampler: its counts, its selected samples and their order.
+/// Dataset of a sampler: its counts, its selected samples and their order.
 #[derive(Debug, Clone)]
 pub struct DatasetView {
     counts: Counts,
     order: Order,
-    /// Place of the first selected sample.
+    /// Location of the first selected sample.
     first: Place,
 }
 
 impl DatasetView {
-    /// All samples of a dataset, or those in `select` (indices in stored order), in the order of `shuffle`.
+    /// Creates a view of all samples of a dataset, or of those in `select` (indices in stored order). `shuffle` sets
+    /// their order.
     pub fn new(counts: Counts, select: Option<Range<u64>>, shuffle: Option<Shuffle>) -> Result<Self> {
         let samples = counts.samples();
         let whole = select.as_ref().is_none_or(|range| *range == (0..samples));
@@ -43,12 +45,12 @@ impl DatasetView {
         Ok(Self { counts, order: Order::new(selected, shuffle), first })
     }
 
-    /// All samples of a dataset in an existing order.
+    /// Creates a view of all samples of a dataset in an existing order.
     pub fn from_order(order: Order) -> Self {
         Self { counts: order.counts().clone(), order, first: Place { object: 0, record: 0 } }
     }
 
-    /// Records of each object, selected or not.
+    /// Number of records in each object of the dataset, including objects that are not selected.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -64,7 +66,7 @@ impl DatasetView {
         order.window().saturating_mul(order.counts().most()).clamp(1, order.samples().max(1))
     }
 
-    /// Index of a stored object among the objects that the selection touches; `None` for other objects.
+    /// Index of a stored object among the objects that contain selected samples. `None` for other objects.
     pub fn selected(&self, object: u64) -> Option<u64> {
         object.checked_sub(self.first.object).filter(|&number| number < self.order.counts().objects())
     }
@@ -75,7 +77,8 @@ impl DatasetView {
     }
 }
 
-/// Counts of the objects that a range of samples touches, clipped to the range, and the place where it begins.
+/// Returns how many selected samples each object contains, and the location of the first one. Leaves out the objects
+/// before and after the selection.
 fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
     if let Counts::Equal { each, .. } = *counts
         && each > 0
@@ -93,14 +96,14 @@ fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
             first.get_or_insert(Place { object, record: from - start });
             cut.push(to - from);
         } else if first.is_some() && start < range.end {
-            cut.push(0); // an empty object in the middle keeps its number
+            cut.push(0); // an empty object between selected ones keeps its number
         }
         start += records;
     }
     (Counts::of(&cut), first.unwrap_or(Place { object: 0, record: 0 }))
 }
 
-/// Step of a sampler, as a map of positions.
+/// Operation of a sampler, as a map of positions.
 #[derive(Debug, Clone)]
 enum Step {
     DatasetView(usize),
@@ -109,7 +112,7 @@ enum Step {
     Mix { of: Vec<Sampler>, schedule: MixSchedule },
 }
 
-/// The positions of an epoch, over the samples of one or several [`DatasetView`]s.
+/// Maps the positions of an epoch to the samples of one or several [`DatasetView`]s.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     step: Step,
@@ -118,19 +121,19 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// The positions of one dataset, in its own order.
+    /// Creates a sampler of one dataset, in the dataset's own order.
     pub fn leaf(leaf: &DatasetView) -> Self {
         Self { step: Step::DatasetView(0), samples: leaf.order.samples(), leaves: 1 }
     }
 
-    /// Restricts each epoch to the positions `range` (clipped to the epoch's end).
+    /// Restricts each epoch to the positions in `range`, which is clipped to the epoch's end.
     pub fn range(self, range: Range<u64>) -> Self {
         let start = range.start.min(self.samples);
         let samples = range.end.clamp(start, self.samples) - start;
         Self { samples, leaves: self.leaves, step: Step::Range { of: Box::new(self), start } }
     }
 
-    /// Joins `times` epochs into one.
+    /// Joins `times` consecutive epochs into one.
     pub fn repeat(self, times: u64) -> Result<Self> {
         let samples = self.samples.checked_mul(times).filter(|_| times > 0).ok_or_else(|| {
             Error::config(
@@ -141,9 +144,9 @@ impl Sampler {
         Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })
     }
 
-    /// Mixes samples of several samplers in the proportion of `weights`, with `samples` per epoch. The next epoch
-    /// resumes each sampler where it stopped; a sampler that finishes its own epoch begins the next one. Leaves are
-    /// numbered sampler by sampler.
+    /// Mixes the samples of several samplers in proportion to `weights`, with `samples` per epoch. The next epoch
+    /// continues each sampler from where it stopped. A sampler that reaches the end of its own epoch starts its next
+    /// one. Leaves are numbered in the order of the samplers.
     pub fn mix(courses: Vec<Sampler>, weights: &[u64], samples: u64) -> Result<Self> {
         if courses.is_empty() || courses.len() != weights.len() {
             return Err(Error::config("mix", format!("{} datasets, but {} weights", courses.len(), weights.len())));
@@ -164,17 +167,17 @@ impl Sampler {
         self.samples
     }
 
-    /// Number of leaves.
+    /// Number of datasets (leaves) of the sampler.
     pub fn leaves(&self) -> usize {
         self.leaves
     }
 
-    /// True if the positions are those of one dataset's order.
+    /// True if the sampler is a single dataset in its own order.
     pub fn is_plain(&self) -> bool {
         matches!(self.step, Step::DatasetView(_))
     }
 
-    /// True if samples of several datasets alternate.
+    /// True if the sampler mixes several samplers.
     pub fn is_mixed(&self) -> bool {
         match &self.step {
             Step::DatasetView(_) => false,
@@ -183,7 +186,7 @@ impl Sampler {
         }
     }
 
-    /// Maximum number of positions that one shuffle window is spread over.
+    /// Maximum number of positions over which one shuffle window is spread.
     pub fn span(&self, leaves: &[DatasetView]) -> u64 {
         match &self.step {
             Step::DatasetView(number) => leaves.get(*number).map_or(1, DatasetView::window_samples),
@@ -194,7 +197,7 @@ impl Sampler {
                 let spans = of.iter().zip(&schedule.weights).map(|(course, &weight)| {
                     let span = course.span(leaves.get(first..).unwrap_or_default());
                     first += course.leaves;
-                    // Two more, for the position of the schedule at both ends.
+                    // Add two for the rounding of the schedule at both ends of the window.
                     let spread = (u128::from(span) + 2) * u128::from(schedule.sum) / u128::from(weight) + 1;
                     u64::try_from(spread).unwrap_or(u64::MAX)
                 });
@@ -203,7 +206,8 @@ impl Sampler {
         }
     }
 
-    /// Maps `position` of `epoch` to a leaf, its epoch and its position; `position` must be below [`Self::samples`].
+    /// Maps `position` of `epoch` to a leaf, the leaf's epoch and the leaf's position. `position` must be below
+    /// [`Self::samples`].
     pub fn locate(&self, epoch: u64, position: u64) -> (usize, u64, u64) {
         match &self.step {
             Step::DatasetView(number) => (*number, epoch, position),
@@ -224,8 +228,9 @@ impl Sampler {
     }
 }
 
-/// Schedule of a mixture: which source each position draws from. A binary tree of sources; at each node the left side
-/// takes ⌊(g·a + t/2) / t⌋ of the first g positions. Every cursor is a closed form, and stays within 2 of its share.
+/// Schedule of a mixture: the source of each position. The sources form a binary tree; the left side of each node takes
+/// ⌊(g·a + t/2) / t⌋ of the node's first g positions. Each source's position therefore has a closed form, which differs
+/// from its exact share by at most 2.
 #[derive(Debug, Clone)]
 struct MixSchedule {
     weights: Vec<u64>,
@@ -237,14 +242,14 @@ impl MixSchedule {
         Self { weights: weights.to_vec(), sum: weights.iter().sum() }
     }
 
-    /// Number of the first `g` positions that go to a side with weight `a` of `t`. Whole periods of `t` are computed
-    /// separately, so nothing overflows.
+    /// Number of the first `g` positions that belong to a side with weight `a` out of `t`. Computes whole periods of
+    /// `t` separately to avoid an overflow.
     fn left(g: u128, a: u64, t: u64) -> u128 {
         let (a, t) = (u128::from(a), u128::from(t));
         g / t * a + (g % t * a + t / 2) / t
     }
 
-    /// Source of position `g`, and the number of earlier positions of that source.
+    /// Returns the source of position `g`, and the number of earlier positions with that source.
     fn at(&self, mut g: u128) -> (usize, u128) {
         let (mut sources, mut sum) = (0..self.weights.len(), self.sum);
         while sources.len() > 1 {
@@ -261,20 +266,21 @@ impl MixSchedule {
     }
 }
 
-/// Location of a position's sample, and its leaf's shuffle window.
+/// Location of the sample at a position, and its shuffle window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
     /// Index of the leaf.
     pub leaf: usize,
     /// The leaf's epoch.
     pub epoch: u64,
-    /// First position of the leaf's shuffle window.
+    /// First position of the shuffle window, counted in the leaf's epoch.
     pub window: u64,
     /// Location of the record.
     pub place: Place,
 }
 
-/// Looks up positions and caches what neighbours share: a leaf's order of an epoch, and its window.
+/// Looks up the samples at positions. Caches data that neighbouring positions share: the epoch order and the shuffle
+/// window of each leaf.
 #[derive(Debug)]
 pub struct SamplerCursor {
     course: Arc<Sampler>,
@@ -291,7 +297,7 @@ struct EpochState {
 }
 
 impl SamplerCursor {
-    /// A cursor over a sampler with these leaves.
+    /// Creates a cursor over a sampler with these leaves.
     pub fn new(course: Arc<Sampler>, leaves: Arc<[DatasetView]>) -> Result<Self> {
         if course.leaves != leaves.len() {
             return Err(Error::bug(format!("a sampler of {} datasets was given {}", course.leaves, leaves.len())));
@@ -299,12 +305,12 @@ impl SamplerCursor {
         Ok(Self { states: leaves.iter().map(|_| None).collect(), course, leaves })
     }
 
-    /// Number of leaves.
+    /// Number of datasets (leaves) of the sampler.
     pub fn leaves(&self) -> usize {
         self.leaves.len()
     }
 
-    /// Sample at `position` (below the sampler's number of samples) of `epoch`.
+    /// Returns the sample at `position` of `epoch`. `position` must be below the sampler's number of samples.
     pub fn at(&mut self, epoch: u64, position: u64) -> Located {
         let (leaf, epoch, position) = self.course.locate(epoch, position);
         let state = match &mut self.states[leaf] {
@@ -412,7 +418,7 @@ mod tests {
         }
     }
 
-    /// Saved states depend on the schedule as they depend on the order.
+    /// Saved states depend on the schedule, so it must not change without a new order version.
     #[test]
     fn schedule_stays_what_it_was() {
         let schedule = MixSchedule::new(&[7, 2, 1]);

@@ -2,8 +2,8 @@
 //! Share plan: assigns each object to a node. Every node computes the same plan from the same manifest, without
 //! communication.
 //!
-//! Stored bytes are balanced by the capacity of each node; within that, written bytes are balanced too. A rule over
-//! names can replace the balance.
+//! Stored bytes are balanced by the capacity of the nodes; as far as that allows, written bytes are balanced as well. A
+//! rule over object names can replace this balancing.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -16,24 +16,26 @@ use crate::glob::Glob;
 use crate::key_filter::last_component;
 use crate::manifest::{Entry, Manifest};
 
-/// Maximum nodes of one job: a plan has a number for each.
+/// Maximum number of nodes per job. It is limited because a plan stores a number per node.
 const MAX_NODES: u32 = 1 << 20;
 
-/// Maximum stored bytes of the fullest node, relative to its even share, when written bytes are balanced as well.
+/// Maximum load of the fullest node, relative to its even share of stored bytes, that is accepted to balance written
+/// bytes as well.
 const EVEN: f64 = 1.02;
 
-/// Rule by which objects are divided among nodes.
+/// Rule that divides objects among nodes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ShareBy {
-    /// Longest first, by stored bytes and by the cost to move them.
+    /// Balances the stored bytes, and the cost of moving them. Assigns the largest objects first.
     #[default]
     Bytes,
-    /// By a number in the name.
+    /// Divides objects by a number in their names.
     Name(NameRule),
 }
 
-/// `name:PATTERN`, where `{}` in the pattern matches a run of digits. Objects with the same number form a group. Groups
-/// are sorted by number and go to nodes in runs: of 64 groups, node 0 of 16 gets the first four.
+/// `name:PATTERN`, where `{}` in the pattern matches a run of digits. Objects with the same number form a group. The
+/// groups are sorted by number, and each node gets a contiguous run of them: of 64 groups, node 0 of 16 gets the first
+/// four.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameRule {
     head: Glob,
@@ -42,7 +44,7 @@ pub struct NameRule {
 }
 
 impl NameRule {
-    /// Group of a key. If several runs of digits match, the last one counts.
+    /// Returns the group number in a key. If several runs of digits match, the last one counts.
     pub fn group(&self, key: &[u8]) -> Option<u64> {
         let name = if self.whole { key } else { last_component(key) };
         let mut end = name.len();
@@ -81,7 +83,7 @@ impl FromStr for ShareBy {
     }
 }
 
-/// Weights of the nodes: `1,1,2,2`.
+/// Relative capacities of the nodes, such as `1,1,2,2`. Empty if all are equal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Weights(Vec<u64>);
 
@@ -106,7 +108,7 @@ impl Weights {
     }
 }
 
-/// Numbers separated by commas or white space.
+/// Parses numbers separated by commas or white space.
 impl FromStr for Weights {
     type Err = Error;
 
@@ -126,19 +128,20 @@ impl FromStr for Weights {
     }
 }
 
-/// Settings of a division, parsed once from user input.
+/// Settings for dividing objects among nodes, parsed from user input.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Division {
-    /// The rule.
+    /// Rule that divides the objects.
     pub by: ShareBy,
     /// Weight of each node; empty if all are equal.
     pub weights: Weights,
-    /// True if compressed objects are decompressed on the way.
+    /// True if the stage decompresses compressed objects.
     pub decompress: bool,
 }
 
-/// Bytes read and written for one object. If the decompressed size is unknown, the codec's usual ratio on training data
-/// is used: gzip'd volumes of study A 4.6 to 1, JSON and CSV about 5, already dense data 1.
+/// Bytes read plus bytes written for one object. If the decompressed size is unknown, a ratio typical of the codec on
+/// training data is assumed. Measured ratios: 4.6 for the gzip-compressed volumes of study A, about 5 for JSON and CSV,
+/// 1 for dense data.
 pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     let out = match (decompress, entry.codec, entry.decompressed_size()) {
         (false, ..) | (true, Codec::None, _) => entry.size,
@@ -149,7 +152,8 @@ pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     entry.size.saturating_add(out)
 }
 
-/// A division of a manifest's objects among nodes: disjoint, complete, and independent of the order of the listing.
+/// Assignment of a manifest's objects to nodes. Each object belongs to exactly one node, whatever the listing's order
+/// is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharePlan {
     owner: Vec<u32>,
@@ -158,15 +162,17 @@ pub struct SharePlan {
 }
 
 impl SharePlan {
-    /// Divides stored bytes evenly.
+    /// Divides the objects so that each node gets about the same number of stored bytes.
     pub fn new(manifest: &Manifest, nodes: u32) -> Result<Self> {
         Self::divide(manifest, nodes, &Division::default())
     }
 
-    /// Assigns objects longest first by stored bytes, each to the node that would then be least full (ties: fewest
-    /// objects, then lowest number). The fullest node has at most 4/3 of the optimum (Graham 1969); with many objects,
-    /// loads are within 1 % of even. If decompression ratios differ, each kind of object is assigned separately, so
-    /// that written bytes are even too. This is not done if stored bytes would then be more than 2 % from even.
+    /// Assigns the largest objects first, each to the node that would then be least full. Ties go to the node with the
+    /// fewest objects, then to the lowest number. The fullest node gets at most 4/3 of the optimum (Graham 1969); with
+    /// many objects, loads are within 1 % of even.
+    ///
+    /// If decompression ratios differ, each kind of object is assigned separately, so that written bytes are even too.
+    /// This is not done if stored bytes would then be more than 2 % from even.
     pub fn divide(manifest: &Manifest, nodes: u32, division: &Division) -> Result<Self> {
         if nodes == 0 || nodes > MAX_NODES {
             return Err(Error::config("--nodes", format!("{nodes} is not between 1 and {MAX_NODES}")));
@@ -187,12 +193,12 @@ impl SharePlan {
         if let ShareBy::Name(rule) = &division.by {
             order = deal.by_name(&order, rule)?;
         }
-        order.sort_by_key(|&at| Reverse(objects[at as usize].size)); // stable: ties stay in the order of keys
+        order.sort_by_key(|&at| Reverse(objects[at as usize].size)); // a stable sort: objects of equal size stay in key order
         if has_kinds(objects, division.decompress) {
             let mut dealt = deal.clone();
             let mut apart = vec![Vec::new(); MAX_KINDS];
             order.iter().for_each(|&at| apart[kind_of(&objects[at as usize], division.decompress)].push(at));
-            // Kinds with the smallest objects come last: they fill the gaps that large objects leave.
+            // Kinds with the smallest objects come last, because small objects even out the loads.
             apart.sort_by_key(|kind| Reverse(kind.first().map(|&at| objects[at as usize].size)));
             apart.iter().for_each(|kind| dealt.out(kind));
             let mut together = deal;
@@ -206,23 +212,23 @@ impl SharePlan {
         Ok(plan)
     }
 
-    /// Indices in the manifest of one node's objects, ascending; empty for some nodes if there are fewer objects than
+    /// Manifest indices of one node's objects, ascending. Some nodes get no object if there are fewer objects than
     /// nodes.
     pub fn share(&self, node: u32) -> Vec<usize> {
         self.owner.iter().enumerate().filter(|(_, owner)| **owner == node).map(|(at, _)| at).collect()
     }
 
-    /// Stored bytes of each node's share.
+    /// Stored bytes of each node's objects.
     pub fn loads(&self) -> &[u64] {
         &self.loads
     }
 
-    /// Bytes read and written for each node's share, estimated if unknown.
+    /// Bytes read and written for each node's objects, estimated if unknown.
     pub fn costs(&self) -> &[u64] {
         &self.costs
     }
 
-    /// Sums a number over the objects of each node.
+    /// Sums the value `of(index)` over the objects of each node.
     pub fn sums(&self, of: impl Fn(usize) -> u64) -> Vec<u64> {
         let mut sums = vec![0u64; self.loads.len()];
         for (at, &node) in self.owner.iter().enumerate() {
@@ -232,10 +238,10 @@ impl SharePlan {
     }
 }
 
-/// Number of kinds of objects, by cost per stored byte.
+/// Number of object kinds. A kind is a class of cost per stored byte.
 const MAX_KINDS: usize = 257;
 
-/// Kind of an object: its cost per stored byte in quarters, up to 64.
+/// Returns the kind of an object: its cost per stored byte in steps of 0.25, up to 64.
 fn kind_of(entry: &Entry, decompress: bool) -> usize {
     match entry.size {
         0 => 0,
@@ -249,7 +255,7 @@ fn has_kinds(objects: &[Entry], decompress: bool) -> bool {
     decompress && kinds.any(|kind| Some(kind) != first)
 }
 
-/// A plan under construction.
+/// A share plan under construction.
 #[derive(Clone)]
 struct Balancer<'a> {
     objects: &'a [Entry],
@@ -259,7 +265,8 @@ struct Balancer<'a> {
     counts: Vec<usize>,
 }
 
-/// Stored bytes per thousandth of weight, ordered by fullness. Bytes of one job are far below 2^53.
+/// Load of a node: stored bytes per thousandth of weight. A float is exact enough, because the bytes of a job are far
+/// below 2^53.
 #[derive(PartialEq)]
 struct Fullness(f64);
 
@@ -289,9 +296,10 @@ impl<'a> Balancer<'a> {
         self.counts[node] += 1;
     }
 
-    /// Assigns objects, longest first as in `order`, in addition to what the nodes already have.
+    /// Assigns objects in the given `order` (largest first), in addition to those that the nodes already have.
     fn out(&mut self, order: &[u32]) {
-        // Nodes of equal weight are compared by their current load; different weights by the load after this object.
+        // Nodes of equal weight are compared by their current load. Nodes of different weights are compared by their
+        // load with this object.
         let mut classes: Vec<u64> = (0..self.loads.len()).map(|node| self.weights.of(node)).collect();
         classes.sort_unstable();
         classes.dedup();
@@ -316,7 +324,7 @@ impl<'a> Balancer<'a> {
         }
     }
 
-    /// Assigns the objects that match the rule, and returns the rest.
+    /// Assigns the objects that match the name rule, and returns the others.
     fn by_name(&mut self, order: &[u32], rule: &NameRule) -> Result<Vec<u32>> {
         let mut taken: Vec<(u64, u32)> = Vec::new();
         let mut rest = Vec::new();
@@ -337,7 +345,7 @@ impl<'a> Balancer<'a> {
         groups.sort_unstable();
         groups.dedup();
         let all: u64 = (0..self.loads.len()).map(|node| self.weights.of(node)).sum();
-        // Node i gets the groups whose relative position among all groups falls in its part of the weights.
+        // Each node gets a contiguous run of the sorted groups, in proportion to its weight.
         let (mut node, mut until) = (0, self.weights.of(0));
         let mut node_of = Vec::with_capacity(groups.len());
         for place in 0..groups.len() as u128 {
@@ -354,7 +362,7 @@ impl<'a> Balancer<'a> {
         Ok(rest)
     }
 
-    /// Maximum over nodes of stored bytes divided by the node's even share.
+    /// Maximum over all nodes of the node's stored bytes divided by its even share.
     fn fullest(&self) -> f64 {
         let bytes: f64 = self.loads.iter().map(|load| *load as f64).sum();
         if bytes == 0.0 {

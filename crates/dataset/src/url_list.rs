@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A text file of URLs as a dataset, for publishers whose server cannot list objects.
+//! URL list: a text file of URLs as a dataset, for publishers whose server cannot list objects.
 //!
-//! One URL per line, all on one web server. After the URL, in any order: the size of the object and its digests
-//! (`md5:HEX`, `sha256:HEX`). `#` begins a comment. Google's `TsvHttpData-1.0` lists are read too. Owns the text and
-//! the requests for sizes that the text does not contain. The keys are the parts after the longest folder that all URLs
-//! share.
+//! Each line holds one URL, and all URLs are on one web server. The object's size and digests (`md5:HEX`, `sha256:HEX`)
+//! may follow the URL in any order. `#` starts a comment. Google's `TsvHttpData-1.0` lists are supported too. Keys are
+//! relative to the longest folder that all URLs share. Owns the text format, and the requests for sizes that the text
+//! does not contain.
 
 use std::io::Read;
 
@@ -17,27 +17,27 @@ use penstock_types::{Algorithm, Deadline, Digest, Error, Key, Result, Scheme, Ur
 use crate::key_filter::KeyFilter;
 use crate::manifest::{Entry, Manifest};
 
-/// Maximum file size. A longer file is rejected before it is read: it would contain about 10^7 objects.
+/// Maximum file size, about 10^7 objects. A larger file is rejected before it is parsed.
 const MAX_BYTES: u64 = 1 << 30;
-/// Bytes read to recognise a list.
+/// Number of bytes read to recognise a URL list.
 const HEAD: u64 = 64 << 10;
-/// Number of concurrent requests for sizes.
+/// Maximum number of concurrent requests for sizes.
 const AT_ONCE: usize = 64;
 /// First line of Google's lists: URL, size and MD5 in base64, separated by tabs.
 const TSV: &str = "TsvHttpData-1.0";
 
-/// The object of one line.
+/// Object on one line of a URL list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Listed {
-    /// Key below the list's folder.
+    /// Key relative to the list's folder.
     pub key: Key,
-    /// Stored bytes, if the line contains them.
+    /// Stored size in bytes, if the line contains it.
     pub size: Option<u64>,
-    /// Digests from the line.
+    /// Digests on the line.
     pub digests: Vec<Digest>,
 }
 
-/// A parsed list.
+/// A parsed URL list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UrlList {
     /// The longest folder that all URLs share.
@@ -46,14 +46,14 @@ pub struct UrlList {
     pub objects: Vec<Listed>,
 }
 
-/// True if the text begins like a list.
+/// True if the text starts like a URL list.
 fn begins(head: &[u8]) -> bool {
     let text = String::from_utf8_lossy(head);
     let first = lines(&text).next();
     first.is_some_and(|(_, line)| line == TSV || line.starts_with("http://") || line.starts_with("https://"))
 }
 
-/// Lines that are not empty or comments, with their numbers.
+/// Returns the trimmed lines with their line numbers, without empty lines and comments.
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let trimmed = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
@@ -61,7 +61,7 @@ fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 impl UrlList {
-    /// Reads the list at the URL of a local file; `None` if the file is not a list.
+    /// Reads a local URL list. Returns `None` if the URL is not that of a local file, or if the file is not a URL list.
     pub fn load(url: &Url) -> Result<Option<Self>> {
         let Some(path) = url.to_path().filter(|path| path.is_file()) else { return Ok(None) };
         let place = path.display().to_string();
@@ -79,8 +79,8 @@ impl UrlList {
         Self::parse(&bytes, &place).map(Some)
     }
 
-    /// Parses the text of a list; `place` appears in errors. Errors do not show the contents of a rejected line: it may
-    /// be a secret.
+    /// Parses a URL list. `place` names the file in errors. Errors do not show the contents of a rejected line, because
+    /// it could be a secret.
     pub fn parse(bytes: &[u8], place: &str) -> Result<Self> {
         let bad = |line: usize, problem: &str| Error::config(format!("{place} line {line}"), problem);
         let text = std::str::from_utf8(bytes).map_err(|error| {
@@ -141,9 +141,9 @@ impl UrlList {
         }
     }
 
-    /// Returns the manifest of the selected objects. `store` is opened at the folder, and its keys begin with `prefix`.
-    /// Requests the size of each object whose line has none. The first object is always requested, to learn what the
-    /// server supports.
+    /// Returns the manifest of the selected objects. `store` is opened at the list's folder, and its keys start with
+    /// `prefix`. Requests the metadata of each object without a size, and of the first object in any case, to learn
+    /// what the server supports.
     pub async fn manifest(
         self,
         store: &dyn Store,
@@ -173,7 +173,7 @@ impl UrlList {
     }
 }
 
-/// Entry of an object, from its line and from the server's metadata.
+/// Creates the entry of an object from its line and the server's metadata.
 fn entry(key: Key, size: Option<u64>, digests: Vec<Digest>, meta: Meta, root: &Url) -> Result<Entry> {
     match size {
         Some(want) if want != meta.size => Err(Error::resized(penstock_store::place(root, &meta.key), want, meta.size)),
@@ -190,7 +190,7 @@ enum Fact {
     Digest(Digest),
 }
 
-/// Meaning of a word after the URL; `None` for an unknown word.
+/// Parses a word that follows the URL. Returns `None` for an unknown word.
 fn fact(word: &str, is_tsv: bool) -> Option<Fact> {
     if let Ok(size) = word.parse() {
         return Some(Fact::Size(size));

@@ -41,7 +41,7 @@ proptest! {
     }
 }
 
-/// Sizes of a lognormal with sigma 1 and median 1 MB, by Box-Muller over splitmix64.
+/// Lognormal sizes with sigma 1 and median 1 MB, from splitmix64 by the Box-Muller transform.
 fn lognormal(count: usize, seed: u64) -> Vec<u64> {
     let mut state = seed;
     let mut uniform = || {
@@ -98,7 +98,7 @@ fn mixed(sizes: &[u64]) -> Manifest {
 fn shares_of_mixed_codecs_are_even_in_stored_bytes_and_in_what_is_written() {
     let division = Division { decompress: true, ..Division::default() };
     for seed in 1..=10 {
-        // One object that inflates to more than a node's part would leave nothing to balance.
+        // Sizes are limited, because one object larger than a node's even share would make balancing impossible.
         let sizes: Vec<u64> = lognormal(1024, seed).into_iter().map(|size| size.min(8_000_000)).collect();
         let plan = SharePlan::divide(&mixed(&sizes), 32, &division).unwrap();
         for loads in [plan.loads(), plan.costs()] {
@@ -125,7 +125,8 @@ fn shares_follow_the_capacity_of_nodes() {
     }
 }
 
-/// Study A: names `univ_ics_2019-03_aNNNNNNN_YYY.tfrecord`, groups YYY 000 to 063, node 0 of 16 takes 000 to 003.
+/// Study A: the names are `univ_ics_2019-03_aNNNNNNN_YYY.tfrecord`, and the groups YYY are 000 to 063. Node 0 of 16
+/// gets the groups 000 to 003.
 #[test]
 fn shares_by_name_are_those_of_the_published_rule() {
     let keys: Vec<String> = (0..256)
@@ -144,7 +145,7 @@ fn shares_by_name_are_those_of_the_published_rule() {
             assert_eq!(group / 4, node, "{key}");
         }
     }
-    // Capacity holds for groups too, and objects without a number are dealt out by bytes.
+    // Groups are divided by node weight too, and objects without a number are balanced by bytes.
     let mut more = manifest.clone();
     more.objects.push(Entry::new(Key::from("README"), 5));
     let more = Manifest::new(more.url, more.objects);

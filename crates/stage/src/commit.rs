@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Commit: gives synced temporary files their final names, in batches.
 //!
-//! Order within a batch: write the journal's lines to disk; rename; sync each affected folder once. A crash between the
-//! first two steps leaves a whole file under its temporary name, which the next run recognises and renames. A file
-//! stays locked from before its first byte until after its rename, so no other process truncates it in between.
+//! For each batch, the committer syncs the journal lines to disk, renames the files, then syncs each affected folder
+//! once. A crash between journal and rename leaves a complete file under its temporary name; the next run recognises
+//! the file and renames it. A file stays locked from before its first byte until after its rename, so that no other
+//! process truncates it.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -19,9 +20,9 @@ use crate::journal::{Journal, Line};
 use crate::progress::Progress;
 use crate::to_folder::part_files::PartFiles;
 
-/// Maximum files in a batch: bounds the wait of the first one.
+/// Maximum number of files in a batch: limits how long the first file waits.
 const MAX_BATCH: usize = 128;
-/// Maximum finished files that wait for the committer, each with an open descriptor.
+/// Maximum number of finished files that wait for the committer; each holds an open file descriptor.
 pub(crate) const MAX_WAITING: usize = 128;
 
 /// A complete, verified and synced file, locked under its temporary name.
@@ -43,7 +44,8 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    /// Commits files until all senders are gone. An error concerns the journal or the disk, and ends the stage.
+    /// Commits files until all senders are dropped. Returns an error only for the journal or the disk; such an error
+    /// ends the stage.
     pub fn run(mut self, mut finished: Receiver<Finished>) -> Result<Journal> {
         let mut batch = Vec::with_capacity(MAX_BATCH);
         while finished.blocking_recv_many(&mut batch, MAX_BATCH) > 0 {
@@ -52,7 +54,8 @@ impl Committer {
         Ok(self.journal)
     }
 
-    /// Files that a commit may replace: one of the same name from an earlier stage of this source, or any with `--overwrite`.
+    /// Returns which existing file a commit may replace: with `--overwrite` any file, otherwise only a file that an
+    /// earlier stage of this source created.
     fn replaces(&self, target: &Key) -> Replace {
         match (self.overwrites, self.journal.knows(target)) {
             (true, _) => Replace::Existing(Proof::Named),
@@ -63,7 +66,7 @@ impl Committer {
 
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
-        // Decided before the lines of this batch are in the journal.
+        // Checked first: after the append, the journal also has the lines of this batch.
         let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
         let places = self.journal.append(&lines)?;
         drop(lines);
@@ -71,7 +74,8 @@ impl Committer {
         let mut named = Vec::with_capacity(batch.len());
         for ((finished, place), replace) in batch.into_iter().zip(places).zip(replaces) {
             let target = finished.line.target.as_bytes();
-            // Before the rename, which frees the name of the parts: the journal now covers the whole file.
+            // Remove the part files before the rename: afterwards, another process may reuse their name. The journal
+            // now covers the complete file.
             if let Some(parts) = &finished.parts {
                 parts.remove_all_but(&finished.temporary);
             }
@@ -118,7 +122,8 @@ pub(crate) fn adopt_left_behind(
     Ok(true)
 }
 
-/// True for an error that every other object would also meet: a full disk, a dead endpoint, a spent budget.
+/// True for an error that would also affect every other object: a full disk, an unreachable endpoint, an exhausted
+/// budget.
 pub(crate) fn is_fatal(error: &Error) -> bool {
     match error {
         Error::Throttled { .. }
@@ -145,7 +150,7 @@ pub(crate) fn is_fatal(error: &Error) -> bool {
     }
 }
 
-/// Temporary name of an object: hashed, because a key may be longer than a file name can be.
+/// Temporary name of an object. It is a hash, because a key may be longer than the longest file name.
 pub(crate) fn temporary_name(target: &Key, kind: &str) -> String {
     format!("{:032x}.{kind}", xxhash_rust::xxh3::xxh3_128(target.as_bytes()))
 }
@@ -189,10 +194,10 @@ mod tests {
         let (send, inbox) = tokio::sync::mpsc::channel(1);
         send.try_send(Finished { line, temporary: Arc::new(file), parts: None }).unwrap();
         drop(send);
-        // Another stage of the same object, between the last byte and the rename, gets neither the file nor its name.
+        // Between the last byte and the rename, another stage of the same object gets neither the file nor its name.
         assert_eq!(OwnedFile::lock(&parts, &name).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         Committer { dest_dir, journal, overwrites: false, progress: Arc::default() }.run(inbox).unwrap();
-        // Afterwards it gets a new file.
+        // After the rename, another stage gets a new file.
         OwnedFile::lock(&parts, &name).unwrap().file().write_all(b"other bytes").unwrap();
         assert_eq!(std::fs::read(inside.path().join("a/b.bin")).unwrap(), b"whole");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compression during a stage: the decision whether it is worthwhile, and block-parallel compression on all cores. The
-//! output depends on content, codec and level alone.
+//! Compression during a stage: decides whether an object is worth compressing, and compresses blocks in parallel on all
+//! cores. The output depends only on content, codec and level.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,12 +14,13 @@ use tokio::task::JoinHandle;
 use crate::parallel_decode::CpuBudget;
 use penstock_dataset::manifest::{Entry, RecordFormat};
 
-/// Number of first bytes of an object in the compression trial; then, the level of the trial.
+/// Size of the compression trial: this many first bytes of an object are compressed at level `TRIED_AT`.
 pub(crate) const TRIED: usize = 256 << 10;
 const TRIED_AT: i32 = 1;
-/// Minimum saving in the trial: a twentieth. Below that, readers of the object pay more than the store saves.
+/// Minimum saving in the trial: one twentieth. With a smaller saving, decompression costs readers more than the store
+/// saves.
 const WORTH: (usize, usize) = (19, 20);
-/// Maximum content that is compressed in one piece, which is the faster and denser of the two ways.
+/// Maximum content size that is compressed in one piece, which is faster and denser than compression in blocks.
 pub(crate) const WHOLE: usize = 16 << 20;
 
 /// Suffixes of formats that are already compressed.
@@ -76,7 +77,7 @@ impl Compression {
     }
 }
 
-/// True if the object is compressed, according to its name or its store.
+/// True if the object is already compressed, according to its name, Content-Encoding or format.
 pub(crate) fn is_packed(entry: &Entry) -> bool {
     let name = entry.key.as_bytes().to_ascii_lowercase();
     Codec::of_name(&name) != Codec::None
@@ -85,14 +86,15 @@ pub(crate) fn is_packed(entry: &Entry) -> bool {
         || COMPRESSED.iter().any(|suffix| name.ends_with(suffix))
 }
 
-/// True if the first bytes of content compress well enough to be worth the cost.
+/// True if these first bytes of an object compress well enough to be worth the cost.
 pub(crate) fn is_worth(codec: Codec, head: &[u8]) -> bool {
     let head = &head[..head.len().min(TRIED)];
     Codec::sniff(head) == Codec::None
         && compress(codec, head, TRIED_AT).is_ok_and(|packed| packed.len() * WORTH.1 <= head.len() * WORTH.0)
 }
 
-/// Compresses content that arrives in pieces, in blocks on blocking threads; the output is in order.
+/// Compresses content that arrives in pieces: splits it into blocks, compresses them on blocking threads, and returns
+/// the output in order.
 pub(crate) struct AsyncCompressor {
     packer: BlockCompressor,
     cores: Arc<Semaphore>,
@@ -115,7 +117,7 @@ impl AsyncCompressor {
         Ok(Self {
             packer: compression.packer()?,
             cores,
-            // One block per core, and one that is ready when the next core is free.
+            // One block per core, plus one that is ready when a core becomes free.
             at_once: threads + 1,
             before: Bytes::new(),
             block: BytesMut::new(),
@@ -129,7 +131,7 @@ impl AsyncCompressor {
     pub async fn push(&mut self, content: Bytes) -> Result<Vec<Bytes>> {
         let mut out = Vec::new();
         let mut rest = content;
-        // A block is sent only when the first byte after it arrives, because the last block must be marked as the last.
+        // A full block is sent only when another byte follows it, because the last block must be marked as the last.
         while !rest.is_empty() {
             let most = self.packer.block_bytes();
             if self.block.len() == most {
@@ -142,7 +144,7 @@ impl AsyncCompressor {
         Ok(out)
     }
 
-    /// Returns the remaining compressed bytes, and the end of the stream.
+    /// Ends the content; returns the remaining compressed bytes, including the end of the stream.
     pub async fn finish(mut self) -> Result<Vec<Bytes>> {
         let mut out = Vec::new();
         self.launch(true).await?;
@@ -180,14 +182,14 @@ impl AsyncCompressor {
     }
 }
 
-/// Like `AsyncCompressor`, for a caller on a blocking thread. Small content is compressed in one piece, large content
-/// in blocks on idle cores.
+/// Like `AsyncCompressor`, for a caller on a blocking thread. Small content is compressed in one piece; large content
+/// is compressed in blocks on idle cores.
 pub(crate) struct Compressor<'a> {
     compression: Compression,
     cpu_budget: CpuBudget<'a>,
     held: Vec<u8>,
-    /// For large content: the compressor, the number of bytes in `held` that are only the next block's window, and the
-    /// unfinished trailer.
+    /// For large content: the compressor, the number of bytes in `held` that only serve as the window of the next
+    /// block, and the unfinished trailer.
     large: Option<(BlockCompressor, usize, Tail)>,
 }
 
@@ -206,7 +208,7 @@ impl<'a> Compressor<'a> {
         Ok(())
     }
 
-    /// Ends the content.
+    /// Ends the content; passes the remaining compressed bytes to `out`.
     pub fn finish(mut self, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         match self.large {
             None => out(&self.compression.whole(&self.held)?),
@@ -214,7 +216,7 @@ impl<'a> Compressor<'a> {
         }
     }
 
-    /// Compresses all whole blocks except the last one; at the end, all blocks.
+    /// Compresses all complete blocks except the last one; at the end of the content, all blocks.
     fn compress_blocks(&mut self, is_end: bool, out: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let (packer, mut at, mut tail) = match self.large.take() {
             Some(large) => large,
@@ -227,7 +229,7 @@ impl<'a> Compressor<'a> {
         let size = packer.block_bytes();
         loop {
             let left = self.held.len() - at;
-            // A block is compressed only when the first byte after it arrives, because the last block must be marked as
+            // A full block is compressed only when another byte follows it, because the last block must be marked as
             // the last.
             let blocks = if is_end { left.div_ceil(size).max(1) } else { left.saturating_sub(1) / size };
             if blocks == 0 {

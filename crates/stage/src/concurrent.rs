@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs a bounded number of object transfers concurrently, each with a deadline, until all finish, one fails fatally,
-//! or the user cancels.
+//! Runs a bounded number of object transfers concurrently, each with a deadline. Ends when all transfers have finished,
+//! one has failed fatally, or the user cancels.
 
 use std::future::Future;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use penstock_dataset::manifest::Entry;
 /// Limits for concurrent objects.
 pub(crate) struct Concurrency {
     pub most: usize,
-    /// Time limit of one object. A late object fails alone; its received bytes stay, and the next run continues from
-    /// there.
+    /// Time limit of one object. Only the late object fails; its received bytes stay on disk, and the next run
+    /// continues from there.
     pub limit: Option<Duration>,
     pub cancelled: watch::Receiver<bool>,
 }
@@ -25,14 +25,15 @@ pub(crate) struct Concurrency {
 pub(crate) struct ObjectTasks<'a, E, A> {
     pub reader: &'a SourceReader,
     pub count: usize,
-    /// Entry of an object, by its index.
+    /// Returns the manifest entry of the object with an index.
     pub entry: E,
-    /// True for an error that every other object would also meet: it ends the stage. Other failures are counted.
+    /// True for an error that would also affect every other object; such an error ends the stage. Other failures are
+    /// counted.
     pub is_of_all: A,
 }
 
 impl Concurrency {
-    /// Runs `work` for all objects, by their index.
+    /// Runs `work` for the index of each object.
     pub async fn run<'a, F>(
         mut self,
         objects: ObjectTasks<'a, impl Fn(usize) -> &'a Entry, impl Fn(&Error) -> bool>,

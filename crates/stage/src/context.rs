@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Context of a planned stage, to a folder or to a store, and the list of objects that it could not copy.
+//! Context of a planned stage (to a folder or to a store), and the list of objects that it could not copy.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use crate::source::Source;
 use crate::status_record::FOLDER;
 use penstock_dataset::manifest::Manifest;
 
-/// The destination and the stage's own folder in it. For a stage to a store, the destination is the folder on this
-/// machine.
+/// The destination folder and the stage's own folder in it. For a stage to a store, both are local folders for the
+/// stage's state.
 #[derive(Clone)]
 pub(crate) struct StateDir {
     pub dest_dir: Arc<DestDir>,
     pub folder: Arc<OwnedFd>,
 }
 
-/// A stage that has been planned and holds its lock.
+/// A planned stage that holds its lock.
 pub(crate) struct StageContext<'a> {
     pub request: &'a StageRequest,
     pub from: Source,
@@ -38,7 +38,7 @@ pub(crate) struct StageContext<'a> {
 }
 
 impl StateDir {
-    /// Writes the list of failures of one node's share. If nothing failed, removes the list of an earlier run.
+    /// Writes the list of failed objects of one node's share. If no object failed, removes the list of an earlier run.
     pub fn write_residue(&self, (node, nodes): (u32, u32), source: &str, failures: &[Failure]) -> Result<()> {
         let name = match nodes {
             1 => "residue.json".to_owned(),
@@ -54,7 +54,7 @@ impl StateDir {
     }
 }
 
-/// Writes the objects that could not be staged, with the reason, one per line.
+/// Returns the JSON list of objects that could not be staged, one per line, each with its reason.
 fn residue_json(source: &str, failures: &[Failure]) -> Result<Vec<u8>> {
     let bug = |error: serde_json::Error| Error::bug(error.to_string());
     let mut out =

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Destination folder: no key, however it is spelt, and no planted symbolic link leads out of it.
+//! Destination folder: ensures that neither an object key nor a planted symbolic link leads outside it.
 //!
-//! Every path is opened from one descriptor, one name at a time, without following links (`penstock_store::rooted`).
+//! Every path is opened relative to one descriptor, component by component, without following links
+//! (`penstock_store::rooted`).
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -22,7 +23,8 @@ pub(crate) struct DestDir {
 }
 
 impl DestDir {
-    /// Opens the folder; creates it and its parents if needed. The folder itself may be a link: its owner named it.
+    /// Opens the folder; creates it and its parents if needed. The folder itself may be a link, because its owner chose
+    /// the path.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::AlreadyExists | std::io::ErrorKind::NotADirectory => {
@@ -35,7 +37,7 @@ impl DestDir {
         Ok(Self { root, path: path.to_owned() })
     }
 
-    /// Opens a folder that must exist; creates nothing.
+    /// Opens an existing folder; creates nothing.
     pub fn open_existing(path: &Path) -> Result<Self> {
         let root = rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|errno| match errno {
             Errno::NOTDIR => Error::config("destination", format!("{} is not a folder", path.display())),
@@ -61,7 +63,7 @@ impl DestDir {
             return Err(self.refused(relative, "it does not end in a file name"));
         }
         let folder = self.walk(folder, Missing::Fail)?;
-        // NONBLOCK: opening a planted pipe would wait for its other end.
+        // NONBLOCK: without it, opening a planted FIFO would block until another process opens its other end.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file: File = match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
             Ok(file) => file.into(),
@@ -80,12 +82,12 @@ impl DestDir {
         &self.path
     }
 
-    /// A key's path, for messages.
+    /// The path of a key, for messages.
     pub fn place(&self, relative: &[u8]) -> String {
         self.path.join(Key::new(relative.to_vec()).to_string()).display().to_string()
     }
 
-    /// Bytes that may still be written here.
+    /// Free bytes on the destination's file system.
     pub fn free_bytes(&self) -> Result<u64> {
         let stat = rustix::fs::fstatvfs(&self.root).map_err(|errno| self.error(b"", errno))?;
         Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
@@ -113,8 +115,8 @@ impl DestDir {
         })
     }
 
-    /// Error for a refused key. The plan refuses such keys earlier, with a better message; this catches keys that the
-    /// plan missed.
+    /// Builds the error for a rejected key. The plan rejects such keys earlier with a better message; this check
+    /// catches keys that the plan missed.
     fn refused(&self, relative: &[u8], reason: &str) -> Error {
         Error::KeyRefused {
             key: Key::new(relative.to_vec()).to_string(),
@@ -123,7 +125,7 @@ impl DestDir {
         }
     }
 
-    /// State of the file at a key; `None` if there is none, or if it is not a regular file.
+    /// State of the file at a key; `None` if no regular file exists there.
     pub fn state(&self, relative: &[u8]) -> Result<Option<FileState>> {
         let (folder, name) = split(relative);
         match self.walk(folder, Missing::Fail) {
@@ -133,8 +135,9 @@ impl DestDir {
         }
     }
 
-    /// Describes the entry at a key that a rename would replace and that no stage created: nothing, a file, or a link.
-    /// If a folder has that name, or a link is on the path, the rename itself fails.
+    /// Describes an entry at this key that a rename would replace: a file, a link or a special file. Returns `None` if
+    /// no entry exists. Also returns `None` if a folder has that name or a link is on the path, because the rename
+    /// itself then fails.
     pub fn in_place_of(&self, relative: &[u8]) -> Result<Option<&'static str>> {
         let (folder, name) = split(relative);
         let stat = match self.walk(folder, Missing::Fail) {
@@ -151,7 +154,8 @@ impl DestDir {
         }
     }
 
-    /// Gives a finished file its final name. Returns the folder to sync, so that the name survives a crash.
+    /// Gives a finished file its final name. Returns the folder, which the caller must sync so that the name survives a
+    /// crash.
     pub fn adopt(&self, file: &OwnedFile, relative: &[u8], replace: Replace) -> Result<OwnedFd> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
@@ -159,8 +163,8 @@ impl DestDir {
         }
         let folder = self.walk(folder, Missing::Make)?;
         let renamed = match file.rename(&folder, name, replace) {
-            // The file system has neither RENAME_NOREPLACE nor hard links (some FUSE systems): only a check before the
-            // rename is possible.
+            // The file system supports neither RENAME_NOREPLACE nor hard links (some FUSE systems). A check before the
+            // rename is then the only protection.
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP)
                 if replace == Replace::Nothing && self.in_place_of(relative)?.is_none() =>
             {
@@ -183,8 +187,8 @@ impl DestDir {
         Ok(folder)
     }
 
-    /// Removes temporary names of a staged file that a killed stage left beside its final name. On a file system
-    /// without a no-replace rename (NFS), a file gets its name by a hard link.
+    /// Removes temporary names that a killed stage left beside the final name of a file. On a file system without a
+    /// no-replace rename (NFS), a file gets its final name by a hard link, so it has two names for a moment.
     pub fn remove_linked(&self, parts: &OwnedFd, temporary: [&str; 2], relative: &[u8]) -> Result<()> {
         let (folder, name) = split(relative);
         let Some(folder) = self.folder(folder)? else { return Ok(()) };
@@ -192,12 +196,12 @@ impl DestDir {
         removed.map_err(|errno| self.error(relative, errno))
     }
 
-    /// Converts an error of the operating system; adds numbers if the disk is full.
+    /// Converts an operating-system error; for a full disk, adds the needed and free bytes.
     pub fn error(&self, relative: &[u8], errno: Errno) -> Error {
         self.io_error(relative, &errno.into(), 0)
     }
 
-    /// Like `error`, for a std error while writing `need` bytes.
+    /// Like `error`, but converts a `std::io::Error` from writing `need` bytes.
     pub fn io_error(&self, relative: &[u8], error: &std::io::Error, need: u64) -> Error {
         match Error::from_io(self.place(relative), error) {
             Error::NoSpace { .. } => Error::NoSpace {
@@ -216,7 +220,7 @@ fn state_of(stat: &rustix::fs::Stat) -> Option<FileState> {
     plain.then_some(FileState { size: stat.st_size as u64, mtime_ns })
 }
 
-/// State of a name in an open folder.
+/// State of the file with this name in an open folder.
 pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Option<FileState>, Errno> {
     match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(state_of(&stat)),
@@ -225,7 +229,7 @@ pub(crate) fn state_at(folder: &OwnedFd, name: &[u8]) -> std::result::Result<Opt
     }
 }
 
-/// Disk space of a file of ours; 0 if it does not exist.
+/// Disk space that one of our files occupies; 0 if it does not exist.
 pub(crate) fn allocated_at(folder: &OwnedFd, name: &str) -> u64 {
     rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW).map_or(0, |stat| (stat.st_blocks as u64) * 512)
 }
@@ -236,17 +240,17 @@ pub(crate) fn state_of_file(file: &File) -> std::io::Result<FileState> {
     state_of(&stat).ok_or_else(|| std::io::Error::other("is not a regular file"))
 }
 
-/// Opens or creates a file of ours in an open folder, for reading and writing; never through a link.
+/// Opens or creates one of our files in an open folder, for reading and writing; does not follow links.
 pub(crate) fn open_own(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
 
-/// Like [`open_own`], but every write appends.
+/// Like [`open_own`], but every write appends to the file.
 pub(crate) fn open_to_append(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     owned::open(folder, name, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)
 }
 
-/// Opens a file of ours for writes that bypass the page cache; `None` if its file system does not support them.
+/// Opens one of our files for writes that bypass the page cache; `None` if the file system does not support them.
 pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Option<File>> {
     let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match rustix::fs::openat(folder, name, flags, Mode::empty()) {
@@ -256,8 +260,8 @@ pub(crate) fn open_direct(folder: &OwnedFd, name: &str) -> std::io::Result<Optio
     }
 }
 
-/// Reserves disk space for the first `bytes` of a file without changing its size. If the file system cannot do this,
-/// space is allocated as bytes are written.
+/// Reserves disk space for the first `bytes` of a file without changing its size. If the file system does not support
+/// this, space is allocated as bytes are written.
 pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
@@ -265,13 +269,13 @@ pub(crate) fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
     }
 }
 
-/// Opens an existing file in an open folder for reading; never through a link.
+/// Opens an existing file in an open folder for reading; does not follow links.
 pub(crate) fn open_to_read(folder: &OwnedFd, name: &str) -> std::io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(folder, name, flags, Mode::empty())?.into())
 }
 
-/// Names in an open folder, of any file type, sorted.
+/// Sorted names of all entries in an open folder, of any file type.
 pub(crate) fn names_in(folder: &OwnedFd) -> std::io::Result<Vec<String>> {
     let mut names: Vec<String> = rustix::fs::Dir::read_from(folder)?
         .filter_map(|entry| entry.ok()?.file_name().to_str().ok().map(str::to_owned))

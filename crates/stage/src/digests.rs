@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Incremental digests: Penstock's own two, which every manifest holds, and those that a store promised.
+//! Incremental digests: the two that every manifest holds (CRC-32C and XXH3), and those that a store reported.
 
 use penstock_codec::checksum::{Crc32c, Xxh3};
 use penstock_store::{Digester, cheapest};
 use penstock_types::{Algorithm, Digest, PartDigest};
 
-/// Counts and digests bytes as they pass.
+/// Counts bytes and computes their CRC-32C and XXH3, piece by piece.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ContentDigest {
     pub bytes: u64,
@@ -20,14 +20,14 @@ impl ContentDigest {
         self.xxh.update(bytes);
     }
 
-    /// Adds bytes whose CRC is computed separately; [`ContentDigest::end_part`] adds that CRC.
+    /// Adds bytes, but adds their CRC to `part`; [`ContentDigest::end_part`] later appends that CRC.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.bytes += bytes.len() as u64;
         part.update(bytes);
         self.xxh.update(bytes);
     }
 
-    /// Adds the CRC of the bytes since the last part ended.
+    /// Appends the CRC of the part that has ended.
     pub fn end_part(&mut self, part: &Crc32c) {
         self.crc.append(part);
     }
@@ -37,8 +37,8 @@ impl ContentDigest {
     }
 }
 
-/// Our own two digests of stored bytes, and the store's CRC if it is another kind. The store's MD5 or SHA-256 is
-/// included only if there is no CRC.
+/// Digests of stored bytes: CRC-32C and XXH3, plus the store's CRC if it is of another kind. The store's MD5 or SHA-256
+/// is computed only if the store has no CRC.
 #[derive(Clone)]
 pub(crate) struct StoredDigests {
     pub seal: ContentDigest,
@@ -50,7 +50,7 @@ impl StoredDigests {
         let first = cheapest(known).map(|digest| digest.algorithm);
         let is_wanted = |digest: &&Digest| match digest.algorithm {
             Algorithm::Crc32c => false,
-            // Compute expensive digests only if no other is promised.
+            // MD5 is expensive: compute it only if the store reports no cheaper digest.
             kind @ (Algorithm::Md5 | Algorithm::Parts(PartDigest::Md5, _)) => first == Some(kind),
             Algorithm::Sha256 => first.is_none(),
             _ => true,
@@ -72,13 +72,13 @@ impl StoredDigests {
         self.other.iter_mut().for_each(|other| other.update(bytes));
     }
 
-    /// Like `update`, for bytes whose CRC is computed separately.
+    /// Like `update`, but adds the CRC of the bytes to `part`.
     pub fn update_in_part(&mut self, bytes: &[u8], part: &mut Crc32c) {
         self.seal.update_in_part(bytes, part);
         self.other.iter_mut().for_each(|other| other.update(bytes));
     }
 
-    /// All digests, ours first.
+    /// All digests; CRC-32C and XXH3 come first.
     pub fn digests(&self) -> Vec<Digest> {
         let mut digests = self.seal.digests();
         digests.extend(self.other.iter().map(|other| other.clone().finish()));
@@ -86,12 +86,12 @@ impl StoredDigests {
     }
 }
 
-/// Digests of an object's stored bytes, as computed.
+/// Verified digests of an object's stored bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Verified {
-    /// Our own digests of the bytes.
+    /// CRC-32C and XXH3 of the bytes.
     pub digests: Vec<Digest>,
-    /// Promised digests that the bytes match.
+    /// Expected digests that the bytes match.
     pub checked: Vec<Digest>,
     /// Content-Encoding that the store reported.
     pub encoding: Option<String>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job on the runtime that another thread observes: progress, cancellation, and a wait with a timeout.
+//! A job on the runtime that another thread controls: it reads the progress, cancels the job, or waits with a timeout.
 
 use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -51,17 +51,17 @@ impl<S: Clone + Send + 'static> Job<S> {
         self.progress.snapshot()
     }
 
-    /// Requests, retries, throttles.
+    /// Counters of requests, retries and throttled responses.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Asks the job to stop: drops transfers in flight, records finished objects, and ends with `Interrupted`.
+    /// Requests a stop: the job drops transfers in flight, records finished objects, and ends with `Interrupted`.
     pub fn cancel(&self) {
         self.cancel.send_replace(true);
     }
 
-    /// Blocks for at most `limit`; `None` while the job runs.
+    /// Blocks for at most `limit`; returns `None` if the job still runs.
     pub fn wait(&self, limit: Duration) -> Option<Result<S>> {
         let guard = lock(&self.ended.0);
         let (guard, _) = self

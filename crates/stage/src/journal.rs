@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Journal of finished objects: one JSON line per object, appended and synced before a file gets its final name.
+//! Journal of finished objects: one JSON line per object, appended and synced before the file gets its final name.
 //!
-//! A line counts only together with the file: same size and mtime, same source, same version. A journal that a crash
-//! cut short, or a file that was changed since, costs a second read and nothing else.
+//! A line is valid only while the file has the recorded size and mtime, and the source object has the recorded version.
+//! If a crash truncates the journal, or a file changes later, the object is read a second time; no other harm results.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,13 +21,13 @@ use crate::digests::Verified;
 use crate::plan::{Item, StageOptions};
 use penstock_dataset::manifest::{Entry, Origin, key_text};
 
-/// Maximum length of a line; longer lines were not written by Penstock.
+/// Maximum length of a line; Penstock writes no longer lines.
 const MAX_LINE: u64 = 1 << 20;
 
-/// Version that this build writes. It also reads version 1: [`Origin`] accepts the field names of that version.
+/// Journal version that this build writes. It also reads version 1: [`Origin`] accepts the field names of that version.
 const JOURNAL_VERSION: u32 = 2;
 
-/// mtime that marks a line as the retraction of an earlier one.
+/// mtime that marks a line as the retraction of an earlier line.
 const RETRACTED: i64 = i64::MIN;
 
 /// One finished object.
@@ -40,23 +40,24 @@ pub(crate) struct Line {
     pub size: u64,
     /// mtime of the file when it was finished.
     pub mtime_ns: i64,
-    /// Digests of the file.
+    /// Digests of the finished file.
     pub digests: Vec<Digest>,
-    /// Source of the file.
+    /// Object that the file was made from.
     pub origin: Origin,
-    /// mtime of the source: the only value to compare if a store has no versions.
+    /// mtime of the source object. It identifies the object if the store has no versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub modified_s: Option<f64>,
-    /// True if the stage decompressed compressed objects.
+    /// True if the stage was run with `--decompress`.
     #[serde(default, alias = "inflate")]
     pub decompress: bool,
-    /// Version that the destination store gave it.
+    /// Object version that the destination store reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<Version>,
 }
 
 impl Line {
-    /// The line of an object that was staged as a copy of its source; the caller fills in what its destination adds.
+    /// Creates the line of an object that was staged as an exact copy of its source; the caller adds the fields that
+    /// depend on the destination.
     pub fn new(options: &StageOptions, item: &Item, entry: &Entry, stored: Verified) -> Self {
         Self {
             target: item.target.clone(),
@@ -77,7 +78,7 @@ impl Line {
         }
     }
 
-    /// True if the line describes this object as the listing shows it now.
+    /// True if the line describes the object that the listing currently shows.
     pub fn is_of(&self, entry: &Entry) -> bool {
         let same_time = match (self.modified_s, entry.modified_s) {
             (Some(then), Some(now)) => (then - now).abs() < 1e-3,
@@ -89,7 +90,7 @@ impl Line {
             && (entry.version.is_some() || same_time)
     }
 
-    /// True if the line retracts an earlier line of its target: no file of ours has that name.
+    /// True if the line retracts the earlier line of its target: a file with that name is not ours.
     pub fn is_retracted(&self) -> bool {
         self.mtime_ns == RETRACTED
     }
@@ -104,13 +105,13 @@ impl Line {
 struct Head {
     penstock_journal: u32,
     from: String,
-    /// Number of this stage among the stages of this source into this folder, so that their order needs no clock.
-    /// Missing if a repair opened the journal, and in journals of versions that did not record how a stage ended.
+    /// Sequence number of this stage among all stages of this source into this folder; it gives their order without a
+    /// clock. Missing if a repair opened the journal, and in old journals that did not record how a stage ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<u64>,
 }
 
-/// Marks the end of the stage that the last head with a turn began.
+/// Marks the end of a stage, which began at the last head line with a `turn`.
 #[derive(Serialize, Deserialize)]
 struct End {
     penstock_journal_end: u32,
@@ -118,19 +119,19 @@ struct End {
     failed: u64,
 }
 
-/// The last stage of one source that a journal records.
+/// State of the last stage of one source, from a journal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LastStage {
-    /// `0-of-4`: the node and the number of nodes.
+    /// Node and number of nodes, for example `0-of-4`.
     pub share: String,
     pub source: String,
     pub turn: u64,
-    /// Number of objects that could not be staged. `None` if the stage still runs, was killed or interrupted, or ended
-    /// with an error.
+    /// Number of objects that could not be staged. `None` if the stage is still running, was killed or interrupted, or
+    /// ended with an error.
     pub failed: Option<u64>,
 }
 
-/// Line of a journal.
+/// A parsed line of a journal.
 #[expect(clippy::large_enum_variant, reason = "one at a time")]
 enum Found<'a> {
     Head(&'a Head),
@@ -138,27 +139,27 @@ enum Found<'a> {
     End { from: &'a str, failed: u64 },
 }
 
-/// Location of a line.
+/// Location of a line in the journal files.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     mtime_ns: i64,
     offset: u64,
     len: u32,
-    /// Index of the journal; 0 is our own.
+    /// Index of the journal file; 0 is our own.
     journal: u32,
 }
 
-/// The journal of one node, open for appending, with all objects that earlier runs (on any number of nodes) finished.
-/// Lines stay on disk: memory holds only their locations.
+/// The journal of one node, open for appending. Also finds the objects that earlier runs finished, on any number of
+/// nodes. The lines stay on disk; memory holds only their locations.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Our own journal, then those of other nodes.
+    /// Our own journal, followed by those of other nodes.
     files: Vec<File>,
     place: String,
     end: u64,
     done: HashMap<u64, Place>,
     source: String,
-    /// Highest turn of this source in any journal.
+    /// Highest `turn` of this source in any journal.
     turn: u64,
 }
 
@@ -183,13 +184,13 @@ impl Journal {
         let mut files = vec![open_own(folder, name).map_err(io_of(name))?];
         let (mut done, mut turn) = (HashMap::new(), 0);
         for other in names {
-            // Another node of a shared folder may be writing this journal, so do not truncate its torn tail.
+            // Do not truncate an incomplete last line here: another node that shares the folder may be writing it.
             let file = open_to_read(folder, &other).map_err(io_of(&other))?;
             read(&file, source, files.len() as u32, &mut done, &mut turn).map_err(io_of(&other))?;
             files.push(file);
         }
         let whole = read(&files[0], source, 0, &mut done, &mut turn).map_err(io)?;
-        // A crash has torn whatever follows the last line break.
+        // Truncate the incomplete last line that a crash left behind.
         owned::set_len(&files[0], whole, Proof::Covered).map_err(io)?;
         files[0].seek(SeekFrom::End(0)).map_err(io)?;
         let mut journal = Self { files, place: place.to_owned(), end: whole, done, source: source.to_owned(), turn };
@@ -197,7 +198,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Records that a stage begins. Until [`Journal::end_stage`], `verify` reports it as unfinished.
+    /// Records that a stage begins. Until [`Journal::end_stage`] is called, `verify` reports the stage as unfinished.
     pub fn begin_stage(&mut self) -> Result<()> {
         self.turn += 1;
         self.append_head(Some(self.turn))
@@ -212,7 +213,7 @@ impl Journal {
         self.append_json(&[Head { penstock_journal: JOURNAL_VERSION, from: self.source.clone(), turn }]).map(drop)
     }
 
-    /// Record of a file. A line that cannot be read counts as missing: its object is moved again.
+    /// Returns the journal line of a file. An unreadable line counts as missing, so its object is copied again.
     pub fn line(&self, target: &Key) -> Option<Line> {
         let place = self.done.get(&hash(target)).filter(|place| place.mtime_ns != RETRACTED)?;
         let mut text = vec![0; place.len as usize];
@@ -220,13 +221,13 @@ impl Journal {
         serde_json::from_slice::<Line>(&text).ok().filter(|line| line.target == *target)
     }
 
-    /// True if the journal has a line for the file. The line itself is read: the author of object names can choose two
+    /// True if the journal has a line for the file. Reads the line itself, because an attacker can choose two object
     /// names with the same hash.
     pub fn knows(&self, target: &Key) -> bool {
         self.line(target).is_some()
     }
 
-    /// Retracts the line of a file that did not get its final name: any file with that name is not ours.
+    /// Retracts the line of a file that did not get its final name. A file with that name then does not count as ours.
     pub fn retract(&mut self, line: &Line) -> Result<()> {
         let line = Line { mtime_ns: RETRACTED, ..line.clone() };
         let places = self.append(std::slice::from_ref(&line))?;
@@ -242,7 +243,7 @@ impl Journal {
         Ok(lines.iter().zip(placed).map(place).collect())
     }
 
-    /// Makes a line visible to [`Journal::line`].
+    /// Makes [`Journal::line`] return this line.
     pub fn remember(&mut self, target: &Key, place: Place) {
         self.done.insert(hash(target), place);
     }
@@ -267,8 +268,8 @@ impl Journal {
     }
 }
 
-/// Collects the last line of each target of `source`. Within a journal, the later line counts; between journals, the
-/// line with the later mtime. Returns the number of bytes up to the last line break.
+/// Collects the last line of each target of `source`. Within a journal, the later line wins; between journals, the line
+/// with the later mtime. Returns the number of bytes up to the last line break.
 fn read(
     file: &File,
     source: &str,
@@ -289,8 +290,8 @@ fn read(
     })
 }
 
-/// Passes every line of the journal `name`, with its source, to `take`; returns the last stage of each source. Lines
-/// that do not parse are skipped: their objects count as missing.
+/// Passes every line of the journal `name`, with its source, to `take`; returns the last stage of each source. Skips
+/// lines that do not parse: their objects count as missing.
 pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) -> std::io::Result<Vec<LastStage>> {
     let share = name.trim_start_matches("journal-").trim_end_matches(".jsonl");
     let mut stages: Vec<LastStage> = Vec::new();
@@ -308,7 +309,7 @@ pub(crate) fn scan(file: &File, name: &str, mut take: impl FnMut(&str, Line)) ->
     Ok(stages)
 }
 
-/// Passes all contents of a journal to `take`; returns the number of bytes up to the last line break.
+/// Passes every parsed line of a journal to `take`; returns the number of bytes up to the last line break.
 fn scan_all(file: &File, mut take: impl FnMut(Found<'_>)) -> std::io::Result<u64> {
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let (mut whole, mut from, mut text) = (0, None::<String>, Vec::new());
@@ -400,7 +401,7 @@ mod tests {
         let mut journal = opened(&dest_dir, "journal-0-of-1", "s");
         let place = journal.append(&[line("a")]).unwrap()[0];
         journal.remember(&Key::from("a"), place);
-        // Another name with the same hash.
+        // A different name with the same hash.
         journal.remember(&Key::from("b"), place);
         assert!(journal.knows(&Key::from("a")) && !journal.knows(&Key::from("b")));
     }
@@ -446,7 +447,8 @@ mod tests {
     }
 
     proptest! {
-        /// Cut anywhere, or with garbage in the middle: earlier lines are kept, and appending continues.
+        /// A journal that is cut anywhere, or has garbage in the middle, keeps its earlier lines and can be appended
+        /// to.
         #[test]
         fn prop_journal_survives_a_torn_tail(lines in 1usize..6, cut in 0usize..400, junk in prop::collection::vec(any::<u8>(), 0..30)) {
             let inside = tempfile::tempdir().unwrap();

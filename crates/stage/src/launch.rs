@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lock of a whole destination. The nodes of one launch share it; while any of them runs, another launch or a repair is
-//! refused.
+//! Launch lock of a whole destination. The nodes of one launch share it; while any of them runs, another launch or a
+//! repair is rejected.
 //!
-//! `.penstock/stage/launch` holds the current launch as JSON, and two locks: byte 0 while a process joins, byte 1 while
-//! it runs (shared by a stage, exclusive for a repair). A process that holds byte 1 alone writes the content, so the
-//! content is valid only while some process holds byte 1. Launches with another number of nodes are refused, because
-//! their shares overlap: both would write the same files.
+//! `.penstock/stage/launch` holds the current launch as JSON, and two byte-range locks. A process locks byte 0 while it
+//! joins, and byte 1 while it runs (shared for a stage, exclusive for a repair). The first process, which holds byte 1
+//! exclusively, writes the JSON; the JSON is therefore valid only while some process holds byte 1. A launch with
+//! another number of nodes is rejected, because its shares overlap: two nodes would write the same files.
 //!
-//! The kernel releases both locks when a process dies. On file systems that do not share locks between machines (Lustre
-//! mounted with `localflock`, NFS with `local_lock`), the records that nodes rewrite every five seconds replace them
-//! (`beating`).
+//! The kernel releases both locks when a process dies. Some file systems do not share locks between machines (Lustre
+//! mounted with `localflock`, NFS with `local_lock`). There, the status records replace the locks: each node rewrites
+//! its record every five seconds, and `beating` checks for changes.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -29,35 +29,35 @@ use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, r
 const NAME: &str = "launch";
 const JOINING: u8 = 0;
 const RUNNING: u8 = 1;
-/// Maximum wait for other processes that join. Joining takes milliseconds.
+/// Maximum wait for other processes to join. Joining takes milliseconds.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A record of another machine that does not change for this long belongs to a dead process.
+/// If a record of another machine does not change for this long, its process is dead.
 const BEAT_TIMEOUT: Duration = Duration::from_secs(2 * HEARTBEAT.as_secs() + 2);
-/// Maximum size of the content; larger content was not written by Penstock.
+/// Maximum size of the launch file's JSON; a larger file is not Penstock's.
 const MAX_CONTENT: usize = 1 << 20;
 
-/// Identifies the process that holds byte 1.
+/// JSON in the launch file: identifies the process that locked byte 1 first.
 #[derive(Debug, Serialize, Deserialize)]
 struct Content {
     penstock_launch: u32,
-    /// `None` for a repair.
+    /// `None` if the process is a repair.
     identity: Option<Identity>,
     process: Process,
 }
 
-/// Permission to write to a destination; released when dropped.
+/// Lock that permits writes to a destination; released when dropped.
 #[derive(Debug)]
 pub(crate) struct Launch {
     _file: File,
 }
 
 impl Launch {
-    /// Joins the launch of `identity`, or begins it. Returns `Busy` while another launch runs.
+    /// Joins the launch of `identity`, or starts it. Returns `Busy` while another launch runs.
     pub async fn join(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
         Self::take(dest_dir, folder, Some(identity.clone())).await
     }
 
-    /// Takes the destination for a repair. Returns `Busy` while a launch or another repair runs.
+    /// Locks the destination for a repair. Returns `Busy` while a launch or another repair runs.
     pub async fn repair(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>) -> Result<Self> {
         Self::take(dest_dir, folder, None).await
     }
@@ -115,15 +115,15 @@ fn read(file: &File) -> Option<Content> {
     serde_json::from_slice(&bytes).ok().filter(|content: &Content| content.penstock_launch == 1)
 }
 
-/// Records of nodes that claim to be running.
+/// Status records with the state `running`.
 fn running(folder: &OwnedFd) -> Vec<Record> {
     let names = names_in(folder).unwrap_or_default();
     let names = names.iter().filter(|name| name.starts_with("status-") && name.ends_with(".json"));
     names.filter_map(|name| read_record(folder, name)).filter(Record::is_running).collect()
 }
 
-/// Describes the process that excludes others, for an error. The process that began a launch may be gone while other
-/// nodes run.
+/// Describes the process that holds the lock, for an error. The process that started the launch may have ended while
+/// other nodes still run.
 fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
     let alive = running(folder).into_iter().find(|record| {
         open_to_read(folder, &record.identity.lock_name()).and_then(|file| is_locked(&file, 0)).unwrap_or(false)
@@ -138,8 +138,8 @@ fn holder(folder: &OwnedFd, content: Option<Content>) -> String {
     }
 }
 
-/// Returns `Busy` if an excluded process on another machine is alive although its lock is not visible here. Waits only
-/// if a record says that the process ran and never that it ended: it was killed, or it is alive.
+/// Returns `Busy` if a conflicting process on another machine is alive although its lock is not visible here. Waits
+/// only if a record still has the state `running`: its process either is alive or was killed.
 async fn beating(
     dest_dir: &Arc<DestDir>,
     folder: &Arc<OwnedFd>,
@@ -200,7 +200,8 @@ mod tests {
         let inside = tempfile::tempdir().unwrap();
         let (dest_dir, folder) = place(&inside);
         let first = Launch::join(&dest_dir, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
-        // A node that restarts, and one started by hand, which has no launch id.
+        // The second and third processes are a restarted node, and a node that was started by hand and thus has no
+        // launch id.
         let second = Launch::join(&dest_dir, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
         drop(first);
         let again = Launch::join(&dest_dir, &folder, &identity(0, 2, None)).await.unwrap();
@@ -240,9 +241,9 @@ mod tests {
         let (ours, limit) = (Process::current(), Duration::from_millis(600));
         let look = async |identity: Identity| beating(&dest_dir, &folder, Some(&identity), &ours, limit).await;
         beat(1);
-        // The record does not change: its process was killed.
+        // The record does not change, so its process was killed.
         look(identity(0, 1, None)).await.unwrap();
-        // The record belongs to this launch.
+        // The record belongs to the same launch.
         look(identity(0, 2, None)).await.unwrap();
         let (done, beats) = (std::sync::atomic::AtomicBool::new(false), &beat);
         std::thread::scope(|scope| {

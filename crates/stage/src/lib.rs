@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Staging: copies a dataset, or this node's share of it, as complete and verified objects to a local folder or to a
-//! store.
+//! Staging: copies a dataset, or this node's share of it, to a local folder or to a store, as complete and verified
+//! objects.
 //!
-//! [`StageRequest`] is the input, `run` executes it, `plan` computes the targets and refuses unsafe keys. `to_folder`
-//! downloads below `dest_dir`, which no key leaves; `to_store` uploads; `verify` compares a copy with its records and
-//! fetches damaged files again. `journal` makes a stage resumable, `launch` separates launches, and `node_status`
-//! reports progress to the other ranks of a node. The store limits the request rate (`LimitStore`). Nothing gets its
-//! final name before it is complete, verified and on disk.
+//! [`StageRequest`] is the input; `run` executes it; `plan` computes the targets and rejects unsafe keys. `to_folder`
+//! downloads into `dest_dir`, which no key can leave; `to_store` uploads. `verify` compares a copy with its records and
+//! fetches damaged files again. `journal` makes a stage resumable, `launch` keeps launches apart, and `node_status`
+//! reports progress to the other ranks of a node. `LimitStore` limits the request rate. A file gets its final name only
+//! when it is complete, verified and on disk.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Node status: a file by which the leader, the rank that stages, reports to the waiting ranks of its node.
+//! Node status: a file in which the leader (the rank that stages) reports its state to the waiting ranks of its node.
 //!
-//! A record beside the journal holds the state (running, done or failed), the request and the launch; the leader holds
-//! a lock beside it while it lives. Records of earlier runs do not count: `done` only for the same request (and launch,
-//! where the launcher has ids), `running` only once a heartbeat or the lock has been seen.
+//! A record beside the journal holds the state (running, done or failed), the request and the launch id. While it
+//! lives, the leader also holds a lock on a file in the same folder. Waiting ranks ignore records of earlier runs:
+//! `done` counts only for the same request (and the same launch, if the launcher provides ids). `running` counts only
+//! after a heartbeat or the lock has been seen.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,17 +23,17 @@ use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
 
-/// A leader that was seen alive but whose lock has been free for this long is dead.
+/// If a leader was seen alive and its lock has then been free for this long, the leader is dead.
 const DEAD_AFTER: Duration = Duration::from_secs(2);
 
-/// The stage's own folder below a destination, locked by this process for this node, with a running heartbeat.
+/// Leader of a node: holds the stage's own folder below a destination, the node's lock, and the heartbeat task.
 #[derive(Debug)]
 pub(crate) struct Leader {
     folder: Arc<OwnedFd>,
     identity: Identity,
     process: Process,
     heartbeat: tokio::task::JoinHandle<()>,
-    /// Dropping it ends the heartbeat between two beats.
+    /// Dropping the sender ends the heartbeat task between two beats.
     stop: oneshot::Sender<()>,
     _lock: File,
     _launch: Launch,
@@ -40,7 +41,7 @@ pub(crate) struct Leader {
 
 impl Leader {
     /// Joins the launch, takes the node's lock and records that the stage runs. Returns `Busy` if another process holds
-    /// either.
+    /// the launch or the node.
     pub async fn begin(dest_dir: &Arc<DestDir>, identity: Identity) -> Result<Self> {
         let folder = {
             let dest_dir = dest_dir.clone();
@@ -77,7 +78,7 @@ impl Leader {
                     _ = &mut stopped => return,
                 }
                 let (folder, identity, process) = (beating.clone(), of.clone(), by.clone());
-                // A beat that cannot be written counts as missed.
+                // If a beat cannot be written, it counts as missed.
                 let _ = tokio::task::spawn_blocking(move || {
                     write_record(&folder, &identity, &process, State::Running, beat, Ok(None))
                 })
@@ -96,7 +97,7 @@ impl Leader {
     pub async fn end(self, result: &Result<Summary>) {
         let Self { folder, identity, process, heartbeat, stop, _lock, _launch } = self;
         drop(stop);
-        // Wait for the heartbeat, do not abort it: a beat in progress would overwrite the final record.
+        // Wait for the heartbeat task instead of aborting it: a write in progress would overwrite the final record.
         let _ = heartbeat.await;
         let _ = match result {
             Ok(summary) => write_record(&folder, &identity, &process, State::Done, u64::MAX, Ok(Some(summary.clone()))),
@@ -122,14 +123,14 @@ fn write_record(
     replace_own(folder, &record.identity.status_name(), &serde_json::to_vec(&record)?)
 }
 
-/// Replaces a small file of ours in an open folder: readers see the old file or the new one.
+/// Atomically replaces one of our small files in an open folder: readers see either the old or the new content.
 pub(crate) fn replace_own(folder: &Arc<OwnedFd>, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let temporary = begin_replace(folder, name)?;
     temporary.file().write_all(bytes)?;
     end_replace(&temporary, folder, name)
 }
 
-/// Like `replace_own`, for a file that `fill` writes; `io` converts disk errors.
+/// Like `replace_own`, but `fill` writes the content, and `io` converts disk errors.
 pub(crate) fn replace_own_with(
     folder: &Arc<OwnedFd>,
     name: &str,
@@ -156,9 +157,9 @@ fn end_replace(temporary: &OwnedFile, folder: &OwnedFd, name: &str) -> std::io::
 /// Time limits of a rank that waits for its leader.
 #[derive(Debug, Clone, Copy)]
 pub struct WaitLimits {
-    /// Until the first sign of life.
+    /// Maximum time until the first sign of life.
     pub start: Duration,
-    /// Between two signs of life.
+    /// Maximum time between two signs of life.
     pub heartbeat: Duration,
 }
 
@@ -168,9 +169,9 @@ impl Default for WaitLimits {
     }
 }
 
-/// Waits until the node's leader has staged, and returns its summary. The destination need not exist yet.
+/// Waits until the node's leader has finished staging, and returns its summary. The destination need not exist yet.
 ///
-/// `RankFailed` if the leader reports a failure, dies, or gives no sign of life within the limits.
+/// Returns `RankFailed` if the leader reports a failure, dies, or shows no sign of life within the limits.
 pub async fn wait_for_leader(request: &super::StageRequest, limits: WaitLimits) -> Result<Summary> {
     let failed = |error: WireError| Error::RankFailed { rank: request.leader_rank, reason: error.message };
     leader_ends(request, limits).await?.map_err(failed)
@@ -188,7 +189,7 @@ pub async fn leader_ends(
     let (mut since_sign, mut seen_alive, mut last) = (Stopwatch::start(), false, None::<(u64, f64)>);
     let mut unlocked_since: Option<Stopwatch> = None;
     loop {
-        // Opened again each time: the destination may not exist yet.
+        // Open the folder again in each round, because the destination may not exist yet.
         let opened = File::open(&folder).ok().map(OwnedFd::from);
         let record = opened.as_ref().and_then(|folder| read_record(folder, &identity.status_name()));
         let record = record.filter(|record| identity.is_of(&record.identity));

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open-file-description locks on single bytes of a file: released by the kernel when their process dies, supported by
-//! NFS, and visible to a process that does not take them.
+//! Open-file-description locks on single bytes of a file. The kernel releases them when their process dies. NFS
+//! supports them, and another process can test for them without locking.
 
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Which other locks on the byte a lock excludes.
+/// Which locks of other processes a lock excludes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// Excludes exclusive locks.
@@ -15,8 +15,8 @@ pub(crate) enum Mode {
     Exclusive,
 }
 
-/// Locks one byte without waiting; false if another process holds a conflicting lock. A lock that this file already
-/// holds is converted in one step.
+/// Tries to lock one byte without waiting; returns false if another process holds a conflicting lock. If this file
+/// already holds a lock on the byte, that lock is converted in one step.
 pub(crate) fn try_lock(file: &File, byte: u8, mode: Mode) -> Result<bool> {
     let kind = match mode {
         Mode::Shared => libc::F_RDLCK,
@@ -79,7 +79,7 @@ mod tests {
         assert!(try_lock(&one, 0, Mode::Exclusive).unwrap());
         assert!(!try_lock(&two, 0, Mode::Shared).unwrap());
         assert!(is_locked(&two, 0).unwrap() && !is_locked(&two, 1).unwrap());
-        // After conversion it admits readers but not writers.
+        // After the conversion to a shared lock, other shared locks are possible, but no exclusive lock.
         assert!(try_lock(&one, 0, Mode::Shared).unwrap() && try_lock(&two, 0, Mode::Shared).unwrap());
         assert!(!try_lock(&three, 0, Mode::Exclusive).unwrap());
         unlock(&two, 0).unwrap();

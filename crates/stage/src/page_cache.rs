@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Estimates whether the data of a stage still fit into the page cache when it ends.
+//! Estimates whether the staged data will still fit into the page cache when the stage ends.
 
 use penstock_store::memory_available;
 
-/// True if this many bytes fit in memory beside other data, so that a first epoch reads them from there. Otherwise each
-/// file would only evict the previous one, and the cached data of other programs.
+/// True if this many bytes fit into the page cache beside other data, so that the first epoch reads them from memory.
+/// If they do not fit, caching them would only evict earlier files and the cached data of other programs.
 pub(crate) fn keeps(bytes: u64) -> bool {
     memory_available().is_none_or(|available| bytes <= available / 2)
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parallel decompression of one object: frames (gzip members, zstd and LZ4 frames) are decompressed on several cores,
-//! and written to the file in order.
+//! Parallel decompression of one object: decompresses its frames (gzip members, zstd or LZ4 frames) on several cores,
+//! and writes the content to the file in order.
 //!
-//! Takes idle cores for one window of stored bytes and then returns them; with more objects than cores it works alone.
-//! From the first run of frames that does not match its expected cut, the stream decoder takes over. A wrong guess or a
-//! damaged object thus gives the same result and the same error as without parallelism.
+//! For each window of stored bytes, the decoder borrows idle cores and then returns them; if there are more objects
+//! than cores, it uses only its own core. When a run of frames does not end where it was expected to end, the stream
+//! decoder decodes the rest. A wrong guess or a damaged object thus gives the same result and the same error as without
+//! parallelism.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -12,7 +13,7 @@ use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, dec
 use penstock_types::{Result, lock};
 use tokio::sync::Semaphore;
 
-/// Stored bytes examined together, at first; doubled if a block is longer.
+/// Initial number of stored bytes that are split together; doubled if a block is longer.
 const WINDOW: usize = 8 << 20;
 
 /// Memory and cores for one object.
@@ -36,7 +37,7 @@ pub(crate) struct ParallelDecoder<'a> {
     held: Vec<u8>,
     buffers: Mutex<Vec<Vec<u8>>>,
     window: usize,
-    /// Decoder for the rest of the object, once its frames cannot be separated.
+    /// Decoder for the rest of the object. Set as soon as its frames cannot be separated.
     stream: Option<StreamDecoder>,
 }
 
@@ -58,7 +59,7 @@ impl<'a> ParallelDecoder<'a> {
         }
     }
 
-    /// Adds the next stored bytes; `sink` receives content, in order.
+    /// Adds the next stored bytes; passes content to `sink`, in order.
     pub fn push(&mut self, piece: &[u8], sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if let Some(stream) = &mut self.stream {
             return stream.push(piece, sink);
@@ -67,7 +68,7 @@ impl<'a> ParallelDecoder<'a> {
         if self.held.len() < self.window { Ok(()) } else { self.round(false, sink) }
     }
 
-    /// Ends the object.
+    /// Ends the object; passes the remaining content to `sink`.
     pub fn finish(mut self, sink: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
         if self.stream.is_none() {
             self.round(true, sink)?;
@@ -79,7 +80,7 @@ impl<'a> ParallelDecoder<'a> {
     }
 
     /// Decodes the whole object at once if its blocks can be separated and another core is free. Otherwise returns
-    /// `None` without any effect.
+    /// `None` and has no effect.
     pub fn whole(
         codec: Codec,
         limit: u64,
@@ -128,13 +129,13 @@ impl<'a> ParallelDecoder<'a> {
         Ok(())
     }
 
-    /// Stream decoder that continues where whole blocks end.
+    /// Returns a stream decoder that continues after the blocks decoded so far.
     fn go_on(&self) -> StreamDecoder {
         StreamDecoder::resume_at(self.codec, self.limit, self.place, self.passed, self.blocks)
     }
 
-    /// Decompresses `stretches`, which begin at the start of `stored`, as far as they are valid. Returns the stored
-    /// bytes consumed.
+    /// Decompresses `stretches` (runs of frames from the start of `stored`) until the first invalid one. Returns the
+    /// number of stored bytes consumed.
     fn decompress(
         &mut self,
         stored: &[u8],
@@ -162,8 +163,8 @@ impl<'a> ParallelDecoder<'a> {
         Ok(at)
     }
 
-    /// Decodes one batch, all of which fits in memory at once. Returns the stored bytes consumed, and whether that was
-    /// all of it.
+    /// Decodes a batch whose content fits into memory. Returns the number of stored bytes consumed, and true if the
+    /// whole batch was decoded.
     fn batch(
         &mut self,
         stored: &[u8],
@@ -179,7 +180,7 @@ impl<'a> ParallelDecoder<'a> {
         let (mut at, mut is_whole) = (0, true);
         let outcome = std::thread::scope(|scope| {
             for _ in 0..helpers {
-                // If the system refuses a thread, the existing threads do the work.
+                // If the system cannot start another thread, the existing threads do the work.
                 let _ = std::thread::Builder::new()
                     .name("penstock-inflate".into())
                     .spawn_scoped(scope, || while queue.work_once(&self.buffers) {});
@@ -191,7 +192,7 @@ impl<'a> ParallelDecoder<'a> {
                 };
                 let passed = self.passed.bytes_out + content.len() as u64;
                 if passed > self.limit {
-                    // The stream decoder reports this, with the numbers.
+                    // The stream decoder decodes this run again and reports the error with its numbers.
                     is_whole = false;
                     return Err(None);
                 }
@@ -218,7 +219,7 @@ fn quarter(memory: u64) -> usize {
     usize::try_from(memory / 4).unwrap_or(usize::MAX).max(1 << 10)
 }
 
-/// Queue from which threads take stretches, and the results that they put back.
+/// Queue of frame runs that threads take and decode, with their results.
 struct WorkQueue<'a> {
     codec: Codec,
     stored: &'a [u8],
@@ -229,12 +230,12 @@ struct WorkQueue<'a> {
     laid: Condvar,
 }
 
-/// Content and number of blocks of a stretch; `None` if it is invalid.
+/// Content and number of blocks of a frame run; `None` if the run is invalid.
 type Laid = Option<(Vec<u8>, u64)>;
 
 struct State {
     next: usize,
-    /// `None` until the stretch is done.
+    /// Result of each frame run; `None` until it is decoded.
     results: Vec<Option<Laid>>,
 }
 
@@ -246,7 +247,7 @@ impl<'a> WorkQueue<'a> {
         Self { codec, stored, stretches, starts, limit, state: Mutex::new(state), laid: Condvar::new() }
     }
 
-    /// Decodes the next stretch; returns false if none is left.
+    /// Decodes the next frame run; returns false if none is left.
     fn work_once(&self, buffers: &Mutex<Vec<Vec<u8>>>) -> bool {
         let nth = {
             let mut state = lock(&self.state);
@@ -263,7 +264,7 @@ impl<'a> WorkQueue<'a> {
         let blocks = decompress_frames(self.codec, stored, &mut content, stretch.content.min(self.limit));
         let mut state = lock(&self.state);
         if blocks.is_none() {
-            state.next = self.stretches.len(); // what is behind it will not be asked for
+            state.next = self.stretches.len(); // later frame runs are not needed
         }
         state.results[nth] = Some(blocks.map(|blocks| (content, blocks)));
         drop(state);
@@ -271,7 +272,7 @@ impl<'a> WorkQueue<'a> {
         true
     }
 
-    /// Waits for the result of a run of frames, and decodes other runs meanwhile.
+    /// Waits for the result of one frame run; decodes other runs meanwhile.
     fn await_result(&self, nth: usize, buffers: &Mutex<Vec<Vec<u8>>>) -> Laid {
         loop {
             if let Some(result) = lock(&self.state).results[nth].take() {
@@ -286,7 +287,7 @@ impl<'a> WorkQueue<'a> {
         }
     }
 
-    /// Lets the threads end.
+    /// Ends the queue, so that the threads exit.
     fn close(&self) {
         lock(&self.state).next = self.stretches.len();
     }
@@ -329,7 +330,7 @@ mod tests {
             let stored: Vec<u8> =
                 plain.chunks(1 << 20).flat_map(|piece| compress(codec, piece, level).unwrap()).collect();
             assert!(inflated(codec, &stored, 256 << 20, 1 << 20, 1 << 30).unwrap() == plain);
-            // With almost no memory, the stream decoder does the work.
+            // With almost no memory, the stream decoder does all the work.
             assert!(inflated(codec, &stored, 1 << 20, 1 << 20, 1 << 30).unwrap() == plain);
             let (cores, mut out) = (Semaphore::new(3), Vec::new());
             let done =
@@ -356,7 +357,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
-        /// Damage anywhere gives the same error as the stream decoder.
+        /// Damage at any position gives the same error as the stream decoder alone.
         #[test]
         fn prop_damage_is_told_as_the_stream_tells_it(sizes in prop::collection::vec(1..600_000usize, 1..8), at: prop::sample::Index, flip: u8, piece in 10_000..900_000usize) {
             let mut stored: Vec<u8> = sizes.iter().flat_map(|size| compress(Codec::Gzip, &noise(*size), 1).unwrap()).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plan of a stage: target of each object, decided before the first byte is moved. Keys are untrusted: a key that could
-//! leave the destination, or two keys that cannot coexist there, end the plan.
+//! Plan of a stage: computes the target of each object before the first byte is copied. Keys are untrusted. The plan
+//! fails if a key could lead outside the destination, or if two keys cannot coexist there.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::compress::Compression;
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest, OWN_PREFIX};
 use penstock_dataset::{Division, SharePlan};
 
-/// Bytes of one ranged read; an object up to this size is read in one request. Large enough that requests cost little
-/// (S3 bills and limits per request), small enough that a killed stage loses little.
+/// Size of one ranged read; an object up to this size is read in one request. The size is large enough that requests
+/// cost little (S3 bills and limits each request), and small enough that a killed stage loses little.
 pub const PART_BYTES: u64 = 8 << 20;
 
-/// Number of objects from which one read per object keeps a store as busy as it allows at first.
+/// Minimum number of objects at which one read per object is enough to keep the store busy.
 pub(crate) const BUSY: usize = 16;
-/// Maximum size of an object that is then read in one request: at the rate of one connection, the wait for the last
-/// object must stay short.
+/// Maximum size of an object that is then read in one request. A single connection is slow, so a larger last object
+/// would delay the end of the stage.
 pub(crate) const MAX_STREAMED: u64 = 64 << 20;
 
 /// Maximum length of a name on Linux file systems.
@@ -32,13 +32,13 @@ const PATH_MAX: usize = 4000;
 /// Options of a stage, validated once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StageOptions {
-    /// Decompress compressed objects on the way and drop the codec's suffix.
+    /// Decompress compressed objects during the copy, and drop the codec's suffix from their names.
     pub decompress: bool,
     /// Index of this node.
     pub node: u32,
     /// Number of nodes.
     pub nodes: u32,
-    /// How the objects are divided among the nodes; its `decompress` is replaced by this one.
+    /// How the objects are divided among the nodes; its own `decompress` field is ignored in favour of the field above.
     pub division: Division,
     /// Maximum requests in flight.
     pub concurrency: usize,
@@ -46,25 +46,26 @@ pub struct StageOptions {
     pub memory: u64,
     /// Time limit of one object; an object that takes longer fails alone.
     pub object_deadline: Option<Duration>,
-    /// Maximum decompressed bytes of one object; `None`: the highest ratio that its codec can reach.
+    /// Maximum decompressed bytes of one object; `None` means the highest ratio that its codec can reach.
     pub max_inflated: Option<u64>,
     /// Allow keys that differ only by case.
     pub allow_case_collisions: bool,
     /// Replace files that no stage of this source created.
     pub overwrite: bool,
-    /// Compress objects that are not compressed.
+    /// Compress objects that are not already compressed.
     pub compression: Option<Compression>,
 }
 
 impl StageOptions {
-    /// Compression whose suffix is added to the target's name; `None` for an object that is already compressed
-    /// according to its name or listing.
+    /// Compression that adds its suffix to the target's name; `None` if the object's name or listing shows that it is
+    /// already compressed.
     pub(crate) fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         let is_undone = self.decompress && entry.codec != Codec::None;
         self.compression.filter(|_| is_undone || !crate::compress::is_packed(entry))
     }
 
-    /// Maximum decompressed size of an object of `stored` bytes: the user's limit, or the highest ratio of its codec.
+    /// Maximum decompressed size of an object of `stored` bytes: the user's limit, or else the highest ratio that its
+    /// codec can reach.
     pub(crate) fn inflated_limit(&self, codec: Codec, stored: u64) -> u64 {
         let ratio = match codec {
             Codec::None => 1,
@@ -75,7 +76,8 @@ impl StageOptions {
         self.max_inflated.unwrap_or_else(|| stored.saturating_mul(ratio).saturating_add(1 << 20))
     }
 
-    /// The transform of content, as journals and manifests record it: another transform makes other objects.
+    /// Identifier of the content transform, as recorded in journals and manifests. An object with another transform is
+    /// a different object.
     pub(crate) fn transform_id(&self) -> Option<String> {
         let compression = self.compression.map(|compression| format!("{}:{}", compression.codec, compression.level));
         match (self.decompress, compression) {
@@ -104,21 +106,22 @@ impl Default for StageOptions {
     }
 }
 
-/// One object to move.
+/// One object to copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Item {
     /// Index in the manifest.
     pub object: usize,
-    /// Path of the file below the destination.
+    /// Path of the file, relative to the destination.
     pub target: Key,
-    /// Codec to decompress during the copy, according to the name; [`Codec::None`] if bytes stay as stored.
+    /// Codec to decompress during the copy, detected from the name; [`Codec::None`] if the bytes are copied unchanged.
     pub decode: Codec,
-    /// Where that codec was found.
+    /// Where the codec was detected: suffix, encoding or content.
     pub codec_source: Option<CodecSource>,
 }
 
 impl Item {
-    /// The item with the codec that its first bytes show, if its name does not say one.
+    /// Returns the item with the codec that its Content-Encoding or first bytes show, unless the name already showed
+    /// one.
     pub(crate) fn with_detected_codec(&self, decompress: bool, encoding: Option<&str>, head: &[u8]) -> Self {
         match detect(self.target.as_bytes(), encoding, head) {
             Some((decode, codec_source)) if decompress && self.decode == Codec::None => {
@@ -129,14 +132,14 @@ impl Item {
     }
 }
 
-/// Items of this node, and totals of every node.
+/// The objects of this node's share, and totals for every node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StagePlan {
-    /// This node's share, in the manifest's order.
+    /// Objects of this node's share, in manifest order.
     pub items: Vec<Item>,
     /// Stored bytes of this node's share.
     pub bytes: u64,
-    /// Number of requests to read this share.
+    /// Number of requests that read this node's share.
     pub requests: u64,
     /// Stored bytes of every node's share.
     pub loads: Vec<u64>,
@@ -144,13 +147,13 @@ pub struct StagePlan {
     pub costs: Vec<u64>,
     /// Number of objects in every node's share.
     pub counts: Vec<u64>,
-    /// Number of requests to read every share.
+    /// Number of requests that read every node's share.
     pub all_requests: Vec<u64>,
 }
 
 impl StagePlan {
-    /// Plans a stage; `place` is the destination as the user wrote it. Checks all keys, not only this node's, so that
-    /// every node refuses the same dataset.
+    /// Plans a stage; `place` is the destination path as the user wrote it. Checks all keys, not only those of this
+    /// node, so that every node rejects the same dataset.
     pub fn new(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<Self> {
         if options.node >= options.nodes {
             return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
@@ -158,7 +161,7 @@ impl StagePlan {
         for entry in &manifest.objects {
             check_key(&entry.key, place)?;
             let target = target_of(entry, options);
-            // `a/...gz` is a harmless name, but without its suffix it would not be.
+            // A key such as `a/...gz` is harmless, but becomes `a/..` without its suffix.
             if *target != *entry.key.as_bytes() && check_name(&target).is_err() {
                 let how =
                     if target.len() < entry.key.as_bytes().len() { "without its suffix" } else { "with its suffix" };
@@ -186,8 +189,8 @@ impl StagePlan {
         Ok(Self::of(items, &shares, options.node, requests))
     }
 
-    /// The plan of node `node`. `requests` returns the number of requests for an object, given whether its share keeps
-    /// the store busy.
+    /// Builds the plan of one node. `requests` returns the number of requests for an object; its flag says whether the
+    /// share has enough objects to keep the store busy.
     pub(crate) fn of(items: Vec<Item>, shares: &SharePlan, node: u32, requests: impl Fn(usize, bool) -> u64) -> Self {
         let counts = shares.sums(|_| 1);
         let [calm, busy] = [false, true].map(|is_busy| shares.sums(|at| requests(at, is_busy)));
@@ -206,8 +209,8 @@ impl StagePlan {
     }
 }
 
-/// Name of the file for an object: its key, without the suffix of a codec that is decompressed, and with the suffix of
-/// the codec that it is compressed with.
+/// Target name of an object: its key, without the suffix of the codec that is decompressed, and with the suffix of the
+/// codec that is used for compression.
 fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     let kept = match entry.codec {
         Codec::None => entry.key.as_bytes(),
@@ -220,7 +223,7 @@ fn target_of<'a>(entry: &'a Entry, options: &StageOptions) -> Cow<'a, [u8]> {
     }
 }
 
-/// One request for an object that is read at once; for a larger one, its parts and one request for its checksum.
+/// Number of requests to read an object: one if it is read at once; otherwise one per part, and one for the checksum.
 fn requests_of(size: u64, is_busy: bool) -> u64 {
     if size <= PART_BYTES || (is_busy && size <= MAX_STREAMED) { 1 } else { size.div_ceil(PART_BYTES) + 1 }
 }
@@ -233,19 +236,20 @@ fn check_key(key: &Key, place: &str) -> Result<()> {
     check_name(key.as_bytes()).map_err(|reason| refuse(key, place, reason))
 }
 
-/// True for a name that a case-insensitive file system could treat as one of Penstock's own. These file systems (ext4
-/// and F2FS with `casefold`, HFS+) also ignore zero-width code points, so all but two non-ASCII letters are left out.
+/// True for a name that a case-insensitive file system could treat as one of Penstock's own. Such file systems (ext4
+/// and F2FS with `casefold`, HFS+) also ignore zero-width code points. The comparison therefore skips every non-ASCII
+/// letter except the two that fold to ASCII.
 fn is_own_name(part: &[u8]) -> bool {
     let text = String::from_utf8_lossy(part);
     let folded = text.chars().filter_map(|letter| match letter {
         'ſ' => Some('s'),
-        '\u{212a}' => Some('k'), // the sign for kelvin
+        '\u{212a}' => Some('k'), // the Kelvin sign
         letter => letter.is_ascii().then(|| letter.to_ascii_lowercase()),
     });
     folded.take(OWN_PREFIX.len()).eq(OWN_PREFIX.iter().map(|byte| char::from(*byte)))
 }
 
-/// Returns the reason if a name could leave the folder, or is not possible in it.
+/// Returns the reason if a name could lead outside the folder, or is invalid in it.
 fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
     if bytes.is_empty() {
@@ -273,7 +277,7 @@ fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The name as a case-insensitive file system treats it, if `folds` is set.
+/// Returns the name in lower case if `folds` is set, as a case-insensitive file system compares it.
 fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
     if !folds {
         return name;
@@ -286,7 +290,7 @@ fn folded<'a>(name: &'a [u8], folds: bool, room: &'a mut Vec<u8>) -> &'a [u8] {
     room
 }
 
-/// Names by hash, 12 bytes each: a table of the full names would be as large as the manifest.
+/// Target names, indexed by hash (12 bytes each). A table of the names themselves would be as large as the manifest.
 struct Names<'a> {
     manifest: &'a Manifest,
     options: &'a StageOptions,
@@ -304,7 +308,7 @@ impl<'a> Names<'a> {
         folded(a, self.folds, &mut left) == folded(b, self.folds, &mut right)
     }
 
-    /// First object whose file is `name`, which has this hash.
+    /// Index of the first object whose target is `name`; `hash` is the hash of the name.
     fn find(&self, name: &[u8], hash: u64) -> Option<usize> {
         let from = self.sorted.partition_point(|(known, _)| *known < hash);
         let run = self.sorted[from..].iter().take_while(|(known, _)| *known == hash);
@@ -341,7 +345,7 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
     let mut before: Cow<'_, [u8]> = Cow::Borrowed(b"");
     for at in 0..objects.len() {
         let target = names.target(at);
-        // Folders shared with the previous object were already checked.
+        // Folders that this target shares with the previous target were already checked.
         let shared = target.iter().zip(before.iter()).take_while(|(a, b)| a == b).count();
         for (cut, _) in target.iter().enumerate().skip(shared).filter(|(_, byte)| **byte == b'/') {
             let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
@@ -447,7 +451,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever keys a store holds, an accepted plan contains only names that stay inside, each once.
+        /// Whatever keys a store holds, an accepted plan contains only distinct names that stay inside the destination.
         #[test]
         fn prop_plan_targets_stay_inside(keys in prop::collection::btree_set("[a-cA/.\\x00]{0,6}(\\.gz)?", 1..12), nodes in 1u32..4, node in 0u32..4) {
             let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();

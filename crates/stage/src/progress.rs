@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counters of a running stage, readable from any thread.
+//! Progress counters of a running stage; any thread can read them.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::journal::Line;
 
-/// One object that could not be staged.
+/// An object that could not be staged.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Its key in the source, control characters escaped.
+    /// Key of the object in the source; control characters are escaped.
     pub key: String,
     /// [`Error::code`].
     pub code: String,
@@ -40,13 +40,13 @@ pub struct Progress {
 /// Snapshot of [`Progress`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Objects of this node's share; 0 until the listing has ended.
+    /// Objects in this node's share; 0 until the listing has ended.
     pub objects: u64,
-    /// Their stored bytes.
+    /// Stored bytes of these objects.
     pub bytes: u64,
-    /// Objects under their final names, including those of earlier runs.
+    /// Objects that have their final name, including those of earlier runs.
     pub done: u64,
-    /// Their stored bytes.
+    /// Stored bytes of the finished objects.
     pub done_bytes: u64,
     /// Objects that already existed.
     pub skipped: u64,
@@ -54,11 +54,11 @@ pub struct Snapshot {
     pub bytes_in: u64,
     /// Bytes of finished files.
     pub bytes_out: u64,
-    /// Object bytes that an interrupted run had received and that were not requested again.
+    /// Bytes that an interrupted run had already transferred, so that this run did not transfer them again.
     pub resumed_bytes: u64,
-    /// Objects requested again because their bytes arrived damaged.
+    /// Objects that were requested again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects without a promised digest.
+    /// Objects for which the store reported no digest.
     pub without_checksum: u64,
     /// Objects that failed, or that a verification found wrong.
     pub failed: u64,
@@ -69,7 +69,7 @@ impl Progress {
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Counts an object that is in its place and journaled.
+    /// Counts an object that has its final name and a journal line.
     pub(super) fn finish(&self, line: &Line) {
         Self::add(&self.done, 1);
         Self::add(&self.done_bytes, line.origin.size);
@@ -95,7 +95,7 @@ impl Progress {
         failures
     }
 
-    /// Current values of the counters.
+    /// Returns the current counter values.
     pub fn snapshot(&self) -> Snapshot {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Snapshot {

@@ -11,36 +11,36 @@ use crate::plan::StageOptions;
 use crate::status_record::Identity;
 use penstock_dataset::key_filter::KeyFilter;
 
-/// Request of a stage, validated once.
+/// Input of a stage, validated once.
 #[derive(Debug, Clone)]
 pub struct StageRequest {
-    /// A folder of objects, one object, or a local list of URLs.
+    /// Source: a folder of objects, one object, or a local list of URLs.
     pub source: Url,
-    /// Settings to access the source.
+    /// Settings for access to the source.
     pub settings: StoreSettings,
-    /// Other stores with the same objects, and the settings to access each; reads are spread over them.
+    /// Other stores with the same objects, each with its access settings; reads are spread over them.
     pub mirrors: Vec<(Url, StoreSettings)>,
-    /// The local folder. With `remote`: the folder where this stage keeps its journal.
+    /// The local destination folder. With `remote`: the folder for this stage's journal.
     pub destination: PathBuf,
-    /// Destination store, instead of the folder.
+    /// Destination store; replaces the local folder.
     pub remote: Option<Url>,
-    /// Manifest of the source, instead of a listing.
+    /// Manifest of the source; replaces a listing.
     pub manifest: Option<PathBuf>,
-    /// Filter for the objects to stage.
+    /// Filter that selects the objects to stage.
     pub select: KeyFilter,
     /// Options.
     pub options: StageOptions,
-    /// Rate limits of the whole job; each node takes its share. The limit of requests in flight is in `options`.
+    /// Rate limits of the whole job; each node gets its share. `options` holds the limit on requests in flight.
     pub rates: Rates,
-    /// Plan only; do not touch the destination.
+    /// Only plan the stage; do not touch the destination.
     pub dry_run: bool,
     /// Wall-clock limit of the whole stage.
     pub deadline: Option<Duration>,
     /// Launch id, if the launcher provides one.
     pub launch: Option<String>,
-    /// True if other ranks of this node wait for a record of the result, even of an early failure.
+    /// True if other ranks of this node wait for the result. A record is then written even after an early failure.
     pub is_awaited: bool,
-    /// The rank that stages for this node.
+    /// Rank that stages for this node.
     pub leader_rank: u32,
     /// Number of threads that decompress.
     pub cores: usize,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One stage from request to summary: list, plan, lock, copy (`to_folder`, `to_store`), report.
+//! Runs one stage from request to summary: list, plan, lock, copy (`to_folder`, `to_store`), report.
 
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ async fn run(
     let mut mirrors = None;
     let result = match planned {
         Ok((source, manifest, plan)) => {
-            // For a URL list, report the server's URL as the source, not the list file.
+            // For a URL list, report the server's URL as the source instead of the list file.
             if request.source.scheme == Scheme::File && !source.url.starts_with("file:") {
                 summary.source = source.url.clone();
             }
@@ -127,7 +127,8 @@ async fn run(
             };
             match &request.remote {
                 Some(url) => {
-                    // Reads wait for writes, never the reverse: each has its own requests in flight.
+                    // Reads and writes have separate limits on requests in flight: a read may wait for a write, never
+                    // the reverse.
                     match Target::open(url, &request.settings, &metrics, &governor.beside()) {
                         Ok(to) => to_store::transfer(to, context).await,
                         Err(error) => Err(error),
@@ -142,7 +143,7 @@ async fn run(
         summary.manifest = manifest;
         let snapshot = progress.snapshot();
         let failures = progress.failures();
-        // If the store refused everything, return that refusal.
+        // If the store denied every object, return that error.
         if snapshot.done == 0
             && let Some((_, first)) = failures.first()
             && matches!(first, Error::Denied { .. } | Error::Server { .. })
@@ -201,7 +202,7 @@ async fn list(
             let path = path.clone();
             let (place, manifest) = (path.display().to_string(), blocking(move || Manifest::load(&path)).await?);
             let manifest = match manifest.source.as_deref() == Some(&folder_url) && manifest.url != folder_url {
-                // An earlier stage of the same source wrote this manifest.
+                // An earlier stage of the same source wrote this manifest: use the source objects that it records.
                 true => manifest.of_source().ok_or_else(|| {
                     Error::corrupt(&place, "describes a staged copy, but not the source object of each file")
                 })?,

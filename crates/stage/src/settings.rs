@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Settings of a stage and of a verification, each one JSON document. Python's `StageSpec` and `VerifySpec` write them
-//! and document the fields. Paths are passed separately, since JSON cannot hold every path.
+//! JSON settings of a stage and of a verification. Python's `StageSpec` and `VerifySpec` write these documents and
+//! document the fields. Paths are passed separately, because JSON cannot represent every path.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use crate::plan::StageOptions;
 use crate::request::StageRequest;
 use crate::verify::VerifyRequest;
 
-/// Settings of a stage; `None` means the core's default.
+/// Settings of a stage; `None` selects the core's default.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageSettings {
     source: String,
-    /// URL of a destination store, instead of a folder.
+    /// URL of a destination store; replaces the local folder.
     remote: Option<String>,
     mirrors: Vec<String>,
     rank: Rank,
@@ -171,8 +171,8 @@ impl VerifySettings {
     }
 }
 
-/// Settings for a copy in which every byte is checked. Uses MD5 if a store has no CRC, and the sizes of parts if it has
-/// only their checksums, unless the environment says otherwise.
+/// Store settings for copies, in which every byte is verified. Unless the environment sets them, enables MD5 for stores
+/// without a CRC, and part sizes for stores that have only checksums of parts.
 fn checksum_settings(env: &HashMap<String, String>, retry_timeout_s: Option<f64>) -> Result<StoreSettings> {
     let mut settings = StoreSettings::from_env(env)?.with_retry_timeout(retry_timeout_s)?;
     settings.s3.verifies_md5 |= !env.contains_key("PENSTOCK_S3_MD5");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Source reader: reads one source at its pinned versions, within one memory budget.
+//! Source reader: reads the listed versions of a source's objects within one memory budget.
 //!
-//! Owns what is the same wherever the bytes go: names, memory permits, the check of size and digests, repeats after damage,
-//! and counts of bytes. `to_folder` and `to_store` write them.
+//! It does the work that is the same for every destination: builds names, grants memory permits, checks sizes and
+//! digests, reads damaged objects again, and counts bytes. `to_folder` and `to_store` write the bytes.
 
 use std::sync::Arc;
 
@@ -18,10 +18,11 @@ use crate::progress::Progress;
 use crate::source::Source;
 use penstock_dataset::manifest::Entry;
 
-/// Unit in which memory is reserved; the semaphore counts in u32.
+/// Unit in which memory is reserved. The semaphore counts in u32, so bytes would overflow.
 const MEMORY_UNIT: u64 = 64 << 10;
 
-/// Reads of one object that keeps arriving damaged, differently each time: the network damages it, not the store.
+/// Maximum number of reads of one object that arrives damaged, each time differently: then the network, not the store,
+/// causes the damage.
 const MAX_DAMAGED_READS: u32 = 32;
 
 /// Reads the objects of one source within a memory budget.
@@ -34,18 +35,19 @@ pub(crate) struct SourceReader {
 }
 
 impl SourceReader {
-    /// Creates a reader. Half of the budget of `memory` bytes holds data in flight; the other half is for decoded data.
+    /// Creates a reader with a budget of `memory` bytes. Half of the budget holds data in flight; the other half is for
+    /// decoded data.
     pub fn new(source: Source, memory: u64, progress: Arc<Progress>, deadline: Deadline) -> Self {
         let units = (memory / 2 / MEMORY_UNIT).clamp(1, u64::from(u32::MAX >> 4)) as u32;
         Self { source, progress, deadline, memory: Arc::new(Semaphore::new(units as usize)), units }
     }
 
-    /// Total memory for data in flight.
+    /// Total memory for data in flight, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         u64::from(self.units) * MEMORY_UNIT
     }
 
-    /// Waits for memory for `bytes`, or for all of it if `bytes` is more than that.
+    /// Waits for a memory permit for `bytes`; a request above the budget waits for the whole budget.
     pub async fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit> {
         let units = bytes.div_ceil(MEMORY_UNIT).clamp(1, u64::from(self.units)) as u32;
         self.memory.clone().acquire_many_owned(units).await.map_err(|_| Error::Interrupted)
@@ -63,7 +65,7 @@ impl SourceReader {
         self.source.store.capabilities().ranges
     }
 
-    /// Current metadata of an object; an error if its version is not the listed one.
+    /// Current metadata of an object. Returns an error if its size or version differs from the listing.
     pub async fn head(&self, entry: &Entry) -> Result<Meta> {
         let meta = self.source.store.head(&self.object_ref(entry).key, self.deadline).await?;
         let (want, have) = (entry.version.as_ref(), meta.version.as_ref());
@@ -76,7 +78,7 @@ impl SourceReader {
         }
     }
 
-    /// Requests a range, or all, of the listed object.
+    /// Requests a range, or all bytes, of the listed object.
     pub async fn get(&self, entry: &Entry, range: ByteRange) -> Result<GetResult> {
         let got = self.source.store.get_ranges(&self.object_ref(entry), &[range], self.deadline).await?;
         match got.meta.size == entry.size {
@@ -105,7 +107,7 @@ impl SourceReader {
         Ok(bytes.into())
     }
 
-    /// Returns an error if a range returned more or fewer bytes than requested.
+    /// Returns an error if a ranged read returned more or fewer bytes than requested.
     pub fn check_length(&self, entry: &Entry, range: ByteRange, came: u64) -> Result<()> {
         match came == range.len {
             true => Ok(()),
@@ -116,12 +118,12 @@ impl SourceReader {
         }
     }
 
-    /// Reads all bytes of an object into `bytes`, and returns its metadata. The inner result is `Err` if bytes and
-    /// checksum differ.
+    /// Reads all bytes of an object into `bytes`, and returns its metadata. The inner result is `Err` if the bytes do
+    /// not match the checksum.
     pub async fn whole(&self, entry: &Entry, bytes: &mut Vec<u8>) -> Result<Result<Meta>> {
         let mut got = self.get(entry, ByteRange::WHOLE).await?;
         bytes.clear();
-        // A size above one part comes only from a store without ranges, and may be wrong.
+        // Only a store without ranges reaches this point with more than one part, and its listed size may be wrong.
         bytes.reserve(entry.size.min(PART_BYTES) as usize);
         loop {
             match self.next(&mut got).await {
@@ -138,12 +140,13 @@ impl SourceReader {
         Ok(Ok(got.meta))
     }
 
-    /// Error for an object that is not the listed one.
+    /// Builds the error for an object whose size differs from the listing.
     pub fn changed(&self, entry: &Entry, size: u64) -> Error {
         Error::resized(self.place(entry), entry.size, size)
     }
 
-    /// Compares digests of stored bytes with promised ones. Returns the promised ones that were compared, each once.
+    /// Compares the computed digests of stored bytes with the expected ones. Returns the expected digests that could be
+    /// compared, without duplicates.
     pub fn check(&self, entry: &Entry, have: &[Digest], promised: &[Digest]) -> Result<Vec<Digest>> {
         let mut checked = Vec::new();
         for want in promised {
@@ -159,8 +162,8 @@ impl SourceReader {
         Ok(checked)
     }
 
-    /// Digests of stored bytes that came in one read, during which they were compared with the store's own digest. Errs
-    /// if they are not what the store or a manifest promised.
+    /// Returns the verified digests of bytes that arrived in one read; the read itself has already checked the store's
+    /// own digest. Returns an error if the bytes do not match a digest from the store or a manifest.
     pub fn verified(&self, entry: &Entry, stored: &StoredDigests, meta: &Meta) -> Result<Verified> {
         let mut digests = stored.digests();
         let promised: Vec<Digest> = meta.digests.iter().chain(&entry.digests).cloned().collect();
@@ -168,12 +171,12 @@ impl SourceReader {
         if let Some(own) = cheapest(&meta.digests).filter(|own| !checked.contains(own)) {
             checked.push(own.clone());
         }
-        digests.truncate(2); // our own
+        digests.truncate(2); // CRC-32C and XXH3
         Ok(Verified { digests, checked, encoding: meta.encoding.clone() })
     }
 }
 
-/// Repeats of one object whose bytes arrive damaged.
+/// Decides whether to read an object again after its bytes arrived damaged.
 pub(crate) struct DamageRetry<'a, S> {
     reader: &'a SourceReader,
     entry: &'a Entry,
@@ -186,11 +189,12 @@ impl<'a, S: PartialEq> DamageRetry<'a, S> {
         Self { reader, entry, last: None, reads: 0 }
     }
 
-    /// Records `damage`; `seen` identifies the bytes. Errs if another read would not help: the same bytes came twice, so
-    /// the object itself is damaged, or they were different each of [`MAX_DAMAGED_READS`] times.
+    /// Records one damaged read; `seen` identifies its bytes. Returns an error if another read would not help. That is
+    /// the case if the same bytes arrived twice (the object itself is damaged), or if [`MAX_DAMAGED_READS`] reads were
+    /// all damaged differently.
     pub fn again(&mut self, damage: Error, seen: S) -> Result<()> {
         self.reads += 1;
-        // Of several mirrors, the one that returned these bytes is left out.
+        // If there are mirrors, stop using the one that returned these bytes for this object.
         if let Some(mirrors) = &self.reader.source.mirrors {
             mirrors.damaged(&self.reader.object_ref(self.entry).key);
         }

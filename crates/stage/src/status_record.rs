@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record of a running, finished or failed stage: its identity, its process, its heartbeat and its result.
+//! Status record of a stage: its state (running, finished or failed), identity, process, heartbeat and result.
 
 use crate::dest_dir::open_to_read;
 use penstock_types::{Error, unix_now};
@@ -16,10 +16,10 @@ pub(super) const HEARTBEAT: Duration = Duration::from_secs(5);
 /// Interval at which a waiting rank checks the record.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
-/// Maximum size of a record; a larger file is not ours.
+/// Maximum size of a record; Penstock writes no larger file.
 const MAX_RECORD: u64 = 1 << 30;
 
-/// Folder of the records, below the destination.
+/// Folder of the records, relative to the destination.
 pub(crate) const FOLDER: &str = ".penstock/stage";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,11 +35,11 @@ pub(super) struct Record {
     pub penstock_status: u32,
     pub state: State,
     pub identity: Identity,
-    /// Process that wrote the record.
+    /// Process that wrote this record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<Process>,
     pub beat: u64,
-    /// When it was written, in seconds since the Unix epoch.
+    /// Time of the write, in seconds since the Unix epoch.
     pub at_s: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -54,12 +54,12 @@ impl Record {
         self.state == State::Running
     }
 
-    /// Heartbeat: a number that the process changes every [`HEARTBEAT`].
+    /// Heartbeat value; the process changes it every [`HEARTBEAT`].
     pub fn sign(&self) -> (u64, f64) {
         (self.beat, self.at_s)
     }
 
-    /// Describes the process, for an error.
+    /// Describes the process that wrote the record, for an error.
     pub fn text(&self) -> String {
         self.identity.text(self.process.as_ref())
     }
@@ -82,7 +82,7 @@ impl WireError {
     }
 }
 
-/// Identity of a stage: ranks with equal values take part in the same stage.
+/// Identity of a stage: processes with equal identities take part in the same stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     /// Source and options.
@@ -107,14 +107,14 @@ impl Identity {
         self.node == other.node && self.is_launch_of(other)
     }
 
-    /// True if both belong to one launch, so that their shares do not overlap. A launch id that one side lacks is not
-    /// compared.
+    /// True if both belong to one launch, so that their shares do not overlap. If one side lacks a launch id, the ids
+    /// are not compared.
     pub fn is_launch_of(&self, other: &Identity) -> bool {
         let same_id = self.launch.is_none() || other.launch.is_none() || self.launch == other.launch;
         self.request == other.request && self.nodes == other.nodes && same_id
     }
 
-    /// Describes the stage that `process` runs, for an error.
+    /// Describes this stage and the `process` that runs it, for an error.
     pub fn text(&self, process: Option<&Process>) -> String {
         let Self { node, nodes, launch, .. } = self;
         let launch = launch.iter().map(|launch| format!("launch {launch}"));
@@ -128,10 +128,10 @@ impl Identity {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Process {
     pub host: String,
-    /// Boot id of the kernel; empty if it has none.
+    /// Boot id of the kernel; empty if the kernel has none.
     pub boot: String,
     pub pid: u32,
-    /// When it began, in seconds since the Unix epoch.
+    /// Time at which its stage or repair began, in seconds since the Unix epoch.
     pub since_s: f64,
 }
 
@@ -145,7 +145,7 @@ impl Process {
         Self { host, boot, pid: std::process::id(), since_s: unix_now().as_secs_f64() }
     }
 
-    /// True if one kernel runs both, so that it sees the locks of both.
+    /// True if both processes run under the same kernel, so that it knows the locks of both.
     pub fn is_on_machine_of(&self, other: &Self) -> bool {
         !self.boot.is_empty() && self.boot == other.boot
     }
@@ -158,7 +158,7 @@ impl Process {
 }
 
 pub(super) fn read_record(folder: &OwnedFd, name: &str) -> Option<Record> {
-    // Not read into memory first: a file that is not a record takes no memory, whatever its size.
+    // Parse from a stream: a large file that is not a record then takes no memory.
     let file = BufReader::new(open_to_read(folder, name).ok()?.take(MAX_RECORD));
     serde_json::from_reader(file).ok().filter(|record: &Record| record.penstock_status == 1)
 }

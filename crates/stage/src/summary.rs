@@ -9,16 +9,16 @@ use crate::progress::Failure;
 /// Summary of a stage.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Version of this document.
+    /// Version of this JSON document.
     pub schema_version: u32,
     /// Source of the stage.
     pub source: String,
     /// Destination of the stage.
     pub destination: String,
-    /// Path or URL of the manifest that this node wrote; empty in a dry run.
+    /// Path or URL of the manifest that this node wrote; empty after a dry run.
     #[serde(default)]
     pub manifest: String,
-    /// True if nothing was moved, only planned.
+    /// True if the stage was only planned.
     pub dry_run: bool,
     /// True if compressed objects were decompressed.
     pub decompress: bool,
@@ -26,49 +26,50 @@ pub struct Summary {
     pub node: u32,
     /// Number of nodes.
     pub nodes: u32,
-    /// Objects of this node's share.
+    /// Objects in this node's share.
     pub objects: u64,
-    /// Their stored bytes.
+    /// Stored bytes of this node's share.
     pub bytes: u64,
     /// Objects of all nodes.
     pub objects_total: u64,
-    /// Objects that already existed.
+    /// Objects that already existed in the destination.
     pub skipped: u64,
-    /// Objects moved by this run.
+    /// Objects copied by this run.
     pub moved: u64,
     /// Object bytes received.
     pub bytes_in: u64,
-    /// Bytes of files that this run finished.
+    /// Bytes of files that this run wrote completely.
     pub bytes_out: u64,
-    /// Bytes that an interrupted run had received and that were not requested again.
+    /// Bytes that an interrupted run had already transferred, so that this run did not transfer them again.
     pub resumed_bytes: u64,
-    /// Objects requested again because their bytes arrived damaged.
+    /// Objects that were requested again because their bytes arrived damaged.
     pub refetched: u64,
-    /// Objects moved for which the store has no digest: the manifest contains our own, computed as the bytes arrived.
+    /// Copied objects for which the store has no digest. Their digests in the manifest were computed as the bytes
+    /// arrived.
     #[serde(default)]
     pub without_checksum: u64,
     /// Requests sent; in a dry run, requests planned.
     pub requests: u64,
-    /// Requests sent again.
+    /// Requests that were sent again.
     pub retries: u64,
     /// Responses with 429 or 503.
     pub throttles: u64,
-    /// Seconds spent waiting because the store asked for it, summed over requests.
+    /// Total seconds that requests waited because the store throttled them, summed over requests.
     pub throttle_wait_s: f64,
     /// Wall-clock seconds.
     pub seconds: f64,
     /// Stored bytes of every node's share.
     pub shares: Vec<u64>,
-    /// Objects of every node's share.
+    /// Number of objects in every node's share.
     #[serde(default)]
     pub share_objects: Vec<u64>,
-    /// Number of requests to read every node's share.
+    /// Number of requests that read every node's share.
     #[serde(default)]
     pub share_requests: Vec<u64>,
-    /// Bytes received and written for every node's share, estimated where the decompressed size is not known.
+    /// Bytes read and written for every node's share; estimated where the decompressed size is unknown.
     #[serde(default)]
     pub share_io_bytes: Vec<u64>,
-    /// How reads were spread over the mirrors, if any; the source comes first.
+    /// How reads were spread over the mirrors, if there are any; the source comes first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mirrors: Vec<MirrorReport>,
     /// Objects that could not be staged.

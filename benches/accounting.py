@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `loader.report()` says of a store, against what was injected there: latency, bandwidth caps, 503s.
+"""Compares the time classes of `loader.report()` with injected latency, bandwidth caps and 503 responses.
 
     .venv/bin/python benches/accounting.py [--json]
 
-The store is our emulator with a tier made for each row, whose numbers are the truth: constant latency, a rate of bytes of
-the account or of each connection, a rate of requests above which the answer is 503. The consumer computes nothing, so that
-all of the wall is waiting. Each line is one truth, what the report recovers it as, and the error; a batch of one sample,
-one object each. Ends with 1 where an error is above 5 %.
+The store is our emulator with a tier made for each row. The tier injects a known fault: a constant latency, a byte rate
+per account or per connection, or a request rate above which it returns 503. The consumer computes nothing, so all wall
+time is waiting. Each output line shows the injected value, the value in the report, and the error. A batch is one
+sample, and each object holds one sample. The exit status is 1 if any error exceeds 5 %.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = 0.05
 
 
 def tier(latency_ms: float | None = None, burst_s: float = 0.01, **rates: tuple[str, float]) -> str:
-    """A tier book of one tier: `tier(100, read_bytes=("account", 5e7))`. Of requests, those of `burst_s` may come at once."""
+    """A tier book of one tier: `tier(100, read_bytes=("account", 5e7))`. The request burst is `burst_s` x rate."""
     output = 'source = "benches/accounting.py"\nas_of = "2026-11"\nconfidence = "ours"\n'
     text = 'schema_version = 1\n[[tier]]\nname = "truth"\nyear = 2026\ntitle = "what is injected"\n'
     for what, (scope, value) in rates.items():
@@ -38,14 +38,14 @@ def tier(latency_ms: float | None = None, burst_s: float = 0.01, **rates: tuple[
         text += f'[[tier.limit]]\nwhat = "{name}"\nscope = "{scope}"\nvalue = {float(value)}\nunit = "{unit}"\n{output}'
     if latency_ms is not None:
         text += f'[[tier.latency]]\nwhat = "read"\np50_ms = {latency_ms}\np99_ms = {latency_ms}\n{output}'
-    # A queue that never refuses, and hardly a burst: the rates alone are the truth.
+    # The queue never rejects and the burst is very small, so the rates alone determine the result.
     text += f'[tier.queue]\nvalue = 3600.0\nunit = "s"\n{output}[tier.burst]\nvalue = {burst_s}\nunit = "s"\n{output}'
     return text
 
 
 Told = dict[str, Any]
 Line = tuple[str, str, "Callable[[Told], float]", "Callable[[Told], float]"]
-"""What is compared, its unit, the truth, and what the report says; of the report with what the pass is known to be."""
+"""Quantity, its unit, a function for the injected value, and one for the reported value."""
 
 ONE = {"max_in_flight": 1, "read_ahead": 0}
 MANY = {"max_in_flight": 16, "read_ahead": 64}
@@ -54,7 +54,7 @@ SAID = ((ONE, "one request"), (MANY, "16 requests"))
 
 @dataclass(frozen=True)
 class Case:
-    """One injection, and what is held against it."""
+    """One injected fault, and the reported values that are compared with it."""
 
     name: str
     book: str
@@ -65,12 +65,12 @@ class Case:
 
 
 def epoch_latency(result: Told) -> float:
-    """Seconds that the consumer waited for answers, beyond those of the pass without the tier."""
+    """Seconds that the consumer waited for responses, minus those of the same pass without the tier."""
     return float(result["first_byte_s"] - result["bare"]["first_byte_s"])
 
 
 def request_latency(result: Told) -> float:
-    """Milliseconds that an answer took, beyond one of the pass without the tier."""
+    """Milliseconds per response, minus those of the same pass without the tier."""
 
     def mean(report: Told) -> float:
         return 1e3 * float(report["busy_first_byte_s"]) / int(report["requests"])
@@ -79,7 +79,7 @@ def request_latency(result: Told) -> float:
 
 
 def latencies() -> Iterator[Case]:
-    """Constant time to the first byte."""
+    """Cases with a constant time to first byte."""
     for ms, objects in ((50, 60), (100, 40), (250, 16)):
         yield Case(
             f"{ms} ms, one request at a time", tier(ms), objects, 2000, ONE,
@@ -92,7 +92,7 @@ def latencies() -> Iterator[Case]:
 
 
 def rates() -> Iterator[Case]:
-    """Caps of bytes. Answers take half a second each and more: the emulator sends in slices of 5 ms, forgives 20 ms."""
+    """Cases with bandwidth caps. Responses take 0.5 s or more, since the emulator's timing is exact to 20 ms."""
     for rate in (20e6, 50e6):
         for load, output in SAID:
             yield Case(
@@ -117,7 +117,7 @@ def rates() -> Iterator[Case]:
 
 
 def refusals() -> Iterator[Case]:
-    """503 above a rate of requests. What it costs is the wall beyond that of the same pass without it."""
+    """Cases with 503 above a request rate. The cost is the extra wall time over the same pass without the limit."""
     for rate, (load, output) in ((20, SAID[0]), (50, SAID[1]), (200, SAID[1])):
         yield Case(
             f"503 above {rate} requests/s, {output} at a time", tier(read_requests=("account", rate)), 5 * rate, 2000, load,
@@ -131,7 +131,7 @@ def refusals() -> Iterator[Case]:
 
 
 def measured(case: Case, folder: Path) -> dict[str, Any]:
-    """One pass over the case's objects, and what the emulator counted of it."""
+    """Runs one pass over the case's objects; returns its report and the emulator's counters."""
     import penstock
 
     bucket = folder / "bucket"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""False alarms of `penstock bench ab` with real processes: the same command against itself, many times.
+"""False alarm rate of `penstock bench ab` on real processes: the same command against itself, many times.
 
 python benches/bench_aa.py [--comparisons 200] [--max-runs 40] [--metric wall] -- true
 """

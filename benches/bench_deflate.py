@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression at rest: `penstock stage --compress gzip` beside `pigz` and `gzip`, on one core and on two, at equal ratio.
+"""Compression throughput: `penstock stage --compress gzip` beside `pigz` and `gzip`, on one and two cores, at equal ratio.
 
-Two sets: many objects of some MB, and one large object (where pigz's blocks and ours meet). Each contestant writes its
-files beside the originals' folder, on the same disk, warm. Ratio is held equal by taking, for each set, our lowest level
-whose bytes are no more than those of `pigz -6`. Every repeat is inflated by `gzip -t` and one is compared byte by byte.
-Rates are of content; CPU seconds are of the whole process tree. Prints a table; the ratios are the figure. pigz and
-gzip are Debian's.
+There are two sets: many objects of some MB, and one large object (where the block sizes of pigz and Penstock matter).
+Each contestant writes its files to a folder on the same disk as the originals, with a warm cache. The compression ratio
+is held equal: for each set, Penstock uses its lowest level whose output is no larger than that of `pigz -6`. `gzip -t`
+inflates the output of every repeat, and the output of one repeat is compared byte by byte. Rates count uncompressed
+bytes; CPU seconds cover the whole process tree. The script prints a table; the ratios are the result. pigz and gzip are
+Debian's packages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 
 def volumes(folder: Path, count: int, size: int) -> None:
-    """int16 fields like the simulations': smooth, with noise in the low bits."""
+    """Smooth int16 fields with noise in the low bits, like simulation output."""
     rng = np.random.default_rng(7)
     folder.mkdir()
     for at in range(count):
@@ -43,7 +44,7 @@ def volumes(folder: Path, count: int, size: int) -> None:
 
 
 def timed(argv: list[str], cores: int) -> tuple[float, float]:
-    """Wall and CPU seconds of a command on that many cores."""
+    """Wall and CPU seconds of a command that is pinned to `cores` cores."""
     pinned = ["taskset", "-c", ",".join(str(c) for c in sorted(os.sched_getaffinity(0))[:cores]), *argv]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     subprocess.run(pinned, check=True, stdout=subprocess.DEVNULL)
@@ -81,7 +82,7 @@ def packed_bytes(folder: Path) -> int:
 
 
 def level_of(source: Path, scratch: Path) -> int:
-    """Our lowest level that is as dense as `pigz -6`."""
+    """Penstock's lowest level whose output is no larger than that of `pigz -6`."""
     shutil.copytree(source, scratch / "p")
     subprocess.run(["pigz", "-6", "-r", str(scratch / "p")], check=True)
     want = packed_bytes(scratch / "p")

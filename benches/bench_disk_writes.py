@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a staged file should reach the disk: page cache or O_DIRECT, room reserved or not, in writes of which size.
+"""Compares ways to write a staged file: page cache or O_DIRECT, with or without preallocation, at several write sizes.
 
     .venv/bin/python benches/bench_disk_writes.py [FOLDER] [--files 32] [--bytes 16777216] [--repeats 3]
         [--writes 65536 524288]
 
-Files are written by four threads, as objects arrive, through the page cache in writes of each of these sizes and past it
-in writes of 512 KiB, and synced; then all are read once, which is what a first epoch does. The ways run in turn; ratios
-are to the first. Decisions 0415 and 0420 rest on this. Rows go to runs/bench/disk.jsonl.
+Four threads write the files, as objects arrive. Cached writes use each size in `--writes`; O_DIRECT writes use 512 KiB.
+The files are synced and then all are read once, as a first epoch does. Each repeat runs all variants in a random order,
+and ratios are relative to the first variant. Decisions 0415 and 0420 rest on this. Rows go to runs/bench/disk.jsonl.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Way(NamedTuple):
-    """How a file is written."""
+    """One variant of writing a file."""
 
     is_direct: bool
     is_reserved: bool
@@ -51,7 +51,7 @@ def cpu_s() -> float:
 
 
 def reserve(file: int, size: int) -> None:
-    """fallocate(2) itself: glibc's posix_fallocate writes zeros where a file system cannot."""
+    """Calls fallocate(2) directly: glibc's posix_fallocate writes zeros on file systems that do not support it."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.fallocate(file, KEEP_SIZE, ctypes.c_long(0), ctypes.c_long(size)):
         raise OSError(ctypes.get_errno(), "fallocate")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gzip'd TFRecord volumes into batches: our loader beside the standard library's gzip and NumPy, interleaved.
+"""Reads gzip'd TFRecord volumes into batches: our loader beside the standard library's gzip and NumPy, interleaved.
 
-Rows go to runs/bench/feed.jsonl. The ratio is the figure; both contestants read the same warm files and their bytes are
-compared first. Ours checks every CRC-32C; so does the decoder of records that the other side borrows from us, which is
-the faster for it. CPU seconds are those of the whole process, all threads. The peers that matter (tf.data, DALI,
-WebDataset) come with "Feed", in benches/peers.
+Rows go to runs/bench/feed.jsonl. The result is the ratio. Both contestants read the same files from a warm cache, and
+their bytes are compared first. Our loader checks every CRC-32C. The other side uses our record decoder, which also
+checks them and which is the faster choice. CPU seconds cover all threads of the process. The comparison with the main
+peers (tf.data, DALI, WebDataset) is in benches/peers/feed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def loader_epoch(folder: Path) -> Callable[[Callable[[Any], None]], None]:
-    """Our loader over the files, one epoch a call."""
+    """Returns a function that runs one epoch of our loader over the files."""
     dataset = penstock.open(folder.as_uri() + "/", records_per_object=1).fields(x=penstock.tensor("int16", SHAPE))
     loader = penstock.Loader(dataset, batch_size=BATCH, rank=0, world=1)
 
@@ -50,7 +50,7 @@ def loader_epoch(folder: Path) -> Callable[[Callable[[Any], None]], None]:
 
 
 def standard_library_epoch(folder: Path) -> Callable[[Callable[[Any], None]], None]:
-    """What the standard library and NumPy do with the same files, on one thread."""
+    """Returns a function that reads the same files with the standard library and NumPy, on one thread."""
     files = sorted(folder.iterdir())
 
     def epoch(look: Callable[[Any], None]) -> None:
@@ -66,7 +66,7 @@ def standard_library_epoch(folder: Path) -> Callable[[Callable[[Any], None]], No
 
 
 def cpu_s() -> float:
-    """User and system seconds of this process so far."""
+    """User and system CPU seconds of this process so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a record costs inside a gzip'd shard of many, which is inflated whole for any of them: decision 0519.
+"""Cost of one record in a gzip'd shard of many records: the whole shard is inflated to read one. See decision 0519.
 
     python benches/bench_gzip_points.py [--records 1024] [--bytes 65536] [--json]
 
-One shard, plain with an index and gzip'd. CPU-seconds a sample of one rank's epoch, for several world sizes (the rank's
-own records alone are decoded), and of single records at random. Nothing is cached between epochs. Beside them, what seek
-points every MiB would cost at best: the stretches that hold a wanted record, at the rate of the streaming inflater.
+One shard is stored twice: plain with an index, and gzip'd. The script measures CPU-seconds per sample of one rank's
+epoch for several world sizes (a rank decodes only its own records), and of single random reads. Nothing is cached
+between epochs. The output also gives the best possible cost with seek points every MiB: only the stretches that hold a
+wanted record are inflated, at the streaming inflater's rate.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def cpu_s() -> float:
 
 
 def made(folder: Path, records: int, size: int) -> Path:
-    """Counts like those of cosmology volumes: gzip-6 leaves about a sixth."""
+    """Writes both shards: counts like those of cosmology volumes, which gzip -6 compresses to about a sixth."""
     generator = np.random.default_rng(1)
     content = bytearray()
     for _ in range(records):
@@ -52,7 +53,7 @@ def made(folder: Path, records: int, size: int) -> Path:
 
 
 def epoch(dataset: penstock.Dataset, world: int, repeats: int) -> float:
-    """CPU-seconds a sample of one rank of `world`, the least of some epochs."""
+    """CPU-seconds per sample of one rank of `world`: the minimum over `repeats` epochs."""
     loader = penstock.Loader(dataset, batch_size=8, rank=0, world=world, threads=1)
     found = []
     for _ in range(repeats):
@@ -64,11 +65,11 @@ def epoch(dataset: penstock.Dataset, world: int, repeats: int) -> float:
 
 
 def single(dataset: penstock.Dataset, inflated_bytes: int, draws: int) -> float:
-    """Wall seconds of a record at random, none kept from the one before."""
+    """Wall seconds of one random record read; no read benefits from the read before it."""
     from penstock.torch import MapDataset
 
     random.seed(2)
-    # A quarter keeps inflated objects: less than this one.
+    # A quarter of the budget caches inflated objects. That is less than this object, so it is never cached.
     found = MapDataset(dataset, memory_bytes=3 * inflated_bytes)
     found[0]
     began = time.perf_counter()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An epoch from a store with a slow tail, hedged and not, in turn: what late requests cost, and what asking twice saves.
+"""Epochs from a store with a slow tail, with and without hedged requests: the cost of late requests and the saving.
 
-The store is ours, on loopback: 5 ms to the first byte, and of one request in fifty 500 ms. Wall seconds, a ratio from one run; bytes are
-compared by the batches' order.
+The store is our emulator on loopback: 5 ms to the first byte, and 500 ms for one request in fifty. The output is median
+wall seconds and their ratio. The order of the samples must be the same in all runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BOOK = (
 
 
 def epoch(url: str, hedge: str) -> tuple[float, list[int], dict[str, object]]:
-    """Wall seconds of an epoch, the order that came, and the report."""
+    """Wall seconds of an epoch, the sample order, and the report."""
     os.environ["PENSTOCK_HEDGE"] = hedge
     dataset = (
         penstock.open(url, records_per_object=1).fields(y=penstock.tensor("float32", (1,))).shuffle(1).cache(False)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Dataset.map(fn, workers=N)` against a torch DataLoader with N workers that runs the same function: wall and CPU-seconds.
+"""Compares `Dataset.map(fn, workers=N)` with a torch DataLoader of N workers: wall and CPU-seconds of the same function.
 
     python benches/bench_map.py [--workers 2] [--samples 2000]
 
-Interleaved A/B, five repeats after one warm-up each, medians; bytes of all batches are compared. The DataLoader reads
-through `penstock.torch.MapDataset`, so that both decode by the same code, and what is compared is the way through processes.
+Interleaved A/B with five repeats after one warm-up each; the results are medians, and the bytes of all batches are
+compared. The DataLoader reads through `penstock.torch.MapDataset`, so both sides use the same decoder. The comparison
+therefore measures only the transport between processes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SIDE = 96
 
 
 def transform(sample, seed):
-    """What an image pipeline does: a crop, a flip, a cast, a normalisation."""
+    """A typical image pipeline: a crop, a flip, a cast and a normalisation."""
     draw = np.random.default_rng(seed)
     top, left = draw.integers(0, SIDE - 64, 2)
     image = sample["x"][top : top + 64, left : left + 64]
@@ -40,7 +41,7 @@ def cpu_s() -> float:
 
 
 def timed(work) -> tuple[float, float, str]:
-    """Wall and CPU seconds, workers and their start included in both, and a hash of what came."""
+    """Wall and CPU seconds, including the workers and their start, and a hash of the batches."""
     began, used, seen = time.perf_counter(), cpu_s(), hashlib.blake2b(digest_size=8)
     for x, y in work():
         seen.update(np.ascontiguousarray(x).data)

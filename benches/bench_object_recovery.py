@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a store was told to be, found again by `penstock bench object`: latency, caps on bytes and on requests, refusals.
+"""Checks that `penstock bench object` recovers the limits of a known store: latency, byte rate, request rate, errors.
 
     python benches/bench_object_recovery.py [--seconds 4] [--keep DIR]
 
-The store is our emulator on loopback. Latencies are given twice: as measured, and less those of the same store with no limits, which
-are this machine's own. Means tell whose a difference is: what the store's draws said, what it took by its own clock until it let the
-answer go, and what the bench found. Refusals are held against the store's own count. Prints a Markdown table: found over told first;
-the aim is 0.95 to 1.05. `--keep` writes every row that was measured there.
+The store is our emulator on loopback. Each latency is given twice: as measured, and minus the latency of the same store
+without limits, which is this machine's own share. Mean latencies show where a difference arises: in the delays that the
+store drew, in the delays that it applied by its own clock, or in the bench. Error responses are compared with the
+store's own count. The script prints a Markdown table whose first column is the measured value over the configured one;
+the target is 0.95 to 1.05. `--keep` writes every measured row to DIR.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REQUESTS_PER_S = (200.0, 1000.0, 2000.0)
 
 
 def book(folder: Path, text: str) -> Path:
-    """A tier book with one tier."""
+    """Writes a tier book with one tier."""
     file = folder / "book.toml"
     file.write_text(HEAD + text)
     return file
@@ -40,17 +41,17 @@ def book(folder: Path, text: str) -> Path:
 def measured(
     folder: Path, tiers: Path | None, bench: ObjectBench, point: ObjectPoint
 ) -> tuple[list[Row], dict[str, int]]:
-    """Rows, and what the store has counted."""
+    """Runs one bench; returns its rows and the store's counters."""
     bucket = Path(tempfile.mkdtemp(dir=folder))
     with Emulator(bucket, **({"tier": "told", "tiers": tiers} if tiers else {})) as store:
         os.environ.update(store.env)
-        # Objects are made and deleted with the same limits: only what the bench measured is in its rows.
+        # The same limits apply while objects are made and deleted, but the rows contain only the measured phase.
         rows = run(store.url, bench, (point,))
         return rows, store.stats()
 
 
 def latencies(folder: Path, seconds: float) -> list[tuple]:
-    """Of the first byte, one request at a time."""
+    """Measures time to first byte, with 1 request and with 32 requests in flight."""
     bench = ObjectBench(operations=("get",), objects=32, time_limit_s=seconds)
     point = ObjectPoint(object_size_bytes=1024, concurrency=1)
     own = measured(folder, None, bench, point)[0]
@@ -58,7 +59,7 @@ def latencies(folder: Path, seconds: float) -> list[tuple]:
     found = [("this machine's own first byte, p50 in ms", 0.0, base, base, own)]
     for p50, p99 in LATENCIES_MS:
         tiers = book(folder, f'[[tier.latency]]\nwhat = "read"\np50_ms = {p50}\np99_ms = {p99}\n{FACT}')
-        # Of a thousand draws the 99th percentile is off by 2 % in itself, of four thousand by 1 %.
+        # With 1,000 draws the 99th percentile has a sampling error of 2 %; with 4,000 draws, 1 %.
         point_wide = ObjectPoint(object_size_bytes=1024, concurrency=32)
         for name, result, at in (("50", p50, point), ("99", p99, point_wide)):
             rows, counted = measured(folder, tiers, bench, at)
@@ -82,7 +83,7 @@ def latencies(folder: Path, seconds: float) -> list[tuple]:
 
 
 def caps(folder: Path, seconds: float) -> list[tuple]:
-    """Bytes a second of the whole store."""
+    """Measures the bandwidth of the whole store."""
     found = []
     for result in BYTES_PER_S:
         tiers = book(
@@ -96,7 +97,7 @@ def caps(folder: Path, seconds: float) -> list[tuple]:
 
 
 def refusals(folder: Path, seconds: float) -> list[tuple]:
-    """Requests a second that are let in, and those that were refused by the store's own count."""
+    """Measures successful requests per second, and compares the number of rejected ones with the store's own count."""
     found = []
     for result in REQUESTS_PER_S:
         burst = (
@@ -106,13 +107,13 @@ def refusals(folder: Path, seconds: float) -> list[tuple]:
             f'[[tier.limit]]\nwhat = "read-requests"\nscope = "account"\nvalue = {result}\nunit = "requests/s"\n{FACT}'
         )
         bench = ObjectBench(operations=("head",), objects=64, time_limit_s=seconds)
-        # Enough workers to be refused, whatever they wait in between.
+        # Enough workers to exceed the limit, even while some of them wait before a retry.
         rows, counted = measured(
             folder, book(folder, burst + limit), bench, ObjectPoint(object_size_bytes=64, concurrency=256)
         )
         found.append(("requests let in, a second", result, *2 * [rows[0].last.entries_per_s], rows))
         seen = sum(rows[0].errors_by_class.get(status, 0) for status in ("503", "429"))
-        # Refusals a second of the measured stretch; the store's count has those of the listing at the end too.
+        # Rejections per second in the measured phase. The store's count also includes those of the final listing.
         at = rows[0].last.time_s
         found.append((f"refusals (503) a second at {result:g}/s", counted["throttles"] / at, *2 * [seen / at], rows))
     return found

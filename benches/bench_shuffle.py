@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How well a window mixes, against a full shuffle: serial correlation of where neighbours come from, and a training curve.
+"""Quality of a shuffle window compared with a full shuffle: serial correlation of positions, and a training curve.
 
     python benches/bench_shuffle.py [--objects 200] [--each 100]
 
-Samples are sorted by class over the objects, the worst case. Arithmetic and a small softmax regression; no file is read
-but the few bytes that make the dataset. Prints a table; a full shuffle (NumPy's) stands in its first row.
+Samples are sorted by class across the objects, which is the worst case. The training is a small softmax regression on
+synthetic features; only the small files that define the dataset are read. The script prints a table whose first row is
+a full shuffle by NumPy.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def dataset(folder: Path, objects: int, each: int) -> penstock.Dataset:
 
 
 def correlation(order: np.ndarray) -> float:
-    """Of the stored numbers of neighbours in the order: 0 for a full shuffle, 1 for the order of storage."""
+    """Correlation of the stored positions of consecutive samples: 0 for a full shuffle, 1 for storage order."""
     return float(np.corrcoef(order[:-1], order[1:])[0, 1])
 
 
 def repeats(order: np.ndarray, each: int) -> float:
-    """Samples of a batch from the same object as another of it, in excess of a full shuffle's share, of all."""
+    """Mean share of a batch's samples that come from the same object as another sample of that batch."""
     batches = order[: len(order) // BATCH * BATCH].reshape(-1, BATCH) // each
     return float(np.mean([1 - len(set(batch.tolist())) / BATCH for batch in batches]))
 

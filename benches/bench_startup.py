@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every command pays before it does anything: rows to stdout and to runs/bench/startup.jsonl."""
+"""Measures the start-up cost of every command: rows go to stdout and to runs/bench/startup.jsonl."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of what a throttling store permits is used, and how often it must refuse for that.
+"""How much of a throttling store's permitted request rate the feed uses, and how many requests the store rejects.
 
     .venv/bin/python benches/bench_throttled.py [--repeats 3]
 
-The store is our emulator with a tier of so many requests a second: 503 above it. One pass of the feed over small objects,
-ten seconds' worth, from the first request on: the search for the rate is part of it. What is permitted is the rate times
-the wall, and the burst. Ends with 1 where less than 0.85 of it is used, or an object was got more than once.
+The store is our emulator with a tier that limits requests per second and returns 503 above the limit. One pass reads
+enough small objects for ten seconds. The measurement starts with the first request, so it includes the search for the
+rate. The permitted number is the rate times the wall time, plus the burst. The exit status is 1 if the feed uses less
+than 0.85 of the permitted number, or reads an object more than once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SECONDS = 10
 
 
 def main() -> int:
-    """Measures, and prints a line of Markdown for each pass."""
+    """Measures, and prints a Markdown table row for each pass."""
     parse = argparse.ArgumentParser()
     parse.add_argument("--repeats", type=int, default=3)
     repeats, is_short = parse.parse_args().repeats, False

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What copies in planes save in later epochs, and what they cost in the first: decision 0531.
+"""Cost of byte-plane copies in the cache in the first epoch, and their saving in later epochs: decision 0531.
 
     .venv/bin/python benches/peers/feed/figures.py prepare DIR          # the volumes
     .venv/bin/python benches/bench_transcode.py DIR/volumes [--names 64] [--epochs 8] [--repeats 3] [--json]
 
-Each way runs in a process of its own over a cache of its own, in turns; CPU-ms and wall-ms a sample of the first epoch and
-of the median later one (from the fourth on: the second one's objects were fetched while copies were still made), and
-the bytes that lie in the cache. The bytes of all batches are hashed and must be the same.
+Each variant runs by turns in its own process with its own cache. The results are CPU-ms and wall-ms per sample of the
+first epoch and of the median later epoch, and the size of the cache. Later epochs count from the fourth: during the
+second, copies of its objects were still being made. The bytes of all batches are hashed, and the hashes must be equal.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ print(json.dumps({"epochs": rows, "sha256": digest.hexdigest(), "said": loader.r
 
 
 def run(url: Path, transcode: str, epochs: int, *, hashes: bool) -> dict[str, Any]:
-    """One process over a new cache; CPU and wall of each epoch in ms a sample, and what lies in the cache then."""
+    """Runs one process over a new cache; returns CPU and wall ms per sample of each epoch, and the final cache size."""
     with tempfile.TemporaryDirectory(dir=url.parent) as folder:
         argv = [sys.executable, "-c", EPOCHS, str(url), folder, transcode, str(epochs), str(hashes)]
         result: dict[str, Any] = json.loads(subprocess.run(argv, check=True, stdout=subprocess.PIPE).stdout)

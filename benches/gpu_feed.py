@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU that is fed from files beside the same GPU on batches that lie in its memory, and one process from 1 core to all.
+"""Training rate of a GPU fed from files, beside batches resident in GPU memory; and loader scaling over CPU cores.
 
     python benches/gpu_feed.py FOLDER [--what cosmoflow,resnet50,cores] [--steps 200] [--rounds 5] [--device cuda] [--json]
 
-`cosmoflow`: gzip'd TFRecords of 128^3 x 4 int16, as they are stored, into MLPerf's network; `resnet50`: JPEGs in tar shards,
-cropped at random and flipped, into torchvision's. Fed and synthetic take turns, either first, warm-up steps uncounted; both
-are held two steps ahead of the device, so that neither spins at a full queue. One pass covers a round: the files lie in the
-page cache, read again and again in new orders. The ratio is of steps a second; CPU is the whole process's, and what it used
-beyond the synthetic side. Before and after, batches are kept on the device while the network trains on, unsynchronised, and
-compared with the NumPy loader's, byte for byte.
-`cores`: the volumes alone, into batches, by processes that may use 1, 2, 4 ... cores; efficiency is the rate a core of one.
-Where two of them are one core's threads, it cannot be 1: `lscpu -e` says.
+`cosmoflow`: stored gzip'd TFRecords of 128^3 x 4 int16, into MLPerf's network. `resnet50`: JPEGs in tar shards, cropped
+at
+random and flipped, into torchvision's network. Fed and synthetic rounds alternate, and the order changes each round;
+warm-up
+steps are not counted. The host runs at most two steps ahead of the device, so that it does not spin on a full queue.
+One pass
+covers a round: the files are in the page cache and are read repeatedly in new orders. The ratio compares steps per
+second.
+CPU is that of the whole process; a second figure subtracts the synthetic side's. Before and after the rounds, batches
+stay on
+the device while the network trains on without synchronisation. They are then compared with the NumPy loader's, byte for
+byte.
+`cores`: reads only the volumes into batches, in processes that may use 1, 2, 4 ... cores. Efficiency is the rate per
+core
+relative to one core. It cannot reach 1 where two cores are threads of one physical core, which `lscpu -e` shows.
 
-The data are made in FOLDER at the first call (some minutes). No GPU is needed to try it: `--device cpu --voxels 32 --steps 3`.
+The data are made in FOLDER at the first call (some minutes). No GPU is needed to try it: `--device cpu --voxels 32
+--steps 3`.
 """
 
 from __future__ import annotations
@@ -50,7 +58,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def made(place: Path, make: Callable[[Path], None]) -> Path:
-    """A folder of data, whole or not there."""
+    """Makes a data folder; it appears under its final name only when it is complete."""
     if not place.exists():
         new = place.with_name(place.name + ".new")
         shutil.rmtree(new, ignore_errors=True)
@@ -60,12 +68,12 @@ def made(place: Path, make: Callable[[Path], None]) -> Path:
 
 
 def volumes_of(asked: argparse.Namespace) -> str:
-    """The folder of the volumes that are asked for."""
+    """Folder name of the requested volumes."""
     return f"volumes-{asked.voxels}-{asked.samples}"
 
 
 def cosmoflow(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset, Any, Callable[..., Any]]:
-    """The volumes, the network and the way of a batch into it."""
+    """The volumes as a dataset, the network, and the loss function of a batch."""
     place = made(folder / volumes_of(asked), lambda new: data.volumes(new, asked.samples, asked.voxels))
     shape = (asked.voxels,) * 3 + (4,)
     opened = penstock.open(place.as_uri(), records_per_object=1)
@@ -80,7 +88,7 @@ def cosmoflow(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset
 
 
 def resnet50(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset, Any, Callable[..., Any]]:
-    """The pictures, as above."""
+    """The JPEGs as a dataset, the network, and the loss function of a batch."""
     from torchvision.models import resnet50 as network
 
     place = made(
@@ -101,7 +109,7 @@ def resnet50(folder: Path, asked: argparse.Namespace) -> tuple[penstock.Dataset,
 
 
 def trainer(net: Any, loss: Callable[..., Any], device: str) -> Callable[[dict[str, Any]], None]:
-    """One step: forward and backward in bfloat16 where there is a GPU, and an update."""
+    """Returns a function that runs one step: forward and backward (in bfloat16 on a GPU), and an update."""
     optimiser = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
 
     def step(batch: dict[str, Any]) -> None:
@@ -115,14 +123,14 @@ def trainer(net: Any, loss: Callable[..., Any], device: str) -> Callable[[dict[s
 
 
 class Pace:
-    """Where the device stands; the host waits for it asleep, two steps behind."""
+    """Keeps the host at most two steps ahead of the device; the host sleeps while it waits."""
 
     def __init__(self, device: str) -> None:
         self._has_queue = device != "cpu"
         self._stood: collections.deque[Any] = collections.deque()
 
     def mark(self, behind: int = 2) -> None:
-        """Waits for the step so many before."""
+        """Waits for the step that was submitted `behind` steps ago."""
         if self._has_queue:
             self._stood.append(torch.cuda.Event(blocking=True))
             self._stood[-1].record()
@@ -130,13 +138,13 @@ class Pace:
                 self._stood.popleft().synchronize()
 
     def settled(self) -> float:
-        """Now, with all that the device was given done."""
+        """The time after all submitted work has finished."""
         self.mark(behind=0)
         return time.perf_counter()
 
 
 def timed(batches: Iterator[Any], step: Callable[[Any], None], steps: int, device: str) -> dict[str, float]:
-    """Steps a second and CPU seconds a step."""
+    """Steps per second and CPU seconds per step."""
     pace = Pace(device)
     for batch in itertools.islice(batches, WARM_UP):
         step(batch)
@@ -150,10 +158,10 @@ def timed(batches: Iterator[Any], step: Callable[[Any], None], steps: int, devic
 
 
 def compare(dataset: penstock.Dataset, batch: int, step: Callable[[Any], None], device: str) -> int:
-    """Batches whose bytes are the same on the device, kept while it trains on and on, and here.
+    """Compares batches that stay on the device during training with those of the NumPy loader; returns their number.
 
     Raises:
-        SystemExit: One is not.
+        SystemExit: The bytes of a batch differ.
     """
     kept = []
     for number, there in enumerate(loader(dataset, batch, device)):
@@ -168,19 +176,19 @@ def compare(dataset: penstock.Dataset, batch: int, step: Callable[[Any], None], 
 
 
 def loader(dataset: penstock.Dataset, batch: int, device: str) -> penstock.torch.Loader:
-    """Ours; on the CPU over the feed's own memory."""
+    """Our loader; on the CPU its batches use the feed's own memory."""
     place = None if device == "cpu" else device
     return penstock.torch.Loader(dataset, batch_size=batch, device=place, tail="drop", memory_bytes=MEMORY)
 
 
 def fed_and_synthetic(name: str, folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """The two in turns."""
+    """Runs fed and synthetic rounds by turns."""
     dataset, net, loss = (cosmoflow if name == "cosmoflow" else resnet50)(folder, asked)
     batch = asked.batch or (4 if name == "cosmoflow" else 256)
     batch = min(batch, dataset.samples)
     step = trainer(net, loss, asked.device)
     compared = compare(dataset, batch, step, asked.device)
-    # One pass is longer than a round: ends and beginnings of epochs are no part of it.
+    # One pass is longer than a round, so no round contains the start or the end of an epoch.
     feed = loader(dataset.repeat(2 + (WARM_UP + asked.steps) * batch // dataset.samples), batch, asked.device)
     resident = {name: value.clone() if hasattr(value, "clone") else value for name, value in next(iter(feed)).items()}
     rounds: dict[str, list[dict[str, float]]] = {"synthetic": [], "fed": []}
@@ -233,7 +241,7 @@ print(json.dumps({"samples_per_s": samples / wall, "inflated_gb_per_s": moved / 
 
 
 def cores(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """One process that may use so many cores, each number in turn."""
+    """Runs one process for each core count, by turns."""
     cosmoflow(folder, asked)
     here = len(os.sched_getaffinity(0))
     counts = [count for count in (1, 2, 4, 8, 16, 32) if count <= here]
@@ -251,7 +259,7 @@ def cores(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Take the figures that are asked for."""
+    """Runs the requested measurements and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--what", default="cosmoflow,resnet50,cores")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images a second of one thread: ours beside Pillow and torchvision, the same JPEGs, the same work.
+"""JPEG decoding rate of one thread in images per second: Penstock beside Pillow and torchvision on the same images.
 
     cargo build --release -p penstock-record --example image_rate
     python benches/image_decode.py target/release/examples/image_rate
 
-Pillow (or Pillow-SIMD) and torchvision are measured where they can be imported. Rounds are interleaved; each program gets
-the best of its rounds, since other work on a machine only ever slows one down. Ratios are what holds elsewhere.
+Pillow (or Pillow-SIMD) and torchvision are measured if they can be imported. Rounds are interleaved. Each program keeps
+its best round, since other work on a machine can only slow it down. Only the ratios carry over to other machines.
 """
 
 import io
@@ -23,7 +23,7 @@ IMAGES, SECONDS, ROUNDS = 64, 3.0, 3
 
 
 def picture(seed: int) -> bytes:
-    """500 x 375, quality 90, some 100 KB: ImageNet's middle. Noise of every scale, as photographs have it."""
+    """A JPEG of 500 x 375, quality 90, about 100 KB (typical of ImageNet), with noise at every scale like a photograph."""
     random = np.random.default_rng(seed)
     total = np.zeros((375, 500, 3))
     for side, weight in [(4, 60), (16, 40), (64, 25), (250, 14)]:
@@ -35,7 +35,7 @@ def picture(seed: int) -> bytes:
 
 
 def random_crop(random: np.random.Generator, width: int, height: int) -> tuple[int, int, int, int]:
-    """The cost of torchvision's draws without its generator. -> left, top, right, bottom"""
+    """Draws a random crop at torchvision's cost, without its generator. -> left, top, right, bottom"""
     for _ in range(10):
         area, aspect = width * height * random.uniform(0.08, 1), np.exp(random.uniform(np.log(3 / 4), np.log(4 / 3)))
         w, h = round(float(np.sqrt(area * aspect))), round(float(np.sqrt(area / aspect)))

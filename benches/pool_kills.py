@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pool's life with random kills: up, killed somewhere on its way or while it stands, down, audit; again and again.
+"""Starts and stops a pool many times with random kills, and audits what is left after each round.
 
     python benches/pool_kills.py --times 50 --engine hdfs --hadoop .tools/hadoop/lib
 
-Needs root: three hosts of their own on this machine. Each round is one of three, drawn from a seed: `penstock pool up` is killed
-(-9) at a random moment; a daemon or a whole host's processes are killed once it is up; or nothing is. After `pool down`
-nothing may be left, and every `up` that was let be ends inside its deadline. Ends with 1 where a round broke that.
+Needs root: it makes three hosts (network namespaces) on this machine. A seed selects one of three kinds for each round:
+`penstock pool up` is killed (-9) at a random moment; a host's daemons are killed once the pool is up; or nothing is
+killed. After `pool down` nothing may be left, and every undisturbed `up` must end before its deadline. The exit status
+is 1 if a round breaks either rule.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class _Rounds:
             row["killed_after_s"] = round(after, 2)
             if (
                 draw.random() < 0.5
-            ):  # `pool up` removes nothing: `pool down` clears what the killed one left, then it comes up
+            ):  # `pool up` removes nothing, so `pool down` first clears what the killed command left
                 self.call(_PROGRAM, "pool", "down")
                 self._up(row)
         else:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that loses a host: a pool on four hosts, a dataset staged into it in shares, four ranks, one host killed mid-epoch.
+"""A job that loses a host in mid-epoch: a pool on four hosts, a dataset staged into it in shares, and four ranks.
 
     python benches/pool_loss.py --engine hdfs --copies 1 --bytes 2000000000
 
-Needs root: five hosts of their own on this machine, joined by links of a rate; the fifth is the bucket. Three epochs: whole,
-with the loss in its middle (the three ranks that are left go on from the last step that all had taken), and the one after.
-Every rank writes down which samples it was given at which step. Ends with 1 where an epoch did not give every sample
-exactly once. One JSON line: times, the store's egress, where the bytes were read from.
+Needs root: it makes five hosts (network namespaces) on this machine, joined by links of a given rate; the fifth serves
+the bucket. The job runs three epochs: one undisturbed, one in which a host is killed halfway, and one after the loss.
+After the kill, the three remaining ranks continue from the last step that all four had taken. Every rank records the
+samples of each of its steps. The exit status is 1 if an epoch did not deliver every sample exactly once. Prints one
+JSON line: times, the store's egress, and the bytes read from each source.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def main() -> int:
 
 
 class _Store:
-    """The bucket, on the last host."""
+    """The bucket server, on the last host."""
 
     def __init__(self, hosts: Hosts, folder: Path) -> None:
         host = hosts.nodes()[-1]
@@ -122,7 +123,7 @@ class _Loss:
             )
             row["stage_s"] = round(time.monotonic() - began, 2)
             row["egress_after_stage"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
-            # As `penstock run` tells it to ranks that it starts anew.
+            # The same variables as `penstock run` gives to ranks that it restarts.
             again = env | to_env(msgspec.structs.replace(result, lost=(names[-1],)))
             self._epochs(cluster, names, data, env, again)
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
@@ -146,7 +147,7 @@ class _Loss:
         lost = [ended.node for ended in exits if ended.code is None]
         assert lost == [names[-1]], [(ended.node, ended.code, ended.err[-1500:]) for ended in exits]
         raise_for_failures([ended for ended in exits if ended.node not in lost], "ranks")
-        # Of the epoch with the loss, what all four had taken stands; the others' next step is taken again.
+        # In the epoch with the loss, steps that all four ranks had taken count; the ranks repeat any later step.
         taken = _taken(out, "first", 1)
         last = min(max(steps) for steps in taken.values())
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names[:-1]) as rest:
@@ -194,14 +195,14 @@ class _Loss:
         }  # fmt: skip
 
     def _span(self, out: Path, last: int) -> float:
-        """Seconds of the epoch with the loss: to the kill, and from the first rank's new start to the last sample."""
+        """Seconds of the epoch with the loss, from its first start to the last sample after the restart."""
         begun = json.loads((out / "begun-first-1.json").read_text())
         ended = json.loads((out / f"ended-again-{last}-1.json").read_text())
         return ended - begun
 
 
 def _make(folder: Path, objects: int, sample_bytes: int) -> int:
-    """Objects of eight samples each, gzip'd; their stored bytes."""
+    """Writes gzip'd objects of eight samples each; returns their stored size in bytes."""
     draw, stored = numpy.random.default_rng(1), 0
     for at in range(objects):
         body = numpy.zeros((_SAMPLES, sample_bytes), numpy.uint8)
@@ -216,7 +217,7 @@ def _make(folder: Path, objects: int, sample_bytes: int) -> int:
 
 
 def _taken(out: Path, phase: str, epoch: int) -> dict[str, dict[int, list[int]]]:
-    """By rank, the samples of every step."""
+    """The samples of every step, by rank."""
     found: dict[str, dict[int, list[int]]] = {}
     for path in out.glob(f"ledger-{phase}-*"):
         for line in path.read_text().splitlines():
@@ -230,7 +231,7 @@ def _taken(out: Path, phase: str, epoch: int) -> dict[str, dict[int, list[int]]]
 
 
 def rank(data: str, folder: str, phase: str, first: str, end: str, batch: str, sample_s: str) -> int:
-    """Reads epochs `first` to `end` in step with the others; from a state where the phase names a step."""
+    """Reads epochs `first` to `end` in step with the other ranks; resumes from a saved state if `phase` names a step."""
     import penstock
     from penstock.feed import Loader
     from penstock.formats import fixed
@@ -268,7 +269,7 @@ def rank(data: str, folder: str, phase: str, first: str, end: str, batch: str, s
 
 
 class _Meeting:
-    """Ranks in lock step, as an allreduce would keep them."""
+    """Keeps the ranks in lock step, as an allreduce would."""
 
     def __init__(self, out: Path, phase: str, rank: int, world: int) -> None:
         self._mine = out / f"at-{phase}-{rank}"
@@ -276,7 +277,7 @@ class _Meeting:
         self._stop = out / "stop" if phase == "first" else out / "never"
 
     def wait(self, at: tuple[int, int]) -> bool:
-        """Returns when all ranks are there; False where one will not come."""
+        """Returns True when all ranks have reached `at`; False if a rank was lost."""
         part = self._mine.with_suffix(".part")
         part.write_text(json.dumps(at))
         part.replace(self._mine)

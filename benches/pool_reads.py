@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a node of an HDFS pool reads: its own blocks, beside plain files and hdfs-native; and another node's.
+"""Read rate of an HDFS pool's node: its own blocks, beside plain files and hdfs-native; and the blocks of another node.
 
     python benches/pool_reads.py --bytes 500000000
 
-Needs root: two hosts of their own on this machine, joined by links of a rate. One copy, written by the first host, so that all
-blocks are its own. `own` is a loader in the pool, `engine` one that is told of none, `plain` one over hard links to the same blocks,
-`copied` one over the files that were staged. Each way is one epoch of the same objects, warm, by turns whose order rotates; ratios
-are medians of the turns' own. One JSON line.
+Needs root: it makes two hosts (network namespaces) on this machine, joined by a link of a given rate. The first host
+writes the only copy, so all blocks are its own. There are four variants. `own` is a loader with the pool's context.
+`engine` is a loader without it. `plain` reads hard links to the same block files. `copied` reads the files that were
+staged. Each run is one warm epoch over the same objects. The variants run by turns in a rotating order, and the ratios
+are medians over the turns. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def main() -> int:
 
 
 def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
-    # On the host's own disk, as the blocks are.
+    # On the same disk as the host's HDFS blocks.
     plain = hosts.disk("h1") / "plain"
     plain.mkdir()
     draw = numpy.random.default_rng(1)
@@ -115,7 +116,7 @@ def _measure(given: argparse.Namespace, hosts: Hosts) -> dict:
 
 
 def _link(hosts: Hosts, cluster: Cluster, pool: Pool, data: str, objects: int) -> None:
-    """The first host's block files under their objects' names."""
+    """Hard-links the first host's block files under the names of their objects."""
     folder = data.removeprefix(pool.url)
     requests = json.dumps([["fast_path", f"{folder}/{at:05d}.bin"] for at in range(objects)])
     line = [sys.executable, "-m", "penstock.pool.exec_requests", pool.engine, "h1", requests]
@@ -128,7 +129,7 @@ def _link(hosts: Hosts, cluster: Cluster, pool: Pool, data: str, objects: int) -
 
 
 def rank(repeats: str, *ways: str) -> int:
-    """Epochs of each way by turns; the seconds of each, the first (which warms) left out."""
+    """Runs epochs of each variant by turns; prints their seconds without the first, which warms the cache."""
     import penstock
     from penstock.feed import Loader
     from penstock.formats import fixed

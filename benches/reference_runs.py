@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the reference runs that `results/` holds, on this machine: small ones, each a folder that `penstock report` reads.
+"""Makes the reference runs of `results/` on this machine: small runs, each in a folder that `penstock report` reads.
 
     python benches/reference_runs.py FOLDER_ON_DISK results/DATE
 
-Each run is one command of a user's, printed as it starts. Rates are this machine's while it ran them; the load stands in the label.
+Each run is one `penstock` command, which is printed as it starts. The rates are valid for this machine under its load
+at the time, which is in the label.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ OBJECTS = ("--size", "64KiB,4MiB", "--concurrency", "1,8,32", "--objects", "64",
 
 
 def measured(out: Path, *words: str, env: dict[str, str] | None = None) -> None:
-    """One command, its rows kept."""
+    """Runs one bench command and stores its rows."""
     argv = [PENSTOCK, "bench", *words, "-o", str(out), "--label", f"load {os.getloadavg()[0]:.1f}"]
     print(" ".join(argv[:5]), "...", file=sys.stderr)
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(env or {})})

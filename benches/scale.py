@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How large a dataset a stage can be: time and peak memory of listing, planning and journaling, by number of objects.
+"""Scaling of a stage with the number of objects: time and peak memory of listing, planning and journaling.
 
     python benches/scale.py stage 327680     # tiny objects in a folder, staged, then staged again (nothing to do)
     python benches/scale.py list 327680      # the same folder through our S3 emulator: index only
     python benches/scale.py plan 10000000    # a synthetic Parquet manifest, planned for 64 nodes
 
-Each step is a process of its own; seconds and the peak of its resident memory are what the kernel counted. The start of
-Python and its imports (about 40 MB) are in both. Print the load average with a figure: the clock is the machine's.
+Each step is its own process; the kernel counts its seconds and its peak resident memory. Both include the start of
+Python and its imports (about 40 MB). Quote the load average with each figure, since the load of the machine affects it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PROGRAM = str(Path(sys.executable).with_name("penstock"))
 
 
 def step(name: str, *arguments: object, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run `penstock` and print what it took."""
+    """Runs `penstock` and prints its time and peak memory."""
     began = time.monotonic()
     with tempfile.TemporaryFile() as out:
         child = subprocess.Popen([PROGRAM, *map(str, arguments)], stdout=out, env={**os.environ, **(env or {})})
@@ -47,7 +47,7 @@ def step(name: str, *arguments: object, env: dict[str, str] | None = None) -> di
 
 
 def fill(folder: Path, count: int) -> None:
-    """`count` files of 20 to 60 bytes, 1,000 a folder."""
+    """Makes `count` files of 20 to 60 bytes, 1,000 per folder."""
     for at in range(count):
         if at % 1000 == 0:
             (folder / f"part-{at // 1000:05}").mkdir(parents=True)
@@ -55,7 +55,7 @@ def fill(folder: Path, count: int) -> None:
 
 
 def synthetic(path: Path, count: int) -> None:
-    """A manifest of `count` objects as a listing of S3 gives them."""
+    """Writes a manifest of `count` objects as an S3 listing would give it."""
     root = Path(__file__).resolve().parent.parent
     example = ("--quiet", "-p", "penstock-dataset", "--example", "synthetic_manifest", "--", str(path), str(count))
     subprocess.run(["cargo", "run", *example], cwd=root, check=True)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow-like volumes into Accelerate: the loader makes each process's slice by itself, so it is not prepared.
+"""CosmoFlow-like volumes into Accelerate: the loader makes each process's slice itself, so do not pass it to `prepare`.
 
     penstock dataset cosmoflow data --samples 64 --voxels 32
     accelerate launch examples/accelerate_cosmoflow.py data 32 checkpoint
 
-`save_state` keeps the loader's place beside weights and optimiser; a run that finds a checkpoint goes on from there, with any
-number of processes.
+`save_state` saves the loader's position beside weights and optimiser. A run that finds a checkpoint resumes from it,
+with any number of processes.
 """
 
 import sys

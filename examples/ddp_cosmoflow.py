@@ -4,8 +4,8 @@
     penstock dataset cosmoflow data --samples 64 --voxels 32
     torchrun --standalone --nproc-per-node 2 examples/ddp_cosmoflow.py data 32
 
-Rank and world come from torchrun. The loader's state is under 1 KB and the same on all ranks, so that a job stopped here
-goes on with any number of them.
+Rank and world come from torchrun. The loader's state is under 1 KB and the same on all ranks, so a job that stops here
+can resume with any number of ranks.
 """
 
 import sys

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow-like volumes into Lightning: the loader goes where a DataLoader would, and its state into the checkpoint.
+"""CosmoFlow-like volumes into Lightning: the loader replaces a DataLoader, and its state is in the checkpoint.
 
     penstock dataset cosmoflow data --samples 64 --voxels 32
     python examples/lightning_cosmoflow.py data 32 run.ckpt
 
-Lightning's sanity check and `limit_val_batches` do not move the order of training: evaluation has a loader of its own.
+Lightning's sanity check and `limit_val_batches` do not affect the training order, because evaluation has its own
+loader.
 """
 
 import sys
@@ -19,7 +20,7 @@ import penstock
 
 
 class Volumes(pl.LightningDataModule):
-    """The loaders; made in the hooks, when Lightning's process group says which rank this is."""
+    """Data module that makes the loaders in its hooks, when Lightning's process group has set the rank."""
 
     def __init__(self, url: str, voxels: int, batch_size: int) -> None:
         super().__init__()
@@ -47,7 +48,7 @@ class Volumes(pl.LightningDataModule):
 
 
 class Regression(pl.LightningModule):
-    """Four parameters of the universe from its volume."""
+    """Predicts the universe's four parameters from its volume."""
 
     def __init__(self) -> None:
         super().__init__()

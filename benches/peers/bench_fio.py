@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench storage` beside fio: CPU of an I/O where the device does not hide the tool, rates where it does.
+"""`penstock bench storage` beside fio: CPU per I/O in memory, where the tool's cost shows, and I/O rates on a disk.
 
     python benches/peers/bench_fio.py FOLDER_IN_MEMORY FOLDER_ON_DISK [--seconds 3] [--rounds 3]
 
-Both read or write the same file with the same engine, depth, size and order, in turn (ABBA), for a fixed time. CPU is that of the whole
-process by wait4, less that of a run that does nothing: io_uring's kernel workers are in it, which fio's own `usr_cpu` leaves out. Caches
-are dropped before each run of the buffered disk, which takes root. With the defaults it takes about four minutes.
-Prints a Markdown table: ratios first, ours over fio's; then what misses its target: CPU at most 1.1 in memory, rate at least 1 on disk.
-fio comes from apt (`apt-get install fio`).
+Both tools read or write the same file with the same engine, depth, size and order, by turns (ABBA), for a fixed time.
+fio's CPU is that of the whole process by wait4, minus that of a run that does nothing; it includes io_uring's kernel
+workers, which fio's own `usr_cpu` leaves out. Caches are dropped before each buffered disk run, which needs root. With
+the defaults it takes about four minutes.
+Prints a Markdown table that starts with the ratios, Penstock over fio, and then lists missed targets: CPU at most 1.1
+in memory, rate at least 1 on disk. fio comes from apt (`apt-get install fio`).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CASES = [
 
 
 def ran(argv: list[str]) -> tuple[str, float]:
-    """Its stdout, and CPU seconds of it and all its threads."""
+    """Runs a command; returns its stdout and the CPU seconds of all its threads."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -55,7 +56,7 @@ def ran(argv: list[str]) -> tuple[str, float]:
 
 
 def ours(file: Path, case: tuple, seconds: float) -> tuple[int, float, float]:
-    """I/Os, a second, and CPU nanoseconds of each: the phase's own, which leaves Python's start out."""
+    """I/Os, I/Os per second, and CPU nanoseconds per I/O. CPU is that of the measured phase, without Python's start."""
     _, operation, order, engine, depth, direct, block = case
     argv = [
         *[str(Path(sys.executable).with_name("penstock")), "bench", "storage", str(file), "--phases", operation],
@@ -100,12 +101,12 @@ def fio(file: Path, case: tuple, seconds: float) -> tuple[int, float, float]:
 
 @functools.cache
 def _idle(argv: tuple[str, ...]) -> float:
-    """CPU seconds of fio with next to nothing to do."""
+    """CPU seconds of an fio run with a single I/O."""
     return ran([*argv, "--number_ios=1"])[1]
 
 
 def filled(folder: Path) -> Path:
-    """The file that all cases of a folder use, made once."""
+    """Returns the file that all cases of a folder use; makes it at the first call."""
     file = folder / "penstock-bench-fio"
     if not file.exists() or file.stat().st_size != SIZE:
         with file.open("wb") as out:

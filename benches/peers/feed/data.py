@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the figures are measured on, made here: the same bytes every time for the same numbers."""
+"""Makes the data for the feed benchmarks: the same parameters always give the same bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def volumes(folder: Path, count: int, voxels: int = 128) -> None:
 
 
 def picture(seed: int) -> bytes:
-    """A JPEG of 500 x 375, quality 90, some 100 KB: ImageNet's middle. Noise of every scale, as photographs have it."""
+    """A JPEG of 500 x 375, quality 90, about 100 KB (typical of ImageNet), with noise at every scale like a photograph."""
     from PIL import Image
 
     random = np.random.default_rng(seed)
@@ -36,13 +36,13 @@ def picture(seed: int) -> bytes:
 
 
 def tars(folder: Path, shards: int, each: int) -> None:
-    """WebDataset's: `.jpg` and `.cls` members under one key. Pillow, which encodes them, is in WebDataset's environment."""
+    """Writes WebDataset shards of `.jpg` and `.cls` members, in the environment of WebDataset, which has Pillow."""
     python = Path(__file__).resolve().parents[3] / ".tools/peers/webdataset/bin/python"
     subprocess.run([str(python), __file__, str(folder), str(shards), str(each)], check=True)
 
 
 def write_tars(folder: Path, shards: int, each: int) -> None:
-    """As `tars`, in this process, where Pillow is."""
+    """Writes the shards of `tars` in this process, which must have Pillow."""
     folder.mkdir(parents=True, exist_ok=True)
     for shard in range(shards):
         with tarfile.open(folder / f"train-{shard:04d}.tar", "w", format=tarfile.USTAR_FORMAT) as out:
@@ -55,7 +55,7 @@ def write_tars(folder: Path, shards: int, each: int) -> None:
 
 
 def records(folder: Path, shards: int, each: int, size: int) -> None:
-    """Plain TFRecords, many a file, of one feature of so many bytes."""
+    """Writes plain TFRecord files of many records, each with one feature of `size` bytes."""
     from penstock import _native
 
     folder.mkdir(parents=True, exist_ok=True)

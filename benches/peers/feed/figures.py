@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of docs/reference/figures-feed.md: each is one `penstock bench feed`, or a measurement of a process of its own.
+"""Measures the figures of docs/reference/figures-feed.md: each is one `penstock bench feed`, or its own process.
 
     .venv/bin/python benches/peers/feed/figures.py prepare DIR     # 3 GB of data, made once
     .venv/bin/python benches/peers/feed/figures.py volumes DIR     # ... and any other name below
 
-`kit.py` installs the peers. The S3 server is versitygw, a third party's, for all contestants alike. Prints what is measured as
-Markdown rows and keeps the results in runs/.
+`kit.py` installs the peers. All contestants read from the same third-party S3 server, versitygw. Prints the results as
+Markdown rows and keeps them in runs/.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ CONTESTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 def prepare(scratch: Path) -> None:
-    """All data, where they are not there yet."""
+    """Makes all data that is missing."""
     for name, make in {
         "volumes": lambda folder: data.volumes(folder, 16),
         "tar": lambda folder: data.tars(folder, 8, 250),
@@ -84,7 +84,7 @@ def prepare(scratch: Path) -> None:
 
 
 def linked(scratch: Path, name: str, count: int) -> Path:
-    """So many names for the files of volumes: an epoch long enough that its start does not count, and no larger on disk."""
+    """Hard-links the volume files under `count` names: a longer epoch hides its start, and needs no more disk space."""
     folder = scratch / name
     if not folder.exists():
         folder.mkdir()
@@ -96,7 +96,7 @@ def linked(scratch: Path, name: str, count: int) -> Path:
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[dict[str, str]]:
-    """The environment of a server over a folder of buckets."""
+    """Starts a server over a folder of buckets; yields the environment that its clients need."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -125,7 +125,7 @@ def versitygw(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def contest(url: str, against: str, flags: tuple[str, ...], env: dict[str, str] | None = None) -> None:
-    """Runs one, and prints its rows."""
+    """Runs one contest and prints its rows."""
     argv = [data.PENSTOCK, "bench", "feed", url, "--against", against, "--peers", str(ROOT / ".tools/peers"), *flags]
     done = subprocess.run([*argv, "--json"], env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, check=False)
     if not done.stdout:
@@ -152,7 +152,7 @@ def contest(url: str, against: str, flags: tuple[str, ...], env: dict[str, str] 
 
 
 def s3(scratch: Path) -> None:
-    """Whole objects of 16 MiB to torch tensors."""
+    """Reads whole objects of 16 MiB into torch tensors."""
     with versitygw(scratch / "buckets") as env:
         if not (scratch / "buckets/bench").exists():
             (scratch / "buckets/bench").mkdir()
@@ -162,7 +162,8 @@ def s3(scratch: Path) -> None:
                 env={**os.environ, **env, "AWS_EC2_METADATA_DISABLED": "true"},
                 check=True,
             )
-            # Three more names for each, with the gateway's own attributes: an epoch whose start does not count.
+            # Hard-links each object under three more names, with the gateway's attributes. The epoch then hides its
+            # start.
             for file in sorted((scratch / "buckets/bench/set").iterdir()):
                 for more in "abc":
                     os.link(file, file.with_name(f"{file.stem}{more}.bin"))
@@ -208,14 +209,14 @@ print(json.dumps({"bytes": seen, "wall_s": report["wall_s"], "budget": budget, "
 
 
 def own(program: str, *arguments: object) -> None:
-    """Runs a program in a process of its own, five times, and prints what it says."""
+    """Runs a program in a new process (RESUME five times) and prints its output."""
     for _ in range(5 if program is RESUME else 1):
         done = subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, stdout=subprocess.PIPE)
         print(done.stdout.decode().strip(), f"load {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def resume(scratch: Path) -> None:
-    """10^9 records of 8 bytes in 1,000 objects: files without blocks, since what they hold is nobody's concern here."""
+    """Resumes in 10^9 records of 8 bytes in 1,000 objects; the files are sparse, since their content does not matter."""
     folder = scratch / "billion"
     if not folder.exists():
         folder.mkdir()
@@ -226,14 +227,14 @@ def resume(scratch: Path) -> None:
 
 
 def memory(scratch: Path) -> None:
-    """An epoch of 50 GB of volumes: 3,000 names for the 16 files, so that the disk need not hold them."""
+    """Reads an epoch of 50 GB of volumes: 3,000 hard links to the 16 files, to save disk space."""
     folder = linked(scratch, "volumes-3000", 3000)
     for budget in (512 << 20, 1 << 30):
         own(EPOCH, folder, budget)
 
 
 def main() -> int:
-    """Measures what is named."""
+    """Runs the named measurement."""
     others: dict[str, Callable[[Path], Any]] = {"prepare": prepare, "s3": s3, "resume": resume, "memory": memory}
     if len(sys.argv) != 3 or sys.argv[1] not in CONTESTS.keys() | others.keys():
         print(f"{__doc__}\nnames: {', '.join([*others, *CONTESTS])}", file=sys.stderr)

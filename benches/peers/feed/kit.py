@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the loaders that `penstock bench feed --against ...` runs beside us, each into an environment of its own.
+"""Installs the loaders for `penstock bench feed --against ...`, each into its own environment.
 
     .venv/bin/python benches/peers/feed/kit.py [NAME ...]
 
-An environment is `.tools/peers/NAME`, which `penstock bench feed --peers .tools/peers` looks through. torch is pinned to
-the one of `.venv`, so that uv links its files instead of fetching them again; everything else is the newest that resolves.
-A peer that does not install is told with the last line of why, and the others go on.
+An environment is `.tools/peers/NAME`; `penstock bench feed --peers .tools/peers` looks there. torch is pinned to the
+version in `.venv`, so that uv links its files instead of downloading them again; every other package is the newest
+version that resolves. If a peer does not install, the script prints the last lines of the error and continues with the
+others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ PACKAGES: dict[str, tuple[str, ...]] = {
 
 
 def install(name: str) -> str | None:
-    """Makes the environment anew; the last words of the installer where it refused."""
+    """Makes the environment again from scratch; returns the last lines of the installer's error, or None."""
     folder = PEERS / name
     uv = str(Path(sys.executable).with_name("uv"))
     subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], check=True)
@@ -69,7 +70,7 @@ def install(name: str) -> str | None:
 
 
 def main(names: list[str]) -> int:
-    """Installs those that are named, or all that are not there yet."""
+    """Installs the named peers, or all that are missing."""
     unknown = [name for name in names if name not in PACKAGES]
     if unknown:
         print(f"{', '.join(unknown)}: none of {', '.join(PACKAGES)}", file=sys.stderr)

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench accelerator` beside DLIO: the same workload file, the same files, the same disk, in turn.
+"""`penstock bench accelerator` beside DLIO: the same workload file, the same files, the same disk, by turns.
 
     make setup-peers-measure
     python benches/peers/measure/bench_dlio.py FOLDER [--rounds 2] [--only cosmoflow] [--rates 60,100]
 
-Accelerator utilisation says the same of a storage only where the storage, and not the tool, is what is waited for. So the files lie on a
-disk of a stated rate (a loop device under control groups; root), below FOLDER, and caches are dropped before every run. One more row a
-workload has no such limit and warm caches: there each tool shows what its own loop costs. UNet3D has records and steps of a tenth, so
-that an epoch has sixty steps on a small disk; its demand, bytes over step time, is the published one. Prints a Markdown table: points
-of difference first, ours less DLIO's.
+Two tools report the same accelerator utilisation for a storage only if the storage is the bottleneck, not the tool. So
+the files are on a disk of a stated rate (a loop device under control groups, which needs root) below FOLDER, and caches
+are dropped before every run. One more row per workload has no rate limit and warm caches: it shows the cost of each
+tool's own loop. UNet3D's records and steps are reduced to a tenth, so that an epoch has sixty steps on a small disk;
+its demand (bytes per step time) is the published one. Prints a Markdown table that starts with the difference in
+percentage points, Penstock minus DLIO.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 DLIO = ROOT / ".tools/dlio/bin/python"
 PENSTOCK = Path(sys.executable).with_name("penstock")
 
-# V100 settings of DLIO's own configs/workload, but for what the docstring says.
+# DLIO's own V100 settings from its configs/workload, with the changes that the module docstring names.
 WORKLOADS = {
     "cosmoflow": """
 model: cosmoflow
@@ -49,19 +50,20 @@ train: {{epochs: 1, computation_time: 0.13604}}
 metric: {{au: 0.90}}
 """,
 }
-# What DLIO's four readers have under way, too: an epoch's first step, which the published formula leaves out, would else hide more of one.
+# DLIO's four readers also read ahead this much. The published formula excludes an epoch's first step, and less
+# read-ahead would move more waiting into that step.
 READ_AHEAD = {"cosmoflow": "32MiB", "unet3d": "512MiB"}
 RATES_MB = {"cosmoflow": (60, 120), "unet3d": (150, 250)}
 
 
 def cold() -> None:
-    """Drops what this machine caches."""
+    """Drops this machine's page cache."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
 
 def dlio(workload: Path, name: str, scratch: Path) -> tuple[float, float]:
-    """Utilisation in percent and samples a second, by its own summary."""
+    """Utilisation in percent and samples per second, from DLIO's own summary."""
     configs = scratch / "configs"
     (configs / "workload").mkdir(parents=True, exist_ok=True)
     (configs / "workload" / f"{name}.yaml").write_text(workload.read_text())
@@ -89,7 +91,7 @@ def dlio(workload: Path, name: str, scratch: Path) -> tuple[float, float]:
 
 
 def ours(workload: Path, name: str, scratch: Path) -> tuple[float, float]:
-    """The same of ours, in DLIO's words."""
+    """The same two figures from Penstock's summary, which has DLIO's keys."""
     summary = scratch / "ours.json"
     memory = READ_AHEAD[name]
     argv = [PENSTOCK, "bench", "accelerator", workload, "--memory", memory, "--summary", summary, "--no-save", "--json"]
@@ -101,7 +103,7 @@ def ours(workload: Path, name: str, scratch: Path) -> tuple[float, float]:
 
 
 def compare(name: str, disk: str, workload: Path, scratch: Path, rounds: int, *, is_cold: bool) -> None:
-    """A row of the table: ABBA rounds."""
+    """Measures one row of the table in ABBA rounds, and prints it."""
     found: dict[str, list[tuple[float, float]]] = {"ours": [], "dlio": []}
     tools = [("dlio", dlio), ("ours", ours)]
     for at in range(rounds):

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fault table: each copier through the same proxy, onto the same failing disk, killed now and then.
+"""The fault table: runs each copier through the same faulty proxy, onto the same failing disk, with random kills.
 
     .venv/bin/python benches/peers/stage/faults.py [penstock] [rclone] [s5cmd] [aws-crt] [aws] [--faults 1000] [--seed 1]
 
-A round is one destination: the copier's own command, run again until it says that all is well (at most RUNS times). Rounds
-go on until so many faults were met. After every run, whatever its end, each file under an object's name is held against
-all that this object ever was:
+A round fills one destination: the copier's command runs again until it exits with 0 (at most RUNS times). Rounds
+continue until `--faults` faults have been injected. After every run, whatever its result, each file under an object's
+name is compared with all versions that this object has had:
 
-- wrong: the file is not the whole of any version (cut, or damaged), and the run did not say that it had succeeded
-- corrupt: the same, after a run that said so (exit 0)
-- mixed: every block of 4 KiB is of some version, and no version has them all; whatever the run said
-- lost: not there, after exit 0
-- doubled: files beside the objects' own that are left after exit 0
+- wrong: the file is not a complete version (truncated or damaged), and the run did not report success
+- corrupt: the same, after a run that reported success (exit 0)
+- mixed: every 4 KiB block is from some version, but no single version has them all; counted whatever the run reported
+- lost: the file is missing after exit 0
+- doubled: extra files, which belong to no object, are left after exit 0
 - gave up: rounds in which RUNS runs were not enough
 
-A file counts once a round and kind. Copiers that have a way to go on are called by it (`sync`). A wrong file is written to
-runs/bench/wrong with where it differs from each version, the journal's lines of it and how the runs of its round ended.
+A file counts once per round and kind. Copiers that can resume run with their resuming command (`sync`). A wrong file is
+written to runs/bench/wrong, with the differences from each version, its journal lines and the results of the round's
+runs.
 
-Objects go in by one request each, so that the store has a checksum of the whole. `--composite` lets replacements be
-multipart uploads, of which the store has none (an ETag `...-8` and a checksum of checksums): whoever does not ask for each
-part's own cannot see a flipped bit in them.
+Each object is uploaded in one request, so that the store has a checksum of the whole. With `--composite`, replacements
+may be multipart uploads, for which the store has no such checksum (only an ETag `...-8` and a checksum of checksums). A
+copier that does not request the checksum of each part cannot detect a flipped bit in them.
 
 Network faults come from `proxy`, ENOSPC and EIO from `faultfs` (write, fsync, rename, create; needs root), SIGKILL from
-here. Half of the objects are gzip'd; nobody inflates, so that all do the same.
+here. Half of the objects are gzip'd; no copier inflates them, so that all do the same work.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 RUNS = 40
 SMALL, LARGE = 120, 2
-LARGE_BYTES = 60_000_000  # two parts for s5cmd (50 MiB), eight for us
+LARGE_BYTES = 60_000_000  # two parts for s5cmd (50 MiB), eight for Penstock
 BLOCK = 4096
 RATE = 0.25
 DISK_RATE = 0.002
@@ -64,7 +65,7 @@ BUCKET = "faults"
 
 
 class Objects:
-    """What is to come: each object with every version that it ever had."""
+    """The expected objects, with every version that each has had."""
 
     def __init__(self, seed: int, env: dict[str, str], body_file: Path, *, is_composite: bool) -> None:
         self.random = random.Random(seed)
@@ -93,7 +94,7 @@ class Objects:
             path.write_bytes(versions[-1])
 
     def replace(self, target: str) -> bool:
-        """A new version of a large object while it is read; once a round each, so that runs can end."""
+        """Replaces a large object while it is being read. Each is replaced once per round, so that runs can succeed."""
         key = target.partition("/set/")[2]
         with self.lock:
             if not key.startswith("large") or key in self.replaced:
@@ -106,10 +107,10 @@ class Objects:
             return True
 
     def new_round(self) -> None:
-        with self.lock:  # a replacement that is still on its way to the server ends first
+        with self.lock:  # waits for a replacement that is still being uploaded
             self.replaced.clear()
             for versions in self.versions.values():
-                del versions[:-2]  # the digests of all stay
+                del versions[:-2]  # the digests of all versions are kept
 
     def is_mixed(self, key: str, body: bytes) -> bool:
         versions = [version for version in self.versions[key] if len(version) == len(body)]
@@ -119,7 +120,7 @@ class Objects:
         )
 
     def differences(self, key: str, body: bytes) -> list[dict[str, Any]]:
-        """For each version that is still known: the blocks that differ, as runs, and the first bytes that do."""
+        """For each version in memory: the ranges of blocks that differ, and the first bytes that differ."""
         found = []
         for version in self.versions[key]:
             runs: list[list[int]] = []
@@ -140,7 +141,7 @@ class Objects:
 
 @contextmanager
 def failing_disk(folder: Path, seed: int, counts: collections.Counter[str]) -> Iterator[Path]:
-    """A folder whose calls fail now and then; what was injected is added to `counts` at the end."""
+    """A folder whose file system calls fail at random; adds the injected faults to `counts` at the end."""
     inner, mount = folder / "disk", folder / "mount"
     inner.mkdir()
     mount.mkdir()
@@ -156,7 +157,7 @@ def failing_disk(folder: Path, seed: int, counts: collections.Counter[str]) -> I
         output = ""
         try:
             output, _ = server.communicate(timeout=60)
-        except subprocess.TimeoutExpired:  # a busy mount on a busy machine: what it injected is not counted, no more
+        except subprocess.TimeoutExpired:  # on a busy machine; its faults of this round are not counted
             print("  the failing disk did not come down; its faults of this round are not counted", flush=True)
         finally:
             server.kill()
@@ -217,7 +218,7 @@ def keep_evidence(kind: str, key: str, path: Path, body: bytes, objects: Objects
 
 
 def one_run(name: str, dst: Path, env: dict[str, str], kill_after_s: float | None) -> tuple[int | None, str]:
-    """Exit code, `None` where it was killed."""
+    """Runs the copier once; returns its exit code (`None` if it was killed) and the end of its output."""
     argv = [word for word in kit.copy_command(name, BUCKET, dst) if word != "--recursive"]
     child = subprocess.Popen(
         [{"cp": "sync"}.get(word, word) if name in ("s5cmd", "aws", "aws-crt") else word for word in argv],
@@ -274,7 +275,7 @@ def contest(
                 if code == 0:
                     break
                 if sum(escapes.values()) > before and name == "penstock":
-                    break  # this round has shown what it had to
+                    break  # a failure was recorded: further runs of this round add nothing
             else:
                 gave_up += 1
                 notes.append(f"gave up: {output}")

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the side-by-side runs of stage share: the server, the copiers, and what a run of one costs.
+"""Shared parts of the stage benchmarks against other copiers: the server, the copier commands, and the cost of a run.
 
-The server is versitygw, a third party's, so that nobody is at home; objects go in by the AWS CLI, which sends the store a
-CRC64NVME with each, as S3's own clients do since 2025. `make setup-peers-stage` installs what is run here.
+The server is versitygw, a third party's, so that no contestant has an advantage. The AWS CLI uploads the objects; it
+sends a CRC64NVME with each, as S3's own clients have done since 2025. `make setup-peers-stage` installs all programs
+that run here.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ AMBIENT = ("AWS_", "RCLONE_", "PENSTOCK_", "SLURM_", "PMI", "OMPI_")
 
 @dataclass(frozen=True)
 class Spent:
-    """One run of one program: seconds on the clock, CPU seconds of it and its children, exit code, last words."""
+    """One run of one program: wall seconds, CPU seconds including its children, exit code, end of its output."""
 
     wall_s: float
     cpu_s: float
@@ -42,12 +43,12 @@ class Spent:
 
 
 def environment(endpoint: str, home: Path) -> dict[str, str]:
-    """All that any of the copiers needs to reach the server; nothing of the caller's own."""
+    """The variables that the copiers need to reach the server; the caller's own AWS and S3 settings are removed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(AMBIENT)}
     home.mkdir(parents=True, exist_ok=True)
     for name, client in (("aws-classic", "classic"), ("aws-crt", "crt")):
         (home / name).write_text(f"[default]\ns3 =\n  preferred_transfer_client = {client}\n")
-    # Objects go in by one request each, so that the store has a checksum, and an MD5, of the whole.
+    # Each object is uploaded in one request, so that the store has a checksum and an MD5 of the whole.
     (home / "aws-upload").write_text("[default]\ns3 =\n  multipart_threshold = 4GB\n")
     return (
         kept
@@ -71,7 +72,7 @@ def environment(endpoint: str, home: Path) -> dict[str, str]:
 
 
 def copy_command(name: str, bucket: str, dst: Path, *, options: Sequence[str] = ()) -> list[str]:
-    """How a copier brings `bucket/set/` to a folder, with the flags that its documentation gives for speed."""
+    """Command that copies `bucket/set/` to a folder, with the flags that the copier's documentation gives for speed."""
     aws = [str(TOOLS / "awscrt/bin/aws"), "s3", "cp", "--recursive", "--only-show-errors", *options]
     commands: dict[str, list[str]] = {
         "penstock": [str(PENSTOCK), "stage", f"s3://{bucket}/set/", str(dst), "--quiet", *options],
@@ -95,14 +96,14 @@ def copy_command(name: str, bucket: str, dst: Path, *, options: Sequence[str] = 
 
 
 def own_environment(name: str, env: dict[str, str]) -> dict[str, str]:
-    """AWS's two clients differ by their config file alone."""
+    """Environment of a copier. AWS's two clients differ only in their config file."""
     if name != "aws-crt":
         return env
     return env | {"AWS_CONFIG_FILE": str(Path(env["AWS_CONFIG_FILE"]).with_name("aws-crt"))}
 
 
 def measure(argv: Sequence[str], env: dict[str, str], *, limit_s: float = 900) -> Spent:
-    """Runs it to its end."""
+    """Runs a command to its end; returns its cost, exit code and output."""
     begin = time.monotonic()
     child = subprocess.Popen(
         argv,
@@ -123,7 +124,7 @@ def measure(argv: Sequence[str], env: dict[str, str], *, limit_s: float = 900) -
 
 
 def tree(folder: Path) -> dict[str, Path]:
-    """Files under a folder, Penstock's own state apart."""
+    """Files under a folder, without Penstock's own state."""
     found = {}
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
@@ -140,7 +141,7 @@ def free_port() -> int:
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[str]:
-    """The endpoint of a server over a folder whose sub-folders are buckets."""
+    """Starts a server over a folder whose sub-folders are buckets; yields its endpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     server = subprocess.Popen(
@@ -170,7 +171,7 @@ def versitygw(folder: Path) -> Iterator[str]:
 
 
 def upload(source: Path, bucket: str, env: dict[str, str], *options: str, checksum: bool = True) -> None:
-    """Fills `bucket/set/` from a folder."""
+    """Uploads a folder to `bucket/set/`."""
     aws = str(TOOLS / "awscrt/bin/aws")
     env = uploading(env) | ({} if checksum else {"AWS_REQUEST_CHECKSUM_CALCULATION": "when_required"})
     subprocess.run(
@@ -193,7 +194,7 @@ def upload_one(source: Path, bucket: str, key: str, env: dict[str, str]) -> None
 
 
 def context() -> dict[str, Any]:
-    """What a row must say of where it comes from."""
+    """Provenance fields that every row must have."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

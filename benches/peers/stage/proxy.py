@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A loopback proxy in front of an S3 server that lets reads go wrong in the ways that networks and stores have.
+"""A loopback proxy in front of an S3 server that injects the faults of networks and stores into reads.
 
-Requests pass unchanged, Host included, so signatures hold. Which answer goes wrong, and how, is drawn from a seed. Bodies
-are relayed as they come, never held whole. `Faults.counts` says what was done; a fault counts when it reached the client.
+Requests pass unchanged, including the Host header, so signatures stay valid. A seed determines which response fails,
+and how. Bodies are streamed, never buffered whole. `Faults.counts` counts the injected faults; a fault counts once it
+has reached the client.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ BURST = 4
 
 @dataclass
 class Faults:
-    """What goes wrong: the share of GETs, the kinds, and how an object is replaced while it is read."""
+    """Fault settings: the share of GETs that fail, the kinds of fault, and a callback that replaces an object."""
 
     rate: float
     seed: int
@@ -42,7 +43,7 @@ class Faults:
 
     def draw(self, target: bytes) -> str | None:
         if b"/large" in target and self.replace is not None and self.random.random() < 0.3:
-            return "replaced mid-GET"  # only large objects are, and few requests are for them
+            return "replaced mid-GET"  # only large objects are replaced, and few requests read them
         if self.burst:
             self.burst -= 1
             return "503 burst"
@@ -70,7 +71,7 @@ ANSWERS = {
 
 
 class Proxy:
-    """`with Proxy(upstream, faults) as proxy:` serves at `proxy.endpoint` from a thread of its own."""
+    """`with Proxy(upstream, faults) as proxy:` serves at `proxy.endpoint` from its own thread."""
 
     def __init__(self, upstream: str, faults: Faults) -> None:
         parts = urlsplit(upstream)
@@ -152,7 +153,7 @@ class Proxy:
         fields, status = _fields(lines), lines[0].split(b" ")[1]
         bare = method == b"HEAD" or status in (b"204", b"304")
         if b"content-length" not in fields and not bare:
-            # Answers in chunks are listings: they go on whole, and the connection ends with them.
+            # Chunked responses are listings: they are relayed unchanged, and then the connection is closed.
             writer.write(b"\r\n".join(lines) + b"\r\nConnection: close\r\n\r\n" + await source.read())
             await writer.drain()
             return False

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage reads again after it was killed, and how even the shares of many nodes are.
+"""How much a stage reads again after it was killed, and how evenly it divides the objects among many nodes.
 
     .venv/bin/python benches/peers/stage/resume.py [--kills 20] [--seed 1] [--scratch DIR]
 
 A dataset of 64 objects of 16 MB and four of 100 MB is staged from versitygw and killed (SIGKILL) at random moments; the
-last run ends. What was missing before that run is told from outside: stored bytes, less the files that stand, less the
-parts that a state file vouches for. What the run read is its own count, held against what a tap on the way saw pass in
-all runs together. The shares are of 1,024 files with lognormal sizes (sigma 1) over 32 nodes, as `--dry-run` tells them.
+last run completes. The missing bytes before that run are computed independently: stored bytes minus complete files
+minus parts listed in a state file. The bytes that the last run read are its own count; a tap on the connection counts
+the bytes of all runs together. The shares are of 1,024 files with lognormal sizes (sigma 1) over 32 nodes, as
+`--dry-run` reports them.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ OBJECTS = [16_000_000] * 64 + [100_000_000] * 4
 
 
 class Tap:
-    """Passes connections on, and counts what comes back."""
+    """A TCP forwarder that counts the bytes from the server to the client."""
 
     def __init__(self, upstream: str) -> None:
         host, _, port = upstream.removeprefix("http://").partition(":")
@@ -65,7 +66,7 @@ class Tap:
 
 
 def missing(dst: Path, total: int) -> int:
-    """Stored bytes that neither a whole file nor a part that is vouched for holds."""
+    """Stored bytes that are in no complete file and in no part listed in a state file."""
     there = sum(path.stat().st_size for path in kit.tree(dst).values())
     for state in dst.glob(".penstock/stage/parts/*.done"):
         lines = state.read_bytes().splitlines()
@@ -74,7 +75,7 @@ def missing(dst: Path, total: int) -> int:
             try:
                 at = json.loads(line)["at"]
             except (ValueError, KeyError):
-                continue  # torn by the kill
+                continue  # the kill truncated this line
             there += min(PART, size - at * PART)
     return total - there
 
@@ -94,7 +95,7 @@ def run_kills(scratch: Path, kills: int, seed: int) -> None:
         tap = Tap(endpoint)
         env |= {"AWS_ENDPOINT_URL": tap.endpoint}
         argv = [str(kit.PENSTOCK), "stage", "s3://kills/set/", str(dst), "--json", "--quiet"]
-        # Slow enough that a kill always strikes amid the work.
+        # The rate limit makes every kill hit a run that is still in progress.
         slowed = [*argv, "--max-bytes-per-s", f"{total / kills / 0.6:.0f}B/s"]
         struck = 0
         while struck < kills:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage beside other ways to the same files: CPU seconds a GB and the wall clock, interleaved, bytes compared.
+"""Stage beside other copiers that produce the same files: CPU seconds per GB and wall time, interleaved.
 
     .venv/bin/python benches/peers/stage/speed.py [inflate] [plain] [small] [md5] [verification] [--repeats 5] [--objects 32]
         [--copiers s5cmd rclone aws-crt aws] [--scratch DIR]
 
-`inflate`: gzip at rest to plain files. `plain`: objects of 16 MB as they are. `small`: objects of 100 KB. `md5`: a store
-that gives MD5 and nothing better. `verification`: what checking the store's checksums costs, on plain objects of 16 MB.
-Rows go to runs/bench/peers-stage.jsonl; the table printed is ratios of medians, peer over penstock: above 1, penstock is
-ahead. CPU seconds are of the copier and what it starts, not of the server. Each contestant writes to a new folder of one
-file system, and what it wrote is compared with what was to come, byte for byte, every time.
+`inflate`: gzip'd objects to plain files. `plain`: objects of 16 MB, unchanged. `small`: objects of 100 KB. `md5`: a
+store whose only checksum is MD5. `verification`: the cost of checking the store's checksums, on plain objects of 16 MB.
+Rows go to runs/bench/peers-stage.jsonl. The printed table has ratios of medians, peer over Penstock: above 1, Penstock
+is faster or cheaper. CPU seconds cover the copier and its children, not the server. Each contestant writes to a new
+folder on the same file system, and its output is compared with the expected files, byte for byte, every time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 COPIERS = ("s5cmd", "rclone", "aws-crt", "aws")
-AFTER = ("s5cmd", "rclone")  # those that are followed by a gunzip
+AFTER = ("s5cmd", "rclone")  # copiers whose output is then decompressed with gunzip
 Command = tuple[list[str], dict[str, str]]
 
 
@@ -43,7 +43,7 @@ def shell(*steps: str) -> list[str]:
 
 
 def volumes(folder: Path, count: int) -> None:
-    """CosmoFlow-like TFRecords, gzip'd: 16.8 MB each when inflated."""
+    """Makes CosmoFlow-like gzip'd TFRecords: 16.8 MB each when inflated."""
     argv = [
         str(kit.PENSTOCK),
         "dataset",
@@ -69,7 +69,7 @@ def noise(folder: Path, count: int, size: int) -> None:
 
 
 def check(dst: Path, want: Path, *, keeps_suffix: bool) -> None:
-    """Errs unless `dst` holds exactly the files of `want`."""
+    """Raises RuntimeError unless `dst` holds exactly the files of `want`."""
     have = {name.removesuffix(".gz") if keeps_suffix else name: path for name, path in kit.tree(dst).items()}
     names = kit.tree(want)
     if sorted(have) != sorted(names):
@@ -94,8 +94,8 @@ def contest(
         order = list(participants)
         random.Random(turn).shuffle(order)
         for name in order:
-            # What was written stays until the end: a file system may search long for an inode after many were freed
-            # (ext4 without a journal does), which no copier's user sees.
+            # The output files stay until the end. After many deletions a file system may search long for a free inode
+            # (ext4 without a journal does), which would not happen to a copier's user.
             dst = scratch / f"dst/{turn}-{name.replace('/', '-')}"
             dst.mkdir(parents=True)
             os.sync()
@@ -105,7 +105,7 @@ def contest(
                 raise RuntimeError(f"{name}: exit {ran.code}: {shlex.join(argv)}\n{ran.said}")
             check(dst, want, keeps_suffix=name in keep_suffix)
             for path in kit.tree(dst).values():
-                os.truncate(path, 0)  # the room is given back all the same
+                os.truncate(path, 0)  # frees the disk space although the file stays
             if turn:
                 spent[name].append(ran)
     shutil.rmtree(scratch / "dst", ignore_errors=True)
@@ -191,7 +191,7 @@ def run_plain(
 
 
 def run_verification(env: dict[str, str], scratch: Path, repeats: int, count: int) -> None:
-    """The store that gives checksums against the same store without them, whose MD5 is not asked about either."""
+    """Compares the store with checksums and the same store without them; the latter's MD5 is not requested either."""
     want = scratch / "want"
     noise(want, count, 16_000_000)
     kit.upload(want, "checked", env)

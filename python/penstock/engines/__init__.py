@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that come with Penstock: plug-ins for file systems over the nodes' own disks, which store a pool's objects."""
+"""Built-in engines: plug-ins that store a pool's objects in a file system, usually one over the nodes' own disks."""

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`beeond`: BeeGFS On Demand over the nodes' disks, by its own `beeond start` and `beeond stop` (BeeGFS 7 and 8).
+"""`beeond`: BeeGFS On Demand over the nodes' disks, run by `beeond start` and `beeond stop` (BeeGFS 7 and 8).
 
-Owns the command lines, the node file, the status file, and the deadlines that BeeOND lacks: its start waits without
-limit for the servers' registration. BeeOND owns everything else. It needs root, its kernel module, and root's ssh (or
-pdsh) between the nodes. Files are striped without copies, so a lost node takes a part of nearly every file with it.
+Owns the command lines, the node file, the status file and the deadlines. BeeOND has no deadlines: its start waits
+without limit until the servers have registered. BeeOND owns everything else. It needs root, its kernel module, and ssh
+(or pdsh) as root between the nodes. Files are striped without copies, so a lost node loses a part of nearly every file.
 
-Settings (BeeOND's letter behind each): `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) ·
+Settings, each with BeeOND's option letter: `version` 7 or 8 · `metadata_servers` m · `storage_servers` s (0: all) ·
 `port_shift` p · `prefers_local` l · `pdsh` P · `pdsh_program` b · `tmpfs` r · `config` f · `targets` t ·
-`mirrors_storage` k · `mirrors_metadata` j · of 8 alone `grpc_port` G, `auth` C, `tls` E, `license` H. Penstock's own:
-`exchanges_keys` (the first node gets a key that the others accept for the pool's life, for sites where root has none).
+`mirrors_storage` k · `mirrors_metadata` j · in version 8 only: `grpc_port` G, `auth` C, `tls` E, `license` H.
+Penstock's own setting: `exchanges_keys`, for sites where root has no ssh key. The first node gets a key that the other
+nodes accept for the lifetime of the pool.
 
-Written from the sources of BeeGFS 8.3.1 and 7.4, and tested against a stub with their grammar; not yet run on real
-nodes.
+Written from the sources of BeeGFS 8.3.1 and 7.4, and tested against a stub that accepts the same command lines. Not
+yet run on real nodes.
 """
 
 from __future__ import annotations
@@ -42,14 +43,17 @@ _KNOWN: dict[str, Any] = {
     "grpc_port": 0, "auth": "", "tls": "", "license": "", "exchanges_keys": False,
 }  # fmt: skip
 _OF_8 = ("grpc_port", "auth", "tls", "license")
-# Enterprise features, which BeeGFS 8 allows only with a licence.
+# Enterprise features; BeeGFS 8 allows them only with a licence.
 _LICENSED = ("mirrors_storage", "mirrors_metadata", "targets")
-# BeeOND 8 writes these files into the folder of `-f`, and refuses them before `-f`.
+# BeeOND 8 copies these files into the folder given by `-f`, and rejects their options before `-f`.
 _INTO_CONFIG = ("auth", "tls", "license")
 
 
 def start_line(root: str, settings: Mapping[str, Any]) -> list[str]:
-    """`beeond start` for a pool's folder. The order matters: `-f` before `-C -E -H`, and `-H` before `-k -j -t`."""
+    """Build the command line `beeond start` for a pool's folder.
+
+    The order of options matters: `-f` before `-C -E -H`, and `-H` before `-k -j -t`.
+    """
     parsed = settings
     line = ["beeond", "start", "-n", f"{root}/conf/nodes", "-d", f"{root}/data", "-c", f"{root}/mnt"]
     line += ["-i", f"{root}/beeond.status", "-L", f"{root}/logs", "-F"]
@@ -70,7 +74,7 @@ def start_line(root: str, settings: Mapping[str, Any]) -> list[str]:
 
 
 def stop_line(root: str, settings: Mapping[str, Any], *, keep_data: bool, cleans_up: bool) -> list[str]:
-    """`beeond stop` of the same instance; `cleans_up` is for an incomplete one."""
+    """Build the command line `beeond stop` for the same folder; `cleans_up` is for an instance that is incomplete."""
     line = ["beeond", "stop", "-n", f"{root}/conf/nodes", "-i", f"{root}/beeond.status", "-L"]
     line += [] if keep_data else ["-d"]
     line += ["-c"] if cleans_up else []
@@ -83,7 +87,10 @@ def _remote(settings: Mapping[str, Any]) -> list[str]:
 
 
 class BeeondEngine(SharedFolderEngine):
-    """One BeeOND instance per pool. BeeGFS does not report a lost node's objects: the pool is started and staged again."""
+    """Engine with one BeeOND instance per pool. BeeGFS cannot list the objects of a lost node.
+
+    After the loss of a node, the pool is therefore started and staged again.
+    """
 
     name = "beeond"
 
@@ -140,7 +147,7 @@ class BeeondEngine(SharedFolderEngine):
             "unless": "beeond.status",
             "log": "logs/beeond.log",
             "argv": start_line(root, self._settings),
-            # Shorter than the request's own timeout, so that the error names the command that hung.
+            # Shorter than the timeout of the request, so that the error names the command that hangs.
             "limit_s": max(1.0, 0.8 * (until - time.monotonic())),
         }
         if self._settings["exchanges_keys"]:
@@ -152,7 +159,7 @@ class BeeondEngine(SharedFolderEngine):
         pool = Pool(
             spec.name, self.name, lease, f"{root}/mnt/data", tuple(runner.nodes), spec.copies, {"root": root, "mark": f"mnt/{_mark(lease)}"}
         )  # fmt: skip
-        # A file of the first node must be readable on every node: then one file system is mounted everywhere.
+        # The first node writes a marker file. If every node sees it, all nodes have mounted the same file system.
         agents.call(
             "start", until - time.monotonic(), on=[leader], lease=lease, folders=["mnt/data"], files={pool.facts["mark"]: lease}
         )  # fmt: skip
@@ -183,13 +190,13 @@ class BeeondEngine(SharedFolderEngine):
         until, share = time.monotonic() + timeout_s, timeout_s / 4
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         self._stop(spec, agents, leader, lease, keep_data=keep_data, until=until - 2 * share)
-        # Only now, because BeeOND's stop used them; also without `exchanges_keys`, because another start may have set
-        # it.
+        # Remove the keys only now, because `beeond stop` needs them. Also without the setting `exchanges_keys`: the
+        # pool may have been started with it.
         withdrawn = ssh_keys.remove(agents, lease, share)
-        # Remains that BeeOND could not end: mounts below the folder, the folder, processes of its start on this node.
+        # Remove the remains that BeeOND left: mounts below the folder, the folder, and processes of `beeond start`.
         left = max(share, until - time.monotonic())
         receipts = down_receipts(agents.try_call("stop", left, lease=lease, keep_data=keep_data))
-        # A node whose keys could not be removed is not done.
+        # If a node's keys could not be removed, the node is not down yet and stays out of the result.
         return {node: {**receipt, **withdrawn[node]} for node, receipt in receipts.items() if node in withdrawn}
 
     def audit(self, spec: PoolSpec, runner: Runner, *, timeout_s: float) -> dict[str, list[str]]:
@@ -200,7 +207,7 @@ class BeeondEngine(SharedFolderEngine):
     def _stop(
         self, spec: PoolSpec, agents: AgentClient, leader: Node, lease: str, *, keep_data: bool, until: float
     ) -> None:
-        """BeeOND's own stop, and if that fails its clean-up of a broken instance; both end by `until`."""
+        """Run `beeond stop`; if it fails, run it again with its clean-up option. Both end by `until`."""
 
         def left_s() -> float:
             return until - time.monotonic()

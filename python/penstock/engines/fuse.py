@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`fuse`: a bucket mounted on every node by an installed FUSE client.
 
-It is not a pool: it is the path that users have today. It starts and stops like a pool, so that a job can be measured
-on it beside the others.
+A mount does not copy data to the nodes as a pool does; it is the path that most users have today. It starts and stops
+like a pool, so that a job can be measured on it and compared with real pools.
 
 Settings: `client` (rclone, s3fs, mount-s3, gcsfuse, blobfuse2), `source` (s3://, gs:// or az:// folder). Read only.
 rclone and s3fs are tested; the command lines of the others were never run.
@@ -35,12 +35,12 @@ __all__ = ["CLIENTS", "FuseEngine", "engine"]
 
 _POLL_S = 0.3
 _AGENT_TIMEOUT_S = 10.0
-# Variables from which clients read credentials and endpoints; sent to the nodes on stdin.
+# Prefixes of environment variables with credentials and endpoints for the clients. They are sent to the nodes on stdin.
 _VARIABLES = ("AWS_", "AZURE_", "GOOGLE_")
 
 
 class _BucketFolder:
-    """Folder of a bucket, and its endpoint if that is not the cloud's default."""
+    """A folder in a bucket, and the store's endpoint if it is not the cloud's default."""
 
     def __init__(self, source: str, environment: Mapping[str, str]) -> None:
         parts = urlsplit(source)
@@ -90,11 +90,12 @@ CLIENTS: dict[str, tuple[tuple[str, ...], Callable[[_BucketFolder, str, str], li
     "gcsfuse": (("gs",), _gcsfuse),
     "blobfuse2": (("az",), _blobfuse2),
 }
-"""Clients by name: URL schemes, and a function that makes the command line from place, mount point and cache folder."""
+"""FUSE clients by name: URL schemes, and a function that builds the command line from the bucket folder, the mount
+point and the cache folder."""
 
 
 class FuseEngine(AgentManagedEngine):
-    """One mount per node, ended with the pool. A lost node loses no data: every object is in the bucket."""
+    """Engine with one mount per node, which ends with the pool. A lost node loses no data: the bucket has every object."""
 
     name = "fuse"
 
@@ -150,7 +151,7 @@ class FuseEngine(AgentManagedEngine):
         return pool
 
     def _states(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, str]:
-        """State of each node: up if its mount lists something, because without a mount the folder is empty."""
+        """State of each node. A node is up if the mount point contains a file: without the mount it would be empty."""
         each = {name: {"patterns": [f"{escape(root)}/mnt/data/*"]} for name, root in pool.facts["roots"].items()}
         answers = agents.try_call("has", limit_s, on=pool.nodes, each=each)
         return node_states(answers, lambda _, is_seen: bool(is_seen))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hdfs`: a NameNode on the first node and a DataNode on every node, over the nodes' own disks. Needs Java, not root.
+"""`hdfs`: HDFS over the nodes' own disks: a NameNode on the first node, a DataNode on every node. Needs Java, not root.
 
-Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; by default fetched once by Maven and copied
-to nodes that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of one block
-can be read by `fast_path`), `port` (of the NameNode; by default a free one).
+Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; by default Maven downloads it once, and it
+is copied to nodes that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of
+one block can be read by `fast_path`), `port` (of the NameNode; by default a free port).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _KNOWN: dict[str, Any] = {
 
 
 class HdfsEngine(AgentManagedEngine):
-    """One HDFS per pool, ended with it."""
+    """Engine with one HDFS per pool, which ends with the pool."""
 
     name = "hdfs"
 
@@ -138,7 +138,7 @@ class HdfsEngine(AgentManagedEngine):
         return request
 
     def _await(self, pool: Pool, spec: PoolSpec, agents: AgentClient, until: float, timeout_s: float) -> None:
-        """Wait until every DataNode is live in this name space and writes are accepted."""
+        """Wait until the NameNode lists every DataNode as live and accepts writes."""
         tries, seen = 0, "the NameNode has not answered"
         while True:
             tries += 1
@@ -146,7 +146,7 @@ class HdfsEngine(AgentManagedEngine):
                 state = self._state(pool, agents, _AGENT_TIMEOUT_S)
                 live, missing = len(state["live"]), [n.name for n in pool.nodes if n.name not in state["live"]]
                 if not missing and not state["safemode"]:
-                    # Its first answer takes seconds, longer than a reader's timeout.
+                    # The NameNode's first WebHDFS response takes seconds, longer than a reader's timeout.
                     url = f"http://{pool.facts['http']}/webhdfs/v1/?op=GETFILESTATUS&user.name=penstock"
                     left = max(1.0, min(_FIRST_S, until - time.monotonic()))
                     agents.call("http", left + 1, on=[pool.nodes[0]], url=url, limit_s=left)
@@ -165,7 +165,7 @@ class HdfsEngine(AgentManagedEngine):
             time.sleep(_LOOK_S)
 
     def _state(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, Any]:
-        """The NameNode's report about its nodes, requested on its own host."""
+        """Request the NameNode's report about the DataNodes; the request is sent from the NameNode's host."""
         leader = [pool.nodes[0]]
         url = f"http://{pool.facts['http']}/jmx?qry=Hadoop:service=NameNode,name=NameNodeInfo"
         answer = agents.call("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
@@ -199,7 +199,8 @@ class HdfsEngine(AgentManagedEngine):
         text = agents.call("http", timeout_s, on=leader, each=pool_roots(pool), url=url, limit_s=timeout_s / 2)[
             leader[0].name
         ]
-        # Lines of `blk_1073741825<tab>/x`, in newer versions with the number of copies between; then a sentence.
+        # Each line is `blk_1073741825<tab>/x`; newer versions add the number of copies between the two. The last line
+        # is a sentence.
         lines = (line.split("\t") for line in str(text).splitlines() if line.startswith("blk_"))
         names = {columns[-1].lstrip("/") for columns in lines if len(columns) > 1}
         return sorted(names)

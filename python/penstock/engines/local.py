@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`local`: one folder per node, for the objects that were put there. Nothing is shared, and no daemon runs.
+"""`local`: one folder per node, which contains the objects staged to that node. Nodes share nothing; no daemon runs.
 
-The default, because most jobs need no pool. A lost node's objects are lost with it; `heal` cannot list them (the
-manifest can).
+This engine is the default, because most jobs do not need a shared pool. If a node is lost, its objects are lost, too.
+`heal` cannot list them, but the manifest can.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["LocalEngine", "engine"]
 
 
 class LocalEngine(AgentManagedEngine):
-    """Folders with leases."""
+    """Engine with one folder and one lease per node."""
 
     name = "local"
 
@@ -45,8 +45,8 @@ class LocalEngine(AgentManagedEngine):
             )
         AgentClient(spec, runner).call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         folders = {node.name: f"{pool_root(spec, node)}/data" for node in runner.nodes}
-        # One URL for all: the folder, if its path is the same everywhere; otherwise each rank reads its path from
-        # `facts`.
+        # All nodes get the same URL. It is the folder's path if that is equal on all nodes; otherwise each rank reads
+        # its path from `facts`.
         url = (
             next(iter(folders.values()))
             if len(set(folders.values())) == 1

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`moosefs`: MooseFS 3 over the nodes' disks, mounted by FUSE on every node: a pool for programs that need paths.
+"""`moosefs`: MooseFS 3 over the nodes' disks, mounted by FUSE on every node, for programs that need file paths.
 
 Runs a master on the first node, and a chunk server and a mount on each node, from Debian's packages moosefs-master,
--chunkserver, -client and -cli. Needs FUSE, and addresses other than loopback, because the master identifies servers by
+-chunkserver, -client and -cli. Needs FUSE. Loopback addresses do not work, because the master identifies servers by
 address.
 
-Settings: `leave_bytes` (space of each disk that is never used), `io_retries` (attempts of a mount to read data of a
-lost node, ten seconds apart, before programs get an error: until then they hang and cannot be ended; 0 means one
-attempt with one copy, five with more), `io_timeout_s` (maximum time of one read).
+Settings:
+- `leave_bytes`: free space that is never used on each disk.
+- `io_retries`: number of attempts to read data of a lost node, ten seconds apart. Then programs get an error; until
+  then they hang and cannot be ended. 0 means one attempt with one copy, and five with more copies.
+- `io_timeout_s`: maximum duration of one read.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _KNOWN: dict[str, Any] = {"leave_bytes": 256 << 20, "io_retries": 0, "io_timeout
 
 
 class MooseFsEngine(AgentManagedEngine):
-    """One MooseFS per pool, ended with it."""
+    """Engine with one MooseFS per pool, which ends with the pool."""
 
     name = "moosefs"
 
@@ -74,7 +76,7 @@ class MooseFsEngine(AgentManagedEngine):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         until = time.monotonic() + timeout_s
         if "{" in spec.disk:
-            # Programs get one path of the mount, which must be the same on every node.
+            # All programs use one path, so the mount point must be the same on every node.
             raise ConfigError(
                 f"engine moosefs: `{spec.disk}`: its disk must be the same path on all nodes", where="disk"
             )
@@ -100,7 +102,7 @@ class MooseFsEngine(AgentManagedEngine):
         requests[leader.name]["daemons"][:0] = master["daemons"]
         agents.call("start", until - time.monotonic(), lease=lease, each=requests)
         self._await(pool, runner, agents, until, timeout_s)
-        # Mounts start after the master: a mount that finds no master ends.
+        # Start the mounts after the master, because a mount exits if it does not find the master.
         mounts = {node.name: {"daemons": [self._mount(pool, node, client)]} for node in runner.nodes}
         agents.call("start", until - time.monotonic(), lease=lease, each=mounts)
         self._await_mounts(pool, agents, until, timeout_s)
@@ -139,7 +141,7 @@ class MooseFsEngine(AgentManagedEngine):
             **_user(),
             "DATA_PATH": f"{root}/data",
             "EXPORTS_FILENAME": f"{root}/conf/exports",
-            # A lost node's chunks are copied again at once, if there is another copy.
+            # After the loss of a node, copy its chunks again at once from their other copies.
             "REPLICATIONS_DELAY_INIT": 1,
         }
         for name, port in zip(("MATOML", "MATOCS", "MATOCL"), ports, strict=True):
@@ -161,7 +163,7 @@ class MooseFsEngine(AgentManagedEngine):
 
     def _mount(self, pool: Pool, node: Node, client: int) -> dict[str, Any]:
         tries = self._settings["io_retries"] or (1 if pool.copies == 1 else 5)
-        # The master admits the pool's nodes by their addresses.
+        # `mfsbind`: the master accepts connections only from the addresses of the pool's nodes.
         options = f"mfsioretries={tries},mfstimeout={self._settings['io_timeout_s']},mfsbind={node.address}"
         root = pool.facts["nodes"][node.name]["root"]
         argv = ["mfsmount", "-f", "-H", pool.nodes[0].address, "-P", str(client), "-o", options, f"{root}/mnt"]
@@ -192,7 +194,7 @@ class MooseFsEngine(AgentManagedEngine):
             for name, request in pool_roots(pool).items()
         }
         while True:
-            # Every MooseFS mount shows its master's statistics under this name; an empty folder does not.
+            # `.masterinfo` exists in every MooseFS mount, but not in a folder without a mount.
             seen = agents.try_call("has", _AGENT_TIMEOUT_S, each=shown)
             missing = [name for name, is_there in seen.items() if is_there is not True]
             if not missing:
@@ -224,13 +226,13 @@ class MooseFsEngine(AgentManagedEngine):
         return MooseFsAccess(pool, node)
 
     def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:
-        """From the master's list of missing chunks, which it updates about once a minute."""
+        """List the lost objects from the master's table of missing chunks, which is updated about once a minute."""
         rows = _query_master(pool, runner, "-SMF", timeout_s)
         return sorted({row[1].lstrip("/") for row in rows if len(row) > 1 and row[1].startswith("/")})
 
 
 class MooseFsAccess(FolderAccess):
-    """Access to the mount on this node; the master reports where a piece is stored."""
+    """Access to the objects through this node's mount. `locate` gets each chunk's location from the master."""
 
     reports_locations = True
 
@@ -239,7 +241,7 @@ class MooseFsAccess(FolderAccess):
         self._by_server = {facts["server"]: name for name, facts in pool.facts["nodes"].items()}
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """One run of `mfsfileinfo` for all names: 64 MiB per piece."""
+        """Return the nodes of each 64 MiB chunk, with one run of `mfsfileinfo` for all names."""
         if not names:
             return {}
         paths = {name: self._path(name) for name in names}
@@ -262,7 +264,7 @@ class MooseFsAccess(FolderAccess):
         }
 
     def _holders(self, output: str) -> dict[str, list[set[str]]]:
-        """For each path, the nodes that hold a complete copy of each chunk."""
+        """Parse the output of `mfsfileinfo`: for each path, the nodes with a complete copy of each chunk."""
         found: dict[str, list[set[str]]] = {}
         chunks: list[set[str]] = []
         for line in output.splitlines():
@@ -291,7 +293,7 @@ def _refuse_loopback(node: Node) -> None:
 
 
 def _user() -> dict[str, str]:
-    # Only root can change its user, and then the pool's folder belongs to root.
+    # If root starts a MooseFS daemon, it changes to another user by default, which cannot use root's pool folder.
     return {"WORKING_USER": "#0", "WORKING_GROUP": "#0"}
 
 
@@ -300,7 +302,7 @@ def _config(settings: Mapping[str, Any]) -> str:
 
 
 def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:
-    """Nodes whose chunk server is registered at the master, with space."""
+    """Nodes whose chunk server is registered at the master and reports space."""
     by_server = {tuple(facts["server"].rsplit(":", 1)): name for name, facts in pool.facts["nodes"].items()}
     serving = set()
     # chunk servers:|address|port|id|labels|version|load|maintenance|chunks|used|total|...
@@ -312,7 +314,7 @@ def _serving(pool: Pool, runner: Runner, limit_s: float) -> set[str]:
 
 
 def _query_master(pool: Pool, runner: Runner, what: str, limit_s: float) -> list[list[str]]:
-    """Rows of a table that `mfscli` prints on the first node."""
+    """Run `mfscli` on the first node; return the rows of the table that it prints."""
     host, _, port = pool.facts["master"].rpartition(":")
     line = ["mfscli", "-H", host, "-P", port, "-ns", "|", what]
     [ended] = runner.run(line, on=[pool.nodes[0]], timeout_s=limit_s)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mount`: a parallel file system that is already mounted on every node (Lustre, GPFS, BeeGFS, CephFS, NFS, FSx).
 
-Starts nothing, and removes only the pool's own folder. The pool's disk is a folder on that file system. No settings.
+Starts no daemons, and removes only the pool's own folder. The pool's disk is a folder on that file system. Has no
+settings.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PAIR = re.compile(r"(\w+):\s+(-?\w+)")
 
 
 class MountEngine(SharedFolderEngine):
-    """A folder of a mounted file system, the same on all nodes. The first node holds its lease."""
+    """Engine with one folder on a mounted file system, at the same path on all nodes, with a single lease."""
 
     name = "mount"
 
@@ -70,22 +71,22 @@ class MountEngine(SharedFolderEngine):
         agents = AgentClient(spec, runner)
         seen = agents.try_call("has", timeout_s / 2, patterns=[])
         reached = [node for node in runner.nodes if not isinstance(seen[node.name], PenstockError)]
-        # One shared folder: the first node that answers removes it for all.
+        # All nodes share one folder. The first node that responds removes it for all of them.
         first: dict[str, Any] = {}
         if reached:
             first = down_receipts(
                 agents.try_call("stop", timeout_s / 2, on=reached[:1], lease=lease, keep_data=keep_data)
             )
-        # If that node did not finish, no node has.
+        # If that node failed, the folder was not removed, and the result is empty.
         return {node.name: first.get(node.name, {}) for node in reached if first}
 
 
 def _stripes(runner: Runner, leader: list[Node], folder: str, timeout_s: float) -> dict[str, Any]:
-    """Striping of new files in the folder, if a tool reports it: Lustre's `lfs getstripe`."""
+    """Striping of new files in the folder, as reported by Lustre's `lfs getstripe`; empty on other file systems."""
     [ended] = runner.run(["lfs", "getstripe", "-d", folder], on=leader, timeout_s=min(timeout_s, _TOOL_S))
     if ended.code != 0:
         return {}
-    # stripe_count:  1 stripe_size:   1048576 pattern:  0 stripe_offset: -1
+    # Output format: stripe_count:  1 stripe_size:   1048576 pattern:  0 stripe_offset: -1
     found = dict(_PAIR.findall(ended.out.decode(errors="replace")))
     numbers = {"stripe_count": "stripes", "stripe_size": "stripe_bytes"}
     return {

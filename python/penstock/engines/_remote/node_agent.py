@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node agent of a pool: sent to a node by `node_program` with a VERB and a NODE; reads its requests as JSON on stdin.
+"""Node agent of a pool: prepares, starts, checks and stops the pool's folder and processes on one node.
 
-Needs only Python on the node. Of Penstock it imports only `penstock.ownership`, which is sent along. A pool on a node
-is one folder with its lease, and processes with the lease in their environment. So `stop` and `audit` find the remains
-of a killed `start`, and `stop` refuses a folder without a lease of the pool. The answer is one line of JSON: {"ok":
-...}, or {"error": code, "text": ..., "hint": ...}.
+`node_program` sends this script to the node and runs it with the arguments VERB and NODE. It needs only Python on the
+node, and imports only `penstock.ownership`, which is sent along. It reads requests as JSON from stdin, and writes its
+result as one line of JSON: {"ok": ...}, or {"error": code, "text": ..., "hint": ...}.
+
+On a node, a pool consists of one folder that contains its lease, and of processes with the lease in their environment.
+So `stop` and `audit` also find the remains of a killed `start`. `stop` rejects a folder without a lease of the pool.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ MARK = "PENSTOCK_POOL"
 GRACE_S = 5.0
 LOCK_S = 10.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-# Folders below the pool's folder where engines mount.
+# Mount points of engines, relative to the pool's folder.
 MOUNTS = ("mnt",)
 
 
@@ -56,13 +58,16 @@ class AgentError(Exception):
 
 
 def process_mark(name: str, root: str, lease: str = "") -> Callable[[bytes], bool]:
-    """Predicate for the variable that marks a pool's processes on this folder; without a lease, of any of its leases."""
+    """Return a predicate that matches the environment variable of a pool's processes for this folder.
+
+    It matches one lease, or every lease of the pool if `lease` is empty.
+    """
     begins, ends = f"{MARK}={name}:{lease}".encode(), f":{root}".encode()
     return lambda item: item.startswith(begins) and item.endswith(ends)
 
 
 def read_lease(root: str) -> dict[str, Any] | None:
-    """The lease in a folder, if the folder is ours and has one."""
+    """Return the lease in a folder; None if the folder is not ours or has no lease."""
     try:
         with OwnedFolder(root) as folder:
             return lease_of(folder)
@@ -71,7 +76,7 @@ def read_lease(root: str) -> dict[str, Any] | None:
 
 
 def lock_folder(folder: OwnedFolder, wait_s: float) -> Any:
-    """Lock the pool's folder for this process; None if another process keeps it locked. The lock ends with the process."""
+    """Lock the pool's folder until this process ends; None if another process holds the lock for `wait_s`."""
     lock = os.open(LEASE, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder.fd)
     until = time.monotonic() + wait_s
     while True:
@@ -99,7 +104,7 @@ def _is_ours(held: dict[str, Any], request: dict[str, Any]) -> None:
 
 
 def prepare(request: dict[str, Any]) -> dict[str, Any]:
-    """Take the folder under a lease, and find free ports on the node's address."""
+    """Create the folder with a lease, and find free ports on the node's address."""
     root = request["root"]
     for pattern in request.get("wants", []):
         if not glob.glob(pattern):
@@ -124,8 +129,9 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
-    """Write the lease, unless one exists; if several nodes share the folder, one of them is first. Written before
-    everything else, so that a folder without a lease is empty or not ours.
+    """Write the lease unless one exists. If several nodes share the folder, only the first node succeeds.
+
+    The lease is the first file in the folder. So a folder without a lease is either empty or not ours.
     """
     root, name, lease = request["root"], request["name"], request["lease"]
     held = lease_of(folder)
@@ -192,7 +198,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         folder, _ = leased(root, request["name"], request["lease"])
     except OSError as error:
         raise AgentError("precondition", f"{root} is not held by this start of the pool: {error}") from error
-    # Held until the last daemon runs: a `stop` in the meantime waits, and then finds all of them.
+    # The lock is held until all daemons run, so that a concurrent `stop` waits and then finds all of them.
     if lock_folder(folder, LOCK_S) is None:
         raise AgentError(
             "precondition", f"{root} is not held by this start of the pool: another command is working on it"
@@ -249,7 +255,7 @@ def run_once(once: dict[str, Any], environment: dict[str, str], root: str, log: 
 
 
 def daemon_pid(record: str) -> int:
-    """Process id of the daemon, or 0."""
+    """Process id of the daemon; 0 if it is not running."""
     try:
         with open(record) as file:
             pid, at = json.load(file)
@@ -270,7 +276,7 @@ def last_log_line(log: str) -> str:
 
 
 def alive(request: dict[str, Any]) -> dict[str, Any]:
-    """The daemons that run, and the last output of those that do not."""
+    """Return the lease, the names of all daemons, and the last log line of each daemon that has ended."""
     root, found = request["root"], {}
     for record in sorted(glob.glob(os.path.join(glob.escape(root), "*.pid"))):
         name = os.path.basename(record)[:-4]
@@ -284,7 +290,7 @@ def alive(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def http(request: dict[str, Any]) -> Any:
-    """GET a URL from this node: its JSON, or its text."""
+    """GET a URL from this node. Returns the parsed JSON, or the text if it is not JSON."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request["url"], timeout=request["limit_s"]) as answer:
@@ -298,7 +304,7 @@ def http(request: dict[str, Any]) -> Any:
 
 
 def stop(request: dict[str, Any]) -> dict[str, Any]:
-    """End the pool's processes, mounts and folder. Refuses a folder without a lease of the pool."""
+    """End the pool's processes, unmount its mounts and remove its folder, which must contain a lease of the pool."""
     root, name, lease = request["root"], request["name"], request["lease"]
     is_mark = process_mark(name, root, lease)
     try:
@@ -316,7 +322,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     ended = end_processes(is_mark, GRACE_S)
     if lease and held["lease"] != lease:
         return {"processes": sorted(ended.values()), "mounts": [], "folders": []}  # the folder belongs to another start
-    # A start whose owner was killed may be about to run the next daemon: wait for it.
+    # A `start` whose caller was killed may still be starting daemons. Its lock shows when it has finished.
     with suppress(FileNotFoundError):
         lock_folder(folder, LOCK_S)
     ended.update(end_processes(is_mark, GRACE_S))
@@ -333,7 +339,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def audit(request: dict[str, Any]) -> list[str]:
-    """Remains of the pool, as messages."""
+    """List what is left of the pool on this node (processes, mounts, folder, open ports), as messages."""
     root, name = request["root"], request["name"]
     found = [
         f"process {pid}: {last_line}" for pid, last_line in sorted(find_processes(process_mark(name, root)).items())
@@ -356,7 +362,7 @@ def audit(request: dict[str, Any]) -> list[str]:
 
 
 def has(request: dict[str, Any]) -> bool:
-    """Whether every pattern matches a file; with `folder`, in a folder that only root or this user may write."""
+    """Whether every pattern matches a file, and only root or this user can write to `folder`, if it is given."""
     folder = request.get("folder")
     return (folder is None or _is_trusted(folder)) and all(glob.glob(pattern) for pattern in request["patterns"])
 

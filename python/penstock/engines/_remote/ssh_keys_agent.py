@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent for a pool's ssh keys on a node, sent there by `node_program` with a VERB and a NODE like `node_agent`.
+"""Agent that adds and removes a pool's ssh keys on a node. It is sent and called like `node_agent`.
 
-The first node makes a key for the pool's life; its private half stays there, in the pool's folder. The other nodes
-accept the public half. Lines of a fixed form, with the pool's name and lease, are added to files in ~/.ssh; later
-exactly these are removed. A changed line of the pool stays and is reported. A file that did not exist before gets a
-first line that records this, and is removed with the last pool's lines. Answers have the same form as the node agent's.
+The first node creates a key pair for the lifetime of the pool. The private key stays in the pool's folder on that node;
+all nodes accept the public key. The agent adds lines of a fixed form, with the pool's name and lease, to files in
+~/.ssh, and later removes exactly these lines. A line of the pool that was changed is not removed, but reported.
+
+If the agent creates a file, it adds a first line that records this. The file is removed together with the last lines of
+any pool. Results have the same form as those of the node agent.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SSHD = Path("/etc/ssh")
 LIMIT_S = 20
 MARK = "penstock-pool-"
 MADE = "# made by penstock for keys of its pools"
-# An ed25519 key in base64: its type, and 32 bytes.
+# A public ed25519 key: the base64 text encodes the key type and 32 bytes.
 KEY = re.compile(r"ssh-ed25519 ([A-Za-z0-9+/]{68})")
 KEY_BEGINS = b"\0\0\0\x0bssh-ed25519\0\0\0 "
 HOST_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,3}")
@@ -40,26 +42,27 @@ BLOCK = (r"Host .+", r'IdentityFile "?.+/keys/id"?', r'UserKnownHostsFile "?.+/k
 
 
 def ssh_dir() -> Path:
-    """ssh uses the home folder of the user's passwd entry and ignores HOME."""
+    """Return the folder ~/.ssh. ssh takes the home folder from the user's passwd entry and ignores HOME."""
     return Path(pwd.getpwuid(os.geteuid()).pw_dir, ".ssh")
 
 
 def mark(request: dict[str, Any]) -> str:
-    """Marker in every line of a pool's lease; without a lease, the part that all of the pool's leases share."""
+    """Return the marker that every line of this pool and lease contains; without a lease, the pool's common prefix."""
     return f"{MARK}{request['name']}:{request.get('lease', '')}"
 
 
 def mark_form(request: dict[str, Any]) -> str:
-    """The marker as a pattern that includes the complete lease."""
+    """Return a regular expression for the marker; without a lease, it matches every lease of the pool."""
     lease = request.get("lease", "")
     return re.escape(f"{MARK}{request['name']}:") + (re.escape(lease) if lease else "[0-9A-Za-z]+")
 
 
 @contextmanager
 def edit_lines(name: str) -> Iterator[list[str]]:
-    """Edit the lines of a file in ~/.ssh: written atomically, by one writer at a time on a machine.
+    """Edit the lines of a file in ~/.ssh under a lock, and write the file atomically.
 
-    The lock does not cover nodes that share a home over NFS; nodes of one pool all write the same lines.
+    The lock works on one machine only. Nodes that share a home folder over NFS are not excluded from each other, but
+    all nodes of one pool write the same lines.
     """
     ssh_dir().mkdir(mode=0o700, exist_ok=True)
     path = (ssh_dir() / name).resolve()  # a symbolic link stays one
@@ -87,7 +90,7 @@ def edit_lines(name: str) -> Iterator[list[str]]:
 
 
 def read(path: Path) -> str | None:
-    """Text of a file; None if it is missing. Bytes that are not valid text are preserved by `write`."""
+    """Return the text of a file; None if it is missing. Bytes that are not valid UTF-8 are restored by `write`."""
     try:
         return path.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
@@ -110,7 +113,7 @@ def write(path: Path, lines: list[str], mode: int) -> None:
 
 
 def make_key(request: dict[str, Any]) -> str:
-    """Public half of the pool's key, type and key. Creates the key in the pool's own folder if it does not exist."""
+    """Return the pool's public key (type and base64). Creates the key pair in the pool's folder if it is missing."""
     pool, _ = leased(request["root"], request["name"], request["lease"])
     pool.folder("keys")
     path = f"{pool.path}/keys/id"
@@ -118,7 +121,7 @@ def make_key(request: dict[str, Any]) -> str:
         if keys.read("id") is None:
             line = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", mark(request), "-f", path]
             subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True)
-    # Derived from the private half, because a file beside it could have been replaced.
+    # The public key is derived from the private key, because the file `id.pub` could have been replaced.
     done = subprocess.run(
         ["ssh-keygen", "-y", "-f", path], stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT_S, check=True
     )
@@ -134,12 +137,12 @@ def public(text: str) -> str:
 
 
 def host_keys(request: dict[str, Any]) -> list[str]:  # noqa: ARG001
-    """Host keys that this node's sshd presents: type and key."""
+    """Return the host keys that this node's sshd presents (type and base64)."""
     return [" ".join(path.read_text().split()[:2]) for path in sorted(SSHD.glob("ssh_host_*_key.pub"))]
 
 
 def authorize(request: dict[str, Any]) -> None:
-    """Accept the pool's key: for commands only, no other ssh feature. Adds one line, built only from our own text."""
+    """Accept the pool's public key, for commands only and no other ssh feature. Adds one line to `authorized_keys`."""
     line = f"restrict {public(request['key'])} {mark(request)}"
     with edit_lines("authorized_keys") as lines:
         if line not in lines:
@@ -147,7 +150,7 @@ def authorize(request: dict[str, Any]) -> None:
 
 
 def add_known_hosts(request: dict[str, Any]) -> None:
-    """On the first node: make ssh to the pool's nodes use the pool's key and host keys."""
+    """On the first node: configure ssh to use the pool's key and known host keys for the pool's nodes."""
     pool, _ = leased(request["root"], request["name"], request["lease"])
     for address, found in request["hosts"].items():
         for item, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
@@ -170,14 +173,14 @@ def add_known_hosts(request: dict[str, Any]) -> None:
 
 
 def quoted(path: str) -> str:
-    """A path quoted for ssh's configuration."""
+    """Quote a path for ssh's configuration."""
     if any(letter in path for letter in '"$\\\n'):
         raise ValueError(f"{path}: ssh's configuration cannot contain this path")
     return f'"{path.replace("%", "%%")}"'
 
 
 def remove(request: dict[str, Any]) -> list[str]:
-    """Remove our lines of the pool; returns the files that had some."""
+    """Remove the lines that we added for the pool; return the files that contained any, as messages."""
     found = leftovers(request)
     for name in ("authorized_keys", "config") if found else ():
         with edit_lines(name) as lines:
@@ -192,10 +195,10 @@ def remove(request: dict[str, Any]) -> list[str]:
 
 
 def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -> int:
-    """End of our lines that begin at `at`; `at` itself if the line is not ours.
+    """Return the index after our lines that begin at `at`, or `at` itself if that line is not ours.
 
     Raises:
-        NotOwned: A block of the pool was changed: without some of its lines the others would have another meaning.
+        NotOwned: A block of the pool was changed. Removing only some of its lines would change what the others mean.
     """
     if name == "authorized_keys":
         return at + (re.fullmatch(f"restrict {KEY.pattern} {mark_form(request)}", lines[at]) is not None)
@@ -213,7 +216,7 @@ def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -
 
 
 def leftovers(request: dict[str, Any]) -> list[str]:
-    """Files that contain lines of the pool, as messages."""
+    """List the files that contain lines of the pool, as messages."""
     names = [name for name in ("authorized_keys", "config") if mark(request) in (read(ssh_dir() / name) or "")]
     return [f"key in {ssh_dir() / name}" for name in names]
 

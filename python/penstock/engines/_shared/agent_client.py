@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the node agents: sends an engine's requests to every node, and returns refusals as errors that name the node."""
+"""Client of the node agents: sends an engine's requests to every node, and turns failures into errors with its name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REMOTE = Path(__file__).parents[1] / "_remote"
 
 
 def pool_root(spec: PoolSpec, node: Node) -> str:
-    """The pool's only folder on a node."""
+    """Path of the folder that contains everything of the pool on a node."""
     disk = spec.disk.replace("{node}", node.name)
     if not posixpath.isabs(disk):
         raise ConfigError(f"disk: `{disk}` is not an absolute path", where="disk")
@@ -41,7 +41,7 @@ def pool_root(spec: PoolSpec, node: Node) -> str:
 
 
 class AgentClient:
-    """The agents of one pool's nodes."""
+    """Client of the agents on all nodes of one pool."""
 
     def __init__(self, spec: PoolSpec, runner: Runner, *, python: str = "python3") -> None:
         self.spec = spec
@@ -50,7 +50,7 @@ class AgentClient:
 
     @classmethod
     def of(cls, pool: Pool, runner: Runner) -> AgentClient:
-        """The agents of a running pool; each request names the pool's folder."""
+        """Return a client for a running pool. Every request must state the pool's folder as `root`."""
         return cls(PoolSpec(pool.name, "/", pool.copies), runner)
 
     def call(
@@ -63,10 +63,10 @@ class AgentClient:
         agent: str = "node_agent",
         **common: Any,
     ) -> dict[str, Any]:
-        """Answer of every node, by its name.
+        """Send a request to every node; return the results by node name.
 
         Raises:
-            PenstockError: The first refusal, or the first node without an answer; the error contains the node's name.
+            PenstockError: A node returned an error or did not respond; the error names the first such node.
         """
         answers = self.try_call(verb, timeout_s, on=on, each=each, agent=agent, **common)
         for answer in answers.values():
@@ -84,7 +84,10 @@ class AgentClient:
         agent: str = "node_agent",
         **common: Any,
     ) -> dict[str, Any]:
-        """Answers and errors of every node, by its name. `agent`: `node_agent`, or `ssh_keys_agent` for keys."""
+        """Send a request to every node; return a result or an error for each, by node name.
+
+        `agent` is the script to run: `node_agent`, or `ssh_keys_agent` for keys.
+        """
         nodes = list(self.runner.nodes) if on is None else list(on)
         own = {
             node.name: {"root": pool_root(self.spec, node), "address": node.address, **(each or {}).get(node.name, {})}
@@ -108,12 +111,15 @@ class AgentClient:
 
 
 def successes(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers without errors: the result of `audit`."""
+    """Return the results of the nodes that succeeded, by node name. `audit` returns these."""
     return {name: answer for name, answer in answers.items() if not isinstance(answer, PenstockError)}
 
 
 def down_receipts(answers: Mapping[str, Any]) -> dict[str, Any]:
-    """Result of `down`: answers, and the refusals of nodes where the folder is not the pool's."""
+    """Build the result of an engine's `down`: the results of all nodes that responded.
+
+    A node whose folder does not belong to the pool has the entry `refused` instead.
+    """
     return {
         name: {"refused": [str(answer)]} if isinstance(answer, PreconditionFailed) else answer
         for name, answer in answers.items()
@@ -122,7 +128,7 @@ def down_receipts(answers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def node_states(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -> dict[str, str]:
-    """State of every node, `up`, `degraded` or `lost`: lost without an answer; up if `is_up` accepts the answer."""
+    """Return every node's state: `lost` without a response, `up` if `is_up` accepts its result, else `degraded`."""
     return {
         name: "lost" if isinstance(answer, PenstockError) else "up" if is_up(name, answer) else "degraded"
         for name, answer in answers.items()
@@ -130,8 +136,10 @@ def node_states(answers: Mapping[str, Any], is_up: Callable[[str, Any], bool]) -
 
 
 def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[str]) -> dict[str, str]:
-    """Node states for engines with daemons, from the answers to `alive`. A node is up if its daemons run under the
-    pool's lease, none has died, and the node is in `serving`, the engine's own list.
+    """Return node states for engines with daemons, given the results of the verb `alive`.
+
+    A node is up if it has the pool's lease, none of its daemons has ended, and it is in `serving`. The engine computes
+    `serving` from its own file system.
     """
     return node_states(
         answers, lambda name, alive: alive["lease"] == pool.lease and not alive["dead"] and name in serving
@@ -139,15 +147,15 @@ def daemon_states(pool: Pool, answers: Mapping[str, Any], serving: Collection[st
 
 
 def pool_roots(pool: Pool) -> dict[str, dict[str, Any]]:
-    """The `root` argument of each node's request, for engines whose facts contain the pool's folder on each node."""
+    """Return the argument `root` for each node's request, from the pool folders that the engine stored in the facts."""
     return {name: {"root": facts["root"]} for name, facts in pool.facts["nodes"].items()}
 
 
 class AgentManagedEngine:
-    """Base of engines whose pools are taken down and checked by each node's agent."""
+    """Base class of engines whose pools are taken down and audited by the node agents."""
 
     def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:  # noqa: ARG002
-        """Empty: the engine does not know which objects only a lost node held."""
+        """Return an empty list, because the engine cannot find out which objects were stored only on a lost node."""
         return []
 
     def down(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects as plain files below a folder, shared by `local` and `mount`. A name is a relative path that stays below it."""
+"""Access to objects that are plain files below a folder. An object's name is its path relative to the folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def validated_name(name: str) -> str:
     """Check the name of an object, and return it.
 
     Raises:
-        KeyRefused: The name is empty, absolute, or would leave its pool.
+        KeyRefused: The name is empty, absolute, or leads out of the pool's folder.
     """
     if (
         not name
@@ -40,15 +40,15 @@ def validated_name(name: str) -> str:
 
 
 class SharedFolderEngine(AgentManagedEngine):
-    """Base of engines whose objects are files below one path, which is the pool's URL and the same on all nodes."""
+    """Base class of engines whose objects are files below one path. It is the pool's URL and the same on all nodes."""
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
-        """The files."""
+        """Return the access to the files."""
         return FolderAccess(Path(pool.url), node, is_own=False)
 
 
 class FolderAccess:
-    """Objects of one folder, as `node` accesses them; `is_own`: the folder is on the node's own disk."""
+    """Objects of one folder, as accessed from `node`. `is_own` is true if the folder is on the node's own disk."""
 
     def __init__(self, folder: Path, node: str, *, is_own: bool) -> None:
         self._folder = folder
@@ -57,19 +57,19 @@ class FolderAccess:
 
     @property
     def reports_locations(self) -> bool:
-        """Only for the node's own disk: a mount does not report the location of its files."""
+        """True for the node's own disk. A mount does not report where its files are stored."""
         return self._is_own
 
     def _path(self, name: str) -> Path:
         return self._folder / validated_name(name)
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of the files; folders and links are not objects."""
+        """Names of all objects: only files are objects, not folders."""
         found = (path for path in self._folder.rglob("*") if path.is_file() and PART_PREFIX not in path.name)
         return sorted(name for path in found if (name := path.relative_to(self._folder).as_posix()).startswith(prefix))
 
     def put(self, name: str, source: Path) -> None:
-        """Write atomically and durably."""
+        """Write the object atomically and durably."""
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -81,7 +81,7 @@ class FolderAccess:
             raise
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Read with a plain pread."""
+        """Read a range of the object with pread."""
         try:
             with self._path(name).open("rb") as file:
                 return os.pread(file.fileno(), length, offset)
@@ -89,7 +89,7 @@ class FolderAccess:
             raise NotFound(f"{name} is not in the pool", where=name) from None
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """The node itself, if the folder is on its own disk; a mount does not report locations."""
+        """Return this node as the location if the folder is on its own disk; a mount does not report locations."""
         found = {}
         for name in names:
             path = self._path(name)
@@ -98,16 +98,16 @@ class FolderAccess:
         return found
 
     def fast_path(self, name: str) -> Path | None:
-        """The file itself, if it is on this node's disk."""
+        """Path of the file if it is on this node's own disk, else None."""
         path = self._path(name)
         return path if self._is_own and path.is_file() else None
 
     def mount_path(self, name: str) -> Path | None:
-        """Path of the file itself."""
+        """Path of the object's file."""
         return self._path(name)
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete the files; their folders stay."""
+        """Delete the files, but not the folders that contain them."""
         for name in names:
             try:
                 remove_below(self._folder, validated_name(name))

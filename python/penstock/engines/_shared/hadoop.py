@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hadoop for the engine `hdfs`: its jars and the configuration of its daemons."""
+"""Hadoop for the engine `hdfs`: installs the jars and writes the configuration of the daemons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log4j.appender.A.layout.ConversionPattern=%d %p %c: %m%n
 
 
 def installed_class_path(given: str, environment: Mapping[str, str]) -> str | None:
-    """Class path of a Hadoop that the user names, or None to use our jars."""
+    """Class path of the user's own Hadoop (`given` or HADOOP_HOME); None if Penstock must install the jars."""
     home = given or environment.get("HADOOP_HOME", "")
     if not home:
         return None
@@ -44,7 +44,7 @@ def installed_class_path(given: str, environment: Mapping[str, str]) -> str | No
 
 
 def required_files(path: str) -> list[str]:
-    """Files that a node must have for a class path to contain HDFS."""
+    """Patterns of files that must exist on a node so that the class path contains HDFS."""
     return [
         f"{glob.escape(part[:-1])}{_SERVER if ':' not in path else 'hadoop-hdfs-*.jar'}"
         for part in path.split(":")[:3:2]
@@ -54,12 +54,13 @@ def required_files(path: str) -> list[str]:
 def install_jars(
     environment: Mapping[str, str], runner: Runner, agents: AgentClient, spec: PoolSpec, until: float
 ) -> dict[str, str]:
-    """Put our own jars on every node; returns the class path. Fetched once to this machine, and copied to nodes that
-    lack them.
+    """Install Penstock's Hadoop jars on every node; return each node's class path.
+
+    Maven downloads the jars once to this machine. They are then copied to nodes that lack them.
 
     Raises:
         ConfigError: This user has no cache folder for the jars.
-        NotFound: The jars are missing, and so is Maven to fetch them.
+        NotFound: The jars are missing, and Maven is not installed or cannot download them.
         PreconditionFailed: Another user can write to the jars' folder.
     """
     # The XDG specification ignores relative paths.
@@ -74,7 +75,7 @@ def install_jars(
         OwnedFolder(check_parents(str(cache))).close()
     except NotOwned as error:
         raise PreconditionFailed(f"Hadoop's jars: {error}", hint=error.hint or _OWN_JARS) from None
-    # A node gets a copy unless its folder of that name is certainly ours.
+    # A node gets a copy unless it has the jars in a folder that only root or this user can write.
     has = agents.call(
         "has", until - time.monotonic(), patterns=[f"{glob.escape(str(cache))}/{_SERVER}"], folder=str(cache)
     )
@@ -133,7 +134,7 @@ def _fetch(cache: Path, until: float) -> None:
 
 
 def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, block_bytes: int) -> dict[str, str]:
-    """Configuration files for a node."""
+    """Return the configuration files for a node: path and text."""
     core = {"fs.defaultFS": f"hdfs://{leader}:{rpc}", "hadoop.tmp.dir": f"{root}/data/tmp"}
     site = {
         "dfs.replication": copies,
@@ -142,19 +143,20 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
         "dfs.permissions.enabled": "false",
         "dfs.namenode.name.dir": f"{root}/data/name",
         "dfs.namenode.http-address": f"{leader}:{http}",
-        # Only the pool's own nodes: a foreign DataNode that finds our port is refused.
+        # Only the pool's own nodes may register: the NameNode rejects a foreign DataNode that finds our port.
         "dfs.hosts": f"{root}/conf/hosts",
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         "dfs.namenode.safemode.extension": 0,
-        # Detects a lost node after 2 x 2 s + 10 x 1 s instead of ten minutes; a node silent for 3 s is read last.
+        # A node counts as lost after 2 x 2 s + 10 x 1 s instead of ten minutes. After 3 s of silence, its copies are
+        # read only if no other copy exists.
         "dfs.heartbeat.interval": 1,
         "dfs.namenode.heartbeat.recheck-interval": 2000,
         "dfs.namenode.stale.datanode.interval": 3000,
         "dfs.namenode.avoid.read.stale.datanode": "true",
         "dfs.namenode.avoid.write.stale.datanode": "true",
-        # The first copy always goes to the writer's own disk, also if its node is busy.
+        # Store the first copy on the writer's own disk even if its node is busy.
         "dfs.namenode.redundancy.considerLoad": "false",
-        # With as many copies as nodes, a lost node cannot be replaced, and a write must succeed without it.
+        # If there are as many copies as nodes, no node can replace a lost one. A write must succeed without it.
         "dfs.client.block.write.replace-datanode-on-failure.policy": "NEVER",
         "dfs.client.socket-timeout": 5000,
         "dfs.datanode.socket.write.timeout": 5000,
@@ -167,7 +169,7 @@ def configured(root: str, leader: str, rpc: int, http: int, *, copies: int, bloc
 
 
 def data_options(root: str, address: str, ports: list[int]) -> list[str]:
-    """Options on a DataNode's command line that differ for each one."""
+    """Command-line options of a DataNode that differ between nodes."""
     data, http, ipc = ports
     options = {
         "dfs.datanode.data.dir": f"{root}/data/blocks",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ssh keys between the nodes of a pool, for engines that connect nodes by ssh.
+"""Exchanges ssh keys between the nodes of a pool, for engines that connect the nodes by ssh.
 
 The private key never leaves the first node; the launcher transfers only public keys.
 """
@@ -21,13 +21,13 @@ _AGENT = "ssh_keys_agent"
 
 
 def exchange(agents: AgentClient, lease: str, until: float) -> None:
-    """Let the first node log in on all nodes, itself included, for the life of the lease. Idempotent.
+    """Let the first node log in to all nodes, itself included, until the lease's keys are removed. Idempotent.
 
     Args:
         until: Deadline on the monotonic clock, in seconds.
 
     Raises:
-        PenstockError: A node did not answer, or refused; the error contains its name.
+        PenstockError: A node did not respond, or returned an error; the error contains its name.
     """
     nodes = list(agents.runner.nodes)
 
@@ -41,15 +41,15 @@ def exchange(agents: AgentClient, lease: str, until: float) -> None:
 
 
 def remove(agents: AgentClient, lease: str, timeout_s: float) -> dict[str, dict[str, list[str]]]:
-    """Remove the keys of a lease, or without a lease those of all leases of the pool. Returns for each node `keys`, the
-    changed files, or `refused`.
+    """Remove the keys of one lease, or of all leases of the pool if `lease` is empty.
 
-    A missing node did not answer or failed: its keys are still there.
+    Returns for each node the changed files as `keys`, or the reason why nothing was removed as `refused`. A node that
+    failed or did not respond is not in the result, and still has its keys.
     """
     answers = down_receipts(agents.try_call("remove", timeout_s, agent=_AGENT, lease=lease))
     return {node: found if isinstance(found, dict) else {"keys": found} for node, found in answers.items()}
 
 
 def leftovers(agents: AgentClient, timeout_s: float) -> dict[str, list[str]]:
-    """Files that still have keys of the pool, as messages, by node. A missing node was not checked."""
+    """List the files that still contain keys of the pool, as messages, by node. Nodes that failed are left out."""
     return successes(agents.try_call("leftovers", timeout_s, agent=_AGENT))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects of a pool in HDFS through WebHDFS, for a process on one of its nodes.
+"""Access to a pool's objects in HDFS through WebHDFS, for a process on one of the pool's nodes.
 
-Every wait ends in seconds; if a copy does not answer, another is read. Objects of one block with a copy on this node
-are plain files: `fast_path`.
+Every wait has a timeout of seconds. If a DataNode does not respond, another copy is read. An object of one block with
+a copy on this node can be read as a plain file (`fast_path`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 __all__ = ["HdfsAccess"]
 
-# Timeout of an answer. A DataNode that hangs would otherwise block a reader for two minutes.
+# Timeout of a response. Without it, a DataNode that hangs would block a reader for two minutes.
 _WAIT_S = 5.0
-# Timeout of one socket write: a disk may be slow, but not silent.
+# Timeout of one socket write. It is longer, because a slow disk delays the DataNode.
 _WRITE_S = 30.0
 _TRIES = 4
 _CHUNK = 1 << 20
 
 
 class HdfsAccess:
-    """Objects of the pool; their names are paths below the root of its HDFS."""
+    """Access to the pool's objects. An object's name is its path below the HDFS root."""
 
     def __init__(self, pool: Pool, node: str) -> None:
         self._http: str = pool.facts["http"]
@@ -47,7 +47,7 @@ class HdfsAccess:
         self._copies = pool.copies
 
     def names(self, prefix: str = "") -> list[str]:
-        """One listing per folder, starting at the last folder of the prefix."""
+        """List the names with one request per folder, starting at the last folder of the prefix."""
         found, waiting = [], [prefix.rpartition("/")[0]]
         while waiting:
             folder = waiting.pop()
@@ -64,13 +64,14 @@ class HdfsAccess:
         return sorted(found)
 
     def put(self, name: str, source: Path) -> None:
-        """Write the whole object under a temporary name, then rename; starts again if a DataNode fails. The NameNode
-        gives the first copy to the writer's own DataNode.
+        """Write the whole object under a temporary name, then rename it. If a DataNode fails, the write is retried.
+
+        The NameNode assigns the first copy to the writer's own DataNode.
         """
         validated_name(name)
         size = source.stat().st_size
         folder = name.rpartition("/")[0]
-        # One block, so that its node can read it as a file; HDFS requires a multiple of its checksum chunk.
+        # The object is one block, so that `fast_path` works. HDFS requires a multiple of its checksum chunk size.
         block = max(1 << 20, math.ceil(size / (1 << 20)) << 20)
         for last in [False] * (_TRIES - 1) + [True]:
             part = f"{folder}/{PART_PREFIX}{uuid4().hex}".lstrip("/")
@@ -89,7 +90,7 @@ class HdfsAccess:
                 done = self._namenode_request(
                     "PUT", part, op="RENAME", destination=f"/{name}", renameoptions="OVERWRITE"
                 )
-                # Without options HDFS answers with a boolean; with OVERWRITE it answers with nothing, or an exception.
+                # Without options, HDFS returns a boolean. With OVERWRITE, it returns an empty body or an exception.
                 if done.get("boolean") is False:
                     raise ServerError(f"{name}: the NameNode refused to rename it")
             except (Unreachable, ServerError, Deadline):
@@ -100,7 +101,7 @@ class HdfsAccess:
                 return
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Read from the copy that the NameNode ranks nearest; if it does not answer in seconds, from the others."""
+        """Read from the copy that the NameNode ranks nearest. If its DataNode does not respond, read from another."""
         validated_name(name)
         shunned: list[str] = []
         trouble: Exception | None = None
@@ -126,7 +127,7 @@ class HdfsAccess:
                 shunned.append(self._data_of(where) or place)
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """One request to the NameNode per object."""
+        """Return the nodes that store each block of the objects, with one NameNode request per object."""
         return {
             name: [
                 Located(block["startOffset"], block["block"]["numBytes"], tuple(self._holders(block)))
@@ -136,7 +137,7 @@ class HdfsAccess:
         }
 
     def fast_path(self, name: str) -> Path | None:
-        """File of the finalized block, for an object of one block with a copy on this node."""
+        """Path of the finalized block file, if the object has one block and a copy on this node; else None."""
         blocks = self._blocks(name)["locatedBlocks"]
         if len(blocks) != 1 or self._node not in self._holders(blocks[0]):
             return None
@@ -150,11 +151,11 @@ class HdfsAccess:
             return None
 
     def mount_path(self, name: str) -> Path | None:  # noqa: ARG002
-        """None: HDFS has no mount."""
+        """Return None, because the pool does not mount HDFS."""
         return None
 
     def delete(self, names: Sequence[str]) -> None:
-        """One request per name."""
+        """Delete the objects with one request each."""
         for name in names:
             self._namenode_request("DELETE", validated_name(name), op="DELETE")
 
@@ -174,13 +175,13 @@ class HdfsAccess:
         return any(not self._holders(block) for block in self._blocks(name)["locatedBlocks"])
 
     def _data_of(self, location: str) -> str | None:
-        """Transfer address of a DataNode, by which the NameNode excludes it."""
+        """Transfer address of the DataNode in a redirect URL. The NameNode excludes DataNodes by this address."""
         host = urllib.parse.urlsplit(location).hostname
         mine = [data for data in self._by_data if data.rpartition(":")[0] == host]
         return mine[0] if len(mine) == 1 else None
 
     def _namenode_request(self, method: str, name: str, **query: Any) -> dict[str, Any]:
-        """One request to the NameNode."""
+        """Send one request to the NameNode; return its JSON, or raise the matching error."""
         details = urllib.parse.urlencode({**query, "user.name": "penstock"})
         status, body = _request(method, self._http, f"/webhdfs/v1/{urllib.parse.quote(name)}?{details}", _WAIT_S)
         try:
@@ -226,12 +227,12 @@ class HdfsAccess:
 
 
 def _path_of(place: urllib.parse.SplitResult) -> str:
-    # The NameNode does not quote special letters, which HTTP does not accept.
+    # The NameNode's redirect URLs contain unquoted special characters, which HTTP does not allow.
     return f"{urllib.parse.quote(place.path, safe='/%+')}?{urllib.parse.quote(place.query, safe='=&%+/:')}"
 
 
 def _request(method: str, place: str, path: str, wait_s: float, *, limit: int = 1 << 26) -> tuple[int, bytes]:
-    """One HTTP request; each wait and the whole are bounded."""
+    """Send one HTTP request. Each socket wait is limited by `wait_s`, and the body by `limit`."""
     connection = http.client.HTTPConnection(place, timeout=wait_s)
     try:
         connection.request(method, path)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Volumes: traces of SEG-Y files, boxes of chunked arrays into NumPy memory, and Zarr objects and SEG-Y traces to write.
+//! Bindings for seismic volumes: reads SEG-Y traces and boxes of chunked arrays into NumPy memory, and writes Zarr
+//! objects and SEG-Y traces.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,24 +19,24 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::errors::raise;
 use crate::runtime::{enter, enter_async, runtime};
 
-/// Opens the folder of a URL, and says how its reads are merged.
+/// Opens the folder of a URL. Also returns the policy for merging its reads (local or remote).
 fn opened(url: &str, env: &HashMap<String, String>) -> Result<(Opened, MergePolicy)> {
     let url: Url = url.parse()?;
     let policy = if url.scheme == Scheme::File { MergePolicy::LOCAL } else { MergePolicy::REMOTE };
     Ok((open(&url.as_folder(), &StoreSettings::from_env(env)?, Default::default())?, policy))
 }
 
-/// A contiguous buffer of bytes, kept alive and locked while the core uses it.
+/// A contiguous byte buffer of a Python object. It stays exported, so its memory stays valid, while this value exists.
 struct Memory {
-    /// Held for its memory.
+    /// Keeps the memory behind `start` valid.
     _buffer: PyBuffer<u8>,
     start: *mut u8,
     len: usize,
 }
 
-// SAFETY: the buffer is held, so that its memory stays; the caller in Python gives it up for the call.
+// SAFETY: `_buffer` keeps the memory valid, and the Python caller does not use the memory during the call.
 unsafe impl Send for Memory {}
-// SAFETY: as above.
+// SAFETY: as for `Send`.
 unsafe impl Sync for Memory {}
 
 impl Memory {
@@ -51,16 +52,17 @@ impl Memory {
     fn slice(&self) -> &[u8] {
         match self.len {
             0 => &[],
-            // SAFETY: the buffer's memory, held by `self`.
+            // SAFETY: `self._buffer` keeps these `len` bytes valid.
             len => unsafe { std::slice::from_raw_parts(self.start, len) },
         }
     }
 
-    /// The memory to fill.
+    /// Returns the writable memory that a read fills.
     fn out(&mut self) -> OutBuffer<'_> {
         match self.len {
             0 => OutBuffer::new(&mut []),
-            // SAFETY: as above; the buffer is writable, and the caller uses it for nothing else during the call.
+            // SAFETY: `self._buffer` keeps the memory valid. It is writable, and the caller does not use it during the
+            // call.
             len => OutBuffer::new(unsafe { std::slice::from_raw_parts_mut(self.start, len) }),
         }
     }
@@ -78,7 +80,7 @@ fn stats_of<'py>(py: Python<'py>, stats: &FetchStats) -> PyResult<Bound<'py, PyD
     Ok(found)
 }
 
-/// Bytes of an exception: trace (8), sample (8), IBM word (4), all little-endian.
+/// Serializes IBM float exceptions. Each one is trace (8 bytes), sample (8) and IBM word (4), all little-endian.
 fn packed(exceptions: &[(u64, u64, u32)]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(20 * exceptions.len());
     for (trace, sample, word) in exceptions {
@@ -121,7 +123,7 @@ impl PySegyFile {
         Ok(Self { reader: Arc::new(reader), deadline })
     }
 
-    /// The layout, as JSON.
+    /// Returns the layout of the file, as JSON.
     fn layout(&self, py: Python<'_>) -> PyResult<String> {
         serde_json::to_string(self.reader.layout()).map_err(|problem| raise(py, Error::bug(problem.to_string())))
     }
@@ -131,14 +133,15 @@ impl PySegyFile {
         self.reader.version().map(str::to_owned)
     }
 
-    /// Bytes of the file, cut at its end.
+    /// Reads `count` bytes from `start`; fewer at the end of the file.
     fn read_bytes<'py>(&self, py: Python<'py>, start: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
         let (reader, deadline) = (self.reader.clone(), Deadline::within(self.deadline));
         let found = enter_async(py, async move { reader.bytes(start, count, deadline).await })?;
         Ok(PyBytes::new(py, &found))
     }
 
-    /// Headers and samples `first..end` of `traces` (u64) into the buffers. Returns the packed IBM exceptions.
+    /// Reads the headers of `traces` (u64) and their samples `first..end` into the buffers. Returns the packed IBM
+    /// exceptions.
     #[pyo3(signature = (traces, *, headers=None, samples=None, first=0, end=0, threads=1))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
     fn read<'py>(
@@ -169,7 +172,7 @@ impl PySegyFile {
     }
 }
 
-/// An array in chunks, open for reads.
+/// A chunked array that is open for reading.
 #[pyclass(name = "ChunkedArray", module = "penstock._native", frozen)]
 pub struct PyChunkedArray {
     array: ChunkedArray,
@@ -178,7 +181,7 @@ pub struct PyChunkedArray {
 
 #[pymethods]
 impl PyChunkedArray {
-    /// A Zarr array in the folder `url`, with its metadata.
+    /// Opens the Zarr array in the folder `url`, with the given metadata.
     #[staticmethod]
     #[pyo3(signature = (url, metadata, env, *, timeout_s=600.0))]
     fn zarr(
@@ -198,7 +201,7 @@ impl PyChunkedArray {
         Ok(Self { array, deadline })
     }
 
-    /// A dataset of the HDF5 file `name` in `folder`, as `penstock.feed.hdf5_chunks` describes it.
+    /// Opens a dataset of the HDF5 file `name` in `folder`. `penstock.feed.hdf5_chunks` produces the description.
     #[staticmethod]
     #[pyo3(signature = (folder, name, size, version, dataset, env, *, timeout_s=600.0))]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
@@ -235,7 +238,7 @@ impl PyChunkedArray {
         self.array.chunk_shape().to_vec()
     }
 
-    /// Boxes, each a (start, end) of each axis, into `out`, one after the other.
+    /// Reads boxes into `out`, one after another. Each box is a (start, end) pair per axis.
     #[pyo3(signature = (boxes, out, *, threads=1))]
     fn read_many(
         &self,
@@ -255,7 +258,7 @@ impl PyChunkedArray {
     }
 }
 
-/// Writes the objects of one Zarr array.
+/// Writes the objects (chunks or shards) of one Zarr array.
 #[pyclass(name = "ZarrWriter", module = "penstock._native", frozen)]
 pub struct PyZarrWriter {
     writer: ZarrWriter,
@@ -273,12 +276,13 @@ impl PyZarrWriter {
         })
     }
 
-    /// Key of an object, below the array.
+    /// Returns the key of an object, relative to the array.
     fn key(&self, cell: Vec<u64>) -> String {
         self.writer.key(&cell)
     }
 
-    /// Encodes and writes an object from a whole chunk or shard in C order. Returns its size; 0 if all is fill.
+    /// Encodes a whole chunk or shard (C order) and writes it as an object. Returns the object's size; 0 if all values
+    /// are the fill value.
     #[pyo3(signature = (cell, data, *, threads=1))]
     fn write(&self, py: Python<'_>, cell: Vec<u64>, data: &Bound<'_, PyAny>, threads: usize) -> PyResult<u64> {
         let memory = Memory::of(data, false)?;
@@ -289,7 +293,7 @@ impl PyZarrWriter {
     }
 }
 
-/// Writes one object in order.
+/// Writes one object sequentially.
 #[pyclass(name = "ObjectWriter", module = "penstock._native", frozen)]
 pub struct PyObjectWriter(Mutex<Option<ObjectWriter>>);
 
@@ -332,7 +336,7 @@ impl PyObjectWriter {
         enter_async(py, async move { writer.finish().await.map(|_| ()) })
     }
 
-    /// Drops what was sent.
+    /// Aborts the upload and discards the written bytes.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         match lock(&self.0).take() {
             Some(writer) => enter_async(py, async move {
@@ -344,7 +348,7 @@ impl PyObjectWriter {
     }
 }
 
-/// Traces as a SEG-Y file stores them, into `out`: `headers` of `header_bytes` each, then `samples` of each in the
+/// Encodes traces for a SEG-Y file into `out`. Each trace is a header of `header_bytes`, then its samples in the
 /// element type of the format.
 #[pyfunction]
 #[pyo3(signature = (code, byte_order, headers, samples, out, *, header_bytes=240))]
@@ -375,7 +379,7 @@ pub fn encode_traces(
         let all = out.out();
         for trace in 0..traces {
             let start = trace * (header_bytes + stored);
-            // SAFETY: one thread writes all parts.
+            // SAFETY: only this thread writes to `out`, and the parts do not overlap.
             let (header, values) = unsafe { (all.part(start, header_bytes)?, all.part(start + header_bytes, stored)?) };
             header.copy_from_slice(&headers.slice()[trace * header_bytes..][..header_bytes]);
             encode(format, order, &samples.slice()[trace * row..][..row], values)?;

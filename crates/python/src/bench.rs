@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of the load generator: one phase at a time, with its settings and its report as JSON.
+//! Bindings for the load generator. Each object runs one phase; settings and reports are JSON.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -38,7 +38,7 @@ impl PyStoragePhase {
         .map(Self)
     }
 
-    /// Finished entries, reads or writes, and bytes.
+    /// Returns the number of completed entries, of completed reads or writes, and of bytes.
     fn progress(&self) -> (u64, u64, u64) {
         let total = self.0.progress();
         (total.entries, total.ios, total.bytes)
@@ -68,12 +68,12 @@ impl PyObjectPhase {
         .map(Self)
     }
 
-    /// Finished requests, bytes, and refusals because of a rate limit.
+    /// Returns the number of completed requests, of bytes, and of throttled attempts.
     fn progress(&self) -> (u64, u64, u64) {
         self.0.progress()
     }
 
-    /// Waits at most `timeout_s`. Returns the report as JSON, once; `None` while requests are sent.
+    /// Waits at most `timeout_s`. Returns the report as JSON, once; `None` while the phase runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         enter(py, || self.0.wait(limit(timeout_s)).map(|report| json(&report?)).transpose())
     }
@@ -83,19 +83,20 @@ impl PyObjectPhase {
     }
 }
 
-/// At most `most` keys below `url`, relative to it; if the store cannot list, the URL's own object.
+/// Lists at most `most` keys below `url`, relative to it. If the store does not support listing, returns the URL's own
+/// object.
 #[pyfunction]
 pub fn object_keys(py: Python<'_>, url: String, env: HashMap<String, String>, most: usize) -> PyResult<Vec<String>> {
     enter_async(py, async move { keys_of(&url, &StoreSettings::from_env(&env)?, most).await })
 }
 
-/// Deletes everything below `url`, a folder that a benchmark made; returns the number of objects.
+/// Deletes everything below `url`, a folder that a benchmark made. Returns the number of deleted objects.
 #[pyfunction]
 pub fn clear_objects(py: Python<'_>, url: String, env: HashMap<String, String>) -> PyResult<u64> {
     enter_async(py, async move { clear(&url, &StoreSettings::from_env(&env)?).await })
 }
 
-/// Merges several latencies, each as JSON: adds their buckets and recomputes the percentiles.
+/// Merges several latency histograms, each as JSON: adds their buckets and recomputes the percentiles.
 #[pyfunction]
 pub fn merge_latencies(py: Python<'_>, latencies: Vec<String>) -> PyResult<String> {
     let merge = || {

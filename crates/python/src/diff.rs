@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of `penstock diff`: two sides, each a manifest, a staged folder or anything that can be listed.
+//! Bindings for `penstock diff`: compares two datasets. Each side is a manifest, a staged folder, or a URL that can be
+//! listed.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -14,7 +15,7 @@ use pyo3::prelude::*;
 
 use crate::runtime::enter_async;
 
-/// Compares `a` with `b`; returns the difference as JSON.
+/// Compares `a` with `b`. Returns the difference as JSON.
 #[pyfunction]
 #[pyo3(signature = (
     a, b, env, *, timeout_s=None, retry_timeout_s=None, select=Vec::new(), exclude=Vec::new()
@@ -54,7 +55,7 @@ pub fn diff(
     })
 }
 
-/// Manifest of one side, and the kind of that side.
+/// Manifest of one side, and how it was obtained: `stage`, `manifest` or `listing`.
 async fn manifest_of(
     place: &str,
     select: &KeyFilter,
@@ -83,7 +84,8 @@ async fn manifest_of(
     }
 }
 
-/// Present objects of a store, with the stage's record of each object that has not changed since.
+/// Manifest of the objects that a staged copy contains now. An object that has not changed since the stage gets the
+/// entry that the stage recorded.
 fn standing(recorded: Manifest, listed: Manifest) -> Manifest {
     let known: HashMap<&Key, &Entry> = recorded.objects.iter().map(|entry| (&entry.key, entry)).collect();
     let objects = listed.objects.into_iter().map(|entry| match known.get(&entry.key) {
@@ -99,7 +101,7 @@ fn is_manifest(path: &Path) -> bool {
     const PARQUET: &[u8] = b"PAR1";
     let mut head = Vec::with_capacity(64);
     let read = std::fs::File::open(path).and_then(|file| file.take(64).read_to_end(&mut head));
-    // JSON writers may put spaces anywhere.
+    // Ignore white space, which differs between JSON writers.
     head.retain(|byte| !byte.is_ascii_whitespace());
     path.is_file() && read.is_ok() && (head.starts_with(BEGIN) || head.starts_with(PARQUET))
 }

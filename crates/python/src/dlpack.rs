@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! DLPack, both generations: the structures of its header (v1.1), and a capsule that owns a tensor.
+//! DLPack export: the C structures of its header (v1.1), in the unversioned and the versioned form, and capsules that
+//! own a tensor.
 
 use std::ffi::{CStr, c_void};
 
@@ -8,7 +9,7 @@ use penstock_types::DType;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// `kDLCPU`. Pinned memory is exported as this too: JAX refuses `kDLCUDAHost` (jax#22346).
+/// Device type `kDLCPU`. Pinned memory is exported as CPU memory too, because JAX rejects `kDLCUDAHost` (jax#22346).
 pub const CPU: i32 = 1;
 
 const PLAIN: &CStr = c"dltensor";
@@ -55,7 +56,7 @@ struct ManagedVersioned {
     tensor: DlTensor,
 }
 
-/// Memory that a capsule owns: the structure, the arrays it points to, and the batch's memory.
+/// Allocation behind a capsule: the C structure, the arrays that it points to, and the batch's memory.
 struct Owner<M> {
     managed: M,
     shape: Vec<i64>,
@@ -81,7 +82,7 @@ fn described(tensor: &Tensor, shape: &mut [i64], strides: &mut [i64]) -> DlTenso
     }
 }
 
-/// Shape and strides (in elements), C order.
+/// Shape and strides (in elements) of a tensor in C order.
 pub fn sides(tensor: &Tensor) -> (Vec<i64>, Vec<i64>) {
     let shape: Vec<i64> = tensor.shape.iter().map(|&side| side as i64).collect();
     let mut strides = vec![1i64; shape.len()];
@@ -95,12 +96,13 @@ macro_rules! capsule {
     ($function:ident, $kind:ident, $name:expr, $build:expr) => {
         fn $function(py: Python<'_>, tensor: &Tensor) -> PyResult<Py<PyAny>> {
             unsafe extern "C" fn delete(managed: *mut $kind) {
-                // SAFETY: `context` is the box that was leaked below, given back once by the consumer of the capsule.
+                // SAFETY: `context` is the box that was leaked below. The consumer of the capsule calls the deleter
+                // only once.
                 drop(unsafe { Box::from_raw((*managed).context.cast::<Owner<$kind>>()) });
             }
             unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
-                // SAFETY: Python passes the capsule that it destroys; a consumer has renamed it, and then we own
-                // nothing.
+                // SAFETY: Python passes the capsule that is being destroyed. If a consumer has taken the tensor, the
+                // capsule was renamed; then it is not valid under this name, and the consumer frees the tensor.
                 unsafe {
                     if ffi::PyCapsule_IsValid(capsule, $name.as_ptr()) == 1 {
                         let managed = ffi::PyCapsule_GetPointer(capsule, $name.as_ptr()).cast::<$kind>();
@@ -110,24 +112,25 @@ macro_rules! capsule {
             }
             let (mut shape, mut strides) = sides(tensor);
             let described = described(tensor, &mut shape, &mut strides);
-            // Moving the vectors into the box moves no element, so the pointers in `described` stay valid.
+            // The pointers in `described` stay valid, because moving the vectors into the box does not move their
+            // elements.
             let build: fn(DlTensor, unsafe extern "C" fn(*mut $kind)) -> $kind = $build;
             let owner = Box::new(Owner { managed: build(described, delete), shape, strides, _tensor: tensor.clone() });
             debug_assert_eq!(owner.shape.len(), owner.strides.len());
             let owner = Box::into_raw(owner);
-            // SAFETY: `owner` was just leaked and is not shared yet.
+            // SAFETY: `owner` was just leaked, and nothing else has its pointer yet.
             let managed = unsafe {
                 (*owner).managed.context = owner.cast();
                 &raw mut (*owner).managed
             };
-            // SAFETY: the name is static; the destructor matches the pointer.
+            // SAFETY: the name is static, and the destructor matches the pointer's type.
             let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), $name.as_ptr(), Some(destroy)) };
             if capsule.is_null() {
-                // SAFETY: the pointer is not shared.
+                // SAFETY: no capsule was created, so this is the only pointer to the structure.
                 unsafe { delete(managed) };
                 return Err(PyErr::fetch(py));
             }
-            // SAFETY: a new reference, not null.
+            // SAFETY: `capsule` is a new reference and not null.
             Ok(unsafe { Bound::from_owned_ptr(py, capsule) }.unbind())
         }
     };
@@ -147,7 +150,7 @@ capsule!(versioned, ManagedVersioned, VERSIONED, |tensor, delete| ManagedVersion
     tensor,
 });
 
-/// A capsule that shares the tensor's memory; versioned for consumers that support it.
+/// Exports a capsule that shares the tensor's memory. It is versioned if the consumer supports that.
 pub fn export(py: Python<'_>, tensor: &Tensor, max_version: Option<(u32, u32)>) -> PyResult<Py<PyAny>> {
     match max_version {
         Some((major, _)) if major >= 1 => versioned(py, tensor),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts a core error to the matching Python class, with its facts as attributes and its hint as a note.
+//! Converts a core error to the matching Python exception, with the error's data as attributes and its hint as a note.
 
 use penstock_types::Error;
 use pyo3::exceptions::PyRuntimeError;
@@ -27,12 +27,12 @@ import_exception!(penstock.errors, Throttled);
 import_exception!(penstock.errors, Unreachable);
 import_exception!(penstock.errors, Unsupported);
 
-/// The Python exception of a core error.
+/// Returns the Python exception for a core error.
 pub fn raise(py: Python<'_>, error: Error) -> PyErr {
     let text = error.to_string();
     let hint = error.hint();
     build(py, error, text, hint).unwrap_or_else(|failure| {
-        // Only an interpreter that is shutting down cannot set an attribute.
+        // Setting an attribute fails only while the interpreter shuts down.
         PyRuntimeError::new_err(failure.to_string())
     })
 }
@@ -46,7 +46,7 @@ fn build(py: Python<'_>, error: Error, text: String, hint: Option<String>) -> Py
             made
         }};
     }
-    // No wildcard: a new variant does not compile until Python has a class for it.
+    // The match has no wildcard, so a new variant does not compile until it has a Python class.
     let made = match error {
         Error::NotFound { place } => made!(NotFound, "where" = place),
         Error::Denied { place, reason: _ } | Error::Untrusted { place, reason: _ } => made!(Denied, "where" = place),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of a feed and of its epochs.
+//! Bindings for a feed and its epochs.
 //!
-//! Values that own threads, locks or sockets belong to their process: a forked child leaks the inherited ones and makes
-//! its own.
+//! Values that own threads, locks or sockets belong to one process. A forked child leaks the inherited values and
+//! creates its own.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::sampler::PySampler;
 use crate::source::{Indexed, PySource};
 use crate::tensor::set_column;
 
-/// A feed for one rank's batches. Threads and requests exist only while one of its runs does.
+/// Feed of one rank's batches. Its threads and requests exist only while an epoch runs.
 #[pyclass(name = "Feed", module = "penstock._native", frozen)]
 pub struct PyFeed {
     feed: Own<Arc<Feed>>,
@@ -104,8 +104,8 @@ impl PyFeed {
         })
     }
 
-    /// Fields of these records (dataset, object, record), one row each; random crops are those of `positions` in
-    /// `epoch`.
+    /// Reads the fields of the given (dataset, object, record) triples, one row each. Random crops are those of
+    /// `positions` in `epoch`.
     fn gather<'py>(
         &self,
         py: Python<'py>,
@@ -122,12 +122,13 @@ impl PyFeed {
         Ok(dict)
     }
 
-    /// Decision of each dataset's node cache about transposed copies, in a sentence; None before there is one.
+    /// For each dataset, a sentence that reports whether the node cache stores transposed copies; None until that is
+    /// decided.
     fn transcoding(&self, py: Python<'_>) -> PyResult<Vec<Option<String>>> {
         enter(py, || Ok(self.feed.get("loader")?.transcoding()))
     }
 
-    /// The counters of this feed's requests; times in seconds.
+    /// Returns the counters of this feed's requests. Times are in seconds.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         metrics_of(py, &self.metrics)
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keys of a store as files: listed, described, read by ranges, written and deleted; for the fsspec adapter and arrays.
+//! Bindings that treat the keys of a store as files: list, stat, ranged read, write and delete. The fsspec adapter and
+//! the arrays use them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use pyo3::types::PyBytes;
 
 use crate::runtime::{enter, enter_async};
 
-/// (key, size, version, seconds since the epoch).
+/// Name, size in bytes, version, and modification time (seconds since the epoch) of an object.
 type Described = (Vec<u8>, u64, Option<String>, Option<f64>);
 
-/// Objects below a URL in its store. Each request has a deadline.
+/// Objects below a URL. Each request has a deadline.
 #[pyclass(name = "Files", module = "penstock._native", frozen)]
 pub struct PyFiles {
     opened: Arc<Opened>,
@@ -49,7 +50,7 @@ impl PyFiles {
         })
     }
 
-    /// Objects whose name begins with `prefix`, in the byte order of names; at most `most` of them.
+    /// Lists at most `most` objects whose name begins with `prefix`, in byte order of their names.
     #[pyo3(signature = (prefix, *, most=None))]
     fn described(&self, py: Python<'_>, prefix: &[u8], most: Option<usize>) -> PyResult<Vec<Described>> {
         let (opened, key, deadline) = (self.opened.clone(), self.key(prefix), Deadline::within(self.deadline));
@@ -65,14 +66,14 @@ impl PyFiles {
         Ok(found.into_iter().map(|meta| self.entry_of(meta)).collect())
     }
 
-    /// One object; `NotFound` if it does not exist.
+    /// Returns the description of one object. Raises `NotFound` if it does not exist.
     fn head(&self, py: Python<'_>, name: &[u8]) -> PyResult<Described> {
         let (opened, key, deadline) = (self.opened.clone(), self.key(name), Deadline::within(self.deadline));
         let meta = enter_async(py, async move { opened.store.head(&key, deadline).await })?;
         Ok(self.entry_of(meta))
     }
 
-    /// Writes one object; with `create_only`, `PreconditionFailed` if it exists. Returns its version.
+    /// Writes one object and returns its version. With `create_only`, raises `PreconditionFailed` if the object exists.
     #[pyo3(signature = (name, data, *, create_only=false, version=None))]
     fn put(
         &self,
@@ -94,14 +95,15 @@ impl PyFiles {
         Ok(meta.version.map(|version| version.0))
     }
 
-    /// Deletes objects; those that do not exist are ignored.
+    /// Deletes objects. Names that do not exist are ignored.
     fn delete(&self, py: Python<'_>, names: Vec<Vec<u8>>) -> PyResult<()> {
         let (opened, deadline) = (self.opened.clone(), Deadline::within(self.deadline));
         let keys: Vec<Key> = names.iter().map(|name| self.key(name)).collect();
         enter_async(py, async move { opened.store.delete(&keys, deadline).await })
     }
 
-    /// Ranges (offset, length) of one object, cut at its end; of `version`, if given.
+    /// Reads ranges (offset, length) of one object; of its `version`, if given. A range that exceeds the object is
+    /// shortened.
     #[pyo3(signature = (name, ranges, *, version=None))]
     fn read<'py>(
         &self,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of `penstock index`: lists a dataset once, writes the manifest, returns its summary.
+//! Bindings for `penstock index`: lists a dataset once, writes its manifest, and returns a summary.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 
 use crate::runtime::enter_async;
 
-/// Lists `url` and writes its manifest to `output`; returns the facts as JSON.
+/// Lists `url` and writes its manifest to `output`. Returns the summary as JSON.
 #[pyfunction]
 #[pyo3(signature = (
     url, env, *, output=None, timeout_s=None, retry_timeout_s=None, select=Vec::new(), exclude=Vec::new(), written_as=None

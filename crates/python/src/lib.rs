@@ -38,7 +38,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stage::verify, module)?)?;
     module.add_class::<stage::PyStageRequest>()?;
     module.add_class::<stage::PyStageJob>()?;
-    // Part of every result: rates of a debug build are not valid.
+    // Benchmarks record the build profile, because rates of a debug build are not valid.
     module.add("__profile__", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     module.add_class::<emulator::Emulator>()?;
     module.add_class::<fsspec::PyFiles>()?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Values that belong to one process: a forked child leaks the inherited ones and makes its own.
+//! Values that belong to one process. After a fork, the child leaks the inherited value, and must create a new one.
 
 use std::mem::ManuallyDrop;
 
 use penstock_types::{Error, Result};
 
-/// A value that only its own process may use or drop.
+/// A value that only the process that created it can use or drop.
 pub(crate) struct Own<T> {
     pid: u32,
     value: ManuallyDrop<T>,
@@ -28,7 +28,7 @@ impl<T> Own<T> {
 impl<T> Drop for Own<T> {
     fn drop(&mut self) {
         if self.pid == std::process::id() {
-            // SAFETY: dropped once, here.
+            // SAFETY: the value is dropped only here, once.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }

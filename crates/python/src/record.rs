@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord bindings for the dataset generators and for inspecting a file.
+//! TFRecord bindings, for the dataset generators and for inspecting files.
 
 use penstock_codec::{Codec, checksum, compress, decompress_into};
 use penstock_record::tf_example::{Example, Feature, FeatureValue, encode_example};
@@ -12,10 +12,10 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping};
 use crate::errors::raise;
 use crate::runtime::enter;
 
-/// Maximum decompressed size in `decode_tfrecord`, which is for inspecting files (1 GiB).
+/// Maximum decompressed size in `decode_tfrecord` (1 GiB). The function is meant for inspecting files.
 const DECODE_LIMIT: u64 = 1 << 30;
 
-/// A feature's value, held while the GIL is released.
+/// Value of a feature, readable while the GIL is released.
 enum Held<'py> {
     Bytes(Vec<Bound<'py, PyBytes>>),
     Floats(Vec<f32>),
@@ -64,14 +64,14 @@ impl<'py> Held<'py> {
     }
 }
 
-/// A Python float as float32; `None` if it is not a float, or too large.
+/// Converts a Python float to float32. Returns `None` for another type, or if the value is too large.
 fn as_f32(item: &Bound<'_, PyAny>) -> Option<f32> {
     let wide = item.cast::<PyFloat>().ok()?.value();
     let float = wide as f32;
     (float.is_finite() || !wide.is_finite()).then_some(float)
 }
 
-/// One tf.Example in one TFRecord frame, compressed.
+/// Encodes one tf.Example as one TFRecord frame, optionally compressed.
 #[pyfunction]
 #[pyo3(signature = (features, *, codec = "none", level = None))]
 pub fn encode_tfrecord<'py>(
@@ -117,7 +117,7 @@ pub fn encode_tfrecord<'py>(
     Ok(PyBytes::new(py, &stored))
 }
 
-/// The examples of a TFRecord object, every checksum checked.
+/// Decodes all examples of a TFRecord object, and verifies every checksum.
 #[pyfunction]
 #[pyo3(signature = (data, *, codec = None))]
 pub fn decode_tfrecord<'py>(py: Python<'py>, data: &[u8], codec: Option<&str>) -> PyResult<Bound<'py, PyList>> {
@@ -150,7 +150,7 @@ pub fn decode_tfrecord<'py>(py: Python<'py>, data: &[u8], codec: Option<&str>) -
     Ok(records)
 }
 
-/// CRC-32C.
+/// Computes the CRC-32C of `data`.
 #[pyfunction]
 pub fn crc32c(py: Python<'_>, data: &[u8]) -> u32 {
     py.detach(|| checksum::crc32c(data))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of an epoch in progress, and of the counters of its requests.
+//! Bindings for a running epoch and its request counters.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 use crate::runtime::{SIGNAL_POLL, enter};
 use crate::tensor::set_column;
 
-/// The counters of several sources, added; times in seconds.
+/// Sums the request counters of several sources. Times are in seconds.
 pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for &metric in Metric::ALL {
@@ -25,11 +25,11 @@ pub(crate) fn metrics_of<'py>(py: Python<'py>, counted: &[Arc<Metrics>]) -> PyRe
     Ok(dict)
 }
 
-/// An epoch of either kind of feed.
+/// A running epoch of either kind of feed.
 pub(crate) enum Pass {
-    /// With known record counts.
+    /// The dataset has record counts.
     Counted(Run),
-    /// Without record counts.
+    /// The dataset has no record counts.
     Unindexed(UnindexedRun),
 }
 
@@ -70,7 +70,7 @@ impl Pass {
     }
 }
 
-/// An epoch in progress.
+/// A running epoch.
 #[pyclass(name = "Run", module = "penstock._native", frozen)]
 pub struct PyRun {
     run: Mutex<Pass>,
@@ -83,8 +83,8 @@ impl PyRun {
         Self { run: Mutex::new(pass), names, pid: std::process::id() }
     }
 
-    /// The epoch; refused while another thread waits in it (waiting for that thread would need the GIL, which it needs
-    /// too).
+    /// Calls `work` with the epoch. Returns an error if another thread uses the epoch: waiting would deadlock, because
+    /// this thread holds the GIL, which the other thread needs.
     fn run<T>(&self, work: impl FnOnce(&mut Pass) -> Result<T>) -> Result<T> {
         let mut run = match self.run.try_lock() {
             Ok(run) => run,
@@ -116,12 +116,12 @@ impl PyRun {
         }
     }
 
-    /// True if `next` would return at once.
+    /// True if `next` would return without waiting.
     fn is_ready(&self, py: Python<'_>) -> PyResult<bool> {
         enter(py, || self.run(Pass::is_ready))
     }
 
-    /// Seconds waited, by cause (`wait_*`), and seconds that threads were busy (`busy_*`).
+    /// Seconds spent waiting, by cause (`wait_*`), and busy seconds of the threads (`busy_*`).
     fn timing<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let (waits, busy) = enter(py, || self.run(Pass::timing))?;
         let dict = PyDict::new(py);
@@ -141,15 +141,15 @@ impl PyRun {
         Ok(dict)
     }
 
-    /// Skipped samples, substituted samples, and the first few errors.
+    /// Number of skipped samples, number of substituted samples, and the first few error messages.
     fn error_counts(&self, py: Python<'_>) -> PyResult<(u64, u64, Vec<String>)> {
         let error_counts = enter(py, || self.run(Pass::error_counts))?;
         Ok((error_counts.skipped, error_counts.substituted, error_counts.errors))
     }
 
-    /// Ends its threads and requests.
+    /// Ends the epoch's threads and requests.
     fn close(&self, py: Python<'_>) {
-        // In a forked child the lock may never be released, and there is nothing to end.
+        // In a forked child, the lock may never be released, and there are no threads to end.
         if self.pid == std::process::id() {
             py.detach(|| lock(&self.run).close());
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs every call into the core that may wait: releases the GIL, and checks for Ctrl-C.
+//! Runs the core calls that may block: releases the GIL, and checks for Ctrl-C.
 
 use std::future::Future;
 use std::sync::Mutex;
@@ -11,11 +11,11 @@ use tokio::runtime::{Handle, Runtime};
 
 use crate::errors::raise;
 
-/// Interval at which a wait checks for Ctrl-C: short enough to feel instant, long enough to cost nothing.
+/// Interval at which a wait checks for Ctrl-C. 50 ms feels instant and has no measurable cost.
 pub const SIGNAL_POLL: Duration = Duration::from_millis(50);
 
-/// Runtime of this process. After a fork the child must not touch its parent's runtime, whose threads are gone: it
-/// leaks that one and builds its own.
+/// Tokio runtime and the process that built it. A forked child must not touch its parent's runtime, whose threads do
+/// not exist in the child. It leaks that runtime and builds a new one.
 static RUNTIME: Mutex<Option<(u32, Runtime)>> = Mutex::new(None);
 
 /// The process-wide runtime for sockets and timers, built at first use.
@@ -41,7 +41,8 @@ pub fn runtime() -> Handle {
     handle
 }
 
-/// Runs blocking `work` without the GIL and converts its error. For work that does not wait on a signal.
+/// Runs `work` without the GIL and converts its error. Does not check for Ctrl-C, so it is for work that does not wait
+/// long.
 pub fn enter<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: FnOnce() -> Result<T> + Send,
@@ -50,8 +51,8 @@ where
     py.detach(work).map_err(|error| raise(py, error))
 }
 
-/// Runs a future to its end without the GIL, checking for Ctrl-C. Interrupted work is dropped, so its requests end with
-/// it.
+/// Runs a future to completion without the GIL, and checks for Ctrl-C. On an interrupt, the future is dropped, which
+/// also ends its requests.
 pub fn enter_async<T, F>(py: Python<'_>, work: F) -> PyResult<T>
 where
     F: Future<Output = Result<T>> + Send + 'static,

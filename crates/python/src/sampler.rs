@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of the sampler: built step by step from listed datasets, then passed to a feed or queried.
+//! Bindings for the sampler. It is built step by step from listed datasets, and then passed to a feed or queried.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,15 +11,15 @@ use pyo3::prelude::*;
 use crate::runtime::enter;
 use crate::source::{Indexed, PyCounted, PySource};
 
-/// Positions of an epoch over one or several datasets. Immutable; each step returns a new one.
+/// Order of the samples in an epoch, over one or several datasets. Immutable: each step returns a new sampler.
 #[pyclass(name = "Sampler", module = "penstock._native", frozen)]
 pub struct PySampler {
     pub(crate) course: Sampler,
     pub(crate) leaves: Vec<DatasetView>,
     pub(crate) sources: Vec<Py<PySource>>,
-    /// Positions of the records of each source.
+    /// Record index of each source.
     pub(crate) indexes: Vec<Option<Indexed>>,
-    /// State shared by consecutive look-ups.
+    /// State of the last lookup, which makes consecutive lookups cheap.
     walk: Mutex<Option<SamplerCursor>>,
 }
 
@@ -41,7 +41,7 @@ impl PySampler {
 
 #[pymethods]
 impl PySampler {
-    /// One dataset; `select` (first, after the last) refers to samples in stored order.
+    /// Sampler over one dataset. `select` (first, end) is a range of samples in stored order.
     #[staticmethod]
     #[pyo3(signature = (source, counted, *, seed, window, select=None))]
     fn leaf(
@@ -58,18 +58,18 @@ impl PySampler {
         Ok(Self::new(Sampler::leaf(&leaf), vec![leaf], vec![source], vec![counted.index()]))
     }
 
-    /// Positions `start` to `stop` of each epoch.
+    /// Returns a sampler of the positions `start` to `stop` of each epoch.
     fn range(&self, py: Python<'_>, start: u64, stop: u64) -> Self {
         self.with(py, self.course.clone().range(start..stop))
     }
 
-    /// `times` epochs as one.
+    /// Returns a sampler that joins `times` epochs into one.
     fn repeat(&self, py: Python<'_>, times: u64) -> PyResult<Self> {
         let course = enter(py, || self.course.clone().repeat(times))?;
         Ok(self.with(py, course))
     }
 
-    /// A mixture with integer weights and `samples` per epoch.
+    /// Mixes samplers with integer weights, and with `samples` samples per epoch.
     #[staticmethod]
     fn mix(py: Python<'_>, courses: Vec<Py<PySampler>>, weights: Vec<u64>, samples: u64) -> PyResult<Self> {
         let steps = courses.iter().map(|course| course.get().course.clone()).collect();
@@ -81,19 +81,19 @@ impl PySampler {
         Ok(Self::new(mixed, leaves, sources, indexes))
     }
 
-    /// Samples in an epoch.
+    /// Number of samples in an epoch.
     #[getter]
     fn samples(&self) -> u64 {
         self.course.samples()
     }
 
-    /// Its datasets, in the order of their numbers.
+    /// The sources, in the order of their dataset numbers.
     #[getter]
     fn sources(&self, py: Python<'_>) -> Vec<Py<PySource>> {
         self.sources.iter().map(|source| source.clone_ref(py)).collect()
     }
 
-    /// (dataset, object, record) of each position of an epoch.
+    /// Returns the (dataset, object, record) triple for each position in an epoch.
     fn places(&self, py: Python<'_>, epoch: u64, positions: Vec<u64>) -> PyResult<Vec<(usize, u64, u64)>> {
         enter(py, || {
             if let Some(position) = positions.iter().find(|&&position| position >= self.course.samples()) {

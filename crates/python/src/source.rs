@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of a dataset: its listing, format and counts. `run` moves its bytes.
+//! Bindings for a dataset: its listing, format and record counts. The samples are read in `run`.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -29,23 +29,25 @@ use crate::runtime::{enter, enter_async};
 /// Time limit of a listing, or of counting records.
 const LISTING: Duration = Duration::from_secs(3600);
 
-/// Maximum size of a dataset's own index, which is read whole; 10^6 shards of MDS take half of this.
+/// Maximum size of a dataset's index file, which is read into memory. An MDS index of 10^6 shards has half this size.
 const MAX_METADATA: u64 = 1 << 30;
 
 /// Result of `__reduce__`: a function and its arguments.
 type Pickled<'py, T> = (Bound<'py, PyAny>, T);
 
-/// A listing, its number of ignored objects, its format, other programs' indexes, and its routes.
+/// Pickled form of a source: the listing, the number of ignored objects, the format, index files of other programs, and
+/// the routes.
 type PickledSource<'py> = (Bound<'py, PyBytes>, usize, String, Option<Bound<'py, PyBytes>>, Option<String>);
 
-/// Fields as JSON, a description of each, and values without a field, with the reason.
+/// Fields as JSON, a description of each field, and the values without a field (name, reason).
 type PySchema = (String, Vec<String>, Vec<(String, String)>);
 
-/// Runs of equal counts (records, times), their source, the fingerprint, and the path of the index.
+/// Pickled form of record counts: run-length encoded counts (records, times), their source, the dataset fingerprint,
+/// and the path of the index.
 type PickledCounts = (Vec<(u64, usize)>, String, String, Option<String>);
 
-/// Opens the store of a listing, with the listing in its format: the given one, or the one that its names state. A
-/// remote store gets at most `in_flight` requests at a time, adaptively. With `routes`, it is a pool's store.
+/// Opens the store of a listing. The format is `format`, or is detected from the object names. A remote store gets at
+/// most `in_flight` requests at a time; the limit adapts. With `routes`, the store reads through a pool.
 fn opened(
     manifest: &Manifest,
     format: Option<&FormatSpec>,
@@ -56,11 +58,11 @@ fn opened(
     let metrics = Arc::<Metrics>::default();
     let url: Url = manifest.url.parse()?;
     let mut settings = StoreSettings::from_env(env)?;
-    // A batch waits for its slowest object.
+    // Hedge slow requests by default, because a batch waits for its slowest object.
     settings.hedges.get_or_insert(true);
     let reads = settings.local_reads.unwrap_or(LocalReads::Auto).of(manifest.bytes());
     settings.local_reads = Some(reads);
-    // An object read in one request arrives in one chunk, which is not copied again.
+    // An object that is read in one request then arrives in one chunk, which saves a copy.
     settings.local_piece_bytes = Some(MAX_AT_ONCE);
     let governor = |url: &Url| {
         let rates = Rates { in_flight, ..Rates::default() };
@@ -106,8 +108,8 @@ fn listed_at(py: Python<'_>, url: Url, env: &HashMap<String, String>) -> PyResul
     enter_async(py, async move { index(&*opened.store, &opened.prefix, &url, Deadline::within(LISTING)).await })
 }
 
-/// Finds the format of a listing: from the names, otherwise from the content of an object. Objects of other formats are
-/// then removed from the listing; returns their number.
+/// Detects the format of a listing from the object names, or else from the content of one object. In the second case,
+/// removes objects of other formats from the listing. Returns the format and the number of removed objects.
 fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>) -> PyResult<(FormatSpec, usize)> {
     if let Some(format) = enter(py, || FormatSpec::of_names(manifest))? {
         return Ok((format, 0));
@@ -121,7 +123,7 @@ fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>)
     Ok((format, removed))
 }
 
-/// The format with the metadata in one of the dataset's objects.
+/// Completes the format with metadata from one of the dataset's objects, if the format requires that.
 fn resolved(
     py: Python<'_>,
     manifest: &Manifest,
@@ -145,17 +147,17 @@ fn resolved(
     enter(py, || format.resolved(&content, &place))
 }
 
-/// A listed dataset: names, sizes, versions, format. Holds no connection.
+/// A listed dataset: names, sizes, versions and format. Has no open connection.
 #[pyclass(name = "Source", module = "penstock._native", frozen)]
 pub struct PySource {
     pub(crate) manifest: Manifest,
-    /// Units that the order treats as objects, if they are not those of the listing: the blocks of arrays.
+    /// Units that are shuffled, if these are not the listed objects: blocks of arrays.
     blocks: Option<Manifest>,
-    /// Other programs' indexes of its objects.
+    /// Index files of other programs for these objects.
     indexes: Option<Manifest>,
     ignored: usize,
     format: FormatSpec,
-    /// Positions of the objects, for a pool.
+    /// For a pool: the nodes that store each object.
     routes: Option<Arc<Placements>>,
 }
 
@@ -166,7 +168,7 @@ impl PySource {
         Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None }
     }
 
-    /// Opens the source with its store, at most `in_flight` requests at a time; returns it with its counters.
+    /// Opens the source's store with at most `in_flight` requests at a time. Also returns its request counters.
     pub(crate) fn opened(&self, env: &HashMap<String, String>, in_flight: usize) -> Result<(Source, Arc<Metrics>)> {
         opened(&self.manifest, Some(&self.format), env, in_flight, self.routes.as_deref())
     }
@@ -178,7 +180,7 @@ impl PySource {
 
 #[pymethods]
 impl PySource {
-    /// Lists `url` (a folder, a pattern or one object), or takes the listing from a manifest's JSON. Indexes of other
+    /// Lists `url` (a folder, a pattern or one object), or reads the listing from a JSON manifest. Index files of other
     /// programs are searched beside the objects, or at `indexes`.
     #[staticmethod]
     #[pyo3(signature = (url, manifest, env, format=None, indexes=None))]
@@ -192,7 +194,7 @@ impl PySource {
     ) -> PyResult<Self> {
         let format = enter(py, || format.map(FormatSpec::from_json).transpose())?;
         let url: Url = enter(py, || url.parse())?;
-        // `exp[1]` may be the name of a folder: an existing path is not a pattern.
+        // A path that exists is not treated as a pattern: `exp[1]` may be the name of a folder.
         let pattern = split_glob(&url).filter(|_| !url.to_path().is_some_and(|path| path.exists()));
         let folder = pattern.as_ref().map_or(&url, |(folder, _)| folder).clone();
         let mut listed = match manifest {
@@ -225,7 +227,7 @@ impl PySource {
             None => found(py, &mut listed, &env)?,
         };
         let format = resolved(py, &listed, format, &env)?;
-        // A pattern, or the name of one shard, selects only these objects.
+        // Check the listing only for a whole folder. A pattern, or the name of one shard, selects a part of it.
         if pattern.is_none() && url.as_folder().to_string() == listed.url {
             enter(py, || format.check_listing(&listed))?;
         }
@@ -240,7 +242,7 @@ impl PySource {
         Ok(Self { ignored: made.ignored + removed, ..made })
     }
 
-    /// Rebuilds a source that was pickled.
+    /// Rebuilds a pickled source.
     #[staticmethod]
     #[pyo3(signature = (manifest, ignored, format, indexes=None, routes=None))]
     fn restore(
@@ -268,7 +270,7 @@ impl PySource {
         Ok((py.get_type::<Self>().getattr("restore")?, state))
     }
 
-    /// The same objects with these read paths: a pool's, as JSON.
+    /// Returns the same dataset, read through a pool with these routes (JSON).
     fn routed(&self, py: Python<'_>, routes: &str) -> PyResult<Self> {
         enter(py, || {
             let routes = Some(Arc::new(Placements::from_json(routes)?));
@@ -278,7 +280,7 @@ impl PySource {
         })
     }
 
-    /// Its read paths, as JSON.
+    /// Routes of the pool, as JSON.
     #[getter]
     fn routes(&self, py: Python<'_>) -> PyResult<Option<String>> {
         enter(py, || self.routes.as_deref().map(Placements::to_json).transpose())
@@ -290,8 +292,8 @@ impl PySource {
         enter(py, || self.format.to_json())
     }
 
-    /// Schema of the first record: fields as JSON with a description of their values, and values that no field reads,
-    /// with the reason.
+    /// Reads the schema of the first record. Returns the fields as JSON, a description of each field, and the values
+    /// that no field reads (name, reason).
     fn schema(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<PySchema> {
         let (source, _) = enter(py, || self.opened(&env, Rates::default().in_flight))?;
         let found = enter_async(py, async move { schema(&Arc::new(source), Deadline::within(LISTING)).await })?;
@@ -316,7 +318,7 @@ impl PySource {
         self.ordered().objects.len()
     }
 
-    /// The key of an object below `url`, by its number among the dataset's names.
+    /// Returns the key of an object, relative to `url`, by its index in the listing.
     fn key(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| {
@@ -325,7 +327,7 @@ impl PySource {
         Ok(entry.key.to_string())
     }
 
-    /// Its name without the codec's suffix: the same in a staged or decompressed copy.
+    /// Name of an object without the codec suffix, which is the same for a staged or decompressed copy.
     fn logical_name(&self, number: usize) -> PyResult<String> {
         let entry = self.ordered().objects.get(number);
         let entry = entry.ok_or_else(|| {
@@ -339,7 +341,7 @@ impl PySource {
         self.manifest.bytes()
     }
 
-    /// Number of requests for reading everything once.
+    /// Number of requests that reading the whole dataset once takes.
     #[getter]
     fn requests(&self) -> u64 {
         self.manifest.objects.iter().map(|entry| requests_of(entry.size)).sum()
@@ -350,18 +352,19 @@ impl PySource {
         self.ignored
     }
 
-    /// Computed from the names alone, whatever the objects hold.
+    /// Fingerprint of the dataset, computed from the object names only, not from their content.
     #[getter]
     fn fingerprint(&self) -> String {
         format!("{:032x}", self.manifest.fingerprint(&[]))
     }
 
-    /// Its file name in a cache.
+    /// File name of this dataset's record index in a cache.
     fn cache_name(&self, py: Python<'_>, env: HashMap<String, String>) -> PyResult<String> {
         enter(py, || self.opened(&env, Rates::default().in_flight)?.0.cache_name())
     }
 
-    /// Record counts from the index in the cache; None if it lacks an object in its present version. Sends no request.
+    /// Record counts from the cached index. Returns None if the index lacks the current version of an object. Sends no
+    /// request.
     #[pyo3(signature = (env, cache=None))]
     fn kept_count(
         &self,
@@ -373,8 +376,8 @@ impl PySource {
         Ok(counted.map(PyCounted::new))
     }
 
-    /// Record counts from the cheap sources, or (`scans`) by reading everything. None if only a scan can count. Also
-    /// returns the problems of ignored indexes.
+    /// Counts the records from cheap sources, or by reading everything if `scans` is true. Returns None if only a scan
+    /// can count them. Also returns the problems of ignored indexes.
     #[pyo3(signature = (declared, *, scans, env, cache=None))]
     fn count(
         &self,
@@ -408,15 +411,15 @@ impl PySource {
     }
 }
 
-/// Record counts of all objects, their source, and the fingerprint of the dataset.
+/// Record counts of all objects, the source of these counts, and the dataset fingerprint.
 #[pyclass(name = "Counted", module = "penstock._native", frozen)]
 pub struct PyCounted {
     counted: Counted,
-    /// Path of the index, for a process that has not opened it yet.
+    /// Path of the record index, for a process that has not opened the index yet.
     index: Option<PathBuf>,
 }
 
-/// An index of records: open, or its path.
+/// A record index, either open or only its path.
 #[derive(Clone)]
 pub(crate) struct Indexed {
     open: Option<Arc<RecordIndex>>,
@@ -424,7 +427,7 @@ pub(crate) struct Indexed {
 }
 
 impl Indexed {
-    /// Opens the index; an index on another machine counts as missing.
+    /// Opens the index. Returns `None` if this machine does not have the file.
     pub(crate) fn open(&self, manifest: &Manifest) -> Option<Arc<RecordIndex>> {
         self.open.clone().or_else(|| RecordIndex::open(&self.path, &manifest.objects).map(Arc::new))
     }
@@ -447,7 +450,7 @@ impl PyCounted {
 
 #[pymethods]
 impl PyCounted {
-    /// Rebuilds counts that were pickled: (records, times) runs.
+    /// Rebuilds pickled counts from run-length encoded (records, times) pairs.
     #[staticmethod]
     #[pyo3(signature = (runs, rung, fingerprint, index=None))]
     fn restore(
@@ -492,7 +495,7 @@ impl PyCounted {
         format!("{:032x}", self.counted.fingerprint)
     }
 
-    /// Objects without records: their number, and the number of the first.
+    /// Number of objects without records, and the index of the first of them.
     #[getter]
     fn empty_objects(&self) -> (u64, u64) {
         match &self.counted.counts {
@@ -510,7 +513,7 @@ impl PyCounted {
         self.index.is_some()
     }
 
-    /// Default shuffle window.
+    /// Default shuffle window for these counts.
     #[getter]
     fn window(&self) -> u64 {
         default_window(&self.counted.counts)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of `penstock stage`: a request, and its running job.
+//! Bindings for `penstock stage`: a stage request, and its running job.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -51,7 +51,7 @@ impl PyStageRequest {
         })
     }
 
-    /// Like `wait_for_leader`, but returns the leader's error as `{"failed": {code, message, hint}}`.
+    /// Like `wait_for_leader`, but returns an error of the leader as `{"failed": {code, message, hint}}`.
     #[pyo3(signature = (*, start_s=600.0, silence_s=120.0))]
     fn leader_ends(&self, py: Python<'_>, start_s: f64, silence_s: f64) -> PyResult<String> {
         let request = self.0.clone();
@@ -66,7 +66,7 @@ impl PyStageRequest {
     }
 }
 
-/// Starts to verify a staged copy; returns the job at once.
+/// Starts verifying a staged copy. Returns the running job immediately.
 #[pyfunction]
 pub fn verify(
     py: Python<'_>,
@@ -78,7 +78,7 @@ pub fn verify(
     Ok(PyStageJob(Box::new(VerifyJob::start(request, &runtime()))))
 }
 
-/// Methods of any job in Python, whatever its result type.
+/// Job methods that Python calls, independent of the job's result type.
 trait Watched: Send + Sync {
     fn snapshot(&self) -> Snapshot;
     fn counters(&self) -> &Metrics;
@@ -132,7 +132,7 @@ impl PyStageJob {
         Ok(facts)
     }
 
-    /// Waits at most `timeout_s`. Returns the summary as JSON; `None` while the stage runs.
+    /// Waits at most `timeout_s`. Returns the summary as JSON; `None` while the job runs.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Option<String>> {
         let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::ZERO);
         enter(py, || self.0.ended(limit).transpose())

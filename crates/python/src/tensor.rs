@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Columns of a delivered batch for Python: memory shared through the buffer protocol and DLPack.
+//! Columns of a batch for Python, which share their memory through the buffer protocol and DLPack.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use pyo3::types::{PyDict, PyTuple};
 use crate::dlpack;
 use crate::runtime::enter;
 
-/// One field of a delivered batch, sharing its memory by the buffer protocol and DLPack.
+/// One fixed-shape field of a batch, shared through the buffer protocol and DLPack.
 #[pyclass(name = "Tensor", module = "penstock._native", frozen)]
 pub struct PyTensor(Tensor);
 
-/// The arrays that a `Py_buffer` points to.
+/// Arrays (shape and strides) that a `Py_buffer` points to.
 struct View {
     shape: Vec<isize>,
     strides: Vec<isize>,
@@ -72,7 +72,7 @@ impl PyTensor {
     }
 
     /// # Safety
-    /// Called by Python with a view to fill.
+    /// Python calls this method with a `view` to fill.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         if view.is_null() {
             return Err(PyBufferError::new_err("no view to fill"));
@@ -119,14 +119,14 @@ impl PyTensor {
     }
 
     /// # Safety
-    /// Called by Python with a view that `__getbuffer__` filled.
+    /// Python calls this method with a `view` that `__getbuffer__` filled.
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         // SAFETY: `internal` is the box that `__getbuffer__` leaked into this view.
         drop(unsafe { Box::from_raw((*view).internal.cast::<View>()) });
     }
 }
 
-/// A field of variable length in a delivered batch.
+/// A field of variable length in a batch.
 #[pyclass(name = "RaggedTensor", module = "penstock._native", frozen)]
 pub struct PyRagged {
     values: Tensor,
@@ -164,7 +164,7 @@ impl PyRagged {
     }
 }
 
-/// A CUDA device that the memory of batches is registered with, once in its lifetime.
+/// A CUDA device. Batch memory is registered with it once, so that copies to the device are fast.
 #[pyclass(name = "CudaDevice", module = "penstock._native", frozen)]
 pub struct PyCudaDevice(Arc<CudaDevice>);
 
@@ -180,7 +180,7 @@ impl PyCudaDevice {
     }
 }
 
-/// Sets a column under its field's name.
+/// Adds a column to `dict` under the name of its field.
 pub(crate) fn set_column(dict: &Bound<'_, PyDict>, name: &str, column: Column) -> PyResult<()> {
     match column {
         Column::Tensor(tensor) => dict.set_item(name, PyTensor(tensor)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bindings of the unindexed mode: a feed over an unindexed dataset, and its epochs.
+//! Bindings for datasets without record counts: a feed and its epochs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::run::{Pass, PyRun, metrics_of};
 use crate::runtime::{enter, runtime};
 use crate::source::PySource;
 
-/// A feed for one rank's batches of an unindexed dataset. Cursors are (object, record), packed into one number.
+/// Feed of one rank's batches, for a dataset without record counts. A cursor is (object, record), packed into one
+/// number.
 #[pyclass(name = "UnindexedFeed", module = "penstock._native", frozen)]
 pub struct PyUnindexed {
     feed: Own<Arc<Unindexed>>,
@@ -23,7 +24,7 @@ pub struct PyUnindexed {
     threads: usize,
     #[pyo3(get)]
     memory_bytes: u64,
-    /// Objects of this rank.
+    /// Number of objects that this rank reads.
     #[pyo3(get)]
     objects: u64,
 }
@@ -72,7 +73,7 @@ impl PyUnindexed {
         })
     }
 
-    /// The counters of this feed's requests; times in seconds.
+    /// Returns the counters of this feed's requests. Times are in seconds.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         metrics_of(py, std::slice::from_ref(&self.metrics))
     }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hedged requests: a GET that has returned nothing after nearly all of its peers have is sent once more. The first
-//! response wins and the other request ends (Dean and Barroso, "The tail at scale", CACM 56(2), 2013). Lies below
-//! [`Retry`](crate::Retry), so that each request is judged alone.
+//! Hedged requests: sends a GET a second time if it has returned nothing for longer than nearly all recent GETs. The
+//! first response wins, and the other request is cancelled (Dean and Barroso, "The tail at scale", CACM 56(2), 2013).
+//! This wrapper is below [`Retry`](crate::Retry), so that it measures each request separately.
 //!
-//! The threshold for late requests follows recent response times; extra requests are limited to a stated share of all.
-//! A store that throttles gets no second request, which would only slow it down more. Writes are sent once.
+//! The threshold for late requests follows recent response times. Extra requests are limited to a fixed share of all
+//! GETs. While a store throttles, no second request is sent, because it would only slow the store down further. Writes
+//! are never hedged.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,33 +18,34 @@ use penstock_types::{ByteRange, Deadline, Error, Metric, Metrics, Result, Stopwa
 
 use crate::{GetResult, ObjectRef, Store};
 
-/// Number of responses behind the quantile.
+/// Number of recent responses from which the quantile is computed.
 const PEERS: usize = 256;
-/// With fewer responses, the quantile is unknown.
+/// Minimum number of responses for computing the quantile.
 const MIN_PEERS: usize = 32;
-/// The quantile is recomputed after this many responses.
+/// The quantile is computed again after this many responses.
 const LEARN_EVERY: usize = 16;
-/// A request is late if it takes longer than this quantile of its peers.
+/// A request is late if it takes longer than this quantile of recent requests.
 const QUANTILE: f64 = 0.95;
-/// A read that a second request would not finish sooner is not late: a second response takes another median.
+/// A request is late only after this many median response times: a second request takes another median, so an earlier
+/// one would not finish sooner.
 const MEDIANS: f64 = 2.0;
-/// Below this, a hedge costs more than it can save.
+/// Minimum wait before a second request. For a shorter wait, a hedge costs more than it can save.
 const FLOOR: Duration = Duration::from_millis(20);
 /// Maximum share of extra requests among all GETs.
 const SHARE: f64 = 0.05;
-/// Maximum number of extra requests that may be saved up for a burst.
+/// Maximum number of unused extra requests that can accumulate for a burst.
 const SAVED: f64 = 8.0;
-/// Time after a refusal in which nothing is hedged.
+/// Time after a throttled request during which no request is hedged.
 const QUIET: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Times to the first byte, the latest last.
+    /// Recent times to the first byte; the latest is last.
     peers: VecDeque<Duration>,
     since_learned: usize,
-    /// Age at which a request is late.
+    /// Time after which a request is late, if it is known.
     late: Option<Duration>,
-    /// Extra requests that may be sent.
+    /// Number of extra requests that may be sent.
     saved: f64,
     throttled: Option<Instant>,
 }
@@ -64,14 +66,14 @@ impl State {
         }
     }
 
-    /// When a request that is sent now will be late; `None` while that is not known, or the store throttles.
+    /// Time after which a new request is late. `None` if it is not known yet or the store throttles.
     fn hedge_after(&self) -> Option<Duration> {
         let is_quiet = self.throttled.is_some_and(|at| now().saturating_duration_since(at) < QUIET);
         self.late.filter(|_| !is_quiet)
     }
 }
 
-/// See the module.
+/// Store wrapper that sends late GETs a second time.
 #[derive(Debug)]
 pub struct Hedge {
     inner: Arc<dyn Store>,
@@ -80,7 +82,7 @@ pub struct Hedge {
 }
 
 impl Hedge {
-    /// Wraps `inner` and hedges its GETs; counts hedges, and hedges that won, in `metrics`.
+    /// Wraps `inner` and hedges its GETs. Counts the hedges, and the hedges that won, in `metrics`.
     pub fn new(inner: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics, state: Mutex::default() }
     }
@@ -89,7 +91,7 @@ impl Hedge {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One request, up to its first byte.
+    /// Sends one request and waits for its first byte.
     async fn ask(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let throttled = |error: &Error| {
             if matches!(error, Error::Throttled { .. }) {
@@ -106,17 +108,17 @@ impl Hedge {
         }
     }
 
-    /// Counts a request; returns when it will be late, if that is known.
+    /// Counts a request. Returns the time after which it is late, if that is known.
     fn asked(&self) -> Option<Duration> {
         let mut state = self.state();
         state.saved = (state.saved + SHARE).min(SAVED);
         state.hedge_after()
     }
 
-    /// True if the share of extra requests allows one more.
+    /// Returns true if the share of extra requests allows one more.
     fn may_hedge(&self) -> bool {
         let mut state = self.state();
-        // A refusal may have arrived during this wait.
+        // The store may have throttled another request in the meantime.
         if state.saved < 1.0 || state.hedge_after().is_none() {
             return false;
         }
@@ -124,7 +126,7 @@ impl Hedge {
         true
     }
 
-    /// Records the result of a request.
+    /// Records the response time of a successful request.
     fn ended(&self, result: Result<GetResult>, sent: &Stopwatch) -> Result<GetResult> {
         if result.is_ok() {
             self.state().answered(sent.elapsed());
@@ -153,7 +155,7 @@ impl Store for Hedge {
         let second = self.ask(object, ranges, deadline);
         pin_mut!(second);
         let (result, is_second) = match select(first, second).await {
-            // An error does not win over a response that may still succeed.
+            // Ignore an error while the other request may still succeed.
             Either::Left((Err(error), second)) => (second.await.map_err(|_| error), true),
             Either::Left((result, _)) => (result, false),
             Either::Right((Err(_), first)) => (first.await, false),

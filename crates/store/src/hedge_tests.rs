@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which request is late or breaks is said by object and attempt, so that a slow machine, which hedges more, changes none.
+//! Tests hedging with a store whose faults depend only on object and attempt number. A slow machine hedges more
+//! requests, but this does not change which requests are late or fail.
 
 use std::collections::HashMap;
 
@@ -11,17 +12,17 @@ use crate::{Memory, PutOptions, read_whole};
 
 const BODY: &[u8] = b"the same bytes whoever answers";
 
-/// Faults of GETs: by object and number of the attempt.
+/// Returns the fault of a GET, given the object's number and the attempt number.
 type Fate = fn(usize, usize) -> Option<Odds>;
 
 enum Odds {
-    /// It is answered after so long.
+    /// The response arrives after this delay.
     Late(Duration),
-    /// It ends so after so long.
+    /// The request fails after this delay with this error.
     Ends(Duration, Error),
 }
 
-/// A store in which each key is one object, of whose GETs some are late and some fail.
+/// Store in which every key is the same object, and some GETs are late or fail.
 #[derive(Debug)]
 struct Odd {
     inner: Memory,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Limits the load on a store: requests/s and bytes/s of a whole job, and as many requests in flight as the store
-//! handles without refusing (429, 503) or slowing down. Lies above [`Retry`](crate::Retry), so time spent waiting here
-//! does not count as silence.
+//! Limits the load on a store. A job has limits for requests/s and bytes/s. The number of requests in flight adapts to
+//! what the store handles without throttling (429, 503) or slowing down. This wrapper is above [`Retry`](crate::Retry),
+//! so waiting here does not count as an idle connection.
 //!
-//! Concurrency follows AIMD, as in TCP: it doubles each round until the first sign of overload, then grows by one per
-//! calm round. It drops by a tenth when first bytes take twice as long as in the best recent round. Refusals concern
-//! requests per second, which `Retry` paces; here they only end a round without growth.
+//! Concurrency follows AIMD, as in TCP. The limit doubles each round until the first sign of overload, then grows by
+//! one after each round without overload. It drops by a tenth when first bytes take twice as long as in the best recent
+//! round. Throttling concerns the request rate, which `Retry` controls; here it only ends a round without growth.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,24 +24,25 @@ use crate::{
     PutOptions, Store, UploadId,
 };
 
-/// Requests in flight at the start: enough to fill a 10 Gb/s link at 8 MiB and 100 ms, few enough to be polite.
+/// Initial limit for requests in flight: enough to fill a 10 Gb/s link at 8 MiB and 100 ms per request, and low enough
+/// not to overload a store.
 const START: usize = 16;
-/// Keys in a page of a listing: the result of one request.
+/// Number of keys per page of a listing; each page is one request.
 const PAGE: u64 = 1000;
-/// A round is slow if its first bytes took this many times as long as in the best round.
+/// A round is slow if its first bytes take this many times as long as in the best round.
 const SLOW: f64 = 2.0;
-/// Variation of a local store's first byte that the store does not cause.
+/// Variation of first-byte times on a local store, in seconds, that does not indicate overload.
 const JITTER: f64 = 0.005;
-/// Factor by which the best round is forgotten each round, so that a store that has become slower for good is not
+/// The best time grows by this factor each round. Otherwise a store that has become slower permanently would be
 /// throttled for ever.
 const FORGET: f64 = 1.02;
 
-/// Rate limits of a job; the default has none.
+/// Rate limits of a job; the default sets none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
-    /// Requests per second, including retries.
+    /// Maximum requests per second, including retries.
     pub requests_per_s: Option<f64>,
-    /// Object bytes per second, both directions together.
+    /// Maximum object bytes per second, reads and writes together.
     pub bytes_per_s: Option<f64>,
     /// Maximum number of requests in flight.
     pub in_flight: usize,
@@ -54,7 +55,7 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Errs with `Config` for a rate at which nothing could be moved.
+    /// Returns a `Config` error for a rate that is not positive and finite.
     pub fn check(&self) -> Result<()> {
         let bad = |rate: Option<f64>| rate.filter(|rate| !(rate.is_finite() && *rate > 0.0));
         if let Some(rate) = bad(self.requests_per_s) {
@@ -67,22 +68,22 @@ impl Rates {
     }
 }
 
-/// Token bucket: the time when the next unit may pass at a rate.
+/// Token bucket: stores the time at which the next unit may pass.
 #[derive(Debug, Default)]
 struct TokenBucket {
     next: Option<Instant>,
 }
 
 impl TokenBucket {
-    /// Burst after a pause: the units of a tenth of a second.
+    /// Maximum burst after a pause: the units of this much time.
     const BURST: Duration = Duration::from_millis(100);
 
-    /// Takes `units`. Returns how long this caller, and the next one, must wait.
+    /// Takes `units`. Returns how long this caller must wait before it starts, and until its units have passed.
     fn take(&mut self, units: f64, rate: f64) -> (Duration, Duration) {
         let at = now();
         let earliest = at.checked_sub(Self::BURST).unwrap_or(at);
         let begin = self.next.map_or(earliest, |next| next.max(earliest));
-        // A century bounds the wait that a tiny rate causes.
+        // Limits the wait at a very low rate to about a century.
         let end = begin + Duration::from_secs_f64((units / rate).clamp(0.0, 3e9));
         self.next = Some(end);
         (begin.saturating_duration_since(at), end.saturating_duration_since(at))
@@ -93,14 +94,14 @@ impl TokenBucket {
 struct State {
     limit: usize,
     in_flight: usize,
-    /// No overload was seen yet.
+    /// True until the first sign of overload.
     doubling: bool,
     throttles_seen: u64,
     round: Round,
     best: Option<f64>,
 }
 
-/// Requests and bytes already spent.
+/// Requests and bytes that the job has used, shared by its limits.
 #[derive(Debug)]
 struct Spent {
     requests: TokenBucket,
@@ -109,7 +110,7 @@ struct Spent {
     part: f64,
 }
 
-/// Calls that ended since the limit last changed.
+/// Calls that have ended since the limit last changed.
 #[derive(Debug, Default)]
 struct Round {
     calls: usize,
@@ -117,7 +118,7 @@ struct Round {
     timed: usize,
 }
 
-/// Concurrency limit that all calls of a job share, also over several stores.
+/// Rate and concurrency limits for one store; all stores of a job share the rates.
 #[derive(Debug)]
 pub struct AdaptiveLimit {
     rates: Rates,
@@ -128,15 +129,15 @@ pub struct AdaptiveLimit {
 }
 
 impl AdaptiveLimit {
-    /// Creates a limit that learns of refusals and retries from the metrics of the stores that it limits.
+    /// Creates a limit. It detects throttling and retries from the metrics of the stores that it limits.
     pub fn new(rates: Rates, metrics: Arc<Metrics>) -> Arc<Self> {
         let retries_seen = metrics.get(Metric::Retries);
         let spent = Spent { requests: TokenBucket::default(), bytes: TokenBucket::default(), retries_seen, part: 1.0 };
         Self::spending(rates, metrics, Arc::new(Mutex::new(spent)))
     }
 
-    /// A limit for another store of the same job. The rates are common to both; requests in flight are not, because
-    /// calls to one store may wait for calls to the other.
+    /// Creates a limit for another store of the same job. Both share the rates. They do not share the limit of requests
+    /// in flight, because calls to one store may wait for calls to the other.
     pub fn beside(&self) -> Arc<Self> {
         Self::spending(self.rates, self.metrics.clone(), self.spent.clone())
     }
@@ -160,7 +161,7 @@ impl AdaptiveLimit {
         self.spent().part = if part.is_finite() { part.clamp(1e-9, 1.0) } else { 1.0 };
     }
 
-    /// Requests that may be in flight now.
+    /// Returns the current limit of requests in flight.
     pub fn limit(&self) -> usize {
         self.state().limit
     }
@@ -192,7 +193,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Waits for as long as these bytes, which have passed, take at the rate.
+    /// Waits for the time that these bytes, which have already been transferred, take at the limited rate.
     async fn passed(&self, bytes: u64) {
         let Some(rate) = self.rates.bytes_per_s else { return };
         let wait = {
@@ -234,7 +235,7 @@ impl AdaptiveLimit {
         }
     }
 
-    /// Adjusts the limit after a call.
+    /// Updates the state when a call ends; adjusts the limit at the end of a round.
     fn left(&self, first_byte: Option<Duration>) {
         let throttles = self.metrics.get(Metric::Throttles);
         let mut state = self.state();
@@ -260,10 +261,10 @@ impl AdaptiveLimit {
 }
 
 impl State {
-    /// Adjusts the limit after a calm round.
+    /// Adjusts the limit after a round without throttling.
     fn turn(&mut self, round: &Round, most: usize) {
         let mut slow = false;
-        // A few calls are too few to measure a store.
+        // With fewer calls, the mean says too little about the store.
         if round.timed >= 4 {
             let mean = round.first_bytes / round.timed as f64;
             slow = self.best.is_some_and(|best| mean > best * SLOW + JITTER);
@@ -271,7 +272,7 @@ impl State {
         }
         if slow {
             self.doubling = false;
-            // Not below the start, so that a store with varying response times is not starved.
+            // Never drop below the initial limit, so that a store with varying response times is not starved.
             self.limit = (self.limit - self.limit / 10).max(START.min(self.limit));
         } else if self.doubling {
             self.limit = self.limit.saturating_mul(2).min(most);
@@ -300,7 +301,7 @@ impl Drop for Slot {
     }
 }
 
-/// See the module.
+/// Store wrapper that limits the load on the inner store.
 #[derive(Debug)]
 pub struct LimitStore {
     inner: Arc<dyn Store>,
@@ -314,7 +315,7 @@ impl LimitStore {
     }
 
     async fn enter(&self, what: &str, key: &Key, deadline: Deadline) -> Result<Slot> {
-        // The name is built only if it may be needed.
+        // Build the text only if a deadline error may need it.
         let what = match deadline.instant() {
             None => String::new(),
             Some(_) => format!("{what} {}", crate::place(self.inner.root(), key)),
@@ -323,7 +324,7 @@ impl LimitStore {
     }
 }
 
-/// Passes chunks on at the limited rate; the slot is held until they end or are dropped.
+/// Passes chunks on at the limited rate. Holds the slot until the stream ends or is dropped.
 fn governed(chunks: BoxStream<'static, Result<Chunk>>, slot: Slot) -> BoxStream<'static, Result<Chunk>> {
     stream::unfold((chunks, slot), |(mut chunks, slot)| async move {
         let next = chunks.next().await?;
@@ -345,7 +346,7 @@ impl Store for LimitStore {
         self.inner.capabilities()
     }
 
-    /// Pages count against the request rate; a listing has one call in flight at a time anyway.
+    /// Pages count towards the request rate. A listing has only one request in flight at a time.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let listing = self.inner.list(prefix, after, deadline);
         stream::unfold((listing, 0u64), move |(mut listing, seen)| async move {
@@ -399,7 +400,7 @@ impl LimitStore {
 #[async_trait]
 impl MultipartStore for LimitStore {
     fn limits(&self) -> MultipartLimits {
-        // Only called if the store supports multipart uploads.
+        // This value is not used: the method is called only if the store supports multipart uploads.
         let none = MultipartLimits { least: 1, multiple: 1, max_parts: 1, is_ordered: true, whole: Algorithm::Crc32c };
         self.inner.multipart().map_or(none, |uploads| uploads.limits())
     }

@@ -79,7 +79,7 @@ async fn governor_never_lets_more_in_than_its_limit_and_strands_no_one() {
     }
 }
 
-/// A clock of shared machines is no judge of how fast; that it cannot be faster than the rate holds anywhere.
+/// Checks only that transfers are not faster than the rate, because a shared machine may make them slower.
 #[tokio::test]
 async fn govern_requests_and_bytes_pass_no_faster_than_the_rate() {
     let inner = filled(20, 1000).await;
@@ -101,7 +101,7 @@ async fn govern_requests_and_bytes_pass_no_faster_than_the_rate() {
             assert_eq!(read.await.unwrap(), 1000);
         }
         assert!(clock.elapsed().as_secs_f64() >= min_s, "{rates:?}: {:?}", clock.elapsed());
-        // Of a part of the job, a part of the rate.
+        // Half of the job's share gives half of the rate.
         governor.take_part(0.5);
         let clock = Stopwatch::start();
         for at in 0..10 {
@@ -127,7 +127,7 @@ async fn govern_a_wait_for_leave_ends_at_the_deadline() {
     assert!(error.to_string().contains("HEAD memory://"), "{error}");
 }
 
-/// A store with a limit refuses; what waits above retry is never given up on, and the limit is found.
+/// The store throttles above its limit. All requests still succeed, and the concurrency limit adapts.
 #[tokio::test]
 async fn govern_finds_the_rate_of_a_store_that_refuses() {
     let metrics = Arc::<Metrics>::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Google's kinds of credentials against recorded answers of the token services.
+//! Tests Google's kinds of credentials against recorded responses of the token services.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -108,7 +108,8 @@ async fn test_external_account_exchanges_the_subject_of_its_file() {
         let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/ea.json")], &server, home.path());
         assert_eq!(token(&env).await.unwrap(), "Bearer federated-token");
     }
-    // A file that sends for its subject to the instance's address does so only where that may be asked.
+    // An external account file whose subject token comes from the metadata address is used only if the settings allow
+    // that address.
     let text = json!({"type": "external_account", "audience": "a", "token_url": format!("{}/sts", server.url),
         "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
         "credential_source": {"url": "http://169.254.169.254/metadata/identity/oauth2/token"}});

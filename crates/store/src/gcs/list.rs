@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists objects in pages; can start after any key.
+//! Lists objects in pages. A listing can start after any key.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use crate::transport::client::Parts;
 use crate::transport::{body, pair};
 use crate::{ListStream, Meta};
 
-/// Maximum size of a page: 1,000 escaped names of 1,024 bytes, with their metadata.
+/// Maximum size of a page in bytes: 1,000 escaped names of 1,024 bytes, with their metadata.
 const PAGE_LIMIT: usize = 32 << 20;
-/// Requested fields; the complete description is five times as long.
+/// Requested metadata fields; the complete metadata is five times as large.
 const FIELDS: &str = "nextPageToken,items(name,size,generation,crc32c,md5Hash,contentEncoding,updated)";
 
 #[derive(Debug, Deserialize)]
@@ -58,7 +58,7 @@ impl Listing {
         if !self.prefix.is_empty() {
             query.push(pair("prefix", self.prefix.as_bytes()));
         }
-        // The start is inclusive, so the key itself is skipped below.
+        // Google's start offset is inclusive, so the key itself is skipped below.
         if let Some(after) = self.after.as_ref().filter(|after| !after.is_empty()) {
             query.push(pair("startOffset", after.as_bytes()));
         }

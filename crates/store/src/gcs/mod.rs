@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Google Cloud Storage: one bucket's objects by the JSON API over HTTP/1.1, with tokens by `reqsign`.
+//! Google Cloud Storage: reads and writes the objects of one bucket through the JSON API over HTTP/1.1, with tokens
+//! from `reqsign`.
 //!
-//! Owns the requests to a bucket and the interpretation of responses; every request is sent once (`Retry` repeats).
-//! Objects are read as stored: decompressive transcoding is disabled. No key and no token reaches an error or a
-//! `Debug`.
+//! This module builds the requests to a bucket and interprets the responses. It sends every request once; `Retry`
+//! repeats failed requests. Objects are read as stored: decompressive transcoding is disabled. No error or `Debug`
+//! output contains a key or token.
 
 mod chain;
 #[cfg(test)]
@@ -36,21 +37,21 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// Maximum size of the description of one object.
+/// Maximum size of one object's metadata in bytes.
 const ONE: usize = 1 << 20;
 
-/// Connection settings of Google Cloud Storage. Its `Debug` shows no credential.
+/// Connection settings of Google Cloud Storage. Its `Debug` output contains no credential.
 #[derive(Clone, Default)]
 pub struct GcsSettings {
-    /// Endpoint other than Google's; it gets no token.
+    /// Endpoint to use instead of Google's. It receives no token.
     pub emulator: Option<String>,
-    /// Plain HTTP to other machines is allowed.
+    /// Allows plain HTTP to other machines.
     pub allows_http: bool,
-    /// Requests carry no token, for public buckets.
+    /// Sends requests without a token, for public buckets.
     pub is_anonymous: bool,
-    /// The metadata address may be used for a token.
+    /// Allows requests to the metadata address for a token.
     pub asks_instance: bool,
-    /// Variables that the credential chain may read.
+    /// Environment variables that the credential chain may read.
     pub(crate) variables: HashMap<String, String>,
 }
 
@@ -66,10 +67,10 @@ impl fmt::Debug for GcsSettings {
 }
 
 impl GcsSettings {
-    /// Reads `STORAGE_EMULATOR_HOST`, and the variables of Google's default credentials.
+    /// Reads `STORAGE_EMULATOR_HOST` and the variables of Google's default credentials.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let is_ours = |name: &str| {
-            // An external account may use AWS's keys.
+            // An external account may use AWS credentials, so the AWS_ variables are included.
             let prefixes = ["GOOGLE_", "CLOUDSDK_", "AWS_"];
             let names = ["HOME", "XDG_CONFIG_HOME", "GCE_METADATA_HOST"];
             prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name)
@@ -86,7 +87,7 @@ impl GcsSettings {
     }
 }
 
-/// See the module. Cheap to clone.
+/// Google Cloud Storage bucket as a store. Cheap to clone.
 #[derive(Clone)]
 pub struct Gcs {
     bucket: Arc<Bucket>,
@@ -111,7 +112,8 @@ impl fmt::Debug for Gcs {
 }
 
 impl Gcs {
-    /// The store of a bucket; sends nothing yet. Errs with `Config` for an invalid endpoint or bucket name.
+    /// Creates the store of a bucket without sending a request. Returns a `Config` error for an invalid endpoint or
+    /// bucket name.
     pub fn new(bucket: &str, settings: &GcsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if bucket.is_empty() || bucket.len() > 222 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
@@ -122,21 +124,21 @@ impl Gcs {
             None => "https://storage.googleapis.com".to_owned(),
         };
         let http = Http::new();
-        // An emulator gets no token.
+        // Do not send a token to an emulator.
         let sign = Sign::new(settings, settings.is_anonymous || settings.emulator.is_some());
         let root = Url { scheme: Scheme::Gcs, authority: bucket.to_owned(), key: Key::default() };
         Ok(Self { bucket: Arc::new(Bucket { root, shown, http, sign, metrics }), verifies: true })
     }
 
-    /// Leaves the check of a whole object against its checksum to the caller (`Retry`).
+    /// Disables the checksum verification of whole objects, because the caller (`Retry`) does it.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
 }
 
-/// Parses `host:port` or a URL, as Google's own libraries do.
+/// Parses the emulator address, `host:port` or a URL, like Google's own libraries.
 fn emulator(host: &str, allows_http: bool) -> Result<String> {
-    // The URL is shown only once it is known to hold no password.
+    // The errors do not contain the URL until it is certain that it has no password in it.
     let bad = |problem: &str| Error::config("STORAGE_EMULATOR_HOST", problem);
     let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
     let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
@@ -162,15 +164,15 @@ fn emulator(host: &str, allows_http: bool) -> Result<String> {
 struct Ask<'a> {
     method: Method,
     kind: Metric,
-    /// `None` asks the bucket.
+    /// Object of the request; `None` for a request to the bucket.
     key: Option<&'a Key>,
-    /// Path and query.
+    /// Path and query of the URL.
     target: String,
     headers: HeaderMap,
     body: Parts,
 }
 
-/// Description of an object in the JSON API; numbers are strings.
+/// Object metadata in the JSON API, where numbers are strings.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Described {
@@ -197,13 +199,14 @@ impl Described {
             version: self.generation.map(Version),
             digests: crc.into_iter().chain(md5).collect(),
             encoding: self.content_encoding.filter(|name| !name.is_empty()),
-            // Whole seconds, as in a read's Last-Modified, so that an object has one time.
+            // Rounded down to whole seconds like Last-Modified in reads, so that listings and reads give an object the
+            // same time.
             modified_s: self.updated.as_deref().and_then(http_date::iso8601).map(f64::floor),
         })
     }
 }
 
-/// Decodes a digest from base64: CRC-32C big-endian, MD5 as bytes.
+/// Decodes a base64 digest: a big-endian CRC-32C, or the bytes of an MD5.
 fn digest(algorithm: Algorithm, text: &str) -> Option<Digest> {
     let len = if algorithm == Algorithm::Md5 { 16 } else { 4 };
     let value = BASE64_STANDARD.decode(text.trim()).ok().filter(|value| value.len() == len)?;
@@ -222,7 +225,7 @@ impl Bucket {
         Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
     }
 
-    /// `/storage/v1/b/BUCKET/o/KEY?query`; every byte of the key is encoded, slashes too.
+    /// Builds a request for `/storage/v1/b/BUCKET/o/KEY?query`, with the key percent-encoded, including its slashes.
     fn object<'a>(&self, method: Method, kind: Metric, key: &'a Key, query: &str) -> Ask<'a> {
         let name = percent_encode(key.as_bytes(), QUERY);
         let mark = if query.is_empty() { "" } else { "?" };
@@ -230,7 +233,7 @@ impl Bucket {
         Ask { method, kind, key: Some(key), target, headers: HeaderMap::new(), body: Parts::default() }
     }
 
-    /// Sends one request and returns its response if that is a success.
+    /// Sends one request and returns its response if the status is a success.
     async fn send(&self, mut ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
         let place = self.place_of(ask.key);
         if let Some(key) = ask.key {
@@ -267,13 +270,13 @@ impl Bucket {
                 .send(http::Request::from_parts(head, ask.body))
                 .await
                 .map_err(|error| error.at(&self.shown))?;
-            // 308: a resumable upload expects more bytes.
+            // Status 308 means that a resumable upload expects more bytes.
             if answer.status().is_success() || (ask.method == Method::PUT && answer.status().as_u16() == 308) {
                 return Ok(answer);
             }
             let (head, body) = answer.into_parts();
             if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
-                // Sent again with a new token.
+                // `Retry` sends the request again with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }
             Err(self.error(&ask.method, ask.key, head.status, &head.headers, &error_body(body).await))
@@ -295,9 +298,9 @@ impl Bucket {
         let reason = if message.is_empty() { status::reason_phrase(code) } else { status::shown(&message) };
         let place = self.place_of(key);
         match code.as_u16() {
-            // The message shows whether the bucket or the object is missing.
+            // Only the message distinguishes a missing bucket from a missing object.
             404 if message.contains("bucket does not exist") => Error::NotFound { place: self.root.to_string() },
-            // The precondition names an invalid version, so no object was ever written with it.
+            // The precondition contains an invalid version, so the object never had it.
             304 => Error::Changed { place, want: String::new(), have: "another".to_owned() },
             400 if message.to_ascii_lowercase().contains("crc32c") => {
                 Error::corrupt(place, format!("arrived damaged at the store ({reason})"))
@@ -306,7 +309,7 @@ impl Bucket {
         }
     }
 
-    /// Parses the description of an object in a response.
+    /// Parses the object metadata in a response.
     async fn described(&self, key: &Key, answer: Response<Incoming>, deadline: Deadline) -> Result<Meta> {
         let place = self.place_of(Some(key));
         let body = body(answer.into_body(), ONE, deadline, &place).await?;
@@ -320,7 +323,8 @@ impl Bucket {
     }
 }
 
-/// A generation as a query parameter; `None` for a version that cannot be one of Google's, whatever a manifest states.
+/// Returns the version as the value of a generation parameter. Returns `None` if it is not a valid generation (versions
+/// in a manifest are untrusted).
 fn generation(version: &Version) -> Option<&str> {
     let is_one = !version.0.is_empty() && version.0.len() <= 20 && version.0.bytes().all(|byte| byte.is_ascii_digit());
     is_one.then_some(version.0.as_str())
@@ -363,7 +367,7 @@ impl Remote for Bucket {
             None => "alt=media".to_owned(),
         };
         let mut ask = self.object(Method::GET, Metric::Gets, key, &query);
-        // Without this header, Google decompresses objects with Content-Encoding: gzip and ignores ranges.
+        // Without this header, Google decompresses objects with `Content-Encoding: gzip` and ignores ranges.
         ask.headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
         if let Some(range) = range {
             ask.headers.insert(header::RANGE, range);
@@ -372,7 +376,7 @@ impl Remote for Bucket {
     }
 
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
-        // The header may occur twice, or contain both hashes.
+        // The header can occur twice, or once with both hashes.
         let hashes = headers.get_all("x-goog-hash").iter().filter_map(|value| value.to_str().ok());
         let digests = hashes.flat_map(|text| text.split(',')).filter_map(|hash| match hash.trim().split_once('=')? {
             ("crc32c", text) => digest(Algorithm::Crc32c, text),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resumable uploads: one session per object, parts in order, each a multiple of 256 KiB; the last part completes the
-//! object.
+//! Resumable uploads: one session per object. Parts are sent in order, each a multiple of 256 KiB; the last part
+//! completes the object.
 //!
-//! Google ignores bytes that it already holds and returns how far it has come, so sending a part again does no harm and
-//! no query is needed before. The CRC-32C of the whole object goes with the last part and is compared with the
-//! response.
+//! Google ignores bytes that it has already stored and returns the stored size. A part can therefore be sent again
+//! without a query of the upload status first. The last part is sent with the CRC-32C of the whole object, which is
+//! compared with the response.
 
 use async_trait::async_trait;
 use base64::Engine;
@@ -22,9 +22,9 @@ use crate::transport::client::Parts;
 use crate::transport::{Remote, header_of, pair, text, unmet};
 use crate::{Meta, PutOptions, checksum};
 
-/// Parts must be a multiple of this many bytes.
+/// Part sizes must be a multiple of this many bytes.
 const UNIT: u64 = 256 << 10;
-/// Maximum number of times that the rest of a partly accepted part is sent.
+/// Maximum number of requests for one part, because Google may accept only the beginning of a part.
 const RESTS: u32 = 64;
 
 impl Bucket {
@@ -39,7 +39,8 @@ impl Bucket {
     }
 }
 
-/// The session id in the returned URL. The rest of that URL is ignored: requests go to the configured endpoint.
+/// Parses the session ID in the upload URL that Google returns. The rest of that URL is ignored, because requests go to
+/// the configured endpoint.
 fn id_of(location: &str) -> Option<UploadId> {
     let query = location.split_once('?')?.1;
     let value = query.split('&').find_map(|pair| pair.strip_prefix("upload_id="))?;
@@ -47,13 +48,13 @@ fn id_of(location: &str) -> Option<UploadId> {
     (!id.is_empty()).then(|| UploadId(id.into_owned()))
 }
 
-/// Bytes that the store holds, from a response that expects more: `Range: bytes=0-N`.
+/// Returns the number of stored bytes, from a response that expects more (`Range: bytes=0-N`).
 fn taken(headers: &HeaderMap) -> u64 {
     let last = text(headers, "range").and_then(|range| range.rsplit('-').next()?.trim().parse::<u64>().ok());
     last.map_or(0, |last| last.saturating_add(1))
 }
 
-/// The bytes after the first `skip`.
+/// Returns the bytes after the first `skip`.
 fn behind(bytes: Vec<Bytes>, mut skip: u64) -> Vec<Bytes> {
     bytes
         .into_iter()
@@ -98,8 +99,8 @@ impl MultipartStore for Gcs {
         })
     }
 
-    /// All journaled parts: Google keeps what it has acknowledged. The next part shows whether the session still
-    /// exists.
+    /// Returns all parts in the journal, because Google keeps the bytes that it has acknowledged. If the session no
+    /// longer exists, the next part fails.
     async fn list_parts(&self, _key: &Key, _id: &UploadId, parts: &[Part], _deadline: Deadline) -> Result<Vec<Part>> {
         Ok(parts.to_vec())
     }
@@ -130,7 +131,8 @@ impl MultipartStore for Gcs {
             }
             ask.body = Parts::new(behind(bytes.clone(), begin - at.offset));
             let answer = bucket.send(ask, deadline).await.map_err(|error| match error {
-                // The session has expired. If the bucket itself is gone, starting a new session will report that.
+                // The session has expired, or the bucket is gone. In both cases the caller starts a new session, which
+                // reports a missing bucket.
                 Error::NotFound { .. } => Error::NotFound { place: place.clone() },
                 Error::System { reason, .. } if reason.contains("answered 499") => {
                     Error::NotFound { place: place.clone() }
@@ -151,7 +153,7 @@ impl MultipartStore for Gcs {
                 return Ok(Part { number: at.number, offset: at.offset, size, crc32c, tag: String::new() });
             }
             if have < at.offset {
-                // Acknowledged bytes are missing: start again.
+                // Google has lost acknowledged bytes, so the upload must start again.
                 return Err(Error::NotFound { place });
             }
             begin = have.min(end);
@@ -177,7 +179,7 @@ impl MultipartStore for Gcs {
         for want in whole {
             let have = meta.digests.iter().find(|have| have.algorithm == want.algorithm);
             if let Some(have) = have.filter(|have| *have != want) {
-                // The object is wrong: delete it, if it is still the version that was written.
+                // The object has the wrong content. Delete it if it is still the version that was written.
                 let mut ask = self.bucket.object(Method::DELETE, Metric::Deletes, key, "");
                 if let Some(tag) = &ours {
                     ask.target.push_str(&format!("?ifGenerationMatch={tag}"));
@@ -192,7 +194,7 @@ impl MultipartStore for Gcs {
 
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()> {
         match self.bucket.send(self.bucket.session(Method::DELETE, key, id), deadline).await {
-            // Google answers 499 to confirm.
+            // Google returns 499 to confirm.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(Error::System { reason, .. }) if reason.contains("answered 499") => Ok(()),
             Err(error) => Err(error),

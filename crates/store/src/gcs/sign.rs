@@ -17,13 +17,13 @@ use crate::credentials::{self, CredentialCache, Shared, Stamp, name_of};
 use crate::transport::client::Http;
 use crate::transport::unsigned;
 
-/// Hint for a request without credentials.
+/// Hint in the error for a request without credentials.
 const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth application-default \
     login`, or read a public bucket with PENSTOCK_GS_ANONYMOUS=1";
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Signs requests; see `credentials`.
+/// Adds the cached token to requests (see `credentials`).
 pub(super) struct Sign {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
@@ -55,7 +55,7 @@ impl Sign {
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }
 
-    /// The store reported the token as expired; true if the request may be sent again with a new one.
+    /// Handles a response that the token has expired. Returns true if the request may be sent again with a new token.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         credentials::renews(self.keeper.as_deref(), stamp)
     }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts errors of Hadoop and its protocol library to Penstock's errors.
+//! Converts errors of Hadoop and of the protocol library `hdfs-native` to Penstock errors.
 
 use hdfs_native::HdfsError;
 use penstock_types::Error;
 
-/// Maximum length of a quoted server message.
+/// Maximum length of a server message in an error.
 const QUOTED: usize = 300;
 
-/// First line of a server message, without control characters: Java sends its whole stack trace.
+/// Returns the first line of a server message without control characters. The other lines are a Java stack trace.
 pub(super) fn shown(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     line.chars().filter(|c| !c.is_control()).take(QUOTED).collect()
 }
 
-/// A response that made the protocol library panic.
+/// Error for a response that caused a panic in the protocol library.
 pub(super) fn odd(place: &str) -> Error {
     Error::Server { place: place.to_owned(), status: 0, reason: "the answer is malformed".to_owned() }
 }
 
-/// Converts an error at `place`, in the cluster at `root`.
+/// Converts an error of an operation on `place` in the cluster with the URL `root`.
 pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
     let place = place.to_owned();
     let refused = |reason: &str| Error::KeyRefused {
@@ -36,7 +36,7 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
             match class.rsplit(['.', '$']).next().unwrap_or_default() {
                 "FileNotFoundException" => Error::NotFound { place },
                 "FileAlreadyExistsException" => Error::Precondition { place, reason: "it already exists".to_owned() },
-                // The permission check returns this, even if permissions are disabled.
+                // The permission check returns this error even if permissions are disabled.
                 "AccessControlException" if reason.ends_with("(is not a directory)") => {
                     refused("a file exists where its folder should be")
                 }
@@ -56,7 +56,7 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
             Error::Denied { place, reason: shown(&error.to_string()) }
         }
         HdfsError::IOError(error) => Error::Unreachable { place: root.to_owned(), reason: shown(&error.to_string()) },
-        // Its text lists every replica.
+        // The message lists every replica, so it is replaced.
         HdfsError::DataTransferError(text) if text.starts_with("All DataNodes failed") => {
             Error::Unreachable { place, reason: "none of its DataNodes returned it".to_owned() }
         }

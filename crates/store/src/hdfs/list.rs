@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists in the byte order of keys, one folder at a time. The NameNode sorts names in another order (bytes as signed
-//! numbers), so each folder is read in full; HDFS limits a folder to 1,048,576 entries.
+//! Lists objects in the byte order of keys, one folder at a time. The NameNode sorts names as signed bytes, so each
+//! folder is read completely and sorted here. HDFS limits a folder to 1,048,576 entries.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use penstock_types::{Deadline, Error, Key, Metric, Result};
 use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, meta, refusal};
 use crate::Meta;
 
-/// Maximum pages of 1,000 entries per folder, each within the limit of a NameNode call.
+/// Timeout for listing one folder, as a multiple of `NAMENODE`. A folder is read in pages of 1,000 entries.
 const PAGES: u32 = 16;
 
 struct Walk {
@@ -19,7 +19,7 @@ struct Walk {
     prefix: Key,
     after: Option<Key>,
     deadline: Deadline,
-    /// Remaining entries of the folders from the first to the current one, each in reverse order.
+    /// Remaining entries of each open folder, from the first to the current one. The entries are in reverse order.
     folders: Vec<Vec<(Key, FileStatus)>>,
 }
 
@@ -34,12 +34,12 @@ pub(super) fn stream(
 }
 
 impl Walk {
-    /// Reads the deepest folder that the prefix contains in full.
+    /// Reads the deepest folder that contains the whole prefix.
     async fn begin(mut self) -> Result<Self> {
         let prefix = self.prefix.as_bytes();
         let end = prefix.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
         let folder = Key::new(prefix[..end].to_vec());
-        // No file has such a key, so the listing is empty.
+        // HDFS cannot store such a key, so the listing is empty.
         if folder.is_empty() || refusal(&prefix[..end - 1]).is_none() {
             self.enter(&folder).await?;
         }
@@ -65,14 +65,14 @@ impl Walk {
         Ok(None)
     }
 
-    /// True if a key below the folder may match the prefix and sort after the start.
+    /// Returns true if a key below the folder may match the prefix and sort after the start key.
     fn may_hold(&self, folder: &Key) -> bool {
         let (key, prefix) = (folder.as_bytes(), self.prefix.as_bytes());
         (key.starts_with(prefix) || prefix.starts_with(key))
             && self.after.as_ref().is_none_or(|after| folder > after || after.as_bytes().starts_with(key))
     }
 
-    /// Reads the folder of `key`, which ends in `/` or is empty. A missing folder is empty.
+    /// Reads the folder of `key`, which ends in `/` or is empty. A missing folder counts as empty.
     async fn enter(&mut self, key: &Key) -> Result<()> {
         let cluster = &self.cluster;
         cluster.metrics.count(Metric::Requests);
@@ -85,14 +85,14 @@ impl Walk {
         };
         let listed = match cluster.timed(&format!("LIST {place}"), self.deadline, work).await {
             Err(Error::NotFound { .. }) if !key.is_empty() => return Ok(()),
-            // A file exists where the prefix means a folder.
+            // The prefix names a folder, but a file with that name exists.
             Err(Error::KeyRefused { .. }) => return Ok(()),
             result => result?,
         };
         let mut names = Vec::with_capacity(listed.len());
         for mut status in listed {
             let name = status.path.rsplit('/').next().unwrap_or_default();
-            // The listing of a file is the file itself.
+            // HDFS lists a file as a folder with one entry: the file itself.
             if status.path == path || name.is_empty() || name.starts_with(TEMPORARY) {
                 continue;
             }

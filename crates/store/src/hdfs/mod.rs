@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS: `hdfs://namenode:port/path`, a name service of the Hadoop configuration, or `hdfs:///path` of its default.
+//! HDFS store for three forms of URL: `hdfs://namenode:port/path`, a name service of the Hadoop configuration, or
+//! `hdfs:///path` for the configured default.
 //!
-//! Owns the mapping of keys to paths, versions, atomic writes and timeouts. `hdfs-native` speaks the protocols and
-//! verifies the CRC of every packet; here no read waits more than seconds for a DataNode that hangs. A version is mtime
-//! and size, because the protocol library exposes no file id; a write of ours always changes at least one of them.
-//! Refuses keys that are not paths: empty names, `.`, `..`, a colon, NUL bytes, and invalid UTF-8.
+//! This module maps keys to paths and implements versions, atomic writes and timeouts. `hdfs-native` implements the
+//! protocols and verifies the CRC of every packet. A read waits at most seconds for a DataNode that hangs. A version is
+//! mtime and size, because the protocol library exposes no file ID; every write by Penstock changes at least one of
+//! them. Keys that are not paths are rejected: empty names, `.`, `..`, a colon, NUL bytes, and invalid UTF-8.
 
 mod error;
 mod list;
@@ -29,21 +30,22 @@ use crate::metered::count_error;
 use crate::transport::within;
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version};
 
-/// A DataNode that sends nothing for this long is abandoned for the next replica. hdfs-native may wait this long four
-/// times in one read (midway, on two pooled connections, on a new one) before it switches: 4 s, below the promised 5 s.
+/// If a DataNode sends nothing for this long, the read switches to the next replica. hdfs-native may wait this long
+/// four times in one read before it switches (in the middle of a read, on two pooled connections, on a new one): 4 s in
+/// total, below the documented 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same if every replica was silent: then the disks are slow.
+/// Idle timeout of the second attempt, after every replica has timed out: the disks may be slow.
 const SLOW_TIMEOUT: Duration = Duration::from_secs(15);
-/// A NameNode that answers no call for this long is asked on a new connection.
+/// If the NameNode does not respond within this time, the next call uses a new connection.
 const NAMENODE: Duration = Duration::from_secs(20);
 /// Concurrent deletes.
 const AT_ONCE: usize = 16;
-/// Time that hdfs-native keeps pooled connections to DataNodes, with some margin.
+/// Time for which hdfs-native keeps pooled connections to DataNodes, plus a margin.
 const POOL_TTL: Duration = Duration::from_millis(3200);
-/// Prefix of temporary names; listings skip them.
+/// Prefix of temporary file names, which listings skip.
 const TEMPORARY: &str = ".penstock-tmp-";
 
-/// See the module. Cheap to clone.
+/// HDFS cluster as a store. Cheap to clone.
 #[derive(Clone)]
 pub struct Hdfs {
     cluster: Arc<Cluster>,
@@ -56,7 +58,7 @@ struct Cluster {
     clients: Mutex<Option<Clients>>,
 }
 
-/// Clients of one process and runtime: their connections end with both.
+/// Clients of one process and runtime, because connections cannot be used in another process or runtime.
 #[derive(Clone)]
 struct Clients {
     process: u32,
@@ -71,7 +73,7 @@ impl fmt::Debug for Hdfs {
     }
 }
 
-/// Selects one of two clients.
+/// Selects the client with the short (`Fast`) or the long (`Slow`) idle timeout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientKind {
     Fast,
@@ -79,12 +81,12 @@ enum ClientKind {
 }
 
 impl Hdfs {
-    /// The store of a NameNode (`host:port`), of a name service, or (empty) of the configuration's default; sends
-    /// nothing yet.
+    /// Creates the store of a NameNode (`host:port`), of a name service, or of the configured default if `authority` is
+    /// empty. It sends no request.
     pub fn new(authority: &str, settings: &HdfsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '[' | ']');
         if !authority.chars().all(is_plain) {
-            // Not shown, because it may hold a password.
+            // The error does not contain the URL, because it may contain a password.
             return Err(Error::config("url", "what follows hdfs:// is neither host:port nor a name service"));
         }
         let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
@@ -106,7 +108,7 @@ impl Cluster {
         Error::KeyRefused { key: key.to_string(), place: self.root.to_string(), reason: reason.to_owned() }
     }
 
-    /// The path of a key; `KeyRefused` for one that HDFS cannot hold.
+    /// Returns the path of a key, or `KeyRefused` if HDFS cannot store the key.
     fn path(&self, key: &Key) -> Result<String> {
         match refusal(key.as_bytes()) {
             Some(reason) => Err(self.refused(key, reason)),
@@ -119,7 +121,7 @@ impl Cluster {
         let builder = ClientBuilder::new()
             .with_config([
                 ("dfs.client.socket-timeout", silence.as_str()),
-                // Retries are made by `Retry`; here only the other NameNode is tried.
+                // `Retry` repeats failed requests, so hdfs-native only tries the other NameNode.
                 ("dfs.client.failover.max.attempts", "3"),
                 ("dfs.client.failover.sleep.base.millis", "100"),
                 ("dfs.client.failover.sleep.max.millis", "1000"),
@@ -146,7 +148,7 @@ impl Cluster {
         }
     }
 
-    /// Clients of this process and runtime, created at first use.
+    /// Returns the clients of this process and runtime; creates them at first use.
     async fn clients(&self) -> Result<Clients> {
         let (process, runtime) = (std::process::id(), tokio::runtime::Handle::current().id());
         let is_forked = {
@@ -154,7 +156,7 @@ impl Cluster {
             match &*held {
                 Some(clients) if clients.process == process && clients.runtime == runtime => return Ok(clients.clone()),
                 Some(clients) if clients.process != process => {
-                    // The parent owns its connections; the child must not close them.
+                    // The parent owns these connections, so the child must not close them.
                     std::mem::forget(held.take());
                     true
                 }
@@ -162,7 +164,7 @@ impl Cluster {
             }
         };
         if is_forked {
-            // hdfs-native keeps connections in a process-wide table; the parent's expire in the meantime.
+            // hdfs-native caches connections in a process-wide table. Wait until those of the parent have expired.
             tokio::time::sleep(POOL_TTL).await;
         }
         let clients = Clients { process, runtime, fast: self.build(IDLE_TIMEOUT)?, slow: self.build(SLOW_TIMEOUT)? };
@@ -178,7 +180,7 @@ impl Cluster {
         })
     }
 
-    /// Runs one call of the NameNode (or a bounded sequence) with a deadline; a panic of the library becomes an error.
+    /// Runs one NameNode call (or a bounded sequence of calls) with a timeout. A panic in the library becomes an error.
     async fn call<T>(
         &self,
         place: &str,
@@ -189,7 +191,7 @@ impl Cluster {
             Ok(Ok(result)) => result.map_err(|error| error::of(place, &self.root.to_string(), &error)),
             Ok(Err(_)) => Err(error::odd(place)),
             Err(_) => {
-                // The connection may be dead without an error: the next call opens a new one.
+                // The connection may be dead without an error, so the next call opens a new one.
                 *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = None;
                 let reason = format!("the NameNode did not answer for {} s", limit.as_secs());
                 Err(Error::Unreachable { place: self.root.to_string(), reason })
@@ -201,7 +203,7 @@ impl Cluster {
         let (path, place) = (self.path(key)?, self.place(key));
         let client = self.client(ClientKind::Fast).await?;
         match self.call(&place, NAMENODE, client.get_file_info(&path)).await {
-            // A file exists where the key has a folder.
+            // A file exists where the key needs a folder.
             Err(Error::KeyRefused { .. }) => Err(Error::NotFound { place }),
             result => result,
         }
@@ -215,7 +217,7 @@ impl Cluster {
         Ok(meta(key.clone(), &status))
     }
 
-    /// `None` where nothing exists.
+    /// Returns the status of a file or folder; `None` if it does not exist.
     async fn existing(&self, key: &Key) -> Result<Option<FileStatus>> {
         match self.status(key).await {
             Ok(status) => Ok(Some(status)),
@@ -226,7 +228,7 @@ impl Cluster {
 
     async fn delete(&self, key: &Key) -> Result<()> {
         let (path, place) = (self.path(key)?, self.place(key));
-        // A folder is not an object; without this check an empty one would be deleted.
+        // A folder is not an object. Without this check, an empty folder would be deleted.
         if self.existing(key).await?.is_none_or(|status| status.isdir) {
             return Ok(());
         }
@@ -243,8 +245,8 @@ impl Cluster {
     }
 }
 
-/// Reason why HDFS cannot hold `key` (`DFSUtilClient.isValidName`, and keys that the protocol library cannot express);
-/// `None` if it can.
+/// Returns the reason why HDFS cannot store `key`, or `None` if it can. Applies the rules of
+/// `DFSUtilClient.isValidName`, and rejects keys that the protocol library cannot express.
 fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
         return Some("it is empty");
@@ -303,13 +305,13 @@ impl Store for Hdfs {
         self.cluster.timed(&what, deadline, read::get(&self.cluster, object, ranges, deadline)).await
     }
 
-    /// The NameNode enforces the precondition `Absent`. A version is only checked just before the rename.
+    /// The NameNode enforces the precondition `Absent`. The precondition `Matches` is checked just before the rename.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let what = format!("PUT {}", self.cluster.place(key));
         self.cluster.timed(&what, deadline, write::put(&self.cluster, key, parts, options)).await
     }
 
-    /// None: the protocol library has no call for `concat`.
+    /// Not supported, because the protocol library has no call for `concat`.
     fn multipart(&self) -> Option<&dyn MultipartStore> {
         None
     }

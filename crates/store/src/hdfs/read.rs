@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads. Blocks are immutable, so a file opened at a version returns the bytes of that version or an error. A stalled
-//! read is requested a second time, because the NameNode may then name another replica first. A silent replica is
-//! abandoned within seconds; if all replicas were silent, all are tried again with a longer timeout.
+//! Reads files. Blocks are immutable, so a file opened at a version returns the bytes of that version or an error. A
+//! stalled read is sent a second time, because the NameNode may then list another replica first. A replica that sends
+//! nothing is abandoned within seconds. If all replicas time out, the read starts again with a longer timeout.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -21,24 +21,24 @@ use crate::local::plan;
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version};
 
-/// A read that returned nothing for this long is requested a second time. Far above the latency of a disk, far below
-/// `IDLE_TIMEOUT`.
+/// A read that has returned nothing for this long is sent a second time. This is far above the latency of a disk and
+/// far below `IDLE_TIMEOUT`.
 const HEDGE: Duration = Duration::from_millis(400);
-/// Attempts to find the same version before and after an open.
+/// Number of attempts to find the same version before and after opening a file.
 const LOOKS: u32 = 4;
 
 type Stream = BoxStream<'static, hdfs_native::Result<Bytes>>;
 
-/// A read in progress.
+/// State of a read.
 struct Reading {
     cluster: Arc<Cluster>,
     meta: Meta,
     place: String,
     reader: FileReader,
     kind: ClientKind,
-    /// Remaining ranges: number, start, end.
+    /// Remaining ranges as index, start and end.
     left: VecDeque<(usize, u64, u64)>,
-    /// The stream of the first range, once it has started.
+    /// Open stream of the first remaining range.
     stream: Option<Stream>,
     is_hedged: bool,
     deadline: Deadline,
@@ -71,7 +71,8 @@ pub(super) async fn get(
     Ok(GetResult { meta, chunks: timed(chunks, started, cluster.metrics.clone()) })
 }
 
-/// Opens the blocks of one version: the pinned one, otherwise the one that is current before and after.
+/// Opens the blocks of one version: the pinned version, or otherwise a version that is current both before and after
+/// the open.
 async fn open(
     cluster: &Arc<Cluster>,
     key: &Key,
@@ -86,7 +87,7 @@ async fn open(
     };
     for _ in 0..LOOKS {
         let reader = cluster.call(&place, NAMENODE, client.read(&path)).await?;
-        // Versions never recur: a version that is current before and after the open was current during it.
+        // Versions never recur, so a version that is current before and after the open was current during the open.
         let meta = cluster.head(key).await?;
         let have = meta.version.clone().unwrap_or_else(|| Version(String::new()));
         if have == want && meta.size == reader.file_length() as u64 {
@@ -133,7 +134,7 @@ impl Reading {
         }
     }
 
-    /// The next bytes from `at`, from the replica that returns them first.
+    /// Returns the next bytes from offset `at`, from the replica that responds first.
     async fn step(&mut self, at: u64, end: u64) -> Result<Option<Bytes>> {
         loop {
             let mut stream = self.stream.take().unwrap_or_else(|| bytes_of(&self.reader, at, end));
@@ -171,7 +172,7 @@ impl Reading {
             if self.kind == ClientKind::Slow {
                 return Err(error::of(&self.place, &self.cluster.root.to_string(), &error));
             }
-            // Every replica was silent or gone. If the file is gone, opening it again fails.
+            // All replicas failed or timed out. Open the file again; this fails if the file no longer exists.
             self.kind = ClientKind::Slow;
             let (_, reader) = open(&self.cluster, &self.meta.key, self.meta.version.as_ref(), ClientKind::Slow).await?;
             (self.reader, self.stream) = (reader, None);
@@ -200,7 +201,8 @@ async fn advance(stream: &mut Stream) -> Next {
     }
 }
 
-/// The same bytes from another replica, with the first chunk; `None` if it returns nothing.
+/// Reads the same bytes from another replica; returns the reader, its stream and the first chunk. Returns `None` if the
+/// read fails or has no bytes.
 async fn second(
     cluster: &Arc<Cluster>,
     meta: &Meta,

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Location of Hadoop's own configuration, and the user of requests.
+//! HDFS settings: the location of Hadoop's configuration, and the user who sends the requests.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// Connection settings of HDFS beyond its URL.
+/// Connection settings of HDFS that are not part of the URL.
 #[derive(Debug, Clone, Default)]
 pub struct HdfsSettings {
-    /// Folder of `core-site.xml` and `hdfs-site.xml`: name services, Kerberos, wire protection.
+    /// Folder of `core-site.xml` and `hdfs-site.xml`, which define name services, Kerberos and wire protection.
     pub conf_dir: Option<PathBuf>,
-    /// User name to act as, on clusters without authentication.
+    /// User name for requests to clusters without authentication.
     pub user: Option<String>,
-    /// The settings name no user, and hdfs-native would use the process's user, who belongs to another tenant.
+    /// True if a tenant's settings name no user, so that hdfs-native would send requests as the process's user, who
+    /// belongs to another tenant.
     pub(crate) is_strange: bool,
 }
 
 impl HdfsSettings {
-    /// Reads `HADOOP_CONF_DIR`, `HADOOP_HOME` (its `etc/hadoop`) and `HADOOP_USER_NAME`, as every Hadoop client does.
+    /// Reads `HADOOP_CONF_DIR`, `HADOOP_HOME` (for its `etc/hadoop`) and `HADOOP_USER_NAME`, like every Hadoop client.
     pub(crate) fn from_env(variables: &HashMap<String, String>) -> Self {
         let text = |name: &str| variables.get(name).filter(|value| !value.is_empty());
         let home = || Some(PathBuf::from(text("HADOOP_HOME")?).join("etc/hadoop"));
@@ -27,8 +28,8 @@ impl HdfsSettings {
         }
     }
 
-    /// The same settings for another tenant, in a process with these variables: hdfs-native reads the user from them
-    /// itself.
+    /// Adapts the settings to a tenant in a process with the variables `process`, because hdfs-native itself reads the
+    /// user from those variables.
     pub(crate) fn beside(self, process: &HashMap<String, String>) -> Self {
         let names = ["HADOOP_USER_NAME", "HADOOP_PROXY_USER"];
         let is_named = names.iter().any(|name| process.get(*name).is_some_and(|value| !value.is_empty()));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes: a temporary name in the same folder, the bytes through the DataNodes' pipeline, close, rename. A reader sees
-//! the whole object or none of it. After a failure, `Retry` sends the whole object again under another temporary name.
+//! Writes files: creates a temporary file in the same folder, sends the bytes through the DataNode pipeline, closes the
+//! file and renames it. Readers never see a partial object. After a failure, `Retry` sends the whole object again under
+//! another temporary name.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +15,10 @@ use penstock_types::{Error, Key, Metric, Result};
 use super::{ClientKind, Cluster, NAMENODE, TEMPORARY, error, meta, version};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// Bytes of one write call; cancellation is checked between two calls.
+/// Number of bytes per write call. A write can be cancelled between two calls.
 const PIECE: usize = 1 << 20;
-/// A pipeline that accepts no megabyte for this long hangs: hdfs-native itself would wait a minute for each DataNode.
+/// A pipeline that does not accept one piece within this time has stalled. hdfs-native itself would wait a minute for
+/// each DataNode.
 const STALLED: Duration = Duration::from_secs(20);
 
 pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, options: &PutOptions) -> Result<Meta> {
@@ -45,7 +47,8 @@ pub(super) async fn put(cluster: &Arc<Cluster>, key: &Key, parts: Vec<Bytes>, op
         Precondition::None | Precondition::Absent => existing,
     };
     check(&options.precondition, existing.as_ref(), &place)?;
-    // The NameNode counts milliseconds: two writes of equal size within one millisecond would have the same version.
+    // The NameNode counts whole milliseconds. Without this correction, two writes of equal size within one millisecond
+    // would have the same version.
     if let Some(old) = &existing
         && old.modification_time >= written.modification_time
     {
@@ -74,7 +77,7 @@ fn check(precondition: &Precondition, existing: Option<&FileStatus>, place: &str
 async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>, place: &str) -> Result<()> {
     let options = WriteOptions::default().create_parent(true);
     let mut file = match cluster.call(place, NAMENODE, client.create(path, options)).await {
-        // The key's own folder is a file.
+        // A file exists where the key needs a folder.
         Err(Error::Precondition { place, .. }) => {
             let (key, root) = (place.clone(), cluster.root.to_string());
             let key = key.strip_prefix(&root).unwrap_or(&key).to_owned();
@@ -95,7 +98,7 @@ async fn write(cluster: &Cluster, client: &Client, path: &str, parts: Vec<Bytes>
     moving(cluster, place, file.close()).await
 }
 
-/// One step of a write, with a stall timeout.
+/// Runs one step of a write with a stall timeout.
 async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hdfs_native::Result<T>>) -> Result<T> {
     let work = std::panic::AssertUnwindSafe(work).catch_unwind();
     match tokio::time::timeout(STALLED, work).await {
@@ -108,7 +111,7 @@ async fn moving<T>(cluster: &Cluster, place: &str, work: impl Future<Output = hd
     }
 }
 
-/// A temporary file. It is deleted unless it was renamed, even if the write is abandoned.
+/// A temporary file, which is deleted unless it was renamed, even if the write is cancelled.
 struct Temporary {
     client: Client,
     path: String,
@@ -125,7 +128,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         if let (true, Ok(runtime)) = (self.is_ours, tokio::runtime::Handle::try_current()) {
             let (client, path) = (self.client.clone(), std::mem::take(&mut self.path));
-            // Best effort: listings skip such names.
+            // Errors are ignored, because listings skip temporary names.
             runtime.spawn(async move { tokio::time::timeout(NAMENODE, client.delete(&path, false)).await });
         }
     }

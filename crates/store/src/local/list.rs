@@ -101,7 +101,7 @@ impl Walk {
         }
         let key = Key::new(folder.to_vec());
         if refusal(folder).is_some() {
-            return Ok(()); // No file has such a key, so there is none to list.
+            return Ok(()); // No file has such a key, so the listing is empty.
         }
         match open_beneath(&root, folder, FOLDER, Mode::empty()) {
             Ok(dir) => self.push(key.join(b"/"), dir),
@@ -124,7 +124,7 @@ impl Walk {
         let flags = FOLDER | OFlags::NOFOLLOW;
         match rustix::fs::openat(&parent.dir, name, flags, Mode::empty()) {
             Ok(dir) => self.push(key, dir),
-            Err(Errno::NOENT) => Ok(()), // Removed since it was read.
+            Err(Errno::NOENT) => Ok(()), // The folder was removed after its parent was read.
             Err(errno) => Err(self.store.io(&key, errno)),
         }
     }
@@ -150,7 +150,7 @@ impl Walk {
             match kind {
                 FileType::Directory => name.push(b'/'),
                 FileType::RegularFile | FileType::Symlink => {}
-                _ => continue, // A pipe, a socket, a device: no object.
+                _ => continue, // Pipes, sockets and devices are not objects.
             }
             names.push(Name(name));
         }

@@ -147,7 +147,7 @@ impl Shared {
     fn remember(&self, key: &Key, agreed: Agreed) {
         let mut all = lock(&self.agreed);
         if all.len() >= REMEMBERED {
-            all.clear(); // What is still being read is asked for again.
+            all.clear(); // Objects that are still being read are compared again.
         }
         all.insert(key.clone(), agreed);
     }

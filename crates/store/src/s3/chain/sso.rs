@@ -166,7 +166,7 @@ async fn keep(path: PathBuf, token: &Cached) {
     let Ok(json) = serde_json::to_vec(token) else { return };
     let _ = tokio::task::spawn_blocking(move || {
         use std::io::Write;
-        let mut file = tempfile::NamedTempFile::new_in(path.parent()?).ok()?; // made with mode 0600
+        let mut file = tempfile::NamedTempFile::new_in(path.parent()?).ok()?; // created with mode 0600
         file.write_all(&json).ok()?;
         file.persist(&path).ok()
     })

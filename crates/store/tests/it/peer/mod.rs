@@ -92,7 +92,7 @@ pub async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Chi
         for _ in 0..800 {
             let answers = answers_http(address).await;
             if child.try_wait().unwrap().is_some() {
-                break; // The port was taken meanwhile: whatever answers there is another's server.
+                break; // Another server has taken the port meanwhile.
             }
             if answers {
                 return (child, address);

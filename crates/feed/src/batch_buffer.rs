@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batch memory: one allocation per batch, every field at a multiple of 256 bytes (JAX copies arrays with smaller
-//! alignment). It is reused once the consumer has released it.
+//! Batch buffers: pooled memory for batches, with one allocation per batch. Every field starts at a multiple of 256
+//! bytes, because JAX copies arrays with smaller alignment.
 //!
-//! Owns the access rights to these bytes. A slot belongs to the pipeline until its batch is delivered, then to the
-//! holder of its tensors, for any length of time; only then does it return to the pool. Memory that is registered with
-//! a device stays registered from batch to batch, until it is returned to the system.
+//! A slot (the memory of one batch) belongs to the pipeline until the batch is delivered, and then to the holders of
+//! the batch's tensors, for any length of time. When they release it, the slot returns to the pool for a later batch.
+//! Memory that is registered with a device stays registered from batch to batch, until it is returned to the system.
 
 use std::any::Any;
 use std::fmt;
@@ -16,30 +16,30 @@ use penstock_types::{DType, Error, Result, TensorSpec, lock, with_separators};
 
 use super::field::Field;
 
-/// Alignment of every field in a slot.
+/// Alignment of every field in a slot, in bytes.
 const ALIGN: usize = 256;
 
-/// Positions of the fields in the slot of a batch of up to `rows` samples.
+/// Layout of a slot: the positions of the fields of a batch of up to `rows` samples.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
-    /// Bytes of one sample of each field.
+    /// Size of one sample of each field, in bytes.
     pub strides: Vec<usize>,
     offsets: Vec<usize>,
-    /// Bytes of the whole slot.
+    /// Total size of the slot, in bytes.
     pub bytes: usize,
     /// Maximum number of rows.
     pub rows: usize,
 }
 
 impl Layout {
-    /// Layout of `rows` samples of these fields; fields of variable length take no space in it.
+    /// Creates the layout of `rows` samples of these fields. Fields of variable length take no space in it.
     pub fn new(fields: &[Field], rows: usize) -> Result<Self> {
         let stride = |field: &Field| field.fixed().map_or(Ok(0), |spec| spec.size_bytes());
         let strides = fields.iter().map(|field| Ok((stride(field)?, rows))).collect::<Result<Vec<_>>>()?;
         Self::of(&strides)
     }
 
-    /// The layout of columns of (bytes a row, rows).
+    /// Creates the layout of columns, each given as (bytes per row, rows).
     pub fn of(columns: &[(usize, usize)]) -> Result<Self> {
         let rows = columns.iter().map(|&(_, rows)| rows).max().unwrap_or(0);
         let too_large = || Error::config("batch", format!("{rows} samples have more bytes than the address space"));
@@ -57,16 +57,16 @@ impl Layout {
     }
 }
 
-/// A device's registration of a slot's memory; dropping it ends the registration.
+/// Registration of a slot's memory with a device. Dropping it ends the registration.
 pub type Hold = Box<dyn Any + Send>;
 
-/// Memory of a slot. Fields drop in order, so its registrations end before it.
+/// Memory of a slot. Struct fields drop in order, so the registration ends before the memory is unmapped.
 struct Memory {
     hold: Mutex<Option<Hold>>,
     mapping: Mapping,
 }
 
-/// Spare slots.
+/// Slots that are not in use.
 #[derive(Default)]
 struct Free {
     slots: Vec<Memory>,
@@ -74,8 +74,8 @@ struct Free {
     most: usize,
 }
 
-/// Hands out slots and takes them back. Belongs to one process: a forked child frees what it inherits and pools
-/// nothing.
+/// Pool of slots: lends slots and reuses them when they are dropped. It belongs to one process: a forked child frees
+/// the slots that it inherits, and does not reuse them.
 pub struct Pool {
     pid: u32,
     may_be_held: bool,
@@ -89,8 +89,9 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Creates a pool that keeps at most `most` spare slots. If all slots have one size, a device may hold (register)
-    /// them, because each will serve a later batch; held slots are all kept, as many as were in use at once.
+    /// Creates a pool that stores at most `most` spare slots. `may_be_held` allows a device to register the slots. This
+    /// only pays off if all slots have the same size, because each slot then serves later batches. The pool stores
+    /// every registered slot, even beyond `most`.
     pub fn new(most: usize, may_be_held: bool) -> Arc<Self> {
         Arc::new(Self { pid: std::process::id(), may_be_held, free: Mutex::new(Free { slots: Vec::new(), most }) })
     }
@@ -99,11 +100,11 @@ impl Pool {
         lock(&self.free)
     }
 
-    /// A slot of this layout.
+    /// Returns a slot of this layout: a spare one if possible, else a newly allocated one.
     pub fn take(self: &Arc<Self>, layout: &Arc<Layout>) -> Result<Slot> {
         let used = {
             let mut free = self.free();
-            // Takes the slot used last, so that slots beyond the need are never touched again.
+            // Take the most recently used slot, so that surplus slots are never touched again.
             let position = free.slots.iter().rposition(|memory| memory.mapping.bytes() >= layout.bytes);
             position.map(|position| free.slots.remove(position))
         };
@@ -128,7 +129,7 @@ impl Pool {
 pub struct Slot {
     memory: Option<Memory>,
     layout: Arc<Layout>,
-    /// Weak: a batch that the consumer keeps must not keep the memory of an unused pool.
+    /// A weak reference, so that a batch held by the consumer does not keep the memory of an unused pool alive.
     pool: Weak<Pool>,
 }
 
@@ -139,7 +140,7 @@ impl fmt::Debug for Slot {
 }
 
 impl Slot {
-    /// Positions of its fields.
+    /// Layout of the slot's fields.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -148,35 +149,35 @@ impl Slot {
         self.memory.as_ref().map_or(NonNull::dangling(), |memory| memory.mapping.start())
     }
 
-    /// The first byte of a field.
+    /// Address of the first byte of a field.
     pub fn field(&self, field: usize) -> NonNull<u8> {
         // SAFETY: the layout put every field inside the mapping.
         unsafe { self.start().add(self.layout.offsets[field]) }
     }
 
-    /// One row of one field.
+    /// Returns one row of one field.
     ///
     /// # Safety
-    /// Nothing else may touch that row while the slice lives: the pipeline gives each row to exactly one task, and no
-    /// consumer has the slot before the last task is done.
+    /// Nothing else may access that row while the slice lives. The pipeline satisfies this: it assigns each row to
+    /// exactly one task, and the consumer gets the slot only after the last task is done.
     #[expect(clippy::mut_from_ref, reason = "rows are disjoint; see Safety")]
     pub unsafe fn row(&self, field: usize, row: usize) -> &mut [u8] {
         assert!(row < self.layout.rows, "row {row} is not below {}", self.layout.rows);
         let stride = self.layout.strides[field];
-        // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
+        // SAFETY: the assertion above keeps the slice inside the field; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(row * stride), stride) }
     }
 
-    /// `len` bytes from byte `at` of a field.
+    /// Returns `len` bytes of a field, starting at byte `at`.
     ///
     /// # Safety
-    /// As [`Slot::row`], for these bytes.
+    /// Same as for [`Slot::row`], applied to these bytes.
     #[expect(clippy::mut_from_ref, reason = "bytes are disjoint; see Safety")]
     pub unsafe fn bytes(&self, field: usize, at: usize, len: usize) -> &mut [u8] {
         let room =
             self.layout.offsets.get(field + 1).copied().unwrap_or(self.layout.bytes) - self.layout.offsets[field];
         assert!(at <= room && len <= room - at, "{len} bytes at {at} do not fit in {room}");
-        // SAFETY: inside the field by the assertion above; exclusive by the caller's promise.
+        // SAFETY: the assertion above keeps the slice inside the field; the caller guarantees exclusive access.
         unsafe { std::slice::from_raw_parts_mut(self.field(field).as_ptr().add(at), len) }
     }
 }
@@ -185,7 +186,8 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let Some(mut memory) = self.memory.take() else { return };
         let Some(pool) = self.pool.upgrade() else { return };
-        // A forked child must not wait for a lock that a thread of its parent may never release.
+        // A forked child must not wait for this lock: a thread of the parent may hold it, and does not exist in the
+        // child.
         if pool.pid == std::process::id() {
             let is_held = memory.hold.get_mut().unwrap_or_else(PoisonError::into_inner).is_some();
             let mut free = pool.free();
@@ -196,44 +198,45 @@ impl Drop for Slot {
     }
 }
 
-/// One field of a delivered batch. It keeps the batch's slot alive; its holder may write to it.
+/// One field of a delivered batch. It keeps the batch's slot alive, and the holder may write to it.
 #[derive(Debug, Clone)]
 pub struct Tensor {
     slot: Arc<Slot>,
     field: usize,
     /// Element type.
     pub dtype: DType,
-    /// Shape; the first side is the batch's rows.
+    /// Shape; the first dimension is the number of rows in the batch.
     pub shape: Vec<usize>,
 }
 
 impl Tensor {
-    /// A tensor over `rows` rows of a field of a complete slot.
+    /// Creates a tensor over the first `rows` rows of a field. All of its rows must be written already.
     pub fn new(slot: Arc<Slot>, field: usize, spec: &TensorSpec, rows: usize) -> Self {
         assert!(rows <= slot.layout.rows, "{rows} rows do not fit in {}", slot.layout.rows);
         let shape = std::iter::once(rows).chain(spec.shape.iter().copied()).collect();
         Self { slot, field, dtype: spec.dtype, shape }
     }
 
-    /// The first element; aligned to 256 bytes, never null.
+    /// Address of the first element: aligned to 256 bytes, never null.
     pub fn start(&self) -> NonNull<u8> {
         self.slot.field(self.field)
     }
 
-    /// Bytes of all rows.
+    /// Size of all rows, in bytes.
     pub fn size_bytes(&self) -> usize {
         self.shape[0] * self.slot.layout.strides[self.field]
     }
 
-    /// Calls `register` for the slot's memory (first byte, length), unless an earlier batch has done so. The
-    /// registration lasts until the memory returns to the system. False if the slots of this pool cannot be held. A
-    /// forked child does not inherit registrations.
+    /// Registers the slot's memory with a device: calls `register` with its first byte and length, unless an earlier
+    /// batch has registered it. The registration lasts until the memory is returned to the system. Returns false if the
+    /// slots of this pool cannot be registered. A forked child does not inherit registrations.
     pub fn hold(&self, register: impl FnOnce(NonNull<u8>, usize) -> Result<Hold>) -> Result<bool> {
         let may_be = self.slot.pool.upgrade().is_some_and(|pool| pool.may_be_held);
         let Some(memory) = self.slot.memory.as_ref().filter(|_| may_be) else { return Ok(false) };
         let mut hold = lock(&memory.hold);
         if hold.is_none() {
-            // Memory that a device reads directly must not move: after a fork, our next write would move it.
+            // Memory that a device reads directly must not move. After a fork, copy-on-write would move it at the next
+            // write.
             memory.mapping.keep_from_children().map_err(|why| Error::System {
                 place: "memory".to_owned(),
                 reason: format!("the memory of a batch cannot be excluded from forked children: {why}"),
@@ -261,7 +264,7 @@ mod tests {
         for row in 0..7 {
             // SAFETY: one slice at a time.
             unsafe { slot.row(0, row) }.fill(row as u8);
-            // SAFETY: as above.
+            // SAFETY: one slice at a time.
             unsafe { slot.row(1, row) }.fill(100 + row as u8);
         }
         // SAFETY: nothing else touches the slot.
@@ -306,7 +309,7 @@ mod tests {
             assert!(one.hold(register).unwrap() && one.clone().hold(register).unwrap());
         }
         assert_eq!(*counted.lock().unwrap(), (1, 0));
-        // The pool keeps one spare slot, and all registered ones.
+        // The pool stores one spare slot and every registered slot.
         for _ in 0..3 {
             let six: Vec<Tensor> = (0..6).map(|_| tensor(pool.take(&layout).unwrap())).collect();
             assert!(six.iter().all(|one| one.hold(register).unwrap()));

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batch plan: maps each row of each batch to its record and its rank. It is arithmetic over the order, computed on
-//! demand.
+//! Batch plan: maps each row of each batch to a record and to the rank that reads it. The mapping is computed from the
+//! sample order on demand.
 //!
-//! Owns batches, slices, tails and the grouping of a window's samples by object. Moves no bytes.
+//! Owns the batches, their slices per rank, the epoch's last batch and the grouping of a window's samples by object.
+//! Moves no data.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -12,14 +13,15 @@ use penstock_types::{Error, Result};
 
 use penstock_dataset::sampler::SamplerCursor;
 
-/// Handling of the samples that do not fill a batch.
+/// Handling of an epoch's last samples if they do not fill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tail {
-    /// They form a smaller last batch: every sample exactly once. Slices differ by at most one, and may be empty.
+    /// They form a smaller last batch, so every sample is delivered exactly once. The ranks' slices of it differ by at
+    /// most one row, and may be empty.
     Ragged,
-    /// They are dropped: full batches only.
+    /// They are dropped, so all batches are full.
     Drop,
-    /// The last batch is padded with samples from the epoch's start, with weight 0.
+    /// The last batch is filled with samples from the epoch's start, which have weight 0.
     Pad,
 }
 
@@ -36,25 +38,26 @@ impl FromStr for Tail {
     }
 }
 
-/// The batches of one epoch, or of the rest of it after a cursor. Batch k is positions [cursor + kB, cursor + (k+1)B).
+/// Batches of one epoch, or of the rest of an epoch after `cursor`. Batch k has the positions [cursor + kB, cursor +
+/// (k+1)B), where B is `global_batch`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Steps {
-    /// Samples in the epoch.
+    /// Number of samples in the epoch.
     pub samples: u64,
-    /// The position that the first batch begins at.
+    /// Position of the first batch's first sample.
     pub cursor: u64,
-    /// Samples in a batch, over all ranks.
+    /// Number of samples per batch, over all ranks.
     pub global_batch: u64,
     /// Rank of this process.
     pub rank: u64,
     /// Number of ranks.
     pub world: u64,
-    /// Handling of the last samples.
+    /// Handling of the last samples if they do not fill a batch.
     pub tail: Tail,
 }
 
 impl Steps {
-    /// Errs if the numbers are inconsistent.
+    /// Returns an error if the numbers are inconsistent.
     pub fn check(&self) -> Result<()> {
         if self.global_batch == 0 {
             return Err(Error::config("global_batch", "0 is not a valid batch size"));
@@ -80,19 +83,19 @@ impl Steps {
         }
     }
 
-    /// Position in the epoch once batch `k` is delivered: the positions before it are done.
+    /// Position in the epoch after batch `k` is delivered. All earlier positions are done.
     pub fn cursor_after(&self, k: u64) -> u64 {
         self.cursor.saturating_add((k + 1).saturating_mul(self.global_batch)).min(self.samples)
     }
 
-    /// Positions of batch `k` on all ranks; beyond `samples` if the tail is padded.
+    /// Positions of batch `k` on all ranks. In a padded tail, they extend beyond `samples`.
     pub fn batch(&self, k: u64) -> Range<u64> {
         let start = self.cursor + k * self.global_batch;
         let end = start.saturating_add(self.global_batch);
         start..if self.tail == Tail::Pad { end } else { end.min(self.samples) }
     }
 
-    /// Positions of batch `k` on this rank: contiguous; sizes differ by at most one between ranks.
+    /// Positions of batch `k` on this rank. They are contiguous, and their number differs by at most one between ranks.
     pub fn slice(&self, k: u64) -> Range<u64> {
         let Range { start, end } = self.batch(k);
         let cut = |rank: u64| start + (u128::from(end - start) * u128::from(rank) / u128::from(self.world)) as u64;
@@ -101,58 +104,61 @@ impl Steps {
 
     /// Maximum number of rows of a batch on this rank.
     pub fn max_rows(&self) -> u64 {
-        // A padded batch has the requested size; no other has more rows than there are samples.
+        // A padded batch always has `global_batch` rows. An unpadded batch has at most as many rows as the epoch has
+        // samples.
         let most = if self.tail == Tail::Pad { self.global_batch } else { self.global_batch.min(self.samples) };
         most.div_ceil(self.world)
     }
 }
 
-/// Request for one record, for one row of one batch.
+/// Request for a record that fills one row of one batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowRequest {
-    /// Number of the record in the object.
+    /// Index of the record within its object.
     pub record: u64,
-    /// The batch, counted from the cursor.
+    /// Number of the batch, counted from the cursor.
     pub batch: u64,
-    /// Its row there.
+    /// Row in the batch.
     pub row: u32,
 }
 
-/// One object and all records that this rank needs of it within a window. The object is fetched and decompressed once
-/// for them.
+/// Task: one object, with all of its records that this rank needs within a shuffle window. The object is fetched and
+/// decompressed once for all of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// Dataset of the sampler that the object belongs to.
+    /// Index of the sampler's dataset (leaf) that the object belongs to.
     pub leaf: usize,
-    /// Number of the object.
+    /// Index of the object in its dataset.
     pub object: u64,
-    /// Requested rows; never empty, batches ascend.
+    /// Requested rows, in ascending order of batches; never empty.
     pub wants: Vec<RowRequest>,
 }
 
 impl Task {
-    /// The first batch that waits for it.
+    /// Number of the first batch that needs this task.
     pub fn first_batch(&self) -> u64 {
         self.wants[0].batch
     }
 }
 
-/// A window of a leaf: (leaf, its epoch, lap of a padded tail, first position).
+/// Key of a leaf's shuffle window: (leaf, epoch of the leaf, lap of a padded tail, first position).
 type WindowKey = (usize, u64, u64, u64);
 
-/// A task that may still grow.
+/// A task that may still get more rows.
 #[derive(Debug)]
 struct Growing {
     task: Task,
     window: WindowKey,
-    /// The position that created it.
+    /// Position of the task's first row.
     since: u64,
 }
 
-/// Tasks of a rank in the order of first use. Holds the windows that the first task spans.
+/// Iterator over the tasks of a rank, in the order of their first use. Buffers the tasks of all windows that overlap
+/// the first task.
 ///
-/// A window of a mixture's source is spread over many batches, all open at once. `horizon` bounds that: records that
-/// are needed more than so many positions later become another task, and a second read.
+/// In a mixture, the window of one source is spread over many batches, which are all open at the same time. `horizon`
+/// limits their number: records needed at least `horizon` positions after a task's first row go into a new task, which
+/// reads the object again.
 #[derive(Debug)]
 pub struct Tasks {
     walk: SamplerCursor,
@@ -162,24 +168,24 @@ pub struct Tasks {
     batch: u64,
     row: u64,
     growing: VecDeque<Growing>,
-    /// Number of the first of `growing`.
+    /// Number of the first task in `growing`.
     first: u64,
     seats: HashMap<(WindowKey, u64), u64>,
-    /// Slot of the last lookup: most positions of small records follow one another in the same object.
+    /// Task number of the last lookup. For small records, most consecutive positions are in the same object.
     last_slot: Option<((WindowKey, u64), u64)>,
-    /// Last window of each leaf.
+    /// Current window of each leaf.
     at: Vec<Option<WindowKey>>,
 }
 
 impl Tasks {
-    /// The tasks of `steps` of an epoch.
+    /// Creates the tasks of an epoch for the batches of `steps`.
     pub fn new(walk: SamplerCursor, epoch: u64, steps: Steps, horizon: u64) -> Self {
         let at = vec![None; walk.leaves()];
         let (growing, seats) = (VecDeque::new(), HashMap::new());
         Self { walk, epoch, steps, horizon, batch: 0, row: 0, growing, first: 0, seats, last_slot: None, at }
     }
 
-    /// The next position of this rank with its batch and row, not taken yet.
+    /// Returns this rank's next position with its batch and row, without consuming it.
     fn peek(&mut self) -> Option<(u64, u64, u32)> {
         while self.batch < self.steps.count() {
             let slice = self.steps.slice(self.batch);
@@ -191,11 +197,11 @@ impl Tasks {
         None
     }
 
-    /// Adds one position to the task that reads its object; false if no positions remain.
+    /// Adds the next position to the task of its object. Returns false if no positions remain.
     fn grow(&mut self) -> bool {
         let Some((position, batch, row)) = self.peek() else { return false };
         self.row += 1;
-        // Padded positions continue at the epoch's first.
+        // Positions of a padded tail beyond the epoch's end wrap around to its start.
         let found = self.walk.at(self.epoch, position % self.steps.samples);
         let window = (found.leaf, found.epoch, position / self.steps.samples, found.window);
         self.at[found.leaf] = Some(window);
@@ -216,7 +222,7 @@ impl Tasks {
         true
     }
 
-    /// True if the first task cannot grow any more, or not within the horizon.
+    /// True if the first task is complete: it cannot get more rows, or not within the horizon.
     fn is_ripe(&mut self) -> bool {
         let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
         let (window, since) = (*window, *since);
@@ -256,7 +262,7 @@ mod tests {
         prop::sample::select(vec![Tail::Ragged, Tail::Drop, Tail::Pad])
     }
 
-    /// Samples of all ranks together, batch by batch: the rows of rank 0, then rank 1, ...
+    /// Samples of all ranks per batch: first the rows of rank 0, then those of rank 1, and so on.
     fn seen(order: &Order, epoch: u64, base: Steps) -> Vec<Vec<Place>> {
         let mut batches = vec![Vec::new(); base.count() as usize];
         for rank in 0..base.world {

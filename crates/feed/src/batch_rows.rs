@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows of a batch while they are filled, and its columns afterwards. Fixed-shape tensors are written directly into the
-//! slot; fields of variable length are gathered into values and offsets when the last row has arrived.
+//! Batch rows: stores the rows of a batch while they are filled, then returns them as columns. Fixed-shape values are
+//! written directly into the slot. Values of variable length are collected per row, and joined into values and offsets
+//! after the last row.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,14 +13,14 @@ use super::field::{Field, Kind};
 use super::memory::Values;
 use super::value::Value;
 
-/// Values of variable length, by row.
+/// Values of a variable-length field, one per row.
 type Loose = Mutex<Vec<RowValue>>;
 
-/// The value of one row.
+/// Variable-length value of one row.
 #[derive(Debug, Clone, Default)]
 struct RowValue {
     bytes: Vec<u8>,
-    /// End of each string, for lists of byte strings.
+    /// End offset of each string; empty unless the field is a list of byte strings.
     ends: Vec<usize>,
 }
 
@@ -29,39 +30,39 @@ impl RowValue {
     }
 }
 
-/// A batch's memory.
+/// Memory of a batch while its rows are filled.
 pub(crate) struct Rows {
     slot: Arc<Slot>,
-    /// One entry per field of variable length.
+    /// One entry per field; `None` for a field of fixed shape.
     loose: Vec<Option<Loose>>,
-    /// Memory of these values.
+    /// Memory limit of the variable-length values.
     values: Values,
 }
 
-/// Target row of a record.
+/// Destination row of a record.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row<'a> {
-    /// Its number in the batch.
+    /// Row number in the batch.
     pub number: u32,
-    /// Key from which random crops are derived.
+    /// Random key that determines the crops of an image.
     pub key: u64,
-    /// Name of the record in messages.
+    /// Name of the record in error messages.
     pub place: &'a str,
 }
 
-/// A field of a delivered batch.
+/// Column of a delivered batch.
 #[derive(Debug, Clone)]
 pub enum Column {
-    /// The same type and shape in every row.
+    /// A field with the same type and shape in every row.
     Tensor(Tensor),
-    /// Row i has `values[offsets[i]..offsets[i + 1]]`.
+    /// A field of variable length. Row i is `values[offsets[i]..offsets[i + 1]]`.
     Ragged {
-        /// The items of all rows, one after another.
+        /// Items of all rows, concatenated.
         values: Tensor,
-        /// int64, one more than there are rows.
+        /// Offsets as int64; their number is the number of rows plus one.
         offsets: Tensor,
-        /// For lists of byte strings, int64: string j is `values[strings[j]..strings[j + 1]]`, and `offsets` count
-        /// strings.
+        /// Only for lists of byte strings: string offsets as int64. String j is `values[strings[j]..strings[j + 1]]`,
+        /// and `offsets` are indices of strings.
         strings: Option<Tensor>,
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,
@@ -69,7 +70,7 @@ pub enum Column {
 }
 
 impl Column {
-    /// The tensor of a fixed-shape field.
+    /// Tensor of a fixed-shape field; `None` for a field of variable length.
     pub fn tensor(&self) -> Option<&Tensor> {
         match self {
             Self::Tensor(tensor) => Some(tensor),
@@ -77,7 +78,7 @@ impl Column {
         }
     }
 
-    /// Bytes of all rows.
+    /// Size of the column in bytes.
     pub fn size_bytes(&self) -> usize {
         match self {
             Self::Tensor(tensor) => tensor.size_bytes(),
@@ -89,14 +90,15 @@ impl Column {
 }
 
 impl Rows {
-    /// Memory for `rows` rows of these fields: fixed shapes in `slot`, variable lengths within `values`.
+    /// Creates the memory for `rows` rows of these fields. Fixed-shape values are stored in `slot`; `values` limits the
+    /// memory of the others.
     pub fn new(slot: Slot, fields: &[Field], rows: usize, values: Values) -> Self {
         let loose =
             fields.iter().map(|field| field.item().map(|_| Mutex::new(vec![RowValue::default(); rows]))).collect();
         Self { slot: Arc::new(slot), loose, values }
     }
 
-    /// Memory of values of variable length.
+    /// Memory limit of the variable-length values.
     pub fn values(&self) -> &Values {
         &self.values
     }
@@ -104,7 +106,7 @@ impl Rows {
     /// Writes the value `part` into row `to` of a field.
     ///
     /// # Safety
-    /// As [`Slot::row`]: nothing else touches that row meanwhile.
+    /// Same as for [`Slot::row`]: nothing else may access that row during the call.
     pub unsafe fn write(&self, column: usize, to: Row<'_>, field: &Field, part: &Value<'_>) -> Result<()> {
         let row = to.number as usize;
         let mismatch = |problem: String| Error::mismatch(to.place, format!("field `{}` {problem}", field.name));
@@ -112,14 +114,14 @@ impl Rows {
             let loose = self.loose[column].as_ref().ok_or_else(|| Error::bug(format!("{} has no rows", field.name)))?;
             Ok::<_, Error>(lock(loose))
         };
-        // The memory is requested before it is allocated.
+        // Reserves the memory before it is allocated.
         let admit = |bytes: usize| self.values.admit(loose()?[row].size_bytes(), bytes, &field.name);
         let put = |bytes: Vec<u8>, ends: Vec<usize>| {
             loose()?[row] = RowValue { bytes, ends };
             Ok(())
         };
         match &field.kind {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees exclusive access to the row.
             Kind::Tensor(spec) => part.write(spec, unsafe { self.slot.row(column, row) }).map_err(mismatch),
             Kind::Ragged(item) => {
                 admit(part.gathered_len(item))?;
@@ -145,16 +147,16 @@ impl Rows {
             }
             Kind::Image(spec) => {
                 let bytes = part.bytes().map_err(mismatch)?;
-                // SAFETY: as above.
+                // SAFETY: the caller guarantees exclusive access to the row.
                 decode_into(&bytes, spec, to.key, unsafe { self.slot.row(column, row) }, to.place)
             }
         }
     }
 
-    /// Fills row `row` for a record that has no value of `field`: its default, or no items.
+    /// Fills row `row` for a record without a value of `field`: with the default, or with no items.
     ///
     /// # Safety
-    /// As [`Slot::row`]: nothing else touches that row meanwhile.
+    /// Same as for [`Slot::row`]: nothing else may access that row during the call.
     pub unsafe fn write_absent(&self, column: usize, row: u32, field: &Field) {
         let default = field.default.as_deref().unwrap_or_default();
         match &self.loose[column] {
@@ -163,17 +165,18 @@ impl Rows {
                 lock(loose)[row as usize] = value;
             }
             None => {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees exclusive access to the row.
                 let slot = unsafe { self.slot.row(column, row as usize) };
                 slot.chunks_exact_mut(default.len().max(1)).for_each(|element| element.copy_from_slice(default));
             }
         }
     }
 
-    /// Removes the rows `dead` (ascending) from `rows`, closing the gaps; returns the number of rows left.
+    /// Removes the rows `dead` (ascending) from the first `rows` rows, and moves the others up to close the gaps.
+    /// Returns the number of remaining rows.
     ///
     /// # Safety
-    /// Nothing else touches the batch any more.
+    /// Nothing else may access the batch during the call.
     pub unsafe fn remove(&self, dead: &[u32], rows: usize) -> usize {
         let mut kept = 0;
         let mut gone = dead.iter().copied().peekable();
@@ -185,7 +188,7 @@ impl Rows {
                 for column in 0..self.loose.len() {
                     match &self.loose[column] {
                         Some(loose) => lock(loose).swap(kept, row),
-                        // SAFETY: the caller's promise; the two rows differ.
+                        // SAFETY: the caller guarantees exclusive access, and the two rows differ.
                         None => unsafe { self.slot.row(column, kept).copy_from_slice(self.slot.row(column, row)) },
                     }
                 }
@@ -198,20 +201,20 @@ impl Rows {
     /// Sets the rows `dead` to zero, including their weights.
     ///
     /// # Safety
-    /// Nothing else touches the batch any more.
+    /// Nothing else may access the batch during the call.
     pub unsafe fn clear(&self, dead: &[u32]) {
         for (column, loose) in self.loose.iter().enumerate() {
             for &row in dead {
                 match loose {
                     Some(loose) => lock(loose)[row as usize] = RowValue::default(),
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller guarantees exclusive access.
                     None => unsafe { self.slot.row(column, row as usize) }.fill(0),
                 }
             }
         }
     }
 
-    /// The columns of the first `rows` rows.
+    /// Returns the columns of the first `rows` rows. Memory for variable-length values is taken from `spare`.
     pub fn columns(&self, fields: &[Field], rows: usize, spare: &Arc<Pool>) -> Result<Vec<Column>> {
         let mut columns = Vec::with_capacity(fields.len());
         for (column, field) in fields.iter().enumerate() {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Directory of a node's cache, shared by any number of processes: names, locks and the byte count.
+//! Directory of a node's cache, which any number of processes share: file names, locks and the count of used bytes.
 //!
-//! Owns only what it created: it deletes regular files with its own names below its own folder. The folder is opened
-//! once, and no link in it is followed. Every lock is the kernel's (`flock`), so the lock of a killed process is free
-//! again.
+//! Deletes only what it created: regular files with names of its own format, below its own folder. It opens that folder
+//! once and follows no link in it. All locks are kernel locks (`flock`), so a killed process releases its locks.
 
 use std::fs::File;
 use std::io::{ErrorKind, Result};
@@ -18,11 +17,11 @@ use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock};
 
 use super::entry::Name;
 
-/// Own subfolder of the user's folder, so that other files there are left alone.
+/// Subfolder for the cache in the user's folder, so that other files in the user's folder are left alone.
 const OWN_FOLDER: &str = "penstock-cache-1";
 const DIRECTORY: OFlags = FOLDER.union(OFlags::NOFOLLOW);
 
-/// An open cache folder. Dropping it releases its locks and leaves its files.
+/// An open cache folder. Dropping it releases its locks and keeps its files.
 #[derive(Debug)]
 pub(super) struct Folder {
     place: PathBuf,
@@ -30,13 +29,14 @@ pub(super) struct Folder {
     root: OwnedFd,
     parts: Arc<OwnedFd>,
     objects: OwnedFd,
-    /// Eight bytes: the number of bytes in the cache, including entries in progress. Read and changed under its lock.
+    /// File of eight bytes: the number of bytes in the cache, including unfinished entries. It is read and changed
+    /// under its own lock.
     ledger: File,
-    /// Held shared by every process that uses the folder.
+    /// Every process that uses the folder holds a shared lock on this file.
     _users: File,
 }
 
-/// Exclusive right to write one entry; other writers wait until it is dropped.
+/// Exclusive lock for writing one entry. Other writers of this entry wait until it is dropped.
 #[derive(Debug)]
 pub(super) struct EntryLock {
     part: OwnedFile,
@@ -47,26 +47,26 @@ fn made(folder: impl AsFd, name: &str) -> Result<File> {
     owned::open(folder, name, OFlags::RDWR | OFlags::CREATE)
 }
 
-/// Opens a folder, or makes it if it is missing. A link in its place is refused.
+/// Opens a folder, and creates it if it is missing. Returns an error if the name is a link.
 fn open_or_make(folder: impl AsFd, name: &str) -> Result<OwnedFd> {
     open_folder(folder, name.as_bytes(), Links::Refused, Missing::Make).map_err(|blocked| blocked.errno.into())
 }
 
-/// Names of the entries in a folder.
+/// Returns the names of the cache entries in a folder.
 fn entries(folder: impl AsFd) -> Result<Vec<Name>> {
     let names = Dir::read_from(folder)?.filter_map(|entry| Name::from_hex(entry.ok()?.file_name().to_str().ok()?));
     Ok(names.collect())
 }
 
-/// Bytes of a regular file.
+/// Size of a regular file in bytes; `None` for a missing file and for any other kind of file.
 fn bytes_of(folder: impl AsFd, name: Name) -> Option<u64> {
     let stat = rustix::fs::statat(folder, name.hex(), AtFlags::SYMLINK_NOFOLLOW).ok()?;
     (FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile).then_some(stat.st_size as u64)
 }
 
 impl Folder {
-    /// Opens the cache below `folder`, and makes it if it is missing. If no other process uses it, its size is counted
-    /// again and unfinished files of crashed processes are removed.
+    /// Opens the cache below `folder`, and creates it if it is missing. If no other process uses it, recomputes its
+    /// size and removes the unfinished files of crashed processes.
     pub fn open(folder: &Path, limit: u64) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         let root = open_or_make(File::open(folder)?, OWN_FOLDER)?;
@@ -88,12 +88,12 @@ impl Folder {
         Ok(folder)
     }
 
-    /// The folder itself.
+    /// Path of the cache folder.
     pub fn place(&self) -> &Path {
         &self.place
     }
 
-    /// Every whole entry and its bytes on disk.
+    /// Calls `each` with the name and the size on disk of every finished entry.
     pub fn each_entry(&self, mut each: impl FnMut(Name, u64)) -> Result<()> {
         for shelf in Dir::read_from(&self.objects)?.flatten() {
             let name = shelf.file_name();
@@ -108,17 +108,18 @@ impl Folder {
         Ok(())
     }
 
-    /// 256 subfolders, so that no directory becomes slow to search.
+    /// Opens the subfolder of an entry. Entries are divided among 256 subfolders, so that no directory becomes slow to
+    /// search.
     fn shelf(&self, name: Name) -> Result<OwnedFd> {
         Ok(rustix::fs::openat(&self.objects, &name.hex()[..2], DIRECTORY, Mode::empty())?)
     }
 
-    /// The whole entry of that name, if there is one.
+    /// Opens the finished entry of that name, if there is one.
     pub fn find(&self, name: Name) -> Option<File> {
         owned::open(self.shelf(name).ok()?, &name.hex(), OFlags::RDONLY).ok()
     }
 
-    /// The right to write an entry, if it is free.
+    /// Takes the lock for writing an entry. Returns `None` if another writer holds it.
     pub fn turn(&self, name: Name) -> Result<Option<EntryLock>> {
         match OwnedFile::lock(&self.parts, &name.hex()) {
             Ok(part) => {
@@ -130,7 +131,8 @@ impl Folder {
         }
     }
 
-    /// Reserves `bytes` if they fit, evicting until they do. False if nothing more can be evicted.
+    /// Reserves `bytes`, evicting entries that `victim` returns until they fit. Returns false if no entry is left to
+    /// evict.
     pub fn admit(&self, bytes: u64, mut victim: impl FnMut() -> Option<Name>) -> Result<bool> {
         loop {
             let fits = self.change(|used| {
@@ -147,15 +149,15 @@ impl Folder {
         }
     }
 
-    /// Releases `bytes` that were reserved and not used.
+    /// Releases reserved bytes that were not used.
     pub fn release(&self, bytes: u64) -> Result<()> {
         self.change(|used| (used.saturating_sub(bytes), ()))
     }
 
-    /// Removes an entry; false if it was not there.
+    /// Removes an entry. Returns false if it did not exist.
     pub fn remove(&self, name: Name) -> Result<bool> {
         self.change(|used| {
-            // Under the ledger's lock, so that an entry removed by two processes is subtracted once.
+            // Runs under the ledger's lock, so that an entry removed by two processes is subtracted only once.
             let Ok(shelf) = self.shelf(name) else { return (used, false) };
             let Some(bytes) = bytes_of(&shelf, name) else { return (used, false) };
             match owned::remove_file(&shelf, name.hex(), Proof::Covered) {
@@ -166,7 +168,7 @@ impl Folder {
     }
 
     fn change<T>(&self, decide: impl FnOnce(u64) -> (u64, T)) -> Result<T> {
-        // Opened separately: `flock` does not separate threads that share an open file.
+        // Opens the file for each call, because `flock` does not exclude threads that share an open file.
         let ledger = made(&self.root, "ledger")?;
         flock(&ledger, FlockOperation::LockExclusive)?;
         let mut number = [0; 8];
@@ -179,7 +181,7 @@ impl Folder {
         Ok(outcome)
     }
 
-    /// Bytes in the cache, including entries in progress.
+    /// Number of bytes in the cache, including unfinished entries.
     #[cfg(test)]
     pub fn used(&self) -> Result<u64> {
         self.change(|used| (used, used))
@@ -187,16 +189,16 @@ impl Folder {
 }
 
 impl EntryLock {
-    /// Content that is written.
+    /// File that the entry is written to.
     pub fn file(&self) -> &File {
         self.part.file()
     }
 
-    /// Gives the written entry its final name. `admitted` is the size that was reserved for it.
+    /// Renames the written entry to its final name. `admitted` is the number of bytes that were reserved for it.
     pub fn keep(&self, folder: &Folder, admitted: u64) -> Result<()> {
         let shelf = open_or_make(&folder.objects, &self.name.hex()[..2])?;
         let bytes = self.file().metadata()?.len();
-        // Under the ledger's lock: a replaced entry is subtracted, and is not removed meanwhile.
+        // Runs under the ledger's lock: a replaced entry is subtracted, and no other process can remove it in between.
         folder.change(|used| {
             let replaced = bytes_of(&shelf, self.name).unwrap_or(0);
             match self.part.rename(&shelf, self.name.hex().as_bytes(), Replace::Existing(Proof::Covered)) {
@@ -208,7 +210,7 @@ impl EntryLock {
 
     /// Removes the unfinished entry.
     pub fn discard(&self) {
-        // Leftovers are removed by the next process that finds itself alone here.
+        // If this fails, the next process that is alone in the cache folder removes the file.
         self.part.remove();
     }
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File of one cached object, or of a range of one: its bytes as stored (or transposed), a CRC-32C for each block, the
-//! object's metadata from the store, and a footer of fixed size. Owns this file format; knows no folder, lock or limit.
+//! Cache entry file: a cached object or a range of one. Contains its bytes (as stored, or transposed), a CRC-32C per
+//! block, the object's store metadata and a fixed-size footer. Owns this file format, but no folder, lock or limit.
 //!
-//! Inconsistent data are never used: a file damaged by a crash or a bad disk is `None`, never an error.
+//! A file damaged by a crash or a bad disk counts as missing (`None`); it causes no error, and its data is never
+//! returned.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -16,33 +17,34 @@ use penstock_types::{ByteRange, Digest, Key, Url};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
-/// Bytes under one checksum: a range read checks no more than this beyond its ends.
+/// Block size: bytes covered by one checksum. A range read verifies less than one extra block at each end.
 pub(super) const BLOCK: u64 = 1 << 20;
 
-/// From this size on, pooled memory costs less than new memory.
+/// Minimum read size for which a pooled buffer costs less than new memory.
 const BUFFERED: usize = 64 << 10;
 
 const MAGIC: [u8; 8] = *b"penstch1";
 const FOOTER: u64 = 32;
 
-/// Maximum size of the footer; a larger one was not written by Penstock.
+/// Maximum size of the metadata before the footer. A larger one was not written by Penstock.
 const MAX_HEAD: u64 = 64 << 10;
 
-/// Part of an object that an entry holds.
+/// Form in which an entry holds an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// The stored bytes: all, or a range of them.
+    /// The object's stored bytes: all of them, or a range.
     Stored(ByteRange),
-    /// All of its content, as a transposed copy.
+    /// The object's whole content, as a transposed copy.
     Planes,
 }
 
-/// Identity of an entry: the object's place, key and version and, for a part, its range.
+/// Name of an entry: a hash of the object's store, key and version and, for a range, of the range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Name(pub u128);
 
 impl Name {
-    /// `None` for an object without a version: it could not be distinguished from a later one of the same name.
+    /// Returns the entry name of an object. `None` if the object has no version: it could not be distinguished from a
+    /// later object with the same key.
     pub fn of(root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let version = object.version.as_ref()?;
         let mut hash = Xxh3::new();
@@ -56,7 +58,7 @@ impl Name {
                 hash.update(&range.start.to_le_bytes());
                 hash.update(&range.len.to_le_bytes());
             }
-            // The name includes the version of the form, so entries of other versions are ignored.
+            // The hash includes a version of the copy format, so entries in other versions are ignored.
             Form::Planes => hash.update(b"planes1"),
         }
         Some(Self(hash.digest128()))
@@ -68,21 +70,21 @@ impl Name {
 
     pub fn from_hex(text: &str) -> Option<Self> {
         let name = Self(u128::from_str_radix(text, 16).ok()?);
-        // Only this spelling is ours.
+        // Penstock writes only this spelling.
         (name.hex() == text).then_some(name)
     }
 }
 
-/// Metadata of the object from its store, and its identity, which distinguishes two names with the same hash.
+/// Metadata in an entry: the object's identity, which detects hash collisions, and its metadata from the store.
 #[derive(Debug, Serialize, Deserialize)]
 struct Head {
     root: String,
     key: Vec<u8>,
     version: Version,
-    /// For a range: its first byte, and the size of the object.
+    /// Only for a range: its first byte, and the object's size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stretch: Option<(u64, u64)>,
-    /// For transposed content: the size of the object.
+    /// Only for a transposed copy: the object's stored size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     planes_of: Option<u64>,
     digests: Vec<Digest>,
@@ -101,24 +103,24 @@ pub(super) struct Writer<'a> {
 }
 
 impl<'a> Writer<'a> {
-    /// A writer for an entry of `size` bytes; `file` is empty.
+    /// Creates a writer for an entry of `size` bytes. `file` must be empty.
     pub fn new(file: &'a File, size: u64) -> Self {
         Self::resumed(file, size, Vec::new())
     }
 
-    /// The same, continuing after bytes whose checksums are `crcs`.
+    /// Creates a writer that continues an entry. `crcs` are the checksums of the blocks that are already written.
     pub fn resumed(file: &'a File, size: u64, mut crcs: Vec<u32>) -> Self {
         crcs.resize(size.div_ceil(BLOCK) as usize, 0);
         Self { file, crcs, size }
     }
 
-    /// The checksums so far.
+    /// Returns the checksums of the blocks written so far.
     pub fn into_crcs(self) -> Vec<u32> {
         self.crcs
     }
 
-    /// Writes bytes of the entry at `offset`, a multiple of [`BLOCK`]. Their end is a multiple as well, or the end of
-    /// the entry.
+    /// Writes `bytes` of the entry at `offset`. Both ends must be multiples of [`BLOCK`], except at the end of the
+    /// entry.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let end = offset + bytes.len() as u64;
         let is_cut = !end.is_multiple_of(BLOCK) && end != self.size;
@@ -131,8 +133,8 @@ impl<'a> Writer<'a> {
         self.file.write_all_at(bytes, offset)
     }
 
-    /// Closes the entry, which is `form` of the object that `meta` describes. It is not synced: data lost in a power
-    /// failure are detected by their checksums, and fetched again.
+    /// Finishes the entry, which holds the object `meta` in the given `form`. The file is not synced: data lost in a
+    /// power failure is detected by the checksums, and fetched again.
     pub fn finish(self, root: &Url, meta: &Meta, form: Form) -> Result<()> {
         let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
         let head = serde_json::to_vec(&Head {
@@ -160,25 +162,25 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Bytes on disk of an entry of `size` bytes.
+/// Size on disk of an entry of `size` bytes.
 pub(super) fn disk_bytes(size: u64) -> u64 {
     size + size.div_ceil(BLOCK) * 4 + FOOTER + 512
 }
 
-/// An entry that is whole, open for reading.
+/// A finished entry, open for reading.
 #[derive(Debug)]
 pub(super) struct Entry {
     file: File,
     crcs: Vec<u32>,
-    /// Metadata of the object, from the store.
+    /// Metadata of the object from its store.
     pub meta: Meta,
-    /// First of the object's bytes that are here.
+    /// Offset in the object of the entry's first byte.
     start: u64,
     size: u64,
 }
 
 impl Entry {
-    /// The entry in `file`, if it is this form of `object` and its footer is consistent.
+    /// Opens the entry in `file`. Returns `None` if it is not `object` in this form, or if its footer is inconsistent.
     pub fn open(file: File, root: &Url, object: &ObjectRef, form: Form) -> Option<Self> {
         let len = file.metadata().ok()?.len();
         let mut footer = [0; FOOTER as usize];
@@ -226,8 +228,8 @@ impl Entry {
         Some(Self { file, crcs, meta, start, size })
     }
 
-    /// Bytes of a range of the object as stored, cut at its end; `None` if a block is corrupt or the bytes are not
-    /// here.
+    /// Returns a range of the object's stored bytes, cut at the object's end. `None` if a block is corrupt or the entry
+    /// does not hold the range.
     pub fn read(&self, range: ByteRange, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let (start, end) = (range.start.min(self.meta.size), range.end(self.meta.size));
         if start >= end {
@@ -239,12 +241,12 @@ impl Entry {
         }
     }
 
-    /// All bytes of the entry; `None` if a block is corrupt.
+    /// Returns all bytes of the entry. `None` if a block is corrupt.
     pub fn read_all(&self, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         self.held(0, self.size, buffers)
     }
 
-    /// Bytes of the entry, from `start` to `end`. Errs if the system is out of memory.
+    /// Returns the bytes from `start` to `end` of the entry. Returns an error if the system is out of memory.
     fn held(&self, start: u64, end: u64, buffers: &Arc<BufferPool>) -> Result<Option<Bytes>> {
         let from = start / BLOCK * BLOCK;
         let to = end.div_ceil(BLOCK).saturating_mul(BLOCK).min(self.size);
@@ -261,7 +263,8 @@ impl Entry {
         Ok(self.read_blocks(from, &mut read.as_mut()[..bytes]).then(|| read.freeze(asked)))
     }
 
-    /// Reads whole blocks from `from` on, each verified while it is in the processor's cache; false if one is corrupt.
+    /// Reads whole blocks starting at `from`. Each block is verified while it is still in the CPU cache. Returns false
+    /// if a block is corrupt.
     fn read_blocks(&self, from: u64, into: &mut [u8]) -> bool {
         let first = (from / BLOCK) as usize;
         into.chunks_mut(BLOCK as usize).zip(&self.crcs[first..]).enumerate().all(|(at, (block, crc))| {
@@ -381,7 +384,7 @@ mod tests {
             file.read_exact_at(&mut byte, at as u64).unwrap();
             file.write_all_at(&[byte[0] ^ (1 << bit)], at as u64).unwrap();
             let read = Entry::open(file, &root(), &object("1"), WHOLE).and_then(|entry| read(&entry, ByteRange::WHOLE));
-            // The four padding bytes of the footer have no meaning.
+            // The last four bytes of the footer are padding and have no meaning.
             prop_assert!(read.is_none() || (at >= len - 4 && read.unwrap() == bytes));
         }
 

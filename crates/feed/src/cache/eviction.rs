@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Eviction: chooses the entry that is needed last. With a known order this costs the fewest requests (Belady, IBM
-//! Systems Journal 5(2), 1966). A new entry that is needed later than all others is not stored at all.
+//! Eviction queue of the node cache: evicts the entry whose next use is the latest. If the read order is known, this
+//! causes the fewest requests (Belady, IBM Systems Journal 5(2), 1966). A new entry whose next use is later than that
+//! of all others is not stored.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -11,13 +12,13 @@ use super::directory::Folder;
 use super::entry::{Form, Name};
 use super::{AccessPlan, Extent};
 
-/// Entries of the folder by their next use. Built when space is first needed, and updated from then on.
+/// Entries of the cache folder, ordered by their next use. Built when space is first needed, and updated after that.
 #[derive(Debug)]
 pub(super) struct EvictionQueue {
     folder: Arc<Folder>,
     root: Url,
     future: Arc<dyn AccessPlan>,
-    /// This run reads transposed copies in preference to stored bytes.
+    /// True if this run prefers transposed copies to stored bytes.
     reads_planes: bool,
     kept: Mutex<Option<Stock>>,
 }
@@ -36,7 +37,7 @@ impl Stock {
         self.by_next_use.insert((next_use, name));
     }
 
-    /// Entries whose time has passed were read by other processes of the node; their next use is computed again.
+    /// Recomputes the next use of entries whose time has passed: other processes of the node have read them.
     fn catch_up(&mut self, future: &dyn AccessPlan) {
         let now = future.now();
         let passed: Vec<Name> = self.by_next_use.range(..(now, Name(0))).map(|entry| entry.1).collect();
@@ -73,7 +74,7 @@ impl EvictionQueue {
         }
     }
 
-    /// Removes an entry, and stops tracking it once it is gone.
+    /// Removes an entry from the folder, and stops tracking it once it is removed.
     pub fn forget_removed(&self, name: Option<Name>) -> std::io::Result<()> {
         let Some(name) = name else { return Ok(()) };
         self.folder.remove(name)?;
@@ -83,7 +84,8 @@ impl EvictionQueue {
         Ok(())
     }
 
-    /// Returns the entry that is needed last, if that is later than `what`; it is no longer tracked.
+    /// Returns the entry that is needed last, and stops tracking it. Returns `None` if no entry is needed later than
+    /// `what`.
     pub fn later_than(&self, what: &Extent) -> Option<Name> {
         let wanted = self.future.next_use(what);
         let mut kept = lock(&self.kept);
@@ -95,13 +97,14 @@ impl EvictionQueue {
         Some(name)
     }
 
-    /// Everything in the folder now.
+    /// Lists all entries that are in the folder now.
     fn stock(&self) -> Stock {
         let (mut kept, mut found) = (Stock::default(), HashSet::new());
-        // A folder that cannot be listed has nothing to evict.
+        // If the folder cannot be listed, it counts as empty.
         let _ = self.folder.each_entry(|name, _| _ = found.insert(name));
         for (object, range) in self.future.stretches() {
-            // If an object is here in two forms, the form that is not read is evicted first.
+            // If an object is cached in two forms, only the form that this run reads gets a next use; the other is
+            // evicted first.
             let forms = [self.reads_planes.then_some(Form::Planes), Some(Form::Stored(range))];
             let mut names = forms.into_iter().flatten().filter_map(|form| Name::of(&self.root, &object, form));
             if let Some(name) = names.find(|name| found.remove(name)) {
@@ -109,7 +112,7 @@ impl EvictionQueue {
                 kept.set(name, self.future.next_use(&what), Some(what));
             }
         }
-        // Entries that no run of this dataset reads are evicted first.
+        // Entries that this run does not read are evicted first.
         found.into_iter().for_each(|name| kept.set(name, u64::MAX, None));
         kept
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The node cache: wraps a store and keeps objects on a local disk, once for all processes of the node. Objects are
-//! kept whole and as stored, except those that are only read in ranges. Compressed objects may be kept as transposed
-//! copies (`transcode`); only callers that ask for them see them.
+//! Node cache: a store wrapper that caches objects on a local disk, once for all processes of the node. Objects are
+//! cached whole and as stored; objects that are only read in ranges are cached by range. Compressed objects may be
+//! cached as transposed copies (`transcode`), which only callers that request them receive.
 //!
-//! Owns admission and eviction; the caller passes the order of the next reads ([`AccessPlan`]). A cache that cannot be
-//! read or written costs speed, never a sample: in any doubt the object is read from the store again.
+//! Owns admission and eviction; the caller passes the order of the next reads ([`AccessPlan`]). A disk error makes
+//! reads slower, but never loses a sample: if an entry may be invalid, the object is read from the store again.
 
 mod directory;
 mod entry;
@@ -28,31 +28,31 @@ use eviction::EvictionQueue;
 pub use transcode::Transcode;
 use transcode::Transcoder;
 
-/// Size of the parts in which an object is fetched if ranges of it are needed, several at a time: one connection of a public cloud gives 50
-/// to 90 MB/s (reference: AWS and Azure performance guides).
+/// Part size for fetching an object of which only ranges are needed; several parts are fetched concurrently. One
+/// connection to a public cloud gives 50 to 90 MB/s (reference: AWS and Azure performance guides).
 const PART: u64 = 8 << 20;
 
-/// Concurrent parts of one object.
+/// Maximum number of concurrent parts per object.
 const PARTS_IN_FLIGHT: usize = 8;
 
 /// Polling interval for an object that another task or process is fetching: initial and maximum.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
-/// Extent of an entry: an object, or a range of it.
+/// Data that an entry holds: an object, or a range of it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Extent {
-    /// The object's key.
+    /// Key of the object.
     pub key: Key,
     /// Range of the object; [`ByteRange::WHOLE`] for all of it.
     pub range: ByteRange,
 }
 
-/// Source of a read's answer.
+/// Range of an object that is cached in order to serve a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CachedRange {
-    /// Range that the entry holds: all of the object, or a part that contains the read.
+    /// The cached range: the whole object, or a range that contains the read.
     pub range: ByteRange,
-    /// Stored bytes of the object.
+    /// Stored size of the object in bytes.
     pub size: u64,
 }
 
@@ -62,22 +62,22 @@ impl CachedRange {
     }
 }
 
-/// Order of the next reads of a run.
+/// Order of the next reads of a run, which eviction uses.
 pub trait AccessPlan: Send + Sync + fmt::Debug {
-    /// Current time, in the unit of `next_use`: all earlier reads have been made.
+    /// Current time, in the unit of `next_use`. All reads with an earlier time are done.
     fn now(&self) -> u64;
 
-    /// Time of this node's next read of it after the current one; larger is later, `u64::MAX` is never.
+    /// Time of this node's next read of `what`, after the current one. A larger value is later; `u64::MAX` means never.
     fn next_use(&self, what: &Extent) -> u64;
 
-    /// Range to cache of an object of which `ranges` are read; `None` for an object that is not part of the run.
+    /// Range to cache for a read of `ranges` of an object. `None` if the object is not part of the run.
     fn keeps(&self, key: &Key, ranges: &[ByteRange]) -> Option<CachedRange>;
 
-    /// All extents that the run may read. Other entries of the folder are evicted first.
+    /// All objects and ranges that the run may read. Other entries in the folder are evicted first.
     fn stretches(&self) -> Box<dyn Iterator<Item = (ObjectRef, ByteRange)> + '_>;
 }
 
-/// See the module.
+/// Store wrapper that caches objects on a local disk; see the module documentation.
 #[derive(Debug)]
 pub struct NodeCache {
     inner: Arc<dyn Store>,
@@ -88,12 +88,12 @@ pub struct NodeCache {
     transcoder: Arc<Transcoder>,
 }
 
-/// A read in progress: the requested range, and the entry that answers it.
+/// A read in progress: the requested ranges, and the entry that serves them.
 struct Read<'a> {
     object: &'a ObjectRef,
     ranges: &'a [ByteRange],
     name: Name,
-    /// `None` for an object that is not kept.
+    /// Range to cache; `None` if the object is not part of the run.
     keeps: Option<CachedRange>,
     deadline: Deadline,
 }
@@ -104,7 +104,7 @@ impl Read<'_> {
     }
 }
 
-/// Bytes reserved for an entry in progress; released again unless it is kept.
+/// Reservation for an unfinished entry. Dropping it releases the bytes unless the entry was finished.
 struct Admission {
     folder: Arc<Folder>,
     bytes: u64,
@@ -121,7 +121,7 @@ impl Admission {
 impl Drop for Admission {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            // A count that stays too high is corrected by the next process that is alone in the folder.
+            // If this fails, the count is too high until the next process that is alone in the folder corrects it.
             let _ = self.folder.release(self.bytes);
         }
     }
@@ -149,8 +149,8 @@ fn answer(meta: Meta, ranges: &[ByteRange], parts: Vec<Bytes>) -> GetResult {
 }
 
 impl NodeCache {
-    /// Creates a cache of at most `limit_bytes` below `folder` in front of `inner`; `transcode` sets when compressed
-    /// objects are kept as transposed copies.
+    /// Creates a cache of at most `limit_bytes` below `folder`, in front of the store `inner`. `transcode` sets when
+    /// compressed objects are cached as transposed copies.
     pub fn new(
         inner: Arc<dyn Store>,
         folder: &Path,
@@ -168,17 +168,18 @@ impl NodeCache {
         Ok(Self { inner, folder, victims, buffers: BufferPool::of_process(), metrics, transcoder })
     }
 
-    /// Folder of the entries.
+    /// Path of the cache folder.
     pub fn place(&self) -> PathBuf {
         self.folder.place().to_owned()
     }
 
-    /// Counts a disk failure and treats it as a miss, which costs a request to the store.
+    /// Converts a disk error to a cache miss and counts it. A miss costs a request to the store.
     fn doubt<T>(&self, found: std::io::Result<T>) -> Option<T> {
         found.inspect_err(|_| self.metrics.count(Metric::CacheFailures)).ok()
     }
 
-    /// Result of `read` on an entry, if a valid one exists; a corrupt entry is removed.
+    /// Calls `read` on an entry and returns its result. Returns `None` if there is no valid entry; a corrupt entry is
+    /// removed.
     async fn entry<T: Send + 'static>(
         &self,
         name: Name,
@@ -192,7 +193,7 @@ impl NodeCache {
             let file = folder.find(name)?;
             let found = Entry::open(file, &root, &object, form).map_or(Ok(None), |entry| read(entry, &buffers));
             if let Ok(None) = found {
-                // If it cannot be removed, nothing is lost: its checksum keeps it from being used.
+                // If the removal fails, no harm is done: the checksum prevents any use of the entry.
                 let _ = folder.remove(name);
             }
             Some(found)
@@ -204,14 +205,14 @@ impl NodeCache {
         Ok(found)
     }
 
-    /// Counts a hit.
+    /// Counts a cache hit, and updates the entry's next use.
     fn hit(&self, name: Name, what: &Extent, bytes: usize) {
         self.metrics.count(Metric::CacheHits);
         self.metrics.add(Metric::CacheBytes, bytes as u64);
         self.victims.note(name, what);
     }
 
-    /// Result from the entry, if there is a valid one.
+    /// Serves a read from the cache, if there is a valid entry.
     async fn kept(&self, read: &Read<'_>) -> Result<Option<GetResult>> {
         let (what, asked) = (read.what(), read.ranges.to_vec());
         let parts = self.entry(read.name, read.object, Form::Stored(what.range), move |entry, buffers| {
@@ -224,7 +225,8 @@ impl NodeCache {
         Ok(Some(answer(meta, read.ranges, parts)))
     }
 
-    /// Right to fetch an object; `None` once another process has fetched it, or if the disk fails.
+    /// Waits for the lock to fetch an object. Returns `None` if another process has fetched the object, or if the disk
+    /// fails.
     async fn turn(&self, name: Name, deadline: Deadline) -> Result<Option<EntryLock>> {
         let mut pause = LOOK_AGAIN.0;
         loop {
@@ -245,7 +247,8 @@ impl NodeCache {
         }
     }
 
-    /// Makes space for an entry by evicting entries that are needed later; `None` if there are none.
+    /// Reserves space for an entry by evicting entries that are needed later. Returns `None` if that does not free
+    /// enough space.
     async fn room(&self, what: Extent, bytes: u64) -> Result<Option<Admission>> {
         let (folder, victims, metrics) = (self.folder.clone(), self.victims.clone(), self.metrics.clone());
         let admitted = blocking(move || {
@@ -260,7 +263,7 @@ impl NodeCache {
         Ok(self.doubt(admitted).flatten())
     }
 
-    /// Fetches the range to cache into the folder and answers from it.
+    /// Fetches the range to cache into the folder, and serves the read from it.
     async fn fetch(&self, turn: EntryLock, read: &Read<'_>) -> Result<GetResult> {
         let Read { object, ranges, deadline, .. } = *read;
         let room = match read.keeps {
@@ -296,7 +299,7 @@ impl NodeCache {
         }
     }
 
-    /// Fetches in one request; the result uses the bytes in memory.
+    /// Fetches the range to cache in one request. The caller serves the read from the bytes in memory.
     async fn fetch_at_once(
         &self,
         turn: EntryLock,
@@ -308,7 +311,8 @@ impl NodeCache {
         let got = self.inner.get_ranges(object, &[keeps.range], deadline).await?;
         let meta = got.meta.clone();
         let bytes = collected(got).await?;
-        // An object that differs from the plan is passed to its reader, which checks it, and is not cached.
+        // An object whose size differs from the plan is not cached. It is passed to the reader, which reports the
+        // difference.
         if meta.size != keeps.size || bytes.len() as u64 != keeps.bytes() {
             turn.discard();
             return Ok((meta, Some(bytes)));
@@ -329,7 +333,8 @@ impl NodeCache {
         Ok((meta, Some(bytes)))
     }
 
-    /// Fetches in concurrent parts, each written as it arrives: no more than these are held in memory.
+    /// Fetches the range to cache in concurrent parts, and writes each part as it arrives. Only parts in flight are in
+    /// memory.
     async fn fetch_parts(
         &self,
         turn: EntryLock,

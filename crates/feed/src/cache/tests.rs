@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The node cache over a store in memory, with a future that each test writes.
+//! Tests of the node cache over a store in memory, with an access plan that each test sets.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use penstock_store::{Memory, MeteredStore, PutOptions, Version, read_whole, suit
 
 use super::*;
 
-/// A future that the test writes: what is not in the list is read never again.
+/// Access plan set by the test. An object that is not in the list is never read again.
 #[derive(Debug, Default)]
 struct PlanRig {
     next: Mutex<HashMap<Key, u64>>,
@@ -98,7 +98,7 @@ async fn cache_asks_the_store_once_for_each_object() {
     for _ in 0..3 {
         assert_eq!(whole(&cache, &object).await, bytes);
     }
-    // Another process, as it were: a cache of its own over the same folder.
+    // A second cache over the same folder stands for another process.
     assert_eq!(whole(&rig.cache(1 << 20).0, &object).await, bytes);
     assert_eq!((rig.gets(), metrics.get(Metric::CacheHits), metrics.get(Metric::CacheMisses)), (1, 2, 1));
 }
@@ -164,16 +164,16 @@ async fn cache_evicts_what_is_needed_last_and_keeps_its_limit() {
     }
     let limit = 2 * disk_bytes(50_000) + 10;
     let (cache, metrics) = rig.cache(limit);
-    whole(&cache, &objects[0]).await; // needed at 30
-    whole(&cache, &objects[1]).await; // at 10
-    whole(&cache, &objects[2]).await; // at 20: the first is evicted
+    whole(&cache, &objects[0]).await; // next use at 30
+    whole(&cache, &objects[1]).await; // next use at 10
+    whole(&cache, &objects[2]).await; // next use at 20: the first object is evicted
     assert_eq!((rig.gets(), metrics.get(Metric::CacheEvictions)), (3, 1));
-    whole(&cache, &objects[0]).await; // needed later than both: passed by
+    whole(&cache, &objects[0]).await; // needed later than both cached objects: not cached
     assert_eq!((rig.gets(), metrics.get(Metric::CacheBypasses)), (4, 1));
     whole(&cache, &objects[1]).await;
     whole(&cache, &objects[2]).await;
     assert_eq!(rig.gets(), 4);
-    // Time goes on: another process has read what was to come at 10, and needs it again at 99.
+    // Time advances: another process has done the read at time 10, and the object's next use is now at 99.
     rig.plan.now.store(11, Ordering::Relaxed);
     rig.plan.next.lock().unwrap().insert(objects[1].key.clone(), 99);
     whole(&cache, &objects[3]).await;
@@ -259,11 +259,11 @@ async fn cache_read_that_is_given_up_leaves_nothing_counted() {
             }
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
-        // Dropped at any point.
+        // The unfinished read is dropped here, after a varying number of steps.
     }
     assert_eq!(whole(&cache, &object).await, noise(1000));
     let settled = async {
-        // What was dropped in the middle of a blocking call is counted out when that call ends.
+        // A read that was dropped during a blocking call releases its bytes when that call ends.
         while cache.folder.used().unwrap() > disk_bytes(1000) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -272,9 +272,9 @@ async fn cache_read_that_is_given_up_leaves_nothing_counted() {
     assert_eq!(whole(&cache, &object).await, noise(1000));
 }
 
-/// Small numbers of two bytes each, and their gzip.
+/// Returns small 2-byte numbers, and the same bytes compressed with gzip.
 fn compressed(seed: usize) -> (Vec<u8>, Vec<u8>) {
-    // Xorshift: a product alone repeats itself, which compresses to nothing.
+    // Xorshift: a plain product would repeat, and compress to almost nothing.
     let mut state = 0x9e37_79b9_7f4a_7c15 ^ seed as u64;
     let mut number = || {
         state ^= state << 13;
@@ -300,7 +300,7 @@ async fn cache_copy_in_planes_takes_the_place_of_what_was_stored() {
     assert_eq!(cache.in_planes(&object).await.unwrap(), None);
     let stored = whole(&cache, &object).await;
     let made = copied(&cache, &object, Codec::Gzip, &stored).await.unwrap();
-    // Another process, as it were.
+    // A second cache over the same folder acts as another process.
     let (other, _) = rig.cache_of(1 << 20, Transcode::Auto);
     for cache in [&cache, &other] {
         let planes = cache.in_planes(&object).await.unwrap().unwrap();
@@ -337,7 +337,7 @@ async fn cache_makes_no_copy_in_planes_of_what_is_damaged_or_grows_or_has_no_roo
     let (cache, metrics) = rig.cache_of(1 << 20, Transcode::Always);
     let (_, mut damaged) = compressed(0);
     damaged[9000] ^= 1;
-    // Each block of planes holds again what all blocks repeat.
+    // A transposed copy of this content is larger, because each of its blocks repeats data that all blocks share.
     let far = zstd::bulk::compress(&compressed(0).1.repeat(40), 3).unwrap();
     for (key, codec, stored) in [("damaged", Codec::Gzip, damaged), ("grows", Codec::Zstd, far)] {
         let object = rig.put(key, stored).await;
@@ -348,7 +348,7 @@ async fn cache_makes_no_copy_in_planes_of_what_is_damaged_or_grows_or_has_no_roo
     let (small, small_metrics) = rig.cache_of(10_000, Transcode::Always);
     let stored = Bytes::from(compressed(1).1);
     assert_eq!(copied(&small, &object, Codec::Gzip, &stored).await, None);
-    // Content of 65 MiB, as its trailer says.
+    // The gzip trailer claims a content of 65 MiB, which is above the limit.
     let object = rig.put("too large", compressed(2).1).await;
     let mut stored = compressed(2).1;
     let end = stored.len() - 4;
@@ -356,7 +356,7 @@ async fn cache_makes_no_copy_in_planes_of_what_is_damaged_or_grows_or_has_no_roo
     assert_eq!(copied(&cache, &object, Codec::Gzip, &stored.into()).await, None);
     assert_eq!(metrics.get(Metric::CacheTranscodes) + small_metrics.get(Metric::CacheTranscodes), 0);
     assert!(std::fs::read_dir(cache.place().join("parts")).unwrap().next().is_none());
-    // None is tried again.
+    // Every failed object is recorded, so that no attempt is repeated.
     assert_eq!((cache.transcoder.refused(), small.transcoder.refused()), (3, 1));
 }
 
@@ -372,10 +372,10 @@ async fn cache_copy_in_planes_is_made_once_where_several_read_its_object() {
     let makes = [&first, &second, &first, &second].map(|cache| copied(cache, &object, Codec::Gzip, &stored));
     let made: Vec<Bytes> = futures::future::join_all(makes).await.into_iter().flatten().collect();
     assert!(!made.is_empty() && made.iter().all(|one| *one == made[0]));
-    // Who comes later finds it, and makes nothing.
+    // A later caller finds the existing copy and creates none.
     assert_eq!(copied(&second, &object, Codec::Gzip, &stored).await.as_ref(), made.first());
     assert_eq!(metrics.get(Metric::CacheTranscodes) + others.get(Metric::CacheTranscodes), 1);
-    // Also who has fetched it again as stored, which goes then.
+    // A caller that fetches the stored bytes again also gets the copy, and the stored entry is removed.
     assert_eq!(whole(&second, &object).await, stored);
     copied(&second, &object, Codec::Gzip, &stored).await.unwrap();
     let mut lies = Vec::new();
@@ -434,7 +434,7 @@ async fn cache_of_what_cannot_be_copied_decides_so() {
     assert!(cache.transcoding().unwrap().starts_with("kept as stored: none of the first 3 objects "));
 }
 
-/// Sizes as the store has them, so that the suite's objects are kept.
+/// Access plan that takes sizes from the store, so that the suite's objects are cached.
 #[derive(Debug)]
 struct Asks(Arc<Memory>);
 

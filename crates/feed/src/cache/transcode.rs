@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Transposed copies of compressed objects: an object is decompressed once and written in a form that is cheaper to
+//! Transposed copies of compressed objects: an object is decompressed once, and cached in a form that is cheaper to
 //! read than to decompress again.
 //!
-//! Owns the copies and the decision to make them, which is based on measurement. In any doubt the stored bytes are
-//! used; without a copy, later epochs cost what they cost before.
+//! Owns the copies and the decision to create them, which is based on measurements. If a copy may be invalid, the
+//! stored bytes are used. An object without a copy costs the same in every epoch.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,32 +23,33 @@ use super::directory::EntryLock;
 use super::entry::{Form, Name, Writer, disk_bytes};
 use super::{AccessPlan, Admission, Extent, NodeCache, blocking};
 
-/// Number of objects that are measured before `Auto` decides, and of reads of each form; the fastest read counts.
+/// Number of objects that are measured before `Auto` decides.
 const TRIALS: usize = 3;
+/// Number of measured reads of each form per object; the fastest one counts.
 const TURNS: usize = 3;
 
-/// Maximum cost of reading a transposed copy, as a share of the cost of decompression, for a copy to be worthwhile.
+/// Maximum time to read a transposed copy, as a fraction of the decompression time, for copies to be worthwhile.
 const WORTH: f64 = 0.8;
 
-/// Bytes of content that are transcoded concurrently, by at most as many threads as there are cores. Their memory,
-/// three times as much, is not part of a feed's budget.
+/// Maximum decompressed bytes that are transcoded concurrently, by at most one thread per core. Transcoding takes three
+/// times this memory, which is not part of a feed's budget.
 const MAKING: u64 = 256 << 20;
 
-/// Maximum decompressed size of an object to be copied.
+/// Maximum decompressed size of an object that gets a copy.
 const MAX_INFLATED: u64 = 64 << 20;
 
-/// Unit of the gate, in bytes.
+/// Bytes per permit of the semaphore `gate`.
 const UNIT: u64 = 1 << 20;
 
-/// When compressed objects are kept as transposed copies.
+/// Policy for caching compressed objects as transposed copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Transcode {
-    /// Not at all.
+    /// Never create copies.
     #[default]
     Never,
-    /// If the first objects show that it pays.
+    /// Create copies if measurements of the first objects show that they pay off.
     Auto,
-    /// All objects whose copy is not larger.
+    /// Create a copy of every object whose copy is not larger.
     Always,
 }
 
@@ -65,7 +66,7 @@ impl FromStr for Transcode {
     }
 }
 
-/// One object, measured in both forms.
+/// Measurements of one object in both forms.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
     inflated: Duration,
@@ -74,7 +75,7 @@ struct Trial {
     planes: u64,
 }
 
-/// Decision and its reason.
+/// Decision on creating copies, and its reason.
 #[derive(Debug, Clone)]
 struct Verdict {
     keeps: bool,
@@ -82,8 +83,8 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// Decision from trials of the first objects of a set of `set` stored bytes under a limit of `limit` bytes; `None`
-    /// stands for an object that could not be copied.
+    /// Decides from trials of the first objects of a dataset. `set` is the dataset's stored size in bytes, and `limit`
+    /// is the cache size. A trial is `None` if the object could not be copied.
     fn of(tried: &[Option<Trial>], set: u64, limit: u64) -> Self {
         let trials: Vec<Trial> = tried.iter().flatten().copied().collect();
         if trials.is_empty() {
@@ -108,7 +109,7 @@ impl Verdict {
         let (keeps, because) = if ratio > 1.0 {
             (false, "kept as stored: planes are larger".to_owned())
         } else if need > limit {
-            // A copy that is evicted must be made again, which costs more than it saves.
+            // An evicted copy must be created again, which costs more than the copy saves.
             (
                 false,
                 format!(
@@ -135,20 +136,20 @@ impl fmt::Display for Verdict {
 #[derive(Debug, Default)]
 struct State {
     trials: Vec<Option<Trial>>,
-    /// Layout that suits the first object.
+    /// Best layout for the first object; used for all objects.
     form: Option<Planes>,
     verdict: Option<Verdict>,
-    /// Objects that could not be copied: a failed attempt is not repeated in every epoch.
+    /// Objects that could not be copied. They are recorded so that a failed attempt is not repeated in every epoch.
     refused: HashSet<Name>,
 }
 
-/// State of the transposed copies of this dataset.
+/// Creates transposed copies for one dataset, and decides whether they pay off.
 #[derive(Debug)]
 pub(super) struct Transcoder {
     transcode: Transcode,
     future: Arc<dyn AccessPlan>,
     limit: u64,
-    /// Minimum permits that an object takes.
+    /// Minimum number of permits per object.
     share: u64,
     gate: Arc<Semaphore>,
     state: Mutex<State>,
@@ -166,7 +167,7 @@ impl Transcoder {
         lock(&self.state)
     }
 
-    /// False if it is already known that no copy is made.
+    /// True if a copy of this object may still be created.
     fn may_make(&self, name: Name) -> bool {
         let state = self.state();
         let is_open = match self.transcode {
@@ -191,15 +192,15 @@ impl Transcoder {
         self.state().refused.insert(name);
     }
 
-    /// Permits that an object takes, by its likely decompressed size; `None` if it is too large.
+    /// Number of permits for an object, from its likely decompressed size. `None` if the object is too large.
     fn weight(&self, codec: Codec, stored: &[u8]) -> Option<u32> {
         let hint = stored.last_chunk().filter(|_| codec == Codec::Gzip).map(|last| gzip_size_hint(*last));
-        // With several members this is the size of the last, which may be empty.
+        // If the gzip file has several members, the hint is only the size of the last one, which may be empty.
         let inflated = hint.filter(|&hint| hint >= stored.len() as u64).unwrap_or(MAX_INFLATED);
         (inflated <= MAX_INFLATED).then(|| inflated.div_ceil(UNIT).max(self.share) as u32)
     }
 
-    /// The transposed copy of the object, if it is to be made. Takes tens of milliseconds.
+    /// Creates the transposed copy of an object. Returns `None` if it is not to be cached. Takes tens of milliseconds.
     fn made(&self, name: Name, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<Vec<u8>> {
         let made = self.tried(codec, stored, check);
         let fits = made.as_ref().is_some_and(|(planes, _)| planes.len() <= stored.len());
@@ -212,9 +213,9 @@ impl Transcoder {
         made.map(|(planes, _)| planes).filter(|_| fits)
     }
 
-    /// The transposed copy of the object, and the cost of both forms, measured while nothing is decided yet. `None` if
-    /// the object does not decompress, which its reader reports: all checksums are verified, and the copy is read
-    /// again.
+    /// Creates the transposed copy of an object, verifying all checksums and reading the copy back. Measures the cost
+    /// of both forms while no decision is made. Returns `None` if the object does not decompress, which its reader will
+    /// report.
     fn tried(&self, codec: Codec, stored: &[u8], check: GzipCheck) -> Option<(Vec<u8>, Trial)> {
         let (mut content, mut again) = (Vec::new(), Vec::new());
         decompress_into(codec, stored, &mut content, MAX_INFLATED, "").ok()?;
@@ -241,13 +242,13 @@ impl Transcoder {
         self.transcode == Transcode::Auto && self.state().verdict.is_none()
     }
 
-    /// Whether objects are kept as transposed copies, as far as is known after this trial.
+    /// Adds a trial, and returns whether objects are cached as transposed copies according to the trials so far.
     fn decides(&self, trial: Option<Trial>) -> bool {
         if self.transcode != Transcode::Auto {
             return self.transcode == Transcode::Always;
         }
         let size = |(object, range): (ObjectRef, ByteRange)| self.future.keeps(&object.key, &[range]);
-        // Computed before the state is locked, as it may take a while.
+        // Computed before the state is locked, because it may take a while.
         let set = if self.is_undecided() {
             self.future.stretches().filter_map(size).map(|keeps| keeps.size).sum()
         } else {
@@ -265,13 +266,13 @@ impl Transcoder {
 }
 
 impl NodeCache {
-    /// Decision on objects in planes, and its reason, in one sentence; `None` before there is one.
+    /// Returns in one sentence whether objects are cached as transposed copies, and why. `None` before the decision.
     pub fn transcoding(&self) -> Option<String> {
         self.transcoder.state().verdict.as_ref().map(Verdict::to_string)
     }
 
-    /// The transposed copy of the object ([`restore_transposed`] returns its content), if there is a valid one; a
-    /// corrupt one is removed.
+    /// Returns the transposed copy of an object, if a valid one is cached; [`restore_transposed`] converts it back. A
+    /// corrupt copy is removed.
     pub async fn in_planes(&self, object: &ObjectRef) -> Result<Option<Bytes>> {
         let name = Name::of(self.root_url(), object, Form::Planes);
         let Some(name) = name.filter(|_| self.transcoder.transcode != Transcode::Never) else { return Ok(None) };
@@ -282,9 +283,9 @@ impl NodeCache {
         Ok(planes)
     }
 
-    /// Makes the transposed copy of an object whose stored bytes are in memory, and keeps it in their place. `None` if
-    /// that does not pay, if there is no space, or if another process is doing it. `check` is how the object's reader
-    /// verifies gzip's own checksum; measurements do the same.
+    /// Creates the transposed copy of an object whose stored bytes are in memory, and caches it in place of the stored
+    /// bytes. Returns `None` if a copy does not pay off, if there is no space, or if another process is creating it.
+    /// `check` is how the object's reader verifies gzip's own checksum; the measurements do the same.
     pub async fn keep_planes(
         &self,
         object: &ObjectRef,
@@ -302,7 +303,7 @@ impl NodeCache {
             transcoder.decides(None);
             return Ok(None);
         };
-        // Objects wait in turn, so that only the first epoch is slower.
+        // Objects are transcoded a few at a time, which only slows down the first epoch.
         let gate = transcoder.gate.clone();
         let permit = gate.acquire_many_owned(weight).await;
         let permit = permit.map_err(|error| Error::bug(format!("the node cache: {error}")))?;
@@ -329,7 +330,8 @@ impl NodeCache {
         };
         let mut room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         if room.is_none() {
-            // The stored entry is at least as large, and its bytes are in memory.
+            // Removing the stored entry frees enough space, because it is at least as large; its bytes are still in
+            // memory.
             self.drop_stored(object).await?;
             room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         }
@@ -342,7 +344,7 @@ impl NodeCache {
         Ok(Some(made))
     }
 
-    /// Writes the copy, and removes the stored entry of the object.
+    /// Writes the copy, and removes the object's stored entry.
     async fn write_planes(
         &self,
         name: Name,
@@ -371,7 +373,7 @@ impl NodeCache {
                 room.keep(&turn)
             };
             keep().inspect_err(|_| turn.discard())?;
-            // Done in one step, so that a caller that stops in between leaves nothing unrecorded.
+            // These updates are one blocking call, so a caller that is dropped in between cannot skip any of them.
             metrics.count(Metric::CacheTranscodes);
             victims.note(name, &what);
             victims.forget_removed(stored)
@@ -381,7 +383,7 @@ impl NodeCache {
         Ok(())
     }
 
-    /// Removes the stored entry of the object.
+    /// Removes the object's stored entry.
     async fn drop_stored(&self, object: &ObjectRef) -> Result<()> {
         let (victims, stored) = (self.victims.clone(), self.stored(object));
         let removed = blocking(move || victims.forget_removed(stored)).await?;

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-# Penstock's house: every check is one target, and every target does its own set-up. `make help` lists them.
+# Development commands: every check is one target, and every target does its own set-up. `make help` lists them.
 #
-# Set-up is kept by stamps in .tools/stamps: a step runs again only when what it was made from has changed. Package
-# indexes, proxies and certificates are the environment's business (PIP_*, UV_*, CARGO_*, GOPROXY): nothing here overrides them.
+# Stamp files in .tools/stamps record each set-up step: a step runs again only when its inputs have changed. Package
+# indexes, proxies and certificates come from the environment (PIP_*, UV_*, CARGO_*, GOPROXY); nothing here overrides them.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-builtin-rules --no-print-directory
 
-# An empty HOME is normal in CI. The tools need one that exists to keep their caches in.
+# An empty HOME is normal in CI. The tools need an existing HOME for their caches.
 ifeq ($(strip $(HOME)),)
 export HOME := $(CURDIR)/.tools/home
 endif
 
-# rustup's proxies look for toolchains under $HOME. Where HOME is not the one they were installed under, the toolchains
-# are still beside the proxies: .../.cargo/bin/cargo and .../.rustup.
+# rustup's proxies look for toolchains under $HOME. If they were installed under another HOME, the toolchains
+# are beside the proxies: .../.cargo/bin/cargo and .../.rustup.
 ifndef RUSTUP_HOME
 ifeq ($(wildcard $(HOME)/.rustup/toolchains/*),)
 CARGO_PROXY := $(shell command -v cargo)
@@ -26,7 +26,7 @@ endif
 endif
 endif
 
-# CI asks the properties the same questions every time (hypothesis sees CI by itself); a developer's run asks new ones.
+# In CI, property tests always use the same seed (hypothesis detects CI by itself). Local runs use a new seed each time.
 ifdef CI
 export PROPTEST_RNG_SEED ?= 20261121
 endif
@@ -43,10 +43,10 @@ HADOOP := 3.4.1
 RCLONE := v1.76.0
 S5CMD := v2.3.0
 MC := v0.0.0-20250313080218-cf909e1063a9
-# Tests of `make test-peers`.
+# Tests that only `make test-peers` runs.
 LEFT_OUT := and not needs_tf and not needs_adapters and not needs_pool and not needs_specs
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
-# Nothing a developer's shell activated may leak in; uv and maturin find our environment by this alone.
+# uv and maturin find the environment only by these variables, so an environment active in the shell has no effect.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 unexport CONDA_PREFIX
@@ -68,25 +68,25 @@ endef
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
 
-# ---------------------------------------------------------------- what people run
+# ---------------------------------------------------------------- main targets
 
 .PHONY: demo
-demo: setup ## Show the whole path on real input, then print where the report is (ARGS="..." for more)
+demo: setup ## Run the demo of the whole path on real input, then print the report's path (ARGS="..." for more options)
 	@$(BIN)/penstock demo $(ARGS)
 
 .PHONY: test
-test: setup setup-peers static test-rust test-python ## What a commit must hold: set-up, guards, Rust tests, Python tests
+test: setup setup-peers static test-rust test-python ## The checks that every commit must pass: set-up, guards, Rust tests, Python tests
 
 .PHONY: test-system
-test-system: setup setup-peers ## Whole systems, one test at a time: Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, pages of commands
+test-system: setup setup-peers ## Tests of whole systems, one at a time: Slurm, HDFS, MPI, ssh, ranks, pools, kills, browser, documentation pages
 	@mkdir -p $(TOOLS)
 	@$(BIN)/python -m pytest -q --durations=30 -m "system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-system.log
 
 .PHONY: check
-check: setup static test-rust-unit test-python-fast ## The fast gate: formats, lints, types, guards, unit tests
+check: setup static test-rust-unit test-python-fast ## Fast checks: formats, lints, types, guards, unit tests
 
 .PHONY: bench
-bench: setup ## Micro benches that guard regressions; rows go to runs/bench
+bench: setup ## Run the micro benches that guard against regressions; rows go to runs/bench
 	@for bench in benches/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
 
 .PHONY: fmt
@@ -95,14 +95,14 @@ fmt: setup ## Format Rust and Python in place
 	@$(BIN)/ruff check --quiet --fix-only . && $(BIN)/ruff format --quiet .
 
 .PHONY: clean
-clean: ## Remove what was built and installed here (sources and runs/ stay)
+clean: ## Remove everything that was built or installed here (sources and runs/ stay)
 	rm -rf target $(VENV) $(TOOLS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find python -name '*.so' -delete
 
 # ---------------------------------------------------------------- one command per check
 
 .PHONY: static
-static: setup rustfmt clippy ruff mypy stubtest imports guards generated ## All checks that run no test
+static: setup rustfmt clippy ruff mypy stubtest imports guards generated ## All checks except tests
 
 .PHONY: rustfmt
 rustfmt: ## Rust formatting
@@ -126,15 +126,15 @@ stubtest: setup ## The hand-written stub against the compiled module
 	@$(BIN)/python -m mypy.stubtest penstock._native --concise
 
 .PHONY: imports
-imports: setup ## Direction rules between Python's rooms
+imports: setup ## Import rules between the Python packages
 	@$(BIN)/lint-imports --no-logo
 
 .PHONY: guards
-guards: setup ## Direction of crates, circles of files, licence lines, file lengths, leaks, the public list, skipped tests
+guards: setup ## Repository rules: crate dependencies, import cycles, licence lines, file lengths, leaks, public names, skipped tests
 	@$(BIN)/python tools/guard.py
 
 .PHONY: generated
-generated: setup ## Generated files are what their generators write
+generated: setup ## Check that generated files are up to date
 	@$(BIN)/python tools/generate_cli_reference.py --check
 	@$(BIN)/python tools/generate_decisions_index.py --check
 	@$(BIN)/python tools/generate_house_table.py --check
@@ -150,21 +150,21 @@ test-rust: setup-peers $(STAMPS)/nasm ## All Rust tests
 	@cargo test --workspace --locked --quiet
 
 .PHONY: test-rust-unit
-test-rust-unit: $(STAMPS)/nasm ## Rust tests that lie beside the code
+test-rust-unit: $(STAMPS)/nasm ## Rust unit tests
 	@cargo test --workspace --locked --quiet --lib
 
 .PHONY: test-python
-test-python: setup setup-peers ## Python tests but for whole systems, on two cores
+test-python: setup setup-peers ## Python tests except those of whole systems, on two cores
 	@mkdir -p $(TOOLS)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --durations=30 -m "not system $(LEFT_OUT)" 2>&1 | tee $(TOOLS)/test-python.log
 
 .PHONY: test-python-fast
-test-python-fast: setup ## Python tests that need no root, no server and no minutes
+test-python-fast: setup ## Fast Python tests that need neither root nor a server
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
 
 .PHONY: test-peers
 test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, validators of job specifications
-	@# TensorFlow warns about itself at import; that is no test's business.
+	@# TensorFlow emits warnings at import, which must not fail the tests.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_specs tests/job/test_specs.py
@@ -179,20 +179,20 @@ setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compile
 setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-4 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
 
 .PHONY: setup-peers-clients
-setup-peers-clients: $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/mc-$(MC) $(STAMPS)/mounts ## S3 clients of others, which the tests run against the emulator
+setup-peers-clients: $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/mc-$(MC) $(STAMPS)/mounts ## Third-party S3 clients, which the tests run against the emulator
 
 .PHONY: setup-peers-stage
-setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage runs beside us
+setup-peers-stage: setup setup-peers $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/awscrt $(STAMPS)/isal ## The copiers that benches/peers/stage compares with Penstock
 
 .PHONY: setup-peers-measure
-setup-peers-measure: setup $(STAMPS)/dlio ## DLIO, which benches/peers/measure runs beside us
+setup-peers-measure: setup $(STAMPS)/dlio ## DLIO, which benches/peers/measure compares with Penstock
 
 .PHONY: changelog
 changelog: $(STAMPS)/venv ## Move the fragments of docs/changes into CHANGELOG.md (VERSION=0.2.0)
 	@$(BIN)/towncrier build --yes --version $(VERSION)
 
 .PHONY: lock
-lock: $(STAMPS)/venv ## Pin the environments again, at the newest versions (LOCK_ARGS= keeps what is pinned)
+lock: $(STAMPS)/venv ## Pin the environments again at the newest versions (LOCK_ARGS= keeps the pinned versions)
 	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile pyproject.toml --group tf -o requirements/tf.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile --group specs -o requirements/specs.txt $(LOCK_FLAGS)
@@ -208,13 +208,13 @@ $(STAMPS):
 
 $(STAMPS)/venv: requirements/dev.txt | $(BIN)/python $(STAMPS)
 	$(call SAY,pinned Python packages; torch brings CUDA along: ~3 GB to fetch$(comma) 5.7 GB on disk)
-	@# Byte code is written now: where the environment forbids Python to write it, every import of torch would compile 2,000 files.
+	@# Byte code is compiled now. If PYTHONDONTWRITEBYTECODE is set, every import of torch would otherwise compile 2,000 files.
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet "$$(grep '^uv==' requirements/dev.txt)"
 	@$(BIN)/uv pip install --quiet --compile-bytecode -r requirements/dev.txt
 	@touch $@
 
-# libjpeg-turbo is compiled from source: cmake builds it, nasm assembles its SIMD, without which it decodes at a fraction
-# of the speed. Both are needed before the first cargo.
+# libjpeg-turbo is compiled from source. cmake builds it, and nasm assembles its SIMD code, without which decoding is
+# several times slower. Both must be installed before the first cargo command.
 $(STAMPS)/nasm: | $(STAMPS)
 	$(call apt,nasm cmake,nasm cmake,nasm and cmake from Debian$(comma) to build libjpeg-turbo (~30 MB))
 	@touch $@
@@ -259,7 +259,7 @@ $(STAMPS)/rclone-$(RCLONE): | $(STAMPS)
 
 $(STAMPS)/s5cmd-$(S5CMD): | $(STAMPS)
 	$(call SAY,s5cmd $(S5CMD)$(comma) a minute to compile)
-	@# Built where it was fetched to: `go install` also asks for a list of its versions, which not every proxy gives.
+	@# Built in the module cache: `go install` also requests a list of versions, which not every proxy serves.
 	@folder=$$(go mod download -json github.com/peak/s5cmd/v2@$(S5CMD) | sed -n 's/.*"Dir": "\(.*\)".*/\1/p') && cd "$$folder" && \
 		GOFLAGS=-mod=mod go build -o "$(CURDIR)/$(TOOLS)/bin/s5cmd" . 2> "$(CURDIR)/$(TOOLS)/go.log" || { cat "$(CURDIR)/$(TOOLS)/go.log"; exit 1; }
 	@touch $@
@@ -310,7 +310,7 @@ $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv
 	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/tf" $(BIN)/uv pip install --quiet --compile-bytecode -r requirements/tf.txt
 	@touch $@
 
-# Without its own list of dependencies: that has CUDA 11's DALI in it, and TensorFlow for GPUs, of which nothing here is used.
+# Installed without its declared dependencies, which include CUDA 11's DALI and TensorFlow for GPUs; neither is used here.
 $(STAMPS)/dlio: $(STAMPS)/venv requirements/dlio.txt
 	$(call SAY,DLIO in an environment of its own ($(TOOLS)/dlio)$(comma) with TensorFlow and the torch of $(VENV); ~1 GB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/dlio

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of libcuda and libcufile that penstock.bench.storage.cuda and the feed's core make, over this host's memory: where no
-// GPU is, tests see by it that every block arrives and everything is given back. It says nothing of a GPU's speed.
+// Stand-in for libcuda and libcufile over host memory: the calls that penstock.bench.storage.cuda and the feed's core make.
+// Without a GPU, tests use it to check that every block arrives and that everything is freed. It shows nothing about speed.
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -11,7 +11,7 @@
 static int held;
 static __thread int entered;
 
-// What is registered, as a driver knows it.
+// The registered memory ranges, as a driver would track them.
 enum { MOST = 1024 };
 static struct { char *start; size_t size; } registered[MOST];
 
@@ -56,7 +56,7 @@ int cuMemHostUnregister(void *start) {
     if (!entered) return 201;
     for (int at = 0; at < MOST; at++)
         if (registered[at].start == start && registered[at].size) {
-            // Memory that has gone already ends the test here.
+            // Memory that is already freed crashes the test here.
             for (size_t byte = 0; byte < registered[at].size; byte += 4096) (void)*(volatile char *)((char *)start + byte);
             registered[at].size = 0;
             log_bytes("-", 1);

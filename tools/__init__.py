@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generators (each with --check) and guards. Nothing here is shipped."""
+"""Generators of files (each with --check) and guards. None of this is shipped."""

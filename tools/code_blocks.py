@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runnable blocks of a Markdown page, and one bash script that runs them in order as a reader would type them.
+"""Finds the runnable blocks of a Markdown page and makes one bash script that runs them in order.
 
-A page is one session: what a block exports, starts or writes is there for the next. `bash` blocks run as they stand, of
-`console` blocks the lines after `$ ` (and `> `, which go on with them), `python` blocks by the interpreter on PATH. A block
-opts out by a comment on the line before it, with the reason: `<!-- not run: needs a cluster -->`.
+A page is one session: later blocks see what earlier ones exported, started or wrote. `bash` blocks run unchanged.
+`console` blocks run the lines after `$ ` and their continuation lines after `> `. `python` blocks run with the
+interpreter on PATH. A comment on the line before a block excludes it, with the reason: `<!-- not run: needs a cluster
+-->`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from dataclasses import dataclass
 __all__ = ["Block", "blocks", "script"]
 
 _RUN = ("bash", "console", "python")
-# Shown, never run. Anything else is refused, so that a block does not escape by a misspelt language.
+# Languages that are shown but never run. Any other language is an error, so that a misspelt one cannot exclude a block.
 _SHOWN = ("text", "toml", "json", "rust", "yaml", "html")
 _OPT_OUT = re.compile(r"<!-- not run: (.+) -->")
 
 
 @dataclass(frozen=True)
 class Block:
-    """`line` is that of the opening fence, from 1; `skipped` is the stated reason, or None."""
+    """One fenced block. `line` is the line number of its opening fence; `skipped` is the stated reason, or None."""
 
     language: str
     text: str
@@ -64,7 +65,7 @@ def blocks(page: str) -> list[Block]:
 
 
 def script(page: str) -> str:
-    """The page as one bash script: stops at the first failure, says which block runs, ends what it started."""
+    """The page as one bash script: stops at the first failure, prints which block runs, ends the processes it started."""
     parts = ["set -euo pipefail", "trap 'kill $(jobs -p) 2> /dev/null || true; wait' EXIT"]
     for block in blocks(page):
         if block.runs:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write docs/reference/cli.md from the verbs themselves; `--check` says whether the page is what would be written."""
+"""Write docs/reference/cli.md from the commands' own help; `--check` exits 1 if the page is stale."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ and the variable `PENSTOCK_STAGE_MAX_IN_FLIGHT`. Flag > environment > file > def
 
 
 def page() -> str:
-    """The whole page, rendered at a fixed width so that the terminal it is made in does not matter."""
+    """The whole page, rendered at a fixed width so that it does not depend on the terminal."""
     parts = [_HEAD]
     parts += [
         f"{'#' * (2 + depth)} `{name}`\n\n```text\n{text}\n```\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of crates and packages in CONTRIBUTING.md from their own first lines; `--check` exits 1 if it is stale."""
+"""Write the table of crates and packages in CONTRIBUTING.md from their descriptions; `--check` exits 1 if it is stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- house: written by tools/generate_house_table.py -->\n", "<!--
 
 
 def table(root: Path = ROOT) -> str:
-    """A row for each crate (its description) and each Python package (the first sentence of its docstring)."""
+    """A table row for each crate (its description) and each Python package (its docstring's first sentence)."""
     rows = ["| where | what |", "|---|---|"]
     for path in sorted(root.glob("crates/*/Cargo.toml")):
         described = tomllib.loads(path.read_text())["package"]["description"]

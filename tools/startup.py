@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `import penstock` and `penstock --help` cost over a bare interpreter, best of n, against the budgets of DESIGN §6.
+"""Cost of `import penstock` and `penstock --help` over a bare interpreter, best of n, against the budgets of DESIGN §6.
 
-Prints both beside their budgets; the guard in tests/house fails only at a gross breach, as a shared machine's clock is no
-judge of small ones.
+Prints each cost beside its budget. The guard in tests/house fails only at a gross breach, as the clock of a shared
+machine cannot show small ones.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 __all__ = ["BUDGETS_S", "GROSS", "Startup", "measure"]
 
 BUDGETS_S = {"import penstock": 0.150, "penstock --help": 0.250}
-# A breach is gross, and fails, from this many times the budget on.
+# A cost above this multiple of its budget is a gross breach, and fails.
 GROSS = 4.0
 
 
 @dataclass(frozen=True)
 class Startup:
-    """One command's cost over the bare interpreter, and the budget it has."""
+    """One command's cost over the bare interpreter, and its budget."""
 
     name: str
     bare_s: float
@@ -39,7 +39,7 @@ class Startup:
 
 
 def measure(repeats: int = 7) -> list[Startup]:
-    """The best of n runs of each, taken in turns, so that a busy moment hits all alike."""
+    """The best of n runs of each command. The commands run by turns, so that a busy moment affects all alike."""
     commands = {
         "bare": [sys.executable, "-c", "pass"],
         "import penstock": [sys.executable, "-c", "import penstock"],

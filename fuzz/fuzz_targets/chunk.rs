@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunks and their metadata: no panic, nothing outside the slot.
+//! Fuzzes array chunks and Zarr metadata: no panic, and no write outside the output buffer.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -15,7 +15,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let Some((&[a, b], data)) = data.split_first_chunk::<2>() else { return };
     let mut out = vec![0; usize::from(u16::from_le_bytes([a, b]))];
-    // A fuzzer finds no sizes by itself: the buffer's own are mended.
+    // A fuzzer does not find valid sizes by itself, so the sizes in the header are set to match the buffers.
     let mut blosc = data.to_vec();
     if blosc.len() >= 16 {
         blosc[0] = 2;

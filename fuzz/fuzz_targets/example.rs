@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.Example: no panic, and the two ways to read a feature agree; tf.SequenceExample beside it.
+//! Fuzzes tf.Example and tf.SequenceExample: no panic, and both ways to read a feature agree.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

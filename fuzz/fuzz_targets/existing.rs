@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other programs' indexes: no panic, and no span outside the object.
+//! Fuzzes index files of other programs: no panic, and no span outside the object.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -16,6 +16,6 @@ fuzz_target!(|data: &[u8]| {
         assert!(sample.parts.iter().all(|part| part.offset + part.size <= LEN));
     }
     let _ = parse_shard_list(data, "p");
-    // Whatever the object's length is said to be.
+    // Any object length must be safe, including the largest.
     let _ = parse_tar_index(data, u64::MAX, "p");
 });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A gzip object in pieces and in stretches (see `stream`).
+//! Fuzzes streaming and frame-wise decompression of gzip (see `stream`).
 #![no_main]
 
 mod stream;

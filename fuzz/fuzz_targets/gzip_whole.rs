@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A gzip object whole: no panic, no more than the limit, and the same verdict as in pieces.
+//! Fuzzes decompression of a whole gzip object: no panic, output within the limit, and the same result as streaming.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images, the C of libjpeg-turbo included: no panic, nothing read or written outside, and one key gives one sample.
+//! Fuzzes image decoding, including libjpeg-turbo's C code: no panic, no access out of bounds, and the same key always
+//! gives the same sample.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Inflation into a slot: no panic, nothing outside the slot, and the verdict of gzip is that of the whole-object path.
+//! Fuzzes decompression into a buffer of known size: no panic, no write out of bounds, and for gzip the same result as
+//! decompression of the whole object.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

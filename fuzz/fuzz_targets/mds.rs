@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MDS: no panic, and no value outside its sample.
+//! Fuzzes MDS shards and their index: no panic, and no value outside its sample.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! .npy and zip: no panic, and no member outside its archive.
+//! Fuzzes .npy and zip files: no panic, and no member outside its archive.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

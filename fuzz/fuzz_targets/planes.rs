@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content in planes: no panic, no more than the limit, and what is made of any bytes gives them back.
+//! Fuzzes byte-plane content: no panic, output within the limit, and any bytes survive a round trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -14,7 +14,8 @@ fuzz_target!(|data: &[u8]| {
     let _ = restore_transposed(data, &mut out, LIMIT, "p");
     assert!(out.len() as u64 <= LIMIT);
     let Some((&[width, bits, blocks], data)) = data.split_first_chunk::<3>() else { return };
-    // A fuzzer finds no checksum and no size by itself: they are mended, of a table of so many blocks.
+    // A fuzzer does not find valid checksums and sizes by itself, so a valid header for a table of `blocks` entries is
+    // built.
     let table = HEADER + 4 * usize::from(blocks);
     if data.len() >= table + 4 {
         let mut mended = b"pstkpln1".to_vec();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The record index: no panic, and nothing beyond what the file holds.
+//! Fuzzes the record index: no panic, and no more records than the file can hold.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

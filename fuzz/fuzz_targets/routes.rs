@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ways into a pool, as JSON: no panic, and what reads is written as what reads the same.
+//! Fuzzes pool placements in JSON: no panic, and parsed placements survive a round trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

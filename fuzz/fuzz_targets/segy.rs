@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SEG-Y file headers: no panic, and no trace outside the file.
+//! Fuzzes SEG-Y file headers: no panic, and no trace outside the file.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The log in which a stage notes where records lie: no panic, and no more records than the log has bytes for.
+//! Fuzzes the log in which a stage records the positions of records: no panic, and no more records than the log can
+//! hold.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tar: no panic, members inside the archive and in order, and a sample's span holds that sample.
+//! Fuzzes tar archives: no panic, members inside the archive and in order, and each sample inside its own span.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use penstock_record::tar::{Members, Samples, sniff};
 
 fuzz_target!(|data: &[u8]| {
-    // A fuzzer finds no checksum by itself: headers where the walk would look for them get theirs.
+    // A fuzzer does not find valid checksums by itself, so each block at which the walk may look for a header gets one.
     let mut data = data.to_vec();
     let mut at = 0;
     while at + 512 <= data.len() && data[at] != 0 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord framing: no panic, records that tile the bytes, and what was read can be written again.
+//! Fuzzes TFRecord framing: no panic, records that cover the bytes without gaps, and parsed records survive a round
+//! trip.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +8,7 @@ use penstock_codec::checksum::crc32c_masked;
 use penstock_record::tfrecord::{Frames, count, frame_len, scan, write_frame};
 
 fuzz_target!(|data: &[u8]| {
-    // A fuzzer finds no CRC by itself: half of the inputs get their first header's mended.
+    // A fuzzer does not find valid CRCs by itself, so half of the inputs get a valid CRC in their first header.
     let mut data = data.to_vec();
     if data.first().is_some_and(|first| first & 1 == 1) && data.len() >= 12 {
         let sum = crc32c_masked(&data[..8]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists of URLs: no panic, and every key lies below the list's folder and is there once.
+//! Fuzzes lists of URLs: no panic, and every key is unique and not empty.
 #![no_main]
 
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A zstd object in pieces and in stretches (see `stream`).
+//! Fuzzes streaming and frame-wise decompression of zstd (see `stream`).
 #![no_main]
 
 mod stream;

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards: each module is one rule of the house. `find(root)` gives one line for each breach, and no line when all is well."""
+"""Guards: each module checks one rule of the repository; its `find(root)` returns one line per breach."""

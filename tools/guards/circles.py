@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No circle of files: a file that uses another is not used by it, neither directly nor around. Python modules and Rust files.
+"""Checks that no files import each other, directly or through other files. Covers Python modules and Rust files.
 
 A parent and its children may use each other (a package's `__init__`, a crate's `lib.rs`, a `mod.rs`). Imports for type
-checkers do not count, nor do tests.
+checkers do not count, and neither do tests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["circles", "find"]
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
-    """The strongly connected parts of more than one file (Tarjan), each sorted."""
+    """The strongly connected components of more than one file (Tarjan), each sorted."""
     number: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -48,7 +48,7 @@ def circles(edges: dict[str, set[str]]) -> list[list[str]]:
 
 
 def _is_family(a: str, b: str) -> bool:
-    """Whether one module is the other's parent, or the parent's parent."""
+    """Whether either module is an ancestor of the other."""
     return a == b or a.startswith(f"{b}.") or b.startswith(f"{a}.") or "" in (a, b)
 
 
@@ -56,7 +56,7 @@ def _is_family(a: str, b: str) -> bool:
 
 
 def _imports(tree: ast.Module, module: str, *, is_package: bool) -> set[str]:
-    """Dotted names that a module imports when it runs, each with what is imported from it."""
+    """Dotted names that a module imports at run time, each with the names imported from it."""
     found: set[str] = set()
 
     def walk(node: ast.AST) -> None:
@@ -100,7 +100,7 @@ _PATH = re.compile(r"\b((?:crate|self|super)(?:::(?:\w+))+)")
 
 
 def _expanded(tree: str) -> list[str]:
-    """`a::{b, c::{d, e}}` as `a::b`, `a::c::d`, `a::c::e`."""
+    """Expands `a::{b, c::{d, e}}` to `a::b`, `a::c::d`, `a::c::e`."""
     tree = " ".join(tree.split())
     opened = tree.find("{")
     if opened < 0:
@@ -147,7 +147,7 @@ def rust_edges(root: Path, crate: str) -> dict[str, set[str]]:
                 words = words[1:]
         return [*at, *words]
 
-    # Names that a module re-exports from its children: whoever uses them uses the child.
+    # Names that a module re-exports from its children: a use of such a name counts as a use of the child.
     exports: dict[str, dict[str, str]] = {module: {} for module in files}
     for module, text in texts.items():
         for use in _USE.findall(text):
@@ -178,7 +178,7 @@ def rust_edges(root: Path, crate: str) -> dict[str, set[str]]:
 
 
 def all_circles(root: Path) -> list[list[str]]:
-    """Every circle of the tree."""
+    """One line for each import cycle of the tree."""
     found = circles(python_edges(root))
     for crate in sorted({name.parts[1] for name in tracked(root) if name.parts[:1] == ("crates",)}):
         found += circles(rust_edges(root, crate))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which crate may know which (DESIGN: direction rules 1 and 2). Cargo refuses cycles; this refuses the wrong direction.
+"""Checks that crates depend on each other only in the allowed direction (DESIGN: direction rules 1 and 2).
 
-Only what is linked into the product counts: a crate's tests may use any crate as a peer.
+Cargo already rejects cycles. Only dependencies that are linked into the product count: a crate's tests may use any crate as a peer.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def find(root: Path) -> list[str]:
 
 
 def breaches_of(packages: list[dict[str, object]]) -> list[str]:
-    """One line for each arrow that points the wrong way, from what `cargo metadata` says of the workspace."""
+    """One line for each dependency in the wrong direction, from the output of `cargo metadata`."""
     breaches = []
     for package in packages:
         crate = str(package["name"]).removeprefix("penstock-")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No commit names a registry's or mirror's host, a path of somebody's machine, or a credential.
+"""Checks that no commit contains a registry's or mirror's host, a path of a private machine, or a credential.
 
-A lock file may not record download addresses: the one exception is Cargo.lock's name for crates.io, which cargo writes
-whatever mirror is used.
+A lock file may not contain download addresses. The only exception is Cargo.lock's name for crates.io, which cargo
+writes whichever mirror is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find"]
 
-# Written in pieces, so that this file does not find itself.
+# Written in pieces, so that this file does not match itself.
 _RULES = {
     "an absolute path of somebody's machine": re.compile(
         r"(?<![\w.$}~-])/(?:" + r"root|home/[a-z]+|work|Users/[a-z]+" + r")/[\w.-]"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files stay short: past 800 lines, the file's first comment says why it is long."""
+"""Checks that files stay short: a file of over 800 lines must give the reason in its first comment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["LIMIT", "find"]
 
 LIMIT = 800
 _SUFFIXES = {".rs", ".py", ".pyi", ".sh", ".js"}
-# What counts as a reason: the prologue speaks of the file's own length.
+# A prologue gives a reason if it mentions the file's own length.
 _REASON = re.compile(r"\b(long|length|lines)\b", re.IGNORECASE)
 
 

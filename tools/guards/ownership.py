@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nothing is removed, unmounted or signalled but by `penstock.ownership`, whose functions prove first that it is ours.
+"""Checks that files are removed and unmounted, and processes signalled, only through `penstock.ownership`.
 
-A handle's own `kill()`, `terminate()` and `send_signal()` are free: they reach a child that is not reaped, or nothing.
+Its functions first prove that the target belongs to Penstock. A handle's own `kill()`, `terminate()` and
+`send_signal()` are allowed: they reach only a child that is not yet reaped.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ __all__ = ["find"]
 
 _HOME = "penstock/ownership"
 _OF_OS = {"kill", "killpg", "remove", "removedirs", "rmdir", "unlink"}
-# Of a path, a module or a descriptor, whatever its name.
+# Methods that are checked on any object: a path, a module or a descriptor.
 _ANYWHERE = {"killpg", "pidfd_send_signal", "removedirs", "rmdir", "rmtree", "unlink"}
 _PROGRAMS = {"fuser", "fusermount", "fusermount3", "kill", "killall", "pkill", "rm", "rmdir", "umount"}
 
@@ -35,7 +36,7 @@ def find(root: Path) -> list[str]:
 
 
 def _found(node: ast.AST) -> str | None:
-    """What a node removes or signals by, or None. A reference counts as a call: callbacks are references."""
+    """Name of the removing or signalling function that a node uses, or None. A reference counts, as in a callback."""
     if isinstance(node, ast.Attribute):
         is_os = isinstance(node.value, ast.Name) and node.value.id == "os"
         if node.attr in _ANYWHERE or (is_os and node.attr in _OF_OS):
@@ -51,5 +52,5 @@ def _found(node: ast.AST) -> str | None:
 
 
 def _is_about_text(node: ast.AST) -> bool:
-    """A call that looks a program up, or handles its name as text."""
+    """True for a call that looks up a program, or handles its name as text."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("which", "get")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Constructions that plain technical English does without: each is counted, and no count may rise above `prose.json`.
+"""Counts constructions that plain technical English does without; no count may exceed its ceiling in `prose.json`.
 
-`python -m tools.guards.prose` prints the counts; with `--write` it lowers the ceilings to them, and never raises one.
+`python -m tools.guards.prose` prints the counts. With `--write` it lowers the ceilings to the counts, and never raises
+one.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ CEILINGS = Path(__file__).with_name("prose.json")
 _ROOTS = ("crates/", "python/", "docs/guides/", "docs/concepts/", "docs/reference/", "README.md", "CONTRIBUTING.md")
 _SUFFIXES = {".rs", ".py", ".pyi", ".md"}
 _BANNED = {
-    # What programs do is return, print, report, receive, contain.
+    # Use instead: return, print, report, receive, contain.
     "told, tells, hears, heard": r"\b(told|tells?|telling|hears?|heard)\b",
-    # "is not a", "is not valid", "missing".
+    # Use instead: "is not a", "is not valid", "missing".
     "is no X, is none": r"\b(is|are|was|were|be) (no|none)\b(?! (longer|more|less|fewer|larger|smaller))|\bof none but\b",
     "stands": r"\bstands?\b",
     "held against": r"\b(held|hold|holds) (\w+ ){0,3}against\b",
     "nobody, whoever, somebody": r"\b(nobody|whoever|somebody)\b",
     "anew": r"\banew\b",
     "gives way": r"\b(gives?|gave) way\b",
-    # A docstring or prologue that opens with a noun clause: say the noun.
+    # A docstring or prologue that starts with a noun clause: use a noun instead.
     "opens with What": r"(?m)^\s*(//[/!]|\"\"\"|# )\s*What (?!is this)",
 }
 
 
 def counts(root: Path) -> dict[str, int]:
-    """How often each construction occurs in tracked sources and pages."""
+    """Number of occurrences of each construction in tracked sources and pages."""
     found = dict.fromkeys(_BANNED, 0)
     for name in tracked(root):
         if name.suffix in _SUFFIXES and str(name).startswith(_ROOTS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public list: at most 25 names, each with a page entry; the compiled module's list equals its stub's."""
+"""Checks the public names: at most 25, each with a page entry; and that the compiled module's list equals its stub's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 25
 _PAGE = "docs/reference/python.md"
 
 
-# Adapters of libraries that the environment of these checks does not have; `make test-peers` loads them.
+# Adapters for libraries that these checks' environment does not have; `make test-peers` imports them.
 _FOREIGN = {"jax", "tensorflow"}
 
 
@@ -53,7 +53,7 @@ def find(root: Path) -> list[str]:
 
 
 def listed(path: Path) -> list[str]:
-    """The literal `__all__` of a module or stub, read without running it."""
+    """The literal `__all__` of a module or stub, read without running the file."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
             return [str(name) for name in ast.literal_eval(node.value)]
@@ -61,5 +61,5 @@ def listed(path: Path) -> list[str]:
 
 
 def documented(page: str) -> set[str]:
-    """Names that have a heading of their own: ### `penstock.NAME`, with or without a call."""
+    """Names that have their own heading: ### `penstock.NAME`, with or without a call."""
     return set(re.findall(r"^#+ `penstock\.(\w+)", page, flags=re.MULTILINE))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms that only read results import nothing that moves bytes, and nothing shipped imports `penstock.testing`.
+"""Checks that packages that read results import nothing that moves bytes.
 
-import-linter holds the rules between Python modules; it does not see the compiled core, nor a room before it exists.
+Also checks that nothing shipped imports `penstock.testing`. import-linter checks the rules between Python modules, but
+it does not see the compiled core, or a package that does not exist yet.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def find(root: Path) -> list[str]:
 
 
 def imported(path: Path) -> list[str]:
-    """Every module that a file imports, wherever in it; imports for type checkers left out, as they never run."""
+    """Every module that a file imports, at any place. Imports for type checkers are left out, as they never run."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
@@ -66,7 +67,8 @@ def imported(path: Path) -> list[str]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            # `from penstock import units` imports a module too; `from penstock.units import parse_bytes` does no harm below.
+            # `from penstock import units` imports a module, so the joined name counts too. For `from penstock.units
+            # import parse_bytes` the joined name matches no module, which does no harm.
             found += [f"{node.module}.{alias.name}" for alias in node.names]
     return found
 

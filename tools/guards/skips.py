@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No test is skipped: a missing package, server or device is a failure, so that a green run means that all of it ran."""
+"""Checks that no test is skipped. A missing package, server or device fails, so a green run means that all tests ran."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that a commit would carry: what git tracks, and what it would if asked to add everything."""
+"""Lists the files that a commit would contain: the tracked ones, and the untracked ones that git does not ignore."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["read_text", "tracked"]
 
 
 def tracked(root: Path) -> list[Path]:
-    """Tracked and not-ignored files, relative to root, sorted; a deleted file that git still knows is left out."""
+    """Tracked and not-ignored files, relative to root, sorted, without tracked files that were deleted on disk."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
@@ -22,7 +22,7 @@ def tracked(root: Path) -> list[Path]:
 
 
 def read_text(path: Path) -> str | None:
-    """The file as text, or None where it is not UTF-8 (a picture, golden bytes)."""
+    """The file's text, or None if it is not UTF-8 (an image or a binary golden file)."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

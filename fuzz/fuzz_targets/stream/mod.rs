@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What every compressed stream is held to: no panic, no more than the limit, how it is cut changes nothing, and taken
-//! apart into stretches it is what it is as a whole.
+//! Checks that hold for every compressed stream: no panic, output within the limit, and the same output however the
+//! input is split into pieces or into runs of frames.
 
 use penstock_codec::{Codec, Inflated, StreamDecoder, FrameRunSize, decompress_frames, decompress_into, split_frames};
 
@@ -20,7 +20,7 @@ fn inflate<'a>(codec: Codec, pieces: impl Iterator<Item = &'a [u8]>) -> Option<V
     inflater.finish().ok().map(|_| out)
 }
 
-/// The first byte says how the rest is cut.
+/// The first byte of `data` sets the piece size.
 pub fn check(codec: Codec, data: &[u8]) {
     let Some((&cut, data)) = data.split_first() else { return };
     let at_once = inflate(codec, [data].into_iter());
@@ -34,7 +34,7 @@ pub fn check(codec: Codec, data: &[u8]) {
     }
 }
 
-/// Stretch by stretch as long as they hold, and the rest as a stream.
+/// Decompresses runs of frames until one fails, and the rest as a stream.
 fn inflate_stretches(codec: Codec, data: &[u8], size: usize) -> Option<Vec<u8>> {
     let (mut out, mut buffer, mut at, mut blocks) = (Vec::new(), Vec::new(), 0, 0);
     for stretch in split_frames(codec, data, true, FrameRunSize { stored: size, content: size as u64 * 4 }) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// faultfs shows a folder under another path, and lets some calls fail as a broken or a full disk would.
+// faultfs mounts a folder at another path and makes some calls fail, as on a broken or a full disk.
 //
 //	faultfs -rate 0.01 -seed 7 -errors EIO,ENOSPC -calls write,fsync,rename FOLDER MOUNT
 //
-// Prints "ready" when mounted; on SIGTERM it unmounts and prints how many of each fault it injected, as JSON. Faults are
-// drawn from the seed, call by call. Nothing is cached for writing, so a failing write fails at the call. Needs root.
+// It prints "ready" when mounted. On SIGTERM it unmounts and prints the number of injected faults of each kind as JSON.
+// The seed determines which calls fail. Writes are not cached, so a failing write fails at the call. Needs root.
 package main
 
 import (
@@ -35,7 +35,7 @@ type faults struct {
 
 var known = map[string]syscall.Errno{"EIO": syscall.EIO, "ENOSPC": syscall.ENOSPC, "EDQUOT": syscall.EDQUOT}
 
-// strike says whether this call fails, and how.
+// strike returns the error to inject into this call, or 0.
 func (f *faults) strike(call string) syscall.Errno {
 	f.Lock()
 	defer f.Unlock()
@@ -52,7 +52,7 @@ type node struct {
 	faults *faults
 }
 
-// backing is what go-fuse's own file offers; a wrapper must forward all of it.
+// backing has all methods of go-fuse's own file; a wrapper must forward them all.
 type backing interface {
 	fs.FileReader
 	fs.FileWriter
@@ -72,7 +72,7 @@ type file struct {
 
 func (f *file) Write(ctx context.Context, data []byte, off int64) (uint32, syscall.Errno) {
 	if errno := f.faults.strike("write"); errno != 0 {
-		// A full disk takes the first bytes.
+		// A full disk still stores the first bytes.
 		if len(data) > 1 {
 			f.backing.Write(ctx, data[:len(data)/2], off)
 		}
@@ -157,7 +157,7 @@ func main() {
 	go func() {
 		<-ended
 		for server.Unmount() != nil {
-			syscall.Unmount(flag.Arg(1), 2) // whoever still holds a file keeps it, and nobody else gets in
+			syscall.Unmount(flag.Arg(1), 2) // lazy unmount: open files stay usable, new opens fail
 			break
 		}
 	}()

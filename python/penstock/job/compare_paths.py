@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one job over several paths: derives a job for each path from the same file, then compares their times.
+"""Runs one job over several paths: derives a job for each path from the same file, then compares the durations.
 
-`pool` and `pool:ENGINE` stage into a pool; `staged` copies the whole dataset to every node's own disk; `stream` reads
-the source directly; `fuse:CLIENT` reads it through a client's mount.
+`pool` and `pool:ENGINE` stage into a pool. `staged` copies the whole dataset to every node's own disk. `stream` reads
+the source directly. `fuse:CLIENT` reads the source through a FUSE mount.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ __all__ = ["PathResult", "run", "summarize", "to_json"]
 
 
 class PathResult(msgspec.Struct, frozen=True):
-    """Times of one path in seconds: before the ranks (pool, stage), of the ranks, and the total; or the reason why they
-    are missing.
+    """Durations of one path in seconds, or the reason why the path failed.
 
-    `over_fastest` is the total over that of the fastest completed path.
+    Attributes:
+        before_s: Duration of the steps before the ranks: provision, pool up, stage.
+        over_fastest: Total duration divided by the total of the fastest completed path.
+        fault: Reason of the failure; None if the path completed.
     """
 
     path: str
@@ -39,9 +41,9 @@ class PathResult(msgspec.Struct, frozen=True):
 
 
 def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> tuple[list[PathResult], bool]:
-    """Run the job over all of its paths, one after the other; returns their results, and whether all completed.
+    """Run the job over each of its paths in turn; return the results, and whether all paths completed.
 
-    A path that fails is reported in its row, and the next one runs. `resume` continues paths that have begun.
+    If a path fails, its result contains the reason, and the next path runs. `resume` continues paths that have begun.
     """
     steps: dict[str, Sequence[StepRow]] = {}
     faults: dict[str, str] = {}
@@ -60,7 +62,7 @@ def run(job: Job, execution_of: Callable[[Job], Execution], *, resume: bool) -> 
 
 
 def summarize(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str]) -> list[PathResult]:
-    """Results of the paths in their order, compared with the fastest completed one."""
+    """Return one result per path, in the order of the paths, compared with the fastest completed path."""
     rows = []
     for path, done in steps.items():
         took: dict[str, float] = {row.name: row.seconds for row in done}
@@ -77,5 +79,5 @@ def summarize(steps: Mapping[str, Sequence[StepRow]], faults: Mapping[str, str])
 
 
 def to_json(rows: Sequence[PathResult]) -> list[dict[str, Any]]:
-    """The results as plain data for JSON."""
+    """Convert the results to plain data for JSON."""
     return [msgspec.to_builtins(row) for row in rows]

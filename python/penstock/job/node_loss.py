@@ -25,10 +25,10 @@ _PROBE_TIMEOUT_S = 30.0
 
 
 def unreachable_nodes(cluster: Cluster, bad: Sequence[Exit]) -> list[str]:
-    """Nodes whose ranks failed and that no longer answer. Ranks on the other nodes failed for their own reasons."""
+    """Return the nodes of failed ranks that no longer respond. Other failed ranks have a different cause."""
     names = {ended.node for ended in bad}
     suspects = [node for node in cluster.nodes if node.name in names]
-    # With stdin, nodes are contacted one by one: under a single mpirun or srun, one dead node would end all ranks.
+    # A request with stdin contacts nodes one by one. Under a single mpirun or srun, one dead node would end all ranks.
     probes = cluster.run(["true"], on=suspects, stdin=b"", timeout_s=_PROBE_TIMEOUT_S)
     return [ended.node for ended in probes if ended.code != 0]
 
@@ -42,16 +42,17 @@ def evict_lost_objects(
     *,
     timeout_s: float,
 ) -> int:
-    """Delete the objects without a complete copy, so that the next stage fetches them again; returns their number.
+    """Delete objects without a complete copy, so that the next stage step fetches them again; return their number.
 
-    The engine may not have noticed the loss yet, so objects that it locates only on lost nodes are deleted too.
+    The engine may not have detected the loss yet. So objects that it still locates, but only on lost nodes, are deleted
+    too.
 
     Raises:
-        PenstockError: The pool itself does not answer.
+        PenstockError: The pool does not respond.
     """
     noticed = engine_plugins.load(pool.engine, settings).heal(pool, cluster, timeout_s=timeout_s)
     requests = json.dumps([["delete", noticed], ["evict", list(lost)]])
-    # Run on a node, because this machine may not reach the nodes' own network.
+    # The request runs on a node, because this machine may be unable to reach the network of the pool.
     ended = cluster.run_on_leader(
         commands.pool_exec(pool.engine, cluster.leader.name, requests),
         timeout_s=timeout_s,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Provisioning: run a job's script once on every node; each node stores the digest of the script that set it up."""
+"""Provisioning: runs a job's script once on every node. Each node stores the digest of the script that it has run."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ __all__ = ["provision"]
 
 
 def provision(cluster: Cluster, part: ProvisionSection, start: Callable[[Sequence[Node]], list[Exit]]) -> str:
-    """Copy the script to the nodes that have not run it, and run it there by `start`; returns a message about the
-    result.
+    """Copy the script to the nodes that have not run it, and run it on them with `start`; return a status message.
 
     Raises:
         NotFound: The script does not exist on this machine.
-        PenstockError: The copy to a node, or the script on it, failed.
+        PenstockError: Copying the script to a node failed, or the script failed on a node.
     """
     script = Path(part.script)
     try:
         digest = hashlib.sha256(script.read_bytes()).hexdigest()
     except OSError as error:
         raise NotFound(f"provision: {script}: {error.strerror}", where=str(script)) from error
-    # The node itself stores which script set it up, so a fresh node is set up whatever this machine has recorded.
+    # Each node stores the digest of its script, not this machine. So a new node with a known name is set up, too.
     stamp = f"{part.at}.done"
     seen = cluster.run(["cat", stamp], timeout_s=60)
     todo = [

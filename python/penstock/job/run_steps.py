@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job runner: provision, pool up, stage, ranks, archive, pool down.
+"""Job runner: runs the steps provision, pool up, stage, ranks, archive and pool down.
 
-Every step is timed and logged, finished steps are saved for `--resume`, and the pool is taken down in every case.
+Every step is timed and logged. Finished steps are saved for `--resume`. The pool is taken down in every case.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ _REMOVE_TIMEOUT_S = 300.0
 
 
 class StepRow(msgspec.Struct):
-    """A step that has begun. State: `done`, `failed`, `running`, or `skipped` (an earlier start did it, in `seconds`)."""
+    """A step that has begun.
+
+    `state` is `running`, `done`, `failed` or `skipped`. A skipped step was done by an earlier run of the job; `seconds`
+    is then its duration in that run.
+    """
 
     name: str
     state: str = "running"
@@ -53,8 +57,13 @@ class StepRow(msgspec.Struct):
 
 
 class _State(msgspec.Struct):
-    """State of a job across starts. `marks` are steps that need not run again, each with the inputs of its run; `lease`
-    is that of the pool, if this job itself brought it up.
+    """State of a job, saved for later runs.
+
+    Attributes:
+        job: Hash of the job file's content.
+        lease: Lease of the pool or staged folder that this job created; empty if it created none.
+        marks: Steps that need not run again, with the inputs of their run.
+        steps: Steps that the last run has begun.
     """
 
     job: str
@@ -67,16 +76,16 @@ Step = tuple[str, "Callable[[], str]"]
 
 
 class Execution:
-    """One start of a job.
+    """One run of a job.
 
     Args:
         folder: Contains `job.json` (the state) and `logs/STEP/NODE.log`.
-        environment: Further variables for the steps on the nodes: credentials of stores.
-        say: Called when a step begins and ends.
-        node_slice: This machine is one node of the job; the other nodes are started elsewhere.
+        environment: Additional environment variables for the steps on the nodes, such as credentials of stores.
+        on_step: Called when a step begins and when it ends.
+        node_slice: Set if this machine is a single node of the job, and other nodes are started separately.
 
     Raises:
-        ConfigError: The job has a pool, which needs all nodes, and this is a slice of them.
+        ConfigError: The job has a pool, which needs all nodes, but `node_slice` is set.
     """
 
     def __init__(
@@ -102,15 +111,15 @@ class Execution:
         self._lock: int | None = None
         self._recreated_because: str | None = None
         self.lost: dict[str, str] = {}
-        """Nodes lost during this start, with the reason."""
+        """Nodes lost during this run, with the reason."""
         self.is_partial = False
-        """The ranks of lost nodes were not run again on other nodes."""
+        """True if the ranks of lost nodes were not run again on other nodes."""
 
     # ------------------------------------------------------------ public
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster; opened at first use."""
+        """The cluster, opened on first access."""
         if self._cluster is None:
             if self._node_slice is not None:
                 self._cluster = Cluster.open("local", {"nodes": 1, "first": self._node_slice.node})
@@ -119,8 +128,9 @@ class Execution:
         return self._cluster
 
     def plan(self) -> list[tuple[str, list[list[str]]]]:
-        """Command lines of every step as this machine would start them; the pool's URL, not known yet, is shown as
-        POOL.
+        """Return the command lines of every step, as this machine would start them. Starts nothing.
+
+        The pool's URL is not known yet, and is shown as POOL.
         """
         job, everyone = self.job, list(self.cluster.nodes)
         steps: list[tuple[str, list[list[str]]]] = []
@@ -149,11 +159,11 @@ class Execution:
         return steps
 
     def has_begun(self) -> bool:
-        """True if the folder contains an earlier start."""
+        """True if the folder contains the state of an earlier run."""
         return (self.folder / "job.json").exists()
 
     def refuse_if_begun(self) -> None:
-        """Raise ConfigError if the folder contains an earlier start."""
+        """Raise ConfigError if the folder contains the state of an earlier run."""
         if self.has_begun():
             raise ConfigError(
                 f"{self.folder} contains an earlier start of this job",
@@ -161,15 +171,15 @@ class Execution:
             )
 
     def steps(self) -> list[StepRow]:
-        """Steps that have begun in this start, also after a failure."""
+        """Return the steps that have begun in this run. Also valid after a failure."""
         return self._state.steps
 
     def run(self, *, resume: bool) -> list[StepRow]:
-        """Run all steps. A pool that this job brought up is taken down at the end, also after a failure or Ctrl-C.
+        """Run all steps. If this job started the pool, it is taken down at the end, also after a failure or Ctrl-C.
 
         Raises:
-            ConfigError: The folder contains another start and `resume` is false, or the start of another job.
-            PenstockError: A step failed; the text begins with the step's name.
+            ConfigError: The folder contains an earlier run and `resume` is false, or a run of another job.
+            PenstockError: A step failed; the error message begins with the step's name.
         """
         self._open(resume=resume)
         steps: list[Step] = []
@@ -198,18 +208,18 @@ class Execution:
         return self._state.steps
 
     def _clean_up(self) -> None:
-        """Remove everything that the job has put onto the nodes for its own duration."""
+        """Remove the staged data and the pool that the job created only for its own duration."""
         if staged_leftover(self.job) is not None and self._state.lease:
             self._run_step("remove", self._remove)
         if self._has_own_pool():
             self._run_step("pool down", self._pool_down)
 
     def _has_own_pool(self) -> bool:
-        """Whether this start brought the pool up, or found it running under the lease of an earlier start of this job."""
+        """Whether this job started the pool, in this run or in an earlier run. The lease shows it."""
         return self._pool is not None and self._pool.lease == self._state.lease
 
     def close(self) -> None:
-        """Release the cluster and the folder."""
+        """Close the cluster and unlock the folder."""
         if self._cluster is not None:
             self._cluster.close()
         if self._lock is not None:
@@ -237,14 +247,16 @@ class Execution:
         self._save()
 
     def _take_folder(self, *, is_new: bool) -> None:
-        """Lock the folder until the job ends, because a second command would write the same state. The kernel releases
-        the lock if its holder is killed. A file system without locks does not protect the folder.
+        """Lock the folder until the job ends, so that a second command cannot write the same state.
+
+        If this process is killed, the kernel releases the lock. On a file system without locks, the folder is not
+        locked.
         """
         if is_new:
             self.folder.mkdir(parents=True, exist_ok=True)
         elif not self.folder.is_dir():
             return
-        # Not inherited: a program that a rank leaves behind must not keep the lock.
+        # Child processes do not inherit the descriptor. Otherwise a program that outlives its rank would keep the lock.
         lock = os.open(self.folder / ".job.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -289,7 +301,7 @@ class Execution:
     # ------------------------------------------------------------ steps
 
     def _variables(self) -> list[str]:
-        """Names of the variables that every rank gets from here."""
+        """Names of the environment variables that the job sets for every rank."""
         of_pool = [VARIABLE, NODE] if self.job.pool else []
         return [*self.environment, *self.job.run.env, *of_pool]
 
@@ -312,7 +324,7 @@ class Execution:
         record = lifecycle.find(self.job.name)
         is_own = record is not None and record.lease == self._state.lease
         if record is not None and is_own and record.state != "up":
-            # An earlier start of this job was killed during pool up or pool down.
+            # An earlier run of this job was killed during `pool up` or `pool down`.
             ended = lifecycle.down(Cluster(self.cluster.launcher), record, timeout_s=_DOWN_TIMEOUT_S)
             if ended.unreached or ended.refused:
                 text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
@@ -324,7 +336,10 @@ class Execution:
         return self._bring_up("" if is_own else uuid4().hex[:16])
 
     def _bring_up(self, lease: str = "", stranded: Sequence[str] = ()) -> str:
-        """Bring the pool up, under a given lease or a new one. The state records the lease before a node is contacted."""
+        """Start the pool with a new `lease`, or with the lease in the state if `lease` is empty.
+
+        The state is saved with the lease before any node is contacted.
+        """
         section = self.job.pool
         assert section is not None
         self._state.lease = lease or self._state.lease
@@ -341,9 +356,9 @@ class Execution:
         section = self.job.stage
         assert section is not None
         data = self._commands.data(self._pool.url if self._pool else "")
-        # A new pool is empty, whatever an earlier start has staged.
+        # The mark contains the pool's lease, because a new pool is empty even if an earlier run has staged the data.
         what = f"{data} {self._pool.lease if self._pool else ''} {len(self.cluster.nodes)}"
-        # Data that is removed at the end is not staged again if the ranks have already ended.
+        # If the ranks have already ended, data that the job would only remove at the end is not staged again.
         if self._is_marked("stage", what) or (staged_leftover(self.job) and self._is_marked("ranks", "ended")):
             return "done before"
         if disk := staged_leftover(self.job):
@@ -381,7 +396,7 @@ class Execution:
         return text
 
     def _run_ranks(self) -> list[Exit]:
-        """Run the ranks on all remaining nodes; returns the failed ones."""
+        """Run the ranks on all remaining nodes; return the exits of the failed ranks."""
         section = self.job.run
         data = self._commands.data(self._pool.url if self._pool else "")
         argv, rank_prefix = self._commands.ranks(data, self._variables())
@@ -393,7 +408,7 @@ class Execution:
         return [ended for ended in exits if ended.code != 0]
 
     def _pool_env(self, data: str) -> dict[str, str]:
-        """Variables that make ranks read first their node's own files, and the bucket last."""
+        """Environment variables with the pool, so that ranks read their own node's files first and the bucket last."""
         pool, stage = self.job.pool, self.job.stage
         if self._pool is None or pool is None or stage is None:
             return {}
@@ -409,7 +424,7 @@ class Execution:
         self.cluster.nodes = left
 
     def _restore_pool(self) -> None:
-        """Restore the dataset on the remaining nodes: objects that only a lost node held are staged again."""
+        """Restore the dataset on the remaining nodes: objects that were stored only on a lost node are staged again."""
         section = self.job.pool
         if self._pool is not None and section is not None:
             limit_s = parse_seconds(section.timeout)
@@ -418,8 +433,8 @@ class Execution:
                     self.cluster, self._pool, section.settings, list(self.lost), self._commands, timeout_s=limit_s
                 )
             except PenstockError as error:
-                # The pool itself may be lost, for example with its leader: then start a new, empty one. Keep a running
-                # one.
+                # The whole pool may be lost, for example with its first node. Then replace it by a new, empty pool.
+                # A pool that still runs is kept, and the error is raised.
                 record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._is_up(record):
                     raise
@@ -430,7 +445,7 @@ class Execution:
                 if ended.unreached:
                     lifecycle.forget(self.job.name)
                 self._state.marks.pop("stage", None)
-                # The same lease, so that a later `down` also removes remains on lost nodes that come back.
+                # Use the same lease, so that a later `pool down` also removes files on lost nodes that come back.
                 self._bring_up(stranded=ended.unreached)
         if self.job.stage is not None:
             self._stage()
@@ -448,7 +463,7 @@ class Execution:
         return section.to
 
     def _remove(self) -> str:
-        """Remove the data that this job has staged, by its lease."""
+        """Remove the data that this job has staged; its lease identifies the folder."""
         disk = staged_leftover(self.job)
         assert disk is not None
         self._state.marks.pop("stage", None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job file: nodes, provisioning, pool, stage, ranks, archive. Parsed once into frozen structs; refuses invalid jobs."""
+"""Job file: parses and validates a job in TOML, and returns it as frozen structs, one per section."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _MAX_NAME_CHARS = 40
-# Keys under their old names, for one release.
+# Old key names, which are accepted for one release: section and old key -> new key.
 _RENAMED = {
     **{(section, "deadline"): "timeout" for section in ("provision", "pool", "stage", "run", "archive")},
     ("stage", "inflate"): "decompress",
@@ -51,7 +51,8 @@ class ClusterSection(_Section, frozen=True):
 
     Attributes:
         settings: The launcher's own settings, as with `--set`.
-        penstock: Command that starts Penstock on a node; by default this interpreter's, for a shared file system.
+        penstock: Command that starts Penstock on a node. The default uses this interpreter's path, and needs a file
+            system that all nodes share.
     """
 
     launcher: str = "local"
@@ -60,12 +61,12 @@ class ClusterSection(_Section, frozen=True):
     penstock: tuple[str, ...] = ()
 
     def given(self) -> dict[str, Any]:
-        """The settings that the launcher is opened with."""
+        """Settings for opening the launcher, including `nodes`."""
         return {**self.settings, **({} if self.nodes is None else {"nodes": self.nodes})}
 
 
 class ProvisionSection(_Section, frozen=True):
-    """`[provision]`: a script that is copied to `at` on every node and run there; once, until it changes."""
+    """`[provision]`: a script that is copied to `at` on every node and run there once. A changed script runs again."""
 
     script: str
     at: str
@@ -73,7 +74,7 @@ class ProvisionSection(_Section, frozen=True):
 
 
 class PoolSection(_Section, frozen=True):
-    """`[pool]`: like the flags of `penstock pool up`."""
+    """`[pool]`: the pool to start for the job. The keys correspond to the flags of `penstock pool up`."""
 
     disk: str
     engine: str = "local"
@@ -83,7 +84,7 @@ class PoolSection(_Section, frozen=True):
 
 
 class StageSection(_Section, frozen=True):
-    """`[stage]`: the dataset, of which every node copies its share to the pool, or to `destination` on its own disk."""
+    """`[stage]`: the dataset. Every node copies its share of it to the pool, or to `destination` on its own disk."""
 
     source: str
     destination: str | None = None
@@ -97,8 +98,8 @@ class RunSection(_Section, frozen=True):
 
     Attributes:
         lost_node: Action when a node is lost: `abort` ends the job; `continue` keeps the ranks of the other nodes
-            running; `restart` restores the objects that only the lost node held, and starts all ranks again on the
-            remaining nodes.
+            running; `restart` restores the objects that were stored only on the lost node, and starts all ranks again
+            on the remaining nodes.
     """
 
     argv: tuple[str, ...]
@@ -110,12 +111,13 @@ class RunSection(_Section, frozen=True):
 
 
 class ContainerSection(_Section, frozen=True):
-    """`[container]`: container of the ranks; staging and the pool run outside. See `protocols.ContainerSpec`.
+    """`[container]`: container in which the ranks run. Staging and the pool run outside. See `protocols.ContainerSpec`.
 
     Attributes:
         binds: `/src:/dst` or `/src:/dst:ro`.
-        data_at: Path of the staged dataset inside, and the value of `{data}`. A dataset with a URL keeps its URL.
-        holds_launcher: mpirun also runs in the container, on every node: for images with their own MPI.
+        data_at: Path of the staged dataset inside the container, and the value of `{data}`. If the dataset has a URL,
+            `{data}` is that URL.
+        holds_launcher: mpirun also runs in the container, on every node. For images with their own MPI.
     """
 
     runtime: str
@@ -129,7 +131,10 @@ class ContainerSection(_Section, frozen=True):
 
 
 class ArchiveSection(_Section, frozen=True):
-    """`[archive]`: outputs of the first node, or of all nodes (each below its name), to a store or a folder."""
+    """`[archive]`: copies outputs of the first node, or of all nodes, to a store or a folder.
+
+    With `on = "all"`, each node's outputs are stored below the node's name.
+    """
 
     source: str
     to: str
@@ -141,16 +146,16 @@ class SubmitSection(_Section, frozen=True):
     """`[submit]`: requirements of the job on the system that it is submitted or exported to.
 
     Attributes:
-        nodes: Number of nodes; by default that of `[cluster]`, if that is a number.
+        nodes: Number of nodes; by default `nodes` of `[cluster]`, if it is a number.
         limit: Maximum duration of the whole job.
-        system: Batch system; by default that of `[cluster] launcher`.
-        queue: Slurm's partition or PBS's queue.
-        args: Further arguments of sbatch or qsub, such as `--constraint=nvme`; each becomes a directive.
+        system: Batch system; by default the one of `[cluster] launcher`.
+        queue: Slurm partition or PBS queue.
+        args: Further arguments of sbatch or qsub, such as `--constraint=nvme`; each becomes a directive in the script.
         setup: Shell lines before Penstock starts, such as `module load cuda`.
         image: Container image with Penstock, for Kubernetes, Azure ML and Azure Batch.
         machine: Instance type of Kubernetes or Azure ML.
         compute: Compute cluster of Azure ML, or pool of Azure Batch.
-        secret: A Kubernetes secret whose entries become variables of the job: credentials of stores.
+        secret: A Kubernetes secret with credentials of stores. Its entries become environment variables of the job.
         scratch: A folder on each pod's own disk.
     """
 
@@ -179,7 +184,7 @@ class MoneySection(_Section, frozen=True):
         region: Part of the region's name; by default the first region that the book lists.
         usd_per_node_hour: Price used instead of `node`.
         hours: Expected duration of the job.
-        tier: Tier of the source's store; by default from its URL.
+        tier: Tier of the source's store; by default derived from the source's URL.
     """
 
     node: str | None = None
@@ -190,15 +195,15 @@ class MoneySection(_Section, frozen=True):
 
 
 class DemandSection(_Section, frozen=True):
-    """`[demand]`: how fast the ranks read; `penstock run` computes the break-even of a pool from it.
+    """`[demand]`: the read rate of the ranks, from which `penstock run` computes when a pool breaks even.
 
     Attributes:
-        epoch: Duration of one epoch on these nodes if only computing limits it.
-        node_rate: Instead of `epoch`: rate of stored bytes that one node reads, such as `0.25GB/s`.
+        epoch: Duration of one epoch on these nodes if only computation limits it.
+        node_rate: Alternative to `epoch`: rate at which one node reads stored bytes, such as `0.25GB/s`.
         source: URL that the ranks read, for a job without `[stage]`.
-        source_rate: The store's bandwidth to all nodes together; by default, its tier's.
-        nic_rate: Rate of one node's network; by default unlimited.
-        compression_ratio: Decompressed bytes over stored bytes.
+        source_rate: Total bandwidth of the store to all nodes; by default, the bandwidth of its tier.
+        nic_rate: Network rate of one node; by default unlimited.
+        compression_ratio: Decompressed bytes divided by stored bytes.
     """
 
     epochs: int = 1
@@ -214,7 +219,7 @@ class Job(_Section, frozen=True):
     """A whole job file.
 
     Attributes:
-        paths: The job runs over each of these paths, one after the other, and they are compared (`job.compare_paths`).
+        paths: Paths to compare. The job runs over each of them in turn (`job.compare_paths`).
     """
 
     name: str
@@ -232,11 +237,11 @@ class Job(_Section, frozen=True):
 
 
 def load(path: Path, on_renamed: Callable[[str, str], None] = lambda _old, _new: None) -> Job:
-    """Read a job file. `on_renamed` is called with each key under its old name, and its name now.
+    """Read a job file. If it contains keys with old names, `on_renamed` is called with each old and new name.
 
     Raises:
         NotFound: The file does not exist.
-        ConfigError: The file is not TOML, or a value is invalid; the text names the key.
+        ConfigError: The file is not TOML, or a value is invalid; the error message contains the key.
     """
     try:
         content = msgspec.toml.decode(path.read_bytes())
@@ -264,7 +269,7 @@ def load(path: Path, on_renamed: Callable[[str, str], None] = lambda _old, _new:
 
 
 def for_path(job: Job, path: str) -> Job:
-    """The job with one of its paths.
+    """Return a copy of the job that runs over only one of its paths.
 
     Raises:
         ConfigError: The path is unknown, or the job file lacks a section for it.
@@ -290,7 +295,7 @@ def for_path(job: Job, path: str) -> Job:
         there = msgspec.structs.replace(stage, destination=_staged_dir(job, name), args=whole)
         return msgspec.structs.replace(base, stage=there)
     if kind == "pool":
-        # The file's settings belong to the engine that it names.
+        # The settings in the job file are valid only for the engine in the job file.
         kept = job.pool.settings if which in ("", job.pool.engine) else {}
         pool = msgspec.structs.replace(job.pool, engine=which or job.pool.engine, settings=kept)
         return msgspec.structs.replace(base, pool=pool)
@@ -307,12 +312,12 @@ def _staged_dir(job: Job, name: str) -> str:
 
 
 def _dir_below_disk(name: str) -> str:
-    """Folder name below the disk, equal to a pool's, so that `pool audit` and `pool down` find it after a crash."""
+    """Path below the disk. It is the same as for a pool, so that `pool audit` and `pool down` find it after a crash."""
     return f"/penstock-pool-{name}/data"
 
 
 def staged_leftover(job: Job) -> str | None:
-    """The disk on every node with a folder that is removed after this path; None without one."""
+    """Return the disk that contains the staged folder to remove after this path; None if there is no such folder."""
     there = job.stage.destination if job.stage is not None and job.pool is None else None
     return (
         there.removesuffix(_dir_below_disk(job.name)) if there and there.endswith(_dir_below_disk(job.name)) else None

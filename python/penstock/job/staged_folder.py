@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folder of a `staged` path on every node. Like a pool's folder, it is removed only with the lease of its job."""
+"""Creates and removes the folder of a `staged` path on every node. Removal requires the job's lease, as for a pool."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["claim", "release"]
 
 
 def claim(cluster: Cluster, name: str, disk: str, lease: str, *, timeout_s: float) -> None:
-    """Create the folder on every node; an existing one with this lease is kept.
+    """Create the folder on every node. An existing folder with the same lease is kept.
 
     Raises:
-        PenstockError: A node did not answer, or its path is in use; the text begins with the node's name.
+        PenstockError: A node did not respond, or its path is in use. The error message begins with the node's name.
     """
     AgentClient(PoolSpec(name, disk), cluster).call("prepare", timeout_s, lease=lease, of="staged", need_bytes=0)
 
 
 def release(cluster: Cluster, name: str, disk: str, lease: str, *, lost: Collection[str], timeout_s: float) -> None:
-    """Remove the folder of `claim` on every node; a lost node does not affect the others.
+    """Remove the folder that `claim` created from every node. Failures of nodes in `lost` are ignored.
 
     Raises:
-        PenstockError: The first failure of a node that is not lost.
+        PenstockError: The first failure of any other node.
     """
     answers = AgentClient(PoolSpec(name, disk), cluster).try_call("stop", timeout_s, lease=lease, keep_data=False)
     for node, answer in answers.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Command lines of a job's steps, made from the job file and the dataset's path. Starts nothing."""
+"""Builds the command lines of a job's steps from the job file and the dataset's path. Starts nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROUP = "penstock.containers"
 
 
 def pool_up_flags(section: PoolSection) -> list[str]:
-    """Flags of `pool up` for a pool, without its name and nodes."""
+    """Flags of `penstock pool up` for a `[pool]` section, except the pool's name and nodes."""
     return [
         "--engine", section.engine, "--disk", section.disk, "--copies", str(section.copies), "--timeout", section.timeout,
         *settings_flags("--engine-set", section.settings),
@@ -32,7 +32,7 @@ def pool_up_flags(section: PoolSection) -> list[str]:
 
 
 def settings_flags(flag: str, settings: Mapping[str, Any]) -> list[str]:
-    """Settings as command-line flags: FLAG NAME=VALUE for each."""
+    """Convert settings to command-line flags: `FLAG NAME=VALUE` for each setting."""
     spelt = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
     return [arg for name, value in spelt.items() for arg in (flag, f"{name}={value}")]
 
@@ -41,20 +41,20 @@ class StepCommands:
     """Command lines of one job's steps. The launcher fills in `{node}` and `{rank}`."""
 
     def __init__(self, job: Job, node_slice: NodeSlice | None = None) -> None:
-        """`node_slice`: this machine is one node of a larger job, whose other nodes are started elsewhere."""
+        """`node_slice` is set if this machine is a single node of a job whose other nodes are started separately."""
         self._job = job
         self._node_slice = node_slice
         self._penstock = list(job.cluster.penstock) or [sys.executable, "-m", "penstock"]
 
     def data(self, pool_url: str) -> str:
-        """Path or URL of the staged dataset; empty if the job stages nothing."""
+        """Path or URL of the staged dataset; empty if the job does not stage data."""
         job = self._job
         if job.pool is not None:
             return f"{pool_url.rstrip('/')}/data"
         return job.stage.destination or "" if job.stage else ""
 
     def pool_up(self) -> list[str]:
-        """Command that brings the pool up by hand."""
+        """Command for a user to start the job's pool by hand."""
         section, nodes = self._job.pool, self._job.cluster
         assert section is not None
         given = [] if nodes.nodes is None else ["--nodes", str(nodes.nodes)]
@@ -64,7 +64,7 @@ class StepCommands:
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
-        """Command that runs `pool.exec_requests` requests on a node; it reads the pool from stdin."""
+        """Command that runs pool requests (see `pool.exec_requests`) on a node. It reads the pool from stdin."""
         return [*self._penstock, "pool", "exec", engine, node, requests]
 
     def stage(self, data: str) -> list[str]:
@@ -74,7 +74,7 @@ class StepCommands:
         decompress = ["--decompress"] if section.decompress else []
         journal = []
         if pool and "://" in data:
-            # Beside the pool and removed with it, because nodes often share a home.
+            # The journal is stored in the pool's folder and removed with it, because nodes often share a home folder.
             journal = ["--journal", f"{pool.disk}/penstock-pool-{self._job.name}/journal"]
         share = (
             ["--node", str(self._node_slice.node), "--nodes", str(self._node_slice.nodes)] if self._node_slice else []
@@ -82,13 +82,13 @@ class StepCommands:
         return [*self._penstock, "stage", section.source, data, *decompress, "--quiet", *share, *journal, *section.args]
 
     def ranks(self, data: str, variables: Iterable[str]) -> tuple[list[str], RankPrefix | None]:
-        """The workload's command line, and the container around every rank.
+        """Return the workload's command line, and the prefix that runs every rank in its container.
 
         Args:
             variables: Names of the environment variables that the job sets for its ranks.
 
         Raises:
-            ConfigError: Unknown container runtime, or an invalid bind.
+            ConfigError: The container runtime is unknown, or a bind is invalid.
             Unsupported: The runtime does not support an option of the job.
         """
         rank_prefix, seen = self._rank_prefix(data, variables)
@@ -99,11 +99,11 @@ class StepCommands:
         section = self._job.archive
         assert section is not None
         to = f"{section.to.rstrip('/')}/{{node}}" if section.on == "all" else section.to
-        # Each node copies all of its own outputs: they are not split between nodes.
+        # `--nodes 1`: each node copies all of its own outputs; they are not split between the nodes.
         return [*self._penstock, "stage", section.source, to, "--node", "0", "--nodes", "1", "--quiet"]
 
     def _rank_prefix(self, data: str, variables: Iterable[str]) -> tuple[RankPrefix | None, str]:
-        """The container around every rank, and the dataset's path inside it."""
+        """Return the prefix that runs every rank in its container, and the dataset's path inside the container."""
         section = self._job.container
         if section is None:
             return None, data
@@ -111,7 +111,8 @@ class StepCommands:
         if data.startswith("/"):
             binds = (f"{data}:{section.data_at}", *binds)
             data = section.data_at
-        # At a deadline containers are removed by name: the random suffix keeps those of another job of the same name.
+        # At a deadline, containers are removed by name. The random suffix protects containers of another job that has
+        # the same name.
         label = f"penstock-{self._job.name}-{secrets.token_hex(4)}"
         spec = ContainerSpec(
             section.image, binds, tuple(variables), has_gpus=section.gpus, cwd=section.cwd, args=section.args, label=label

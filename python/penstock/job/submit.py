@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch submission: write the job's script, call sbatch or qsub, optionally wait for the end, cancel on Ctrl-C."""
+"""Batch submission: writes the job script, calls sbatch or qsub, optionally waits for the job, cancels it on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["plan", "submit", "system_of"]
 
 _COMMAND_TIMEOUT_S = 60
-# sbatch may have submitted the job before a signal ends it; wait this long for the job id.
+# sbatch may have submitted the job before a signal interrupts the wait. This is the time to wait for the job id.
 _LATE_ID_TIMEOUT_S = 5
-# A job that is terminated takes its pool down first, which takes time.
+# After SIGTERM, a job takes its pool down before it ends. This is the time to wait for its end.
 _POOL_DOWN_TIMEOUT_S = 180
 # Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
 _JOB_ID = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
@@ -33,10 +33,15 @@ _JOB_ID = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
 
 @dataclass(frozen=True)
 class _System:
-    """Commands of a batch system: submit a job, wait for it, cancel it if it is pending, terminate its script, cancel it at once.
+    """Commands of a batch system.
 
-    A cancelled Slurm job starts no more steps, so it could not take its pool down: its script gets SIGTERM first. A system
-    without `cancel_pending` refuses SIGTERM for a pending job, which is then cancelled at once.
+    Attributes:
+        submit: Submits a job.
+        wait: Further arguments of `submit`, to wait until the job has ended.
+        cancel_pending: Cancels a job that is still pending; empty if the system has no such command.
+        terminate: Sends SIGTERM to the job script. A cancelled Slurm job cannot start further steps, and so could not
+            take its pool down; therefore its script gets SIGTERM first.
+        cancel: Cancels the job at once. Used if `terminate` fails, for example for a pending PBS job.
     """
 
     submit: tuple[str, ...]
@@ -62,7 +67,7 @@ def system_of(request: ExportRequest) -> str:
     """Name of the batch system that runs the job.
 
     Raises:
-        ConfigError: Neither the launcher nor `[submit]` names one.
+        ConfigError: Neither the launcher nor `[submit]` specifies a batch system.
     """
     found = request.submit.system or request.job.cluster.launcher
     if found not in _SYSTEMS:
@@ -73,7 +78,7 @@ def system_of(request: ExportRequest) -> str:
 
 
 def plan(request: ExportRequest, *, waits: bool) -> tuple[Path, str, list[str]]:
-    """Path of the job's script, its text, and the command that submits it. Writes and starts nothing.
+    """Return the path of the job script, its text, and the command that submits it. Writes and starts nothing.
 
     Raises:
         ConfigError: The batch system is unknown, or cannot express the job.
@@ -90,7 +95,7 @@ def submit(
     """Submit the job.
 
     Args:
-        waits: Wait until the job has ended; Ctrl-C cancels it, after its pool is down.
+        waits: Wait until the job has ended. Ctrl-C then terminates the job, which first takes its pool down.
         on_submitted: Called with the job id as soon as it is known.
 
     Returns:
@@ -98,8 +103,9 @@ def submit(
 
     Raises:
         NotFound: The system's program is not installed.
-        SystemFault: The system refused the job; the text is its own message.
-        Deadline: The program did not answer in time (no limit with `waits`); a job that it may have accepted stays.
+        SystemFault: The batch system rejected the job; the error contains its message.
+        Deadline: The program did not return in time (no limit with `waits`). If it accepted the job, the job is not
+            cancelled.
     """
     system = _SYSTEMS[system_of(request)]
     script, text, line = plan(request, waits=waits)
@@ -110,7 +116,7 @@ def submit(
         with deferred_signals():
             running = _start(line, environment, hint=f"--export {system_of(request)} writes the script")
         assert running.stdout is not None
-        # A program that blocks until the job has ended may buffer the job id until then.
+        # With `waits`, there is no timeout: the program may not flush the job id before the job has ended.
         if not select.select([running.stdout], [], [], None if waits else _COMMAND_TIMEOUT_S)[0]:
             raise _no_answer(line[0])
         job_id = running.stdout.readline().strip()
@@ -139,7 +145,7 @@ def submit(
 
 def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> subprocess.Popen[str]:
     try:
-        # A session of its own, because a terminal's Ctrl-C must reach only us.
+        # The program runs in its own session, so that Ctrl-C in a terminal reaches only this process.
         return subprocess.Popen(
             line, env=dict(environment), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -151,7 +157,7 @@ def _start(line: list[str], environment: Mapping[str, str], *, hint: str) -> sub
 
 
 def _late_job_id(running: subprocess.Popen[str]) -> str:
-    """The job id if the program prints it only now; else empty."""
+    """Wait a few seconds for a job id that the program has not printed yet; return it, or an empty text."""
     assert running.stdout is not None
     has_line = select.select([running.stdout], [], [], _LATE_ID_TIMEOUT_S)[0]
     return running.stdout.readline().strip() if has_line else ""
@@ -166,7 +172,7 @@ def _no_answer(program: str) -> Deadline:
 
 
 def _cancel(system: _System, job_id: str, running: subprocess.Popen[str], environment: Mapping[str, str]) -> None:
-    """Terminate the job; cancel it at once if it has not ended in time, or at a second Ctrl-C."""
+    """Terminate the job. If it does not end in time, or on a second Ctrl-C, cancel it at once."""
 
     def call(line: tuple[str, ...]) -> bool:
         with suppress(OSError, subprocess.TimeoutExpired):

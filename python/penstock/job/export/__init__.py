@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job export: one job file as batch scripts for Slurm and PBS, or specifications for Kubernetes, Azure ML and Azure Batch.
+"""Job export: writes a job file as a Slurm or PBS script, or as a Kubernetes, Azure ML or Azure Batch specification.
 
-Pure functions from a job to a text; contacts no system and submits nothing.
+Pure functions from a job to a text. They contact no system and submit nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FORMATS: dict[str, Callable[[ExportRequest], str]] = {
 
 
 def write(form: str, request: ExportRequest) -> str:
-    """Export a job in a form, as the text of a file.
+    """Export a job in one of `FORMATS`; return the text of the file.
 
     Raises:
-        ConfigError: The form is unknown, or cannot express the job.
+        ConfigError: The format is unknown, or cannot express the job.
     """
     if form not in FORMATS:
         raise ConfigError(f"--export: `{form}` is not one of {', '.join(FORMATS)}", where="--export")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job export for Azure ML (a command job; each node runs its part) and Azure Batch (a multi-instance task).
+"""Job export for Azure ML (a command job) and Azure Batch (a multi-instance task).
 
-In Azure Batch, the first node starts the ranks of all nodes by mpirun.
+In Azure ML, each node runs its own part of the job. In Azure Batch, the first node starts all ranks with mpirun.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CREDENTIAL = re.compile(r"TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|(ACCESS|API|ACCOU
 
 
 def _job_command(request: ExportRequest, args: str) -> str:
-    """Shell line that writes the job's file on the node and runs it.
+    """Shell line that writes the job file on the node and runs it.
 
     Raises:
-        ConfigError: `[run] env` sets a credential: everyone who can see the job can read its line.
+        ConfigError: `[run] env` sets a credential. Everyone who can see the job could read it in this line.
     """
     found = sorted(name for name in request.job.run.env if _CREDENTIAL.search(name))
     if found:
@@ -38,7 +38,7 @@ def _job_command(request: ExportRequest, args: str) -> str:
 
 
 def azureml(request: ExportRequest) -> str:
-    """Azure ML job for `az ml job create --file FILE`.
+    """Azure ML job specification for `az ml job create --file FILE`.
 
     Raises:
         ConfigError: The job has a pool, or lacks an image, a number of nodes or a compute cluster.
@@ -54,7 +54,7 @@ def azureml(request: ExportRequest) -> str:
         "display_name": request.job.name,
         "compute": f"azureml:{want.compute}",
         "environment": {"image": request.image},
-        # Azure ML starts the line on every node, with variables for the node's number and the first node's address.
+        # Azure ML runs `command` on every node. It sets variables for the node's number and the first node's address.
         "distribution": {"type": "pytorch", "process_count_per_instance": 1},
         "resources": {"instance_count": request.nodes} | ({"instance_type": want.machine} if want.machine else {}),
         "limits": {"timeout": request.limit_s},
@@ -66,7 +66,7 @@ def azureml(request: ExportRequest) -> str:
 
 
 def azure_batch(request: ExportRequest) -> str:
-    """A job and its task, in the form of the Batch REST API and of `az batch job|task create --json-file`.
+    """Azure Batch job and task, in the format of the Batch REST API and of `az batch job|task create --json-file`.
 
     Raises:
         ConfigError: The pool of machines or the number of nodes is missing, or the launcher is not mpi.
@@ -85,7 +85,8 @@ def azure_batch(request: ExportRequest) -> str:
     task: dict[str, Any] = {
         "id": "run",
         "commandLine": f"/bin/sh -c {shlex.quote(_job_command(request, '--resume' if request.resume else ''))}",
-        # Runs on every node before the first node's command; it has nothing to do but ensure that all nodes are there.
+        # Batch runs the coordination command on every node before `commandLine` on the first node. It does nothing
+        # here: its success on all nodes shows that they are ready.
         "multiInstanceSettings": {"numberOfInstances": request.nodes, "coordinationCommandLine": "/bin/true"},
         "constraints": {"maxWallClockTime": wall, "maxTaskRetryCount": 0},
     }

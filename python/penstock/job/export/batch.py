@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch scripts for sbatch and qsub, and a Slurm prolog and epilog that give a job its own pool on request."""
+"""Writes batch scripts for sbatch and qsub, and a Slurm prolog and epilog that give a job its own pool on request."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ def _script(request: ExportRequest, directives: list[str], before: list[str]) ->
         str(request.runs.absolute()),
     ]
     argv += ["--resume"] if request.resume else []
-    # exec: signals of the batch system reach Penstock itself, which takes the pool down.
+    # With `exec`, signals of the batch system reach Penstock itself, which then takes the pool down.
     return "\n".join(["#!/bin/sh", *directives, *before, *request.submit.setup, f"exec {shlex.join(argv)}", ""])
 
 
 def slurm(request: ExportRequest) -> str:
-    """Script for `sbatch FILE`. The job's launcher is `slurm` or `mpi`; SIGTERM comes two minutes before the limit.
+    """Script for `sbatch FILE`. The job's launcher must be `slurm` or `mpi`.
+
+    Slurm sends SIGTERM to the script two minutes before the time limit.
 
     Raises:
         ConfigError: The number of nodes is missing, or the launcher does not run inside an allocation.
@@ -53,7 +55,7 @@ def slurm(request: ExportRequest) -> str:
 
 
 def pbs(request: ExportRequest) -> str:
-    """Script for `qsub FILE` of PBS Professional and OpenPBS. The job's launcher is `pbs` or `mpi`.
+    """Script for `qsub FILE` of PBS Professional and OpenPBS. The job's launcher must be `pbs` or `mpi`.
 
     Raises:
         ConfigError: The number of nodes is missing, or the launcher does not run inside a job.
@@ -99,7 +101,7 @@ def _site_script(request: ExportRequest, what: str, body: list[str]) -> str:
 
 
 def _ssh_command(request: ExportRequest, *verb: str) -> str:
-    """Command line of a verb through ssh; the script sets the variable with the nodes."""
+    """Command line that runs a Penstock verb over ssh. It contains `$nodes`, a variable that the script sets."""
     launcher = request.job.cluster
     settings = launcher.settings if launcher.launcher == "ssh" else {}
     given = settings_flags("--set", settings)
@@ -111,9 +113,10 @@ def _pool_down_command(request: ExportRequest) -> str:
 
 
 def slurm_prolog(request: ExportRequest) -> str:
-    """A `PrologSlurmctld` that brings the pool of `[pool]` up on a job's nodes, and writes the output of `pool up
-    --json` to `/run/penstock-pool-JOB.json` there. If it fails, Slurm requeues the job, and nothing of the pool is
-    left.
+    """Write a `PrologSlurmctld` script that starts the pool of `[pool]` on the nodes of a Slurm job.
+
+    The script writes the output of `pool up --json` to `/run/penstock-pool-JOB.json` on these nodes. If it fails, it
+    leaves nothing of the pool, and Slurm requeues the job.
 
     Raises:
         ConfigError: The job file has no pool.
@@ -135,7 +138,7 @@ def slurm_prolog(request: ExportRequest) -> str:
 
 
 def slurm_epilog(request: ExportRequest) -> str:
-    """An `EpilogSlurmctld` that takes down the prolog's pool."""
+    """Write an `EpilogSlurmctld` script that takes down the pool started by the prolog."""
     return _site_script(
         request,
         "EpilogSlurmctld",

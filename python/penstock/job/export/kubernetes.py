@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job export for Kubernetes: an indexed Job with one pod per node, a Service for the first pod, the job file as a
-Secret.
+"""Job export for Kubernetes: an indexed Job with one pod per node, a Service, and a Secret with the job file.
 
 Ranks find the first pod through the Service.
 """
@@ -46,7 +45,7 @@ def kubernetes(request: ExportRequest) -> str:
         {"name": "job", "mountPath": "/etc/penstock", "readOnly": True},
         {"name": "scratch", "mountPath": want.scratch},
     ]
-    # Ranks of one pod share memory through /dev/shm, which has only 64 MiB in a pod by default.
+    # Ranks in one pod share memory through /dev/shm. By default, its size in a pod is only 64 MiB.
     mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - the pod's own
     container: dict[str, Any] = {
         "name": "penstock",
@@ -68,7 +67,7 @@ def kubernetes(request: ExportRequest) -> str:
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
         ],
     }
-    # One pod per host: the host's disk and network link belong to one node.
+    # Place at most one pod on a host, so that a node does not share the host's disk and network link.
     apart = {"labelSelector": {"matchLabels": labels}, "topologyKey": "kubernetes.io/hostname"}
     pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
     pod |= {"nodeSelector": {"node.kubernetes.io/instance-type": want.machine}} if want.machine else {}
@@ -81,7 +80,7 @@ def kubernetes(request: ExportRequest) -> str:
         "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     items = [
-        # A Secret, not a ConfigMap, because `[run] env` may contain tokens.
+        # The job file is a Secret, not a ConfigMap, because `[run] env` may contain tokens.
         {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -93,7 +92,7 @@ def kubernetes(request: ExportRequest) -> str:
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": meta,
-            # Published before the pods are ready: ranks look for each other as they start.
+            # Publish addresses before the pods are ready, because ranks connect to each other while they start.
             "spec": {"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": True},
         },
         {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": job},

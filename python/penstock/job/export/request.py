@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input of an export: the job, its file and its `[submit]` section. Refuses jobs that no system supports."""
+"""Input of a job export: the job, its file and its `[submit]` section. Rejects jobs that a system cannot run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ExportRequest:
     Attributes:
         file: The job file.
         runs: Folder for state and logs, on the system that runs the job.
-        resume: Continue an earlier start.
+        resume: Continue an earlier run of the job.
     """
 
     job: Job
@@ -38,7 +38,7 @@ class ExportRequest:
 
     @property
     def submit(self) -> SubmitSection:
-        """The section `[submit]`, or its defaults."""
+        """The section `[submit]`; its defaults if the job file has none."""
         return self.job.submit or SubmitSection()
 
     @cached_property
@@ -46,7 +46,7 @@ class ExportRequest:
         """Number of nodes.
 
         Raises:
-            ConfigError: The job does not set it.
+            ConfigError: The job does not set the number of nodes.
         """
         found = self.submit.nodes or self.job.cluster.nodes
         if not isinstance(found, int):
@@ -63,7 +63,7 @@ class ExportRequest:
         """Container image, for systems that run only containers.
 
         Raises:
-            ConfigError: The image is missing, or the ranks need a container of their own inside it.
+            ConfigError: The image is missing, or the job has a `[container]` section, which would nest containers.
         """
         if self.job.container is not None:
             raise ConfigError(
@@ -79,10 +79,10 @@ class ExportRequest:
 
     @property
     def embedded(self) -> str:
-        """The job's file, encoded so that no shell or template changes it.
+        """The job file in base64, so that no shell or template changes it.
 
         Raises:
-            ConfigError: It refers to another file of this machine, which is not transferred.
+            ConfigError: The job file refers to a script on this machine, which is not transferred.
         """
         if self.job.provision is not None:
             raise ConfigError(
@@ -92,16 +92,16 @@ class ExportRequest:
         return base64.b64encode(self.file.read_bytes()).decode()
 
     def penstock(self, *, is_here: bool) -> list[str]:
-        """The command that starts Penstock where the job runs; `is_here`: the nodes share this machine's file system."""
+        """Command that starts Penstock on the job's nodes. `is_here`: they share this machine's file system."""
         argv = list(self.job.cluster.penstock)
         return argv or ([sys.executable, "-m", "penstock"] if is_here else ["penstock"])
 
     def require_independent_nodes(self) -> None:
-        """Refuse a job whose nodes cannot run independently.
+        """Reject a job whose nodes cannot run independently.
 
         Raises:
-            ConfigError: The job has a pool, which needs a launcher that reaches all nodes; or it should continue an
-                earlier start, whose state new nodes do not have.
+            ConfigError: The job has a pool, which needs a launcher that reaches all nodes. Or `resume` is set, but new
+                nodes do not have the state of the earlier run.
         """
         if self.resume:
             raise ConfigError(

@@ -17,7 +17,7 @@ pub(crate) struct DownloadContext {
     pub threads: usize,
     pub max_whole: u64,
     pub buffers: Mutex<Vec<Vec<u8>>>,
-    /// True if there are enough objects to keep the store busy with one read each.
+    /// True if the stage has enough objects to keep the store busy with one read per object.
     pub is_busy: bool,
     /// True if writes of large files bypass the page cache.
     pub is_direct: bool,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Downloads the parts of a large object into their positions in a file.
+//! Downloads the parts of a large object and writes them at their offsets in a file.
 //!
-//! Bytes are hashed and written piece by piece as they arrive, while they are still in the processor's cache, through
-//! memory that is reused. If a stage has enough objects to keep the store busy, an object of moderate size is read in
-//! one request. Its digests are then computed and verified during the read, and nothing is read twice. Otherwise its
-//! parts arrive concurrently, in any order.
+//! Bytes are hashed and written piece by piece as they arrive, while they are still in the CPU cache. The buffers are
+//! reused. If a stage has enough objects to keep the store busy, an object of moderate size is read in one request: its
+//! digests are then computed and verified during the read, and nothing is read twice. Otherwise, the parts of an object
+//! arrive concurrently, in any order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ use crate::to_folder::part_files::{Part, PartialDownload};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
-/// Parts of one object in flight; other objects use the remaining requests.
+/// Maximum number of parts of one object in flight; other objects use the remaining requests.
 const PARTS_AT_ONCE: usize = 64;
-/// Memory of one read: a write buffer, and the connection's own buffers.
+/// Memory reserved per read: one write buffer, plus the same amount for the connection's own buffers.
 const ROOM: u64 = 2 * IO_BUFFER_BYTES as u64;
 
 /// A large object being downloaded.
@@ -37,12 +37,12 @@ pub(crate) struct Stream {
     partial: Arc<PartialDownload>,
 }
 
-/// An object that arrived in one read.
+/// An object that was downloaded in one read.
 pub(crate) struct Arrived {
     pub stored: StoredDigests,
-    /// Its first bytes.
+    /// First bytes of the object.
     pub head: Vec<u8>,
-    /// Result of the check against the store's digest: `Err` if bytes and checksum differ.
+    /// Metadata of the object, or the error if the bytes do not match the store's checksum.
     pub meta: Result<Meta>,
 }
 
@@ -57,8 +57,8 @@ impl Stream {
         Self { context: context.clone(), item, entry, partial: partial.clone() }
     }
 
-    /// True if one read of the whole object is best when these parts are missing. A store without ranges allows nothing
-    /// else.
+    /// True if the whole object should be read in one request, given its missing parts. For a store without ranges,
+    /// this is the only possibility.
     pub fn comes_whole(&self, missing: &[u64]) -> bool {
         if !self.context.reader.has_ranges() {
             return !missing.is_empty();
@@ -69,7 +69,7 @@ impl Stream {
 
     /// Fetches the missing parts concurrently.
     pub async fn parts(self, missing: Vec<u64>) -> Result<()> {
-        // Dropping the set cancels the parts in flight.
+        // Dropping the `JoinSet` cancels the parts in flight.
         let mut flying: JoinSet<Result<()>> = JoinSet::new();
         let mut missing = missing.into_iter();
         loop {
@@ -92,7 +92,7 @@ impl Stream {
         self.land(&mut got, at..at + 1, None).await
     }
 
-    /// Fetches all parts in one read.
+    /// Fetches all parts in one request.
     pub async fn whole(self) -> Result<Arrived> {
         let parts = 0..self.entry.size.div_ceil(PART_BYTES);
         let _room = self.context.reader.room(ROOM).await?;
@@ -106,8 +106,8 @@ impl Stream {
         Ok(Arrived { stored, head, meta })
     }
 
-    /// Writes the bytes of these parts from a response to their places. If they are all parts, also computes the
-    /// digests and keeps the first bytes.
+    /// Writes the bytes of a response that covers `parts` to the file. With `whole`, the response covers all parts:
+    /// also computes the digests and collects the first bytes.
     async fn land(
         &self,
         got: &mut GetResult,
@@ -122,7 +122,7 @@ impl Stream {
         while let Some(bytes) = reader.next(got).await? {
             let mut bytes = &bytes[..];
             if at + bytes.len() as u64 > range.end(self.entry.size) {
-                // Stop before anything is written over the next part.
+                // The store returned too many bytes: stop before they overwrite the next part.
                 return reader.check_length(&self.entry, range, at + bytes.len() as u64 - range.start);
             }
             if let Some((_, head)) = &mut whole {
@@ -151,7 +151,7 @@ impl Stream {
         reader.check_length(&self.entry, range, at - range.start)
     }
 
-    /// Writes a piece that ends at `end`, and records the part that ends with it.
+    /// Writes a piece that ends at offset `end`. If a part ends with it, also records that part.
     async fn write(&self, mut piece: IoBuffer, end: u64, part: Option<Part>) -> Result<IoBuffer> {
         let this = self.clone();
         blocking(move || {

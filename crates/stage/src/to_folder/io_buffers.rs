@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Write buffer: collects received bytes into writes of one size, in memory aligned for O_DIRECT that is reused.
+//! Write buffer: combines received bytes into large writes. Its memory is reused, and aligned for O_DIRECT.
 
 use std::io;
 
 use penstock_store::{Buffer, BufferPool};
 
-/// Bytes of a buffer: small enough to be in the processor's cache when written, large enough that few calls write an
-/// object.
+/// Buffer size in bytes: small enough that a full buffer is still in the CPU cache when it is written, large enough
+/// that an object needs few write calls.
 pub(crate) const IO_BUFFER_BYTES: usize = 512 << 10;
-/// O_DIRECT needs memory, offsets and lengths to be multiples of this; no disk needs more. The pool's memory is aligned
-/// to it.
+/// O_DIRECT requires memory, offsets and lengths to be multiples of the disk's block size; no disk needs more than
+/// this. The pool's memory has this alignment.
 const ALIGNED: usize = 4096;
 
 /// A buffer of at most [`IO_BUFFER_BYTES`] bytes. Dropping it returns its memory to the process's pool.
@@ -20,12 +20,12 @@ pub(crate) struct IoBuffer {
 }
 
 impl IoBuffer {
-    /// An empty buffer.
+    /// Creates an empty buffer.
     pub fn new() -> io::Result<Self> {
         Ok(Self { memory: BufferPool::of_process().take(IO_BUFFER_BYTES)?, len: 0 })
     }
 
-    /// Copies as many of `bytes` as fit, and returns how many.
+    /// Copies bytes until the buffer is full; returns the number of bytes copied.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
         let took = bytes.len().min(IO_BUFFER_BYTES - self.len);
         self.memory[self.len..self.len + took].copy_from_slice(&bytes[..took]);
@@ -41,7 +41,7 @@ impl IoBuffer {
         self.len == IO_BUFFER_BYTES
     }
 
-    /// True if its bytes may be written at `offset` without the page cache.
+    /// True if the buffer can be written at `offset` with O_DIRECT.
     pub fn is_aligned(&self, offset: u64) -> bool {
         self.len.is_multiple_of(ALIGNED) && offset.is_multiple_of(ALIGNED as u64)
     }

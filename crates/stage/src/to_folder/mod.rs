@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stages into a folder: from the existing files to the new manifest.
+//! Stages into a folder: finds the objects that are missing, downloads them and writes the new manifest.
 
 pub(crate) mod context;
 pub(crate) mod download;
@@ -71,8 +71,8 @@ pub(crate) async fn transfer(context: StageContext<'_>) -> Result<String> {
     .await
 }
 
-/// Writes the manifest of the destination's present content, with digests of both sides of each file; returns its path.
-/// Lines are read from the journal one by one, so that they are never all in memory.
+/// Writes the manifest of the destination's current content and returns its path. For each file, it holds the digests
+/// of the source object and of the file. Journal lines are read one by one, so that they are never all in memory.
 fn record_staged(
     dest_dir: &DestDir,
     journal: &Journal,
@@ -96,7 +96,7 @@ fn record_staged(
             Ok(Entry {
                 modified_s: Some(line.mtime_ns as f64 / 1e9),
                 records: from.records,
-                // An object that was moved as stored is still encoded.
+                // An object that was copied unchanged still has its Content-Encoding.
                 encoding: line.origin.encoding.clone().filter(|_| line.origin.decoded == Codec::None),
                 digests: line.digests,
                 origin: Some(Box::new(line.origin)),
@@ -110,14 +110,15 @@ fn record_staged(
     let place = dest_dir.place(format!(".penstock/{name}").as_bytes());
     let io = |error: &std::io::Error| dest_dir.io_error(name.as_bytes(), error, 0);
     replace_own_with(&own, &name, io, |file| write(file, format, &head, entries, &place))?;
-    // An earlier stage of more or fewer objects may have left a manifest in the other format.
+    // An earlier stage with more or fewer objects may have left a manifest in the other format.
     for other in [ManifestFormat::Json, ManifestFormat::Parquet].into_iter().filter(|other| *other != format) {
         owned::remove_file(&own, manifest_name(&share, other), Proof::Covered).map_err(|errno| io(&errno.into()))?;
     }
     Ok(place)
 }
 
-/// Returns an error if a local destination is inside its own source: each run would list what the last one wrote.
+/// Returns an error if a local destination is inside its source: each run would then list the files of the previous
+/// run.
 pub(crate) fn check_apart(request: &StageRequest) -> Result<()> {
     let Some(source) = request.source.to_path().and_then(|path| path.canonicalize().ok()) else { return Ok(()) };
     let mut existing = request.destination.as_path();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Downloads one object: fetches the pinned version, checks, decompresses, writes under a temporary name, and syncs.
+//! Downloads one object: fetches the listed version, verifies it, decompresses it, writes it under a temporary name and
+//! syncs the file.
 //!
-//! Fetching is async; checking, decompressing and writing run on blocking threads, at most one per core.
+//! Fetching is async. Verification, decompression and writes run on blocking threads, at most one per core.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -26,18 +27,19 @@ use crate::to_folder::context::DownloadContext;
 use crate::to_folder::sink::Sink;
 use penstock_dataset::manifest::{Entry, OWN_PREFIX};
 
-/// Maximum content that is decompressed in one piece; larger content streams to the file.
+/// Maximum content size that is decompressed in memory; larger content is streamed to the file.
 const MAX_WHOLE: u64 = 512 << 20;
-/// Minimum stored bytes for which it is worth checking whether an object can be split.
+/// Minimum stored size at which it pays off to check whether an object can be split.
 const MIN_PARALLEL: usize = 1 << 20;
 
 impl DownloadContext {
-    /// Memory for decompression per core: the half of the budget that the reader leaves, divided by the cores.
+    /// Memory for decompression per core: half of the budget (the reader uses the other half), divided by the number of
+    /// cores.
     pub fn max_whole(memory: u64, cores: usize) -> u64 {
         (memory / 2 / cores as u64).min(MAX_WHOLE)
     }
 
-    /// Moves one object of at most [`PART_BYTES`] to a finished temporary file.
+    /// Downloads an object of at most [`PART_BYTES`] to a finished temporary file.
     pub async fn make(self: &Arc<Self>, item: &Item, entry: &Entry) -> Result<Finished> {
         let mut retry = DamageRetry::new(&self.reader, entry);
         loop {
@@ -56,7 +58,7 @@ impl DownloadContext {
         }
     }
 
-    /// Writes an object, whose stored bytes are all in memory, to a synced temporary file.
+    /// Writes an object to a synced temporary file; `stored` holds all its stored bytes.
     async fn finish_whole(
         self: &Arc<Self>,
         item: &Item,
@@ -74,7 +76,7 @@ impl DownloadContext {
             let seen = context.reader.verified(&entry, &sums, &meta)?;
             let temporary = temporary_name(&item.target, "tmp");
             let compression = context.compression_of(&entry);
-            // Syncing needs neither memory nor a core.
+            // `held` is dropped before the sync, which needs neither memory nor a core.
             let held = (stored, core, room);
             let (file, seal) = context.write_file(&item, &entry, &temporary, held, |(stored, ..), file| {
                 let mut sink = Sink::new(&context, &item, file);
@@ -91,7 +93,7 @@ impl DownloadContext {
         .await
     }
 
-    /// Passes the content of an object to `sink`; the stored bytes are all in memory.
+    /// Decompresses an object, whose stored bytes are all in memory, and passes its content to `sink`.
     pub fn inflate_stored(&self, item: &Item, entry: &Entry, stored: &[u8], sink: &mut Sink<'_>) -> Result<()> {
         if item.decode == Codec::None {
             return sink.take(stored);
@@ -123,7 +125,7 @@ impl DownloadContext {
             let done = whole.and_then(|()| sink.take(&content));
             lock(&self.buffers).push(content);
             match done {
-                // The hint was wrong and the content is too large for one piece: stream it.
+                // The size hint was wrong, and the content does not fit into memory: stream it instead.
                 Err(Error::Corrupt { .. }) if limit > self.max_whole => sink.restart()?,
                 other => return other,
             }
@@ -135,18 +137,18 @@ impl DownloadContext {
         inflater.finish().map(|_| ())
     }
 
-    /// Compression of an object's file, according to its name.
+    /// Compression to apply to an object, chosen by its name; `None` if it stays uncompressed.
     pub fn compression_of(&self, entry: &Entry) -> Option<Compression> {
         self.options.compression_of(entry)
     }
 
-    /// Budget of one object in addition to its own core: cores, threads and memory.
+    /// Budget for one object: memory, threads, and cores in addition to its own.
     pub fn cpu_budget(&self) -> CpuBudget<'_> {
         CpuBudget { cores: &self.cores, threads: self.threads, memory: self.max_whole }
     }
 
-    /// Creates a temporary file, lets `fill` write it, drops `held`, and syncs the file. After an error, nothing of it
-    /// is left. The file stays locked until it is dropped.
+    /// Creates a temporary file, calls `fill` to write it, drops `held`, and syncs the file. After an error, the file
+    /// is removed. The file stays locked until the returned `OwnedFile` is dropped.
     pub fn write_file<H>(
         &self,
         item: &Item,
@@ -171,7 +173,7 @@ impl DownloadContext {
         }
     }
 
-    /// Error for a temporary file of an object that could not be opened.
+    /// Builds the error for an object whose temporary file could not be locked.
     pub fn not_locked(&self, item: &Item, entry: &Entry, error: &std::io::Error) -> Error {
         match error.kind() {
             std::io::ErrorKind::WouldBlock => Error::Busy {
@@ -182,13 +184,13 @@ impl DownloadContext {
         }
     }
 
-    /// Journal line of a finished file.
+    /// Creates the journal line of a finished file.
     pub fn line(&self, item: &Item, entry: &Entry, file: &File, stored: Verified, seal: ContentDigest) -> Result<Line> {
         let state = state_of_file(file).map_err(|error| self.dest_dir.io_error(item.target.as_bytes(), &error, 0))?;
         if state.size != seal.bytes {
             return Err(Error::bug(format!("{} bytes were written, but the file has {}", seal.bytes, state.size)));
         }
-        // A manifest may also record the content.
+        // The manifest may also record size and digests of the decompressed content.
         if let Some(content) = entry.decompressed.as_ref().filter(|_| item.decode != Codec::None) {
             if content.size != seal.bytes {
                 return Err(Error::corrupt(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files of a large object in progress: its data, and the list of parts that have arrived.
+//! The two files of a partly downloaded object: its data, and the list of parts that have arrived.
 
 use crate::to_folder::io_buffers::IoBuffer;
 use penstock_store::WRITE_BYTES;
@@ -10,23 +10,23 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// A part that has been written to its place.
+/// A part that has been written to the data file.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Part {
     pub at: u64,
     pub crc: u32,
 }
 
-/// The two files of a large object in progress.
+/// A partly downloaded object with its two open files.
 pub(crate) struct PartialDownload {
     pub(super) data: Arc<OwnedFile>,
-    /// The same file, opened to bypass the page cache.
+    /// The data file, opened a second time to bypass the page cache.
     pub(super) direct: Option<File>,
     pub(super) state: File,
     pub(super) state_name: String,
 }
 
-/// Names of both files, and the lock of the data file, which covers both.
+/// Names of both files. The lock of the data file covers both.
 #[derive(Debug, Clone)]
 pub(crate) struct PartFiles {
     data: Arc<OwnedFile>,
@@ -34,13 +34,13 @@ pub(crate) struct PartFiles {
 }
 
 impl PartFiles {
-    /// Removes both files, the state first: without it, the parts are not trusted.
+    /// Removes both files. The list is removed first: without it, no later run trusts the data.
     pub(super) fn remove(&self) {
         self.data.remove_companion(&self.state_name);
         self.data.remove();
     }
 
-    /// Removes both files; keeps the data file if it is `kept`.
+    /// Removes both files, except that the data file is retained if it is `kept`.
     pub fn remove_all_but(&self, kept: &Arc<OwnedFile>) {
         match Arc::ptr_eq(&self.data, kept) {
             true => self.data.remove_companion(&self.state_name),
@@ -54,7 +54,7 @@ impl PartialDownload {
         PartFiles { data: self.data.clone(), state_name: self.state_name.clone() }
     }
 
-    /// Writes a piece to its place, and records the part that ends with it.
+    /// Writes a piece at `offset`. If a part ends with the piece, also adds the part to the list.
     pub fn write(&self, piece: &IoBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
@@ -67,7 +67,7 @@ impl PartialDownload {
         let Some(part) = part else { return Ok(()) };
         let mut text = serde_json::to_vec(&part)?;
         text.push(b'\n');
-        // One write call at the end of the file: lines of different threads do not mix.
+        // A single write call in append mode, so that lines of different threads do not mix.
         (&self.state).write_all(&text)
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records in a destination: manifests list the files that must exist, journals describe each file and where it
-//! came from.
+//! Records of a destination: its manifests list the files that must exist; its journals describe each file and its
+//! source.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::journal::{LastStage, Line, scan};
 use crate::status_record::FOLDER;
 use penstock_dataset::manifest::{Entry, Manifest, ManifestFormat, Origin, is_own, write};
 
-/// One file as it was when a stage finished it.
+/// Description of one file at the time when a stage finished it.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
     pub target: Key,
@@ -25,11 +25,11 @@ pub(crate) struct Record {
     pub digests: Vec<Digest>,
     pub mtime_ns: i64,
     pub origin: Option<Origin>,
-    /// The folder that the origin's key is relative to.
+    /// URL of the source folder; the origin's key is relative to it.
     pub source: Option<String>,
-    /// mtime of the source, if it has no versions.
+    /// mtime of the source object, if the store has no versions.
     pub modified_s: Option<f64>,
-    /// True if the stage was asked to decompress.
+    /// True if the stage was run with `--decompress`.
     pub decompress: bool,
     /// Journal that contains the record.
     pub journal: String,
@@ -38,26 +38,26 @@ pub(crate) struct Record {
 /// One manifest of a destination.
 #[derive(Debug)]
 pub(crate) struct Document {
-    /// File name below `.penstock`.
+    /// File name, relative to `.penstock`.
     name: String,
     pub format: ManifestFormat,
-    /// `0-of-4`, or `0-of-4-SOURCE` if `0-of-4` belongs to another source.
+    /// Share of the manifest: `0-of-4`, or `0-of-4-SOURCE` if the manifest `0-of-4` belongs to another source.
     pub node: String,
-    /// `of-4`: manifests of one launch share it.
+    /// Launch part of the name, such as `of-4`: all manifests of one launch have the same.
     launch: String,
     pub manifest: Manifest,
-    /// Version of the object that holds it, if the store has versions.
+    /// Version of the object that contains the manifest, if the store has versions.
     pub version: Option<Version>,
 }
 
-/// Name of a manifest below `.penstock`.
+/// Parsed file name of a manifest in `.penstock`.
 struct Named<'a> {
     format: ManifestFormat,
     node: &'a str,
 }
 
 impl<'a> Named<'a> {
-    /// Parses a name; `None` if it is not the name of a manifest.
+    /// Parses a file name; `None` if it is not the name of a manifest.
     fn parse(name: &'a str) -> Option<Self> {
         let (stem, suffix) = name.rsplit_once('.')?;
         let format = match suffix {
@@ -79,7 +79,7 @@ impl<'a> Named<'a> {
     }
 }
 
-/// Name below `.penstock` of the manifest of a share (`0-of-4`), or of a share of one source (`0-of-4-SOURCE`).
+/// File name in `.penstock` of the manifest of a share (`0-of-4`), or of a share of one source (`0-of-4-SOURCE`).
 pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
     match node {
         "0-of-1" => format!("manifest.{}", format.name()),
@@ -87,25 +87,25 @@ pub(crate) fn manifest_name(node: &str, format: ManifestFormat) -> String {
     }
 }
 
-/// Share in the node part of a manifest's name, without a source.
+/// Returns the share (`0-of-4`) from a manifest name's node part, which may also contain a source.
 pub(crate) fn share_of(node: &str) -> &str {
     node.match_indices('-').nth(2).map_or(node, |(end, _)| &node[..end])
 }
 
-/// True for the name of a manifest below `.penstock`.
+/// True if `name` is the file name of a manifest in `.penstock`.
 pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
     std::str::from_utf8(name).is_ok_and(|name| Named::parse(name).is_some())
 }
 
 impl Document {
-    /// Objects that the stage could not copy.
+    /// The share that this manifest lists with failed objects; `None` if no object failed.
     pub fn unfinished(&self) -> Option<Unfinished> {
         let Manifest { source, failed, .. } = &self.manifest;
         let (source, share) = (source.clone().unwrap_or_default(), share_of(&self.node).to_owned());
         (*failed > 0).then_some(Unfinished { source, share, failed: Some(*failed) })
     }
 
-    /// Parses the manifest with this name below `.penstock`; `None` if the name is not that of a manifest.
+    /// Parses the manifest with this file name in `.penstock`; `None` if the name is not that of a manifest.
     pub fn parse(name: &[u8], bytes: &[u8], place: &str) -> Option<Result<Self>> {
         let name = std::str::from_utf8(name).ok()?;
         let named = Named::parse(name)?;
@@ -115,24 +115,24 @@ impl Document {
 
 /// All records of a destination.
 pub(crate) struct Recorded {
-    /// Sorted by target.
+    /// Records of all files, sorted by target.
     pub records: Vec<Record>,
     pub unfinished: Vec<Unfinished>,
 }
 
-/// A node's share of a source that the last stage did not complete.
+/// A node's share of a source that its last stage did not complete.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unfinished {
     /// Source of the share.
     pub source: String,
-    /// `0-of-4`: the node and the number of nodes.
+    /// Node and number of nodes, for example `0-of-4`.
     pub share: String,
-    /// Number of objects that could not be staged. `None` if the stage still runs, was killed or interrupted, or ended
-    /// with an error.
+    /// Number of objects that could not be staged. `None` if the stage is still running, was killed or interrupted, or
+    /// ended with an error.
     pub failed: Option<u64>,
 }
 
-/// Reads all records; `None` if nothing was ever staged.
+/// Reads all records of a destination; `None` if no stage has written to it.
 pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
     let documents = documents(dest_dir)?;
     let (mut lines, stages) = journal_lines(dest_dir)?;
@@ -162,7 +162,7 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
         }
     }
     for (target, record) in lines {
-        // A file that no manifest names may have been deleted on purpose; if it exists, it must be correct.
+        // A file that only a journal lists may have been deleted on purpose; if it exists, it must be correct.
         if !has_manifest || dest_dir.state(target.as_bytes())?.is_some() {
             records.insert(target, record);
         }
@@ -172,8 +172,8 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
     Ok(Some(Recorded { records, unfinished: unfinished(&stages) }))
 }
 
-/// Shares with missing objects. A later complete launch of the same source on another number of nodes replaces an
-/// earlier one.
+/// Shares with missing objects. A later complete launch of the same source on another number of nodes replaces earlier
+/// launches.
 fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     let nodes = |stage: &LastStage| stage.share.split_once("-of-").map(|(_, nodes)| nodes.to_owned());
     let is_replaced = |stage: &LastStage| {
@@ -186,7 +186,7 @@ fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
     open.map(|LastStage { share, source, failed, .. }| Unfinished { source, share, failed }).collect()
 }
 
-/// Manifest of a folder that `penstock stage` has filled, with the shares of all nodes; `None` if it has not.
+/// Manifest of a folder that `penstock stage` has filled, with the shares of all nodes; `None` for any other folder.
 pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     let dest_dir = DestDir::open_existing(folder)?;
     let Some(Recorded { records, .. }) = read(&dest_dir)? else { return Ok(None) };
@@ -205,7 +205,8 @@ pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     Ok(Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url, objects) }))
 }
 
-/// Applies `change` to the entries of every manifest, and rewrites the manifests that it changes.
+/// Applies `change` to every manifest entry, and rewrites the manifests in which an entry changed. `change` returns
+/// true if it changed the entry.
 pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bool) -> Result<()> {
     let Some(own) = dest_dir.folder(b".penstock")?.map(Arc::new) else { return Ok(()) };
     for mut document in documents(dest_dir)? {
@@ -223,7 +224,8 @@ pub(crate) fn amend(dest_dir: &DestDir, mut change: impl FnMut(&mut Entry) -> bo
     Ok(())
 }
 
-/// Manifests of the last launch of each source; those of earlier launches on another number of nodes are out of date.
+/// Reads the manifests of the last launch of each source. Manifests of earlier launches on another number of nodes are
+/// outdated.
 fn documents(dest_dir: &DestDir) -> Result<Vec<Document>> {
     let Some(own) = dest_dir.folder(b".penstock")? else { return Ok(Vec::new()) };
     let io = |error: std::io::Error| dest_dir.io_error(b".penstock", &error, 0);
@@ -237,7 +239,8 @@ fn documents(dest_dir: &DestDir) -> Result<Vec<Document>> {
     Ok(latest(found))
 }
 
-/// Keeps the manifests of the last launch of each source, the latest first: if two list one file, the first counts.
+/// Retains the manifests of the last launch of each source, the latest first. If two of them list one file, the first
+/// one wins.
 pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     let mut last: HashMap<Option<String>, (f64, String)> = HashMap::new();
     for Document { launch, manifest, .. } in &found {
@@ -251,7 +254,7 @@ pub(crate) fn latest(mut found: Vec<Document>) -> Vec<Document> {
     found
 }
 
-/// Last line of each file, from any source, and the last stage of each source, by share.
+/// Returns the last line of each file (from all sources), and the last stage of each source and share.
 fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastStage>)> {
     let Some(folder) = dest_dir.folder(FOLDER.as_bytes())? else { return Ok(Default::default()) };
     let mut stages = Vec::new();
@@ -259,7 +262,7 @@ fn journal_lines(dest_dir: &DestDir) -> Result<(HashMap<Key, Record>, Vec<LastSt
     for name in journals(dest_dir, &folder)? {
         let file = open_to_read(&folder, &name).map_err(|error| dest_dir.io_error(name.as_bytes(), &error, 0))?;
         let last = scan(&file, &name, |source, line| {
-            // Lines of one journal are in order; another node's line may be older or newer.
+            // Within one journal, a later line is newer; a line in another node's journal may be older or newer.
             let holds =
                 records.get(&line.target).is_none_or(|known| known.journal == name || known.mtime_ns <= line.mtime_ns);
             if line.is_retracted() {

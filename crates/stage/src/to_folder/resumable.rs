@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resumable download of a large object in parts, which a later stage continues after a kill.
+//! Resumable download of a large object in parts; after a kill, a later stage continues it.
 //!
 //! Stored bytes are written at their offsets in `HASH.part` (`download`); `HASH.done` lists each part with its CRC. The
-//! next run accepts a part only if its bytes still have that CRC, so neither file needs a sync: data lost in a power
-//! failure are fetched again. If a sync fails, the parts are removed, because the page cache would show data that the
-//! disk does not have. When all parts are present, the object is verified as a whole and decompressed, or renamed as it
-//! is.
+//! next run accepts a part only if its bytes still have that CRC. Neither file needs a sync: data that a power failure
+//! destroys are fetched again. If a sync fails, the parts are removed, because the page cache would show data that the
+//! disk does not have. When all parts are present, the object is verified as a whole. It is then decompressed, or
+//! renamed if it needs no change.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -34,10 +34,10 @@ use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
-/// Maximum size of a state file; a larger file is not ours (a part takes about 30 bytes).
+/// Maximum size of a list of parts; Penstock writes no larger file (a part takes about 30 bytes).
 const MAX_STATE: u64 = 64 << 20;
 
-/// Identity of the object that the parts belong to. If it differs, all parts are fetched again.
+/// Identity of the object that the parts belong to. If the identity differs, all parts are fetched again.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Head {
     source: String,
@@ -92,7 +92,7 @@ pub(crate) async fn make(context: &Arc<DownloadContext>, item: &Item, entry: &En
     }
 }
 
-/// Metadata of the whole object.
+/// Checksums and Content-Encoding of the whole object.
 #[derive(Debug, Clone, Default)]
 struct WholeMeta {
     digests: Vec<Digest>,
@@ -107,8 +107,8 @@ impl WholeMeta {
     }
 }
 
-/// Checksums and encoding of the whole object, from the listing or else from one more request. Parts carry no checksum,
-/// and may all be on disk already.
+/// Returns the checksums and Content-Encoding of the whole object, from the listing if it has them, else by one more
+/// request. Responses to part requests carry no checksum, and a resumed run may send none.
 async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Result<WholeMeta> {
     let has_digest = cheapest(&entry.digests).is_some() || !context.reader.source.store.capabilities().checksums;
     let is_settled = !context.options.decompress || item.decode != Codec::None || entry.encoding.is_some();
@@ -118,7 +118,7 @@ async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Resu
     }
 }
 
-/// Opens the two files, keeps the parts that are still valid, and returns the missing ones.
+/// Opens the two files, verifies the parts that they hold, and returns the missing parts.
 fn open(
     context: &DownloadContext,
     item: &Item,
@@ -161,7 +161,7 @@ fn open(
         }
     }
     if !have.contains(&true) {
-        // Nothing to keep: begin with clean files.
+        // No part is valid: begin with empty files.
         held.clear().map_err(io)?;
         owned::set_len(&state, 0, Proof::Covered).map_err(io)?;
         state.rewind().map_err(io)?;
@@ -169,7 +169,7 @@ fn open(
         text.push(b'\n');
         state.write_all(&text).map_err(io)?;
     } else {
-        // A torn last line must not merge with the next one.
+        // End an incomplete last line, so that it does not merge with the next one.
         state.seek(SeekFrom::End(0)).map_err(io)?;
         state.write_all(b"\n").map_err(io)?;
     }
@@ -180,10 +180,10 @@ fn open(
     Ok((PartialDownload { data: Arc::new(held), direct, state, state_name: state_name.clone() }, missing))
 }
 
-/// A finished file, or its error with the digests of the stored bytes.
+/// A finished file, or an error with the digests of the stored bytes.
 type Outcome = Result<Finished, (Error, Vec<Digest>)>;
 
-/// A large object whose parts are all on disk, before it becomes a synced file.
+/// A large object whose parts are all on disk, but which is not yet a synced file.
 struct ResumableDownload<'a> {
     context: &'a DownloadContext,
     item: Item,
@@ -192,7 +192,7 @@ struct ResumableDownload<'a> {
 }
 
 impl ResumableDownload<'_> {
-    /// Finishes an object that arrived in one read, so that its digests are known.
+    /// Finishes an object that was downloaded in one read. Its digests were computed during the read.
     fn arrived(mut self, arrived: Arrived, core: OwnedSemaphorePermit) -> Outcome {
         let Arrived { stored, head, meta } = arrived;
         let digests = stored.digests();
@@ -206,7 +206,7 @@ impl ResumableDownload<'_> {
         }
     }
 
-    /// Finishes an object whose parts arrived separately, some perhaps in an earlier run.
+    /// Finishes an object whose parts arrived separately, some possibly in an earlier run.
     fn in_parts(mut self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
         let mut head = [0; HEAD_BYTES];
         let head = &mut head[..HEAD_BYTES.min(self.entry.size as usize)];
@@ -238,7 +238,7 @@ impl ResumableDownload<'_> {
         self.context.dest_dir.io_error(self.item.target.as_bytes(), &error, self.entry.size)
     }
 
-    /// Passes all stored bytes to `take`, in order.
+    /// Reads all stored bytes from disk and passes them to `take`, in order.
     fn read(&self, mut take: impl FnMut(&[u8]) -> Result<()>) -> Result<()> {
         let mut reader = self.partial.data.file();
         reader.rewind().map_err(|error| self.io(error))?;
@@ -253,18 +253,18 @@ impl ResumableDownload<'_> {
         Ok(())
     }
 
-    /// Returns an error if the bytes do not match the known digests of the whole object.
+    /// Verifies the stored bytes against the known digests of the whole object.
     fn seen(&self, stored: &StoredDigests, known: &WholeMeta) -> Result<Verified> {
         let have = stored.digests();
         let checked = self.context.reader.check(self.entry, &have, &known.digests)?;
         Ok(Verified { digests: have[..2].to_vec(), checked, encoding: known.encoding.clone() })
     }
 
-    /// The file of the parts becomes the final file. Releases the core before the sync, which needs none.
+    /// Uses the data file of the parts as the final file. Releases the core before the sync, which needs none.
     fn adopt(&self, seen: Verified, seal: ContentDigest, core: OwnedSemaphorePermit) -> Result<Finished> {
         drop(core);
-        // Data that the disk refused stay in the page cache as if they were written, and the next sync succeeds. A
-        // later run must not find and trust them.
+        // After a failed write-back, the page cache still shows the data as written, and the next sync succeeds. The
+        // files are therefore removed, so that a later run does not trust them.
         self.partial.data.file().sync_all().map_err(|error| {
             self.partial.files().remove();
             self.io(error)
@@ -273,7 +273,7 @@ impl ResumableDownload<'_> {
         Ok(Finished { line, temporary: self.partial.data.clone(), parts: Some(self.partial.files()) })
     }
 
-    /// Makes the file from the parts: decompressed, compressed, or both.
+    /// Writes the final file from the parts, decompressed or compressed or both.
     fn change(&self, known: WholeMeta, core: OwnedSemaphorePermit) -> Outcome {
         let Self { context, item, entry, partial, .. } = self;
         let mut stored = StoredDigests::new(&known.digests);
@@ -307,7 +307,7 @@ impl ResumableDownload<'_> {
             let mut damage = None;
             self.read(|piece| {
                 stored.update(piece);
-                // After damage, only digest the rest: the digests of the stored bytes decide what is done next.
+                // After damage, only compute the digests of the rest: they decide what to do next.
                 if damage.is_none() {
                     match apart.push(piece, &mut |content| sink.take(content)) {
                         Err(error @ Error::Corrupt { .. }) => damage = Some(error),
@@ -332,7 +332,8 @@ impl ResumableDownload<'_> {
     }
 }
 
-/// Likely size of the content: from gzip's trailer, or a guess. It only selects the method; no memory is reserved by it.
+/// Estimates the content size from gzip's trailer, or else by a fixed factor. It only selects the method; no memory is
+/// reserved by it.
 fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
     if codec != Codec::Gzip || size < 4 {
         return Ok(size.saturating_mul(4));
@@ -352,7 +353,7 @@ mod tests {
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {
         let body: Vec<u8> = (0..IO_BUFFER_BYTES + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
         for is_direct in [false, true] {
-            // Not in /tmp, which may be an in-memory file system without O_DIRECT.
+            // Not in /tmp, which may be an in-memory file system that does not support O_DIRECT.
             let inside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let folder = DestDir::open(inside.path()).unwrap().make_folder(b"p").unwrap();
             let folder = Arc::new(folder);

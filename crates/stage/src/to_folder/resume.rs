@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Remaining work after earlier stages into a folder, and the check of free space for it.
+//! Resumes a stage into a folder: finds the work that earlier stages left, and checks the free space for it.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -24,10 +24,10 @@ use crate::status_record::FOLDER;
 use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
-/// Maximum ratio of content to stored bytes that a trailer may claim when disk space is counted.
+/// Maximum ratio of content to stored bytes that is believed from a gzip trailer when disk space is counted.
 const HONEST_RATIO: u64 = 32;
 
-/// Results and remaining work of earlier runs.
+/// Finished and remaining objects after earlier runs.
 pub(crate) struct Resumed {
     pub journal: Journal,
     pub parts: Arc<OwnedFd>,
@@ -36,8 +36,9 @@ pub(crate) struct Resumed {
     pub manifest: Arc<Manifest>,
 }
 
-/// True for a file that a stage with this setting of `--decompress` would leave as it is. The name decides for most. An
-/// object whose name does not say a codec may have been kept compressed, or decompressed, under the same name.
+/// True if a stage with this setting of `--decompress` would write the same file. The name usually decides. If the name
+/// shows no codec, an earlier stage may have stored the object under this name either compressed or decompressed, so
+/// the content decides.
 fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     if line.decompress == decompress || line.origin.codec_source == Some(CodecSource::Suffix) {
         return true;
@@ -49,18 +50,18 @@ fn is_as_asked(dest_dir: &DestDir, line: &Line, decompress: bool) -> bool {
     let read = dest_dir.open_file(line.target.as_bytes()).map(|file| file.read_at(&mut head, 0));
     match read {
         Ok(Ok(read)) => detect(line.target.as_bytes(), line.origin.encoding.as_deref(), &head[..read]).is_none(),
-        _ => true, // it is not there, or not whole: what follows will see
+        _ => true, // missing or incomplete: the caller checks that next
     }
 }
 
-/// Decompressed size that a gzip file of a local source states. A remote store would need a request for each object, so
-/// there the size is found only while writing. A damaged file may state any size, so it is limited to a ratio that real
-/// data reach.
+/// Decompressed size that the trailer of a local gzip file states. A remote store would need one request per object, so
+/// there the size is unknown until the file is written. A damaged file may state any size; the result is therefore
+/// limited to a ratio that real data reach.
 fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> {
     if item.decode != Codec::Gzip {
         return None;
     }
-    // NONBLOCK: opening a pipe would wait for its other end.
+    // NONBLOCK: without it, opening a FIFO would block until another process opens its other end.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let path = folder?.join(OsStr::from_bytes(entry.key.as_bytes()));
     let file: std::fs::File = rustix::fs::open(path, flags, Mode::empty()).ok()?.into();
@@ -110,15 +111,15 @@ pub(crate) fn resume(
             if journal.knows(&item.target) {
                 let names = ["tmp", "part"].map(|kind| temporary_name(&item.target, kind));
                 let removed = dest_dir.remove_linked(&parts, [&names[0], &names[1]], item.target.as_bytes());
-                // A link in place of a folder on the path: the object fails later for this reason.
+                // A folder on the path is a link. Ignore this here: the object fails later for the same reason.
                 removed.or_else(|error| if matches!(error, Error::KeyRefused { .. }) { Ok(()) } else { Err(error) })?;
             }
-            // Parts of a large object that are already there take no further space.
+            // Parts of a large object that are already on disk need no further space.
             let there = match entry.size > PART_BYTES {
                 true => allocated_at(&parts, &temporary_name(&item.target, "part")),
                 false => 0,
             };
-            // If the file was complete before, its size is known. Otherwise, the stored bytes are the minimum.
+            // If an earlier stage finished the file, its size is known. Otherwise, the stored size is the minimum.
             let size = match &known {
                 Some(line) => line.size,
                 None => trailer_of(folder_of_source.as_deref(), &item, entry).unwrap_or(0),
@@ -151,8 +152,8 @@ pub(crate) fn resume(
     Ok(Resumed { journal, parts, missing, done, manifest })
 }
 
-/// Removes what killed runs left of objects that now exist, or of any object if no other node shares the folder. Keeps
-/// files that another process holds, and files without a name of ours.
+/// Removes files that killed runs left behind: those of finished objects or, if no other node shares the folder, of any
+/// object. Does not remove files that another process has locked, or files whose names Penstock did not create.
 pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterator<Item = &'a Item>) {
     let Ok(mut left) = names_in(parts) else { return };
     left.retain(|name| is_temporary_name(name));
@@ -161,7 +162,7 @@ pub(crate) fn sweep<'a>(parts: &Arc<OwnedFd>, is_alone: bool, items: impl Iterat
         left.retain(|name| name.rfind('.').is_some_and(|dot| ours.contains(&name[..=dot])));
     }
     for name in left {
-        // The lock of the data file also covers the list of an object's parts.
+        // The lock of the data file also covers the object's list of parts.
         let data = name.strip_suffix(".done").map(|stem| format!("{stem}.part"));
         let covering = data.map(|data| OwnedFile::lock_existing(parts, &data));
         let is_held =

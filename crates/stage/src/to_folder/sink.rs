@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Destination of an object's content: a temporary file, with digests computed on the way, and compressed if requested.
+//! Sink for an object's content: writes a temporary file, computes digests, and compresses if requested.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -14,18 +14,18 @@ use crate::digests::ContentDigest;
 use crate::plan::Item;
 use crate::to_folder::context::DownloadContext;
 
-/// Minimum content in one piece for which the file is preallocated: the file system then lays it out once. For a small
-/// file, reserving costs more than it saves.
+/// Minimum content size for which the file is preallocated, so that the file system allocates it in one step. For a
+/// smaller file, preallocation costs more than it saves.
 const MIN_RESERVED: usize = 1 << 20;
 
-/// Writes a file and digests it on the way.
+/// Writes an object's content to a file, and computes its digests.
 pub(crate) struct Sink<'a> {
     out: Out<'a>,
     compressor: Option<Compressor<'a>>,
     compression: Option<Compression>,
 }
 
-/// The file, and the digests of its content so far.
+/// The output file, and the digests of its content so far.
 struct Out<'a> {
     context: &'a DownloadContext,
     item: &'a Item,
@@ -34,7 +34,7 @@ struct Out<'a> {
 }
 
 impl Out<'_> {
-    /// Piece by piece: what was just written is still in the processor's cache when it is digested.
+    /// Writes and digests piece by piece, so that a piece is still in the CPU cache when it is digested.
     fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.reserve(bytes)?;
         for piece in bytes.chunks(WRITE_BYTES) {
@@ -65,7 +65,7 @@ impl<'a> Sink<'a> {
         Self { out: Out { context, item, file, seal: ContentDigest::default() }, compressor: None, compression: None }
     }
 
-    /// Compresses content on its way into the file.
+    /// Makes the sink compress the content.
     pub fn pressing(mut self, compression: Option<Compression>) -> Self {
         self.compression = compression;
         self.compressor = compression.map(|compression| Compressor::new(compression, self.out.context.cpu_budget()));
@@ -79,7 +79,7 @@ impl<'a> Sink<'a> {
         }
     }
 
-    /// Writes all content at once; its digests are already known.
+    /// Writes all content at once; the caller already knows its digests.
     pub fn take_sealed(mut self, content: &[u8], seal: ContentDigest) -> Result<ContentDigest> {
         self.out.reserve(content)?;
         content.chunks(WRITE_BYTES).try_for_each(|piece| self.out.place(piece))?;
@@ -94,7 +94,7 @@ impl<'a> Sink<'a> {
         Ok(self.out.seal)
     }
 
-    /// Starts again with an empty file.
+    /// Empties the file and starts again.
     pub fn restart(&mut self) -> Result<()> {
         self.compressor =
             self.compression.map(|compression| Compressor::new(compression, self.out.context.cpu_budget()));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Download workers: turn objects of one source into files, as many at a time as rate, memory and cores allow.
+//! Download workers: turn the objects of one source into files, concurrently within the limits on rate, memory and
+//! cores.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -20,7 +21,8 @@ use crate::to_folder::context::DownloadContext;
 use crate::to_folder::resumable;
 use penstock_dataset::manifest::Manifest;
 
-/// Objects in progress beyond those with requests in flight: being decompressed, written, synced.
+/// Maximum number of objects that are being decompressed, written or synced, in addition to those with requests in
+/// flight.
 const BEHIND: usize = 32;
 
 /// Download workers of one source.
@@ -36,7 +38,7 @@ pub(crate) struct Workers {
 }
 
 impl Workers {
-    /// Copies the items. A failed object is counted; an error ends the stage. Returns the journal with all finished
+    /// Copies the items. Counts failed objects; a fatal error ends the stage. Returns the journal with all finished
     /// objects.
     pub async fn work(
         self,
@@ -81,14 +83,14 @@ impl Workers {
                     true => resumable::make(&context, &item, entry).await?,
                     false => context.make(&item, entry).await?,
                 };
-                // A committer that ended returns its own error.
+                // If the channel is closed, the committer has failed; its own error is returned below.
                 finished.send(made).await.map_err(|_| Error::Interrupted)
             }
         };
         let outcome = concurrency.run(objects, make).await;
         drop(finished);
         let journal = committed.await.map_err(|join| Error::bug(format!("the committer ended: {join}")))?;
-        // The committer's error comes first: it is the reason why the channel was closed.
+        // The committer's error takes precedence: it is the reason why the channel was closed.
         match (journal, outcome) {
             (Err(error), _) | (Ok(_), Err(error)) => Err(error),
             (Ok(journal), Ok(())) => Ok(journal),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Existing objects in a destination store before a stage, and the remaining work of the plan.
+//! Existing objects in a destination store, and the work that remains for the stage.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,7 +17,7 @@ use crate::to_store::target::Target;
 use crate::to_store::upload::UploadItem;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Existing objects under the names to be written, and the names of existing manifests.
+/// Existing objects with target names of this stage, and the names of existing manifests.
 pub(crate) struct Existing {
     pub objects: HashMap<Key, Meta>,
     pub own: Vec<Key>,
@@ -40,8 +40,8 @@ pub(crate) async fn existing(to: &Target, items: &[Item], deadline: Deadline) ->
                     found.objects.insert(key, meta);
                 }
             }
-            // A folder, or a store that creates folders on the first write, is empty before it. A missing bucket fails
-            // at the first object.
+            // A store that creates folders on the first write returns `NotFound` for an empty destination. A missing
+            // bucket fails at the first object.
             Err(Error::NotFound { .. }) if to.store.root().authority.is_empty() => break,
             Ok(None) => break,
             Err(error) => return Err(error),
@@ -50,7 +50,7 @@ pub(crate) async fn existing(to: &Target, items: &[Item], deadline: Deadline) ->
     Ok(found)
 }
 
-/// Results and remaining work of earlier runs.
+/// Finished and remaining objects after earlier runs.
 pub(crate) struct WorkList {
     pub journal: Journal,
     pub missing: Vec<UploadItem>,
@@ -69,7 +69,7 @@ impl WorkList {
         options: &StageOptions,
         progress: &Progress,
     ) -> Result<()> {
-        // If this machine has no journal of an object, the destination's own manifest counts.
+        // For objects without a line in the local journal, the destination's manifest is used.
         let mut known: HashMap<&Key, &Entry> = HashMap::new();
         for document in recorded.iter().filter(|document| document.manifest.source.as_deref() == Some(source)) {
             for entry in &document.manifest.objects {
@@ -86,7 +86,8 @@ impl WorkList {
                         && (line.version.is_none() || there.version.is_none() || there.version == line.version)
                 })
             };
-            // The manifest may be newer than a journal: another machine may have repaired what this one had sent.
+            // The manifest may be newer than the local journal: another machine may have repaired objects that this
+            // machine had sent.
             let journaled = self.journal.line(&item.target);
             let recorded = || known.get(&item.target).and_then(|entry| Line::of_recorded(entry));
             let journaled = journaled.filter(|line| is_ours(&line));
@@ -103,7 +104,7 @@ impl WorkList {
                 self.missing.push(UploadItem { item, existing: there, is_ours });
             }
         }
-        // Copy lines of another machine to our journal: the final manifest is made from the journal.
+        // Copy these manifest entries to the local journal, from which the final manifest is created.
         if !adopted.is_empty() {
             for (line, place) in adopted.iter().zip(self.journal.append(&adopted)?) {
                 self.journal.remember(&line.target, place);
@@ -112,7 +113,8 @@ impl WorkList {
         Ok(())
     }
 
-    /// Ends the stage before its first byte if an object of another origin exists that cannot be equal.
+    /// Returns an error before the first byte is sent if an existing object from another source has a size that the
+    /// copy cannot have.
     pub fn refuse_foreign(&self, manifest: &Manifest, to: &Target, source: &str, options: &StageOptions) -> Result<()> {
         if options.overwrite {
             return Ok(());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Manifests in a destination store: read before a stage, written at its end.
+//! Manifests in a destination store: read before a stage, written at the end.
 
 use std::sync::Arc;
 
@@ -24,19 +24,19 @@ pub(crate) fn is_manifest(key: &Key) -> bool {
     key.as_bytes().strip_prefix(b".penstock/").is_some_and(is_manifest_name)
 }
 
-/// Manifests that stages left in a store, of the last launch of each source.
+/// Reads the manifests in a store; returns those of the last launch of each source.
 pub(crate) async fn documents(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     Ok(latest(read(to, names, deadline).await?))
 }
 
-/// Reads the manifests with these names; an object that is not a manifest is an error.
+/// Reads the manifests with these names; returns an error if one does not parse.
 async fn read(to: &Target, names: Vec<Key>, deadline: Deadline) -> Result<Vec<Document>> {
     let mut found = Vec::new();
     for name in names {
         let object = ObjectRef::current(to.key(&name));
         let (meta, bytes) = match read_whole(&*to.store, &object, None, deadline).await {
             Ok(read) => read,
-            Err(Error::NotFound { .. }) => continue, // taken away since it was listed
+            Err(Error::NotFound { .. }) => continue, // deleted after the listing
             Err(error) => return Err(error),
         };
         let place = format!("{}{name}", to.url);
@@ -61,7 +61,7 @@ pub(crate) async fn manifest_names(to: &Target, deadline: Deadline) -> Result<Ve
     Ok(names.filter(is_manifest).collect())
 }
 
-/// Manifest of the destination's present content.
+/// Builds the manifest of the destination's current content.
 pub(crate) fn staged_manifest<'a>(
     url: &str,
     journal: &Journal,
@@ -93,10 +93,10 @@ pub(crate) fn staged_manifest<'a>(
     Manifest::new(url.to_owned(), objects.collect())
 }
 
-/// Writes the manifest of a share (`0-of-4`) to the destination, unless it already has the same one. Returns its URL.
+/// Writes the manifest of a share (`0-of-4`) to the destination, unless an identical one exists. Returns its URL.
 ///
-/// A manifest of another source is kept: if it has the share's name, the new manifest's name ends with a digest of its
-/// source. Conditional writes decide between stages that end at the same time.
+/// A manifest of another source is never replaced: if it already has the share's name, the new manifest's name gets a
+/// digest of its source as suffix. If stages end at the same time, conditional writes decide which one is first.
 pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, deadline: Deadline) -> Result<String> {
     let of_source = format!("{share}-{:016x}", xxh3_64(staged.source.as_deref().unwrap_or_default().as_bytes()));
     let path = |node: &str, format: ManifestFormat| format!(".penstock/{}", manifest_name(node, format));
@@ -140,11 +140,11 @@ pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, d
         };
         let options = PutOptions { precondition, ..PutOptions::default() };
         match to.store.put(&key(node, format), vec![bytes], &options, deadline).await {
-            // Another stage wrote that name after it was listed.
+            // Another stage wrote an object with this name after the listing.
             Err(Error::Precondition { .. }) => continue,
             put => put?,
         };
-        // An earlier stage of more or fewer objects may have left a manifest in the other format.
+        // An earlier stage with more or fewer objects may have left a manifest in the other format.
         let others = mine.iter().filter(|document| document.format != format);
         let others: Vec<Key> = others.map(|document| key(node, document.format)).collect();
         if !others.is_empty() {
@@ -157,7 +157,7 @@ pub(crate) async fn write_manifest(to: &Target, staged: Manifest, share: &str, d
 }
 
 impl Line {
-    /// Converts a manifest's entry of an object to a journal line.
+    /// Converts a manifest entry to a journal line.
     pub(crate) fn of_recorded(entry: &Entry) -> Option<Self> {
         let origin = entry.origin.clone()?;
         Some(Self {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stages to a store: from the existing objects to the new manifest.
+//! Stages to a store: finds the objects that are missing, uploads them and writes the new manifest.
 //!
-//! `object` uploads one object, `upload_journal` keeps the journal of a multipart upload. The stage's own journal stays
-//! on this machine: the store holds objects and, at the end, their manifest.
+//! `object` uploads one object; `upload_journal` is the journal of one multipart upload. The journal of the stage is a
+//! local file; the store holds only objects and, at the end, their manifest.
 
 pub(crate) mod existing;
 pub(crate) mod manifests;
@@ -41,11 +41,11 @@ use crate::to_store::target::Target;
 use crate::to_store::upload::{UploadContext, UploadItem};
 use penstock_dataset::manifest::Manifest;
 
-/// Objects in progress beyond those with requests in flight.
+/// Maximum number of objects in progress in addition to those with requests in flight.
 const BEHIND: usize = 16;
-/// Maximum number of objects that are journaled with one sync.
+/// Maximum number of objects whose journal lines are written with one sync.
 const BATCH: usize = 256;
-/// Time limit for aborting the uploads in flight when the user interrupts.
+/// Time limit for aborting open uploads after the user interrupts.
 const TAKE_BACK: Duration = Duration::from_secs(5);
 
 /// Copies the objects to the store; returns the URL of the manifest.
@@ -91,8 +91,8 @@ pub(crate) async fn transfer(to: Target, context: StageContext<'_>) -> Result<St
     write_manifest(&to, staged, &node, deadline).await
 }
 
-/// Sends the objects, as many at once as concurrency, memory and cores allow. Returns the journal with all finished
-/// objects, whether or not the work succeeded.
+/// Sends the objects concurrently, within the limits on requests, memory and cores. Returns the journal with all
+/// finished objects, even if the stage failed.
 async fn work(
     context: &Arc<UploadContext>,
     journal: Journal,
@@ -110,7 +110,7 @@ async fn work(
             (context.clone(), finished.clone(), manifest.clone(), uploads[at].clone());
         async move {
             let sent = context.send(&upload, &manifest.objects[upload.item.object]).await;
-            // A journal writer that ended returns its own error.
+            // If the channel is closed, the journal writer has failed; its own error is returned below.
             sent.and_then(|sent| finished.send(sent).map_err(|_| Error::Interrupted))
         }
     };
@@ -118,34 +118,34 @@ async fn work(
         reader: &context.reader,
         count: uploads.len(),
         entry: |at: usize| &manifest.objects[uploads[at].item.object],
-        // A bucket that is missing, or that refuses everything, also fails for the next object.
+        // A missing bucket, or one that denies access, would also fail for the next object.
         is_of_all: |error: &Error| is_fatal(error) || context.is_of_all(error),
     };
     let outcome = concurrency.run(objects, send).await;
     drop(finished);
     let journal = scribe.await.map_err(|join| Error::bug(format!("the journal's thread ended: {join}")))?;
     match (journal, outcome) {
-        // The journal's error comes first: it is the reason why the channel was closed.
+        // The journal's error takes precedence: it is the reason why the channel was closed.
         (Err(error), _) => Err(error),
         (Ok(journal), outcome) => Ok((journal, outcome)),
     }
 }
 
-/// Objects to send again, as an earlier stage sent them.
+/// Request to send objects again in the same way as an earlier stage sent them.
 pub(crate) struct ResendRequest {
     pub from: Source,
     pub to: Target,
-    /// Local folder of the stage's state.
+    /// Local folder for the state of the stage.
     pub state: PathBuf,
     pub options: StageOptions,
     pub cores: usize,
     pub progress: Arc<Progress>,
     pub deadline: Deadline,
-    /// Node whose manifest lists the objects.
+    /// Share and source part of the manifest's name; this manifest lists the objects.
     pub node: String,
 }
 
-/// Sends objects again, replacing the existing ones, and records their new versions in the manifest.
+/// Sends objects again, replacing the existing ones, and records the new versions in the manifest.
 pub(crate) async fn again(
     work_of: ResendRequest,
     manifest: Manifest,
@@ -185,7 +185,7 @@ pub(crate) async fn again(
     write_manifest(&to, amended, share_of(&node), deadline).await.map(drop)
 }
 
-/// A sent object, and the file of ours that is not needed once the object is journaled.
+/// A sent object, and its upload journal, which is removed once the object is in the stage's journal.
 pub(crate) struct SentObject {
     pub line: Line,
     pub leftover: Option<Arc<OwnedFile>>,
@@ -234,7 +234,7 @@ impl UploadContext {
         }
     }
 
-    /// True for an error that every other object would also meet.
+    /// True for an error of the destination that would also affect every other object.
     fn is_of_all(&self, error: &Error) -> bool {
         match error {
             Error::NotFound { place } => *place == self.to.store.root().to_string(),
@@ -243,7 +243,7 @@ impl UploadContext {
         }
     }
 
-    /// Aborts the uploads in progress.
+    /// Aborts the open uploads.
     pub(crate) async fn take_back(&self, limit: Duration) {
         let open = std::mem::take(&mut *lock(&self.open));
         let Some(multipart) = self.to.store.multipart() else { return };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One multipart upload in progress: its parts, those in flight, and the journal of those that arrived. Independent of
-//! the source of the bytes.
+//! One multipart upload: splits bytes into parts, sends them concurrently, and journals the parts that arrived.
+//! Independent of the source of the bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,24 +24,24 @@ use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
 use crate::to_store::upload_journal::{Head, PreviousUpload, SentParts};
 use penstock_dataset::manifest::Entry;
 
-/// Ranged reads in flight for one object.
+/// Maximum number of ranged reads in flight for one object.
 const READS: usize = 4;
-/// Parts in flight for one object.
+/// Maximum number of parts in flight for one object.
 const SENDS: usize = 4;
-/// Number of parts of one size, if the size of the whole is unknown; then the part size doubles.
+/// If the final size is unknown: number of parts after which the part size doubles.
 const STEP: u32 = 2000;
 
-/// Destination of the bytes of one object.
+/// Destination of one object's bytes.
 pub(crate) enum PartSink {
-    /// Parts of a multipart upload.
+    /// The bytes are sent as parts of a multipart upload.
     Parts { id: UploadId, sent: SentParts, held: BTreeMap<u32, Part> },
-    /// One request, for a store without multipart uploads.
+    /// The bytes are collected and sent in one request, because the store has no multipart uploads.
     Whole(Vec<Bytes>),
-    /// No upload: the existing object is compared with what would be written.
+    /// The bytes are not sent: their digests are compared with those of the existing object.
     Nowhere,
 }
 
-/// A large object being uploaded.
+/// A large object that is being uploaded.
 pub(crate) struct MultipartUpload<'a> {
     pub context: &'a Arc<UploadContext>,
     upload: &'a UploadItem,
@@ -51,20 +51,20 @@ pub(crate) struct MultipartUpload<'a> {
     pub hold: PartSink,
     pub limits: Option<MultipartLimits>,
     pub part_bytes: u64,
-    /// Maximum number of parts and of ranged reads in flight.
+    /// Maximum number of parts in flight; below, the maximum number of ranged reads in flight.
     sends: usize,
     pub reads: usize,
     left: Option<PreviousUpload>,
     pub finished: Option<Written>,
-    /// Parts that the store has, in any order.
+    /// Parts that the store has received, in any order.
     pub parts: Vec<Part>,
     in_flight: JoinSet<Result<Part>>,
-    /// Bytes after the last complete part, and where they begin.
+    /// Bytes after the last complete part; below, their number and their offset in the object.
     buffer: Vec<Bytes>,
     buffered_bytes: u64,
     offset: u64,
     number: u32,
-    /// The part that is the last one, unless more bytes come.
+    /// A complete part that is not sent yet: if no more bytes follow, it is the last part.
     pending: Option<(u32, u64, Vec<Bytes>)>,
     out: StoredDigests,
     out_bytes: u64,
@@ -81,11 +81,11 @@ impl<'a> MultipartUpload<'a> {
     ) -> Result<Self> {
         let multipart = context.to.store.multipart();
         let limits = multipart.map(|multipart| multipart.limits());
-        // With little memory, parts are smaller and fewer.
+        // With little memory, use smaller parts, and send and read one at a time.
         let is_lean = context.reader.memory_bytes() < PART * (SENDS as u64 + 2) + PART_BYTES * (READS as u64 + 2);
         let (wanted, sends, reads) = if is_lean { (PART / 2, 1, 1) } else { (PART, SENDS, READS) };
-        // An object for a store that takes it in one request is also collected in parts: one that is too large fails
-        // early.
+        // Objects for stores without multipart uploads are also collected in parts, so that an object above the memory
+        // limit fails early.
         let part_bytes = limits.map_or(wanted, |limits| {
             let size = if change.is_copy() { entry.size } else { entry.size.saturating_add(entry.size / 100) };
             limits.part_bytes(wanted, size)
@@ -117,7 +117,7 @@ impl<'a> MultipartUpload<'a> {
         let out = match context.may_replace(upload) {
             true if wants_md5 => StoredDigests::new(&[]).with_md5(),
             true => StoredDigests::new(&[]),
-            // The existing object is compared by the digests that its store knows.
+            // The existing object will be compared by digest: compute the kinds that its store reports.
             false => {
                 let existing =
                     context.to.store.head(&context.to.key(&change.item.target), context.reader.deadline).await?;
@@ -160,7 +160,7 @@ impl<'a> MultipartUpload<'a> {
         self.context.to.store.multipart().ok_or_else(|| Error::bug("a store lost its multipart uploads"))
     }
 
-    /// Resumes the upload of an earlier run, or creates one.
+    /// Resumes the upload of an earlier run, or creates a new one.
     async fn resume_or_create(&mut self, multipart: &dyn MultipartStore) -> Result<()> {
         let context = self.context;
         let head = Head {
@@ -209,8 +209,8 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Finds an upload that an earlier run completed: it may have been killed between the store's response and its
-    /// journal.
+    /// Finds an upload that an earlier run completed. That run may have been killed after the store's response and
+    /// before it wrote its journal line.
     async fn finished_before(&self, sent: &Arc<OwnedFile>) -> Result<Option<Written>> {
         let Some((size, digests)) = self.left.as_ref().and_then(|left| left.whole.clone()) else { return Ok(None) };
         match self.context.adopted(&self.change.item, size, &digests).await {
@@ -233,7 +233,7 @@ impl<'a> MultipartUpload<'a> {
         if let PartSink::Parts { id, sent, .. } = &self.hold {
             let key = self.context.to.key(&self.change.item.target);
             if let Ok(multipart) = self.multipart_store() {
-                // Best effort: the store's own rules remove what remains.
+                // Best effort: if the abort fails, the store's lifecycle rules remove the upload.
                 let _ = multipart.abort(&key, id, self.context.reader.deadline).await;
             }
             lock(&self.context.open).remove(sent.file.name());
@@ -248,7 +248,7 @@ impl<'a> MultipartUpload<'a> {
         }
     }
 
-    /// Adds bytes of the transformed object, in order.
+    /// Adds bytes of the transformed object, in order. Sends parts as they become complete.
     pub async fn write(&mut self, bytes: Bytes) -> Result<()> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -264,7 +264,7 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Makes the buffered bytes the part that may be the last; sends the previous one.
+    /// Makes the buffered bytes the pending part, which may be the last one, and sends the previous pending part.
     async fn seal_part(&mut self) -> Result<()> {
         if let Some((number, offset, bytes)) = self.pending.take() {
             self.queue_part(number, offset, bytes, false).await?;
@@ -276,7 +276,7 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Sends a part, unless the store holds it already.
+    /// Sends a part, unless the store already has it.
     async fn queue_part(&mut self, number: u32, offset: u64, bytes: Vec<Bytes>, is_last: bool) -> Result<()> {
         let size: u64 = bytes.iter().map(|bytes| bytes.len() as u64).sum();
         let mut out = self.out.clone();
@@ -319,7 +319,7 @@ impl<'a> MultipartUpload<'a> {
         self.spawn_part(at, bytes).await
     }
 
-    /// Starts to send a part. If the store needs parts in order, waits until it has arrived.
+    /// Starts to send a part. If the store requires parts in order, waits until the part has arrived.
     pub async fn spawn_part(&mut self, at: PartSpec, bytes: Vec<Bytes>) -> Result<()> {
         let PartSink::Parts { id, .. } = &self.hold else { return Err(Error::bug("a part without an upload")) };
         let (context, id, key) = (self.context.clone(), id.clone(), self.context.to.key(&self.change.item.target));
@@ -332,7 +332,7 @@ impl<'a> MultipartUpload<'a> {
         self.join(most).await
     }
 
-    /// Waits until at most `left` parts are in flight; journals those that arrived.
+    /// Waits until at most `left` parts are in flight, and journals the parts that arrived.
     pub async fn join(&mut self, left: usize) -> Result<()> {
         while self.in_flight.len() > left {
             let Some(landed) = self.in_flight.join_next().await else { break };
@@ -345,9 +345,9 @@ impl<'a> MultipartUpload<'a> {
         Ok(())
     }
 
-    /// Ends the object, once all bytes were added and verified.
+    /// Ends the object after all bytes have been added and verified.
     pub async fn finish(&mut self, stored: Vec<Digest>, checked: Vec<Digest>) -> Result<Written> {
-        // All earlier parts must have arrived before the last one ends the upload.
+        // All earlier parts must have arrived before the last part is sent, because it ends the upload.
         if self.buffered_bytes > 0 || self.pending.is_none() {
             self.seal_part().await?;
         }
@@ -399,7 +399,7 @@ impl<'a> MultipartUpload<'a> {
     }
 }
 
-/// Value of a CRC digest as a number.
+/// Converts a CRC digest to a number.
 pub(crate) fn value(crc: &Digest) -> Option<u32> {
     Some(u32::from_be_bytes(crc.value.as_slice().try_into().ok()?))
 }

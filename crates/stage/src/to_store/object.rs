@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Uploads one object to a store: reads the pinned version, checks it, decompresses or compresses it on the way, and
-//! writes it with digests that the store verifies. The object appears whole or not at all.
+//! Uploads one object to a store: reads the listed version, verifies it, and decompresses or compresses it on the way.
+//! The store verifies the digests that are sent with the object. Readers never see an incomplete object.
 //!
-//! A small object is read whole and put. A large one is streamed (`stream_upload`): pieces in order through memory of a
-//! few parts, whatever its size. Hashing and (de)compression run on blocking threads.
+//! A small object is read into memory and written in one request. A large object is streamed in order
+//! (`stream_upload`); whatever its size, this needs memory for only a few parts. Hashing and (de)compression run on
+//! blocking threads.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use crate::to_store::target::{SMALL, keeps_names};
 use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
-/// Maximum decompressed size of a small object in memory; a larger one is streamed.
+/// Maximum decompressed size of a small object that is transformed in memory; a larger one is streamed.
 const INFLATED_WHOLE: u64 = 128 << 20;
 
 impl UploadContext {
@@ -32,7 +33,7 @@ impl UploadContext {
         format!("{}{}", self.to.url, item.target)
     }
 
-    /// Runs `work` on a blocking thread while it holds a core.
+    /// Waits for a free core, then runs `work` on a blocking thread.
     pub async fn on_core<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let core = self.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
         blocking(move || {
@@ -52,7 +53,7 @@ impl UploadContext {
                 Err(error) => Err(error),
             };
             match sent {
-                // The error has the digests of the bytes.
+                // The error text contains the digests of the bytes, so two equal errors mean the same bytes.
                 Err(error @ Error::Corrupt { .. }) if !error.to_string().starts_with(&self.to.url) => {
                     retry.again(error.clone(), error)?;
                 }
@@ -74,14 +75,16 @@ impl UploadContext {
         SentObject { line, leftover }
     }
 
-    /// Transform for content that begins with `head`, for an object with this Content-Encoding in its store.
+    /// Chooses the transform for an object: `encoding` is its Content-Encoding in the source store, `head` its first
+    /// bytes.
     pub fn change(&self, item: &Item, entry: &Entry, encoding: Option<String>, head: &[u8]) -> Transform {
         let source_encoding = encoding.or_else(|| entry.encoding.clone());
         let item = item.with_detected_codec(self.options.decompress, source_encoding.as_deref(), head);
         let compression = match keeps_names(self.to.store.root().scheme) {
-            false => self.options.compression_of(entry), // its name says so already
+            false => self.options.compression_of(entry), // chosen by name
             true => self.options.compression.filter(|compression| match item.decode {
-                // A store without ranges cannot return the first bytes ahead.
+                // A store without ranges cannot return the first bytes in advance. `head` is then empty, and the
+                // compression trial is skipped.
                 Codec::None => {
                     let is_unseen = head.is_empty() && entry.size > 0;
                     source_encoding.is_none() && !is_packed(entry) && (is_unseen || is_worth(compression.codec, head))
@@ -110,13 +113,13 @@ impl UploadContext {
         PutOptions { precondition, encoding: change.encoding.clone(), checksum }
     }
 
-    /// True if the target may be written. If false, the existing object is only compared.
+    /// True if the target may be written. If false, the existing object is only compared with the new bytes.
     pub fn may_replace(&self, upload: &UploadItem) -> bool {
         upload.existing.is_none() || upload.is_ours || self.options.overwrite
     }
 
-    /// Metadata of an existing object of another origin if it has these bytes, else an error that refuses to replace
-    /// it.
+    /// Returns the metadata of the existing object if its size and digests are equal. Otherwise returns an error,
+    /// because an object of another source must not be replaced.
     pub async fn adopted(&self, item: &Item, size: u64, digests: &[Digest]) -> Result<Meta> {
         let existing = self.to.store.head(&self.to.key(&item.target), self.reader.deadline).await?;
         let both = |have: &&Digest| digests.iter().any(|want| want.algorithm == have.algorithm);
@@ -132,7 +135,7 @@ impl UploadContext {
         }
     }
 
-    /// All kinds of digests that a store may know of these bytes.
+    /// Computes every kind of digest that the store may report for these bytes.
     async fn every_digest(&self, body: Bytes) -> Result<Vec<Digest>> {
         let known = [Algorithm::Crc32, Algorithm::Crc64Nvme].map(|algorithm| Digest { algorithm, value: Vec::new() });
         self.on_core(move || {
@@ -143,7 +146,7 @@ impl UploadContext {
         .await
     }
 
-    /// Copies a small object in one request; `None` if it is not small and must be streamed.
+    /// Copies a small object in one request; returns `None` if the object is not small and must be streamed.
     async fn small(self: &Arc<Self>, upload: &UploadItem, entry: &Entry) -> Result<Option<Written>> {
         if entry.size > SMALL {
             return Ok(None);
@@ -164,7 +167,7 @@ impl UploadContext {
         let meta = if self.may_replace(upload) {
             let options = self.put_options(upload, &change, Some(Digest::of_u32(Algorithm::Crc32c, crc32c(&body))));
             match self.to.store.put(&key, vec![body.clone()], &options, self.reader.deadline).await {
-                // Another run of this stage may have written it first; compare the bytes.
+                // Another run of this stage may have written the object first: compare the bytes.
                 Err(Error::Precondition { .. }) if upload.existing.is_none() => {
                     self.adopted(&upload.item, size, &self.every_digest(body).await?).await?
                 }
@@ -177,7 +180,8 @@ impl UploadContext {
         Ok(Some(Written { change, stored, checked, size, digests, meta, leftover: None }))
     }
 
-    /// Content and digests of a small object after the transform; `None` if it decompresses to more than the memory limit.
+    /// Content and digests of a small object after the transform; `None` if it decompresses to more than the memory
+    /// limit.
     fn ready(
         &self,
         upload: &UploadItem,

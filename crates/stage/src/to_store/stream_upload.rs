@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streams a large object to a store: reads it in order and writes it in parts, which a later stage need not send again
-//! after a kill. Holds a few parts in memory, whatever the size of the object.
+//! Streams a large object to a store: reads it in order and writes it in parts. After a kill, a later stage need not
+//! send finished parts again. Whatever the object's size, only a few parts are in memory.
 //!
-//! On resume, a copy whose source promises no digest except a CRC-32C skips the parts that the store holds. Any other
-//! object is read again from its beginning, since its digest or its codec needs all of it; parts that come out the same
-//! are not sent again.
+//! On resume, parts that the store already holds are skipped if the object is copied unchanged and its source reports
+//! no digest that needs all bytes (anything except CRC-32C). Any other object is read again from its beginning, since
+//! its digest or its codec needs all bytes; parts with unchanged content are not sent again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,14 +28,14 @@ use crate::to_store::target::PART;
 use crate::to_store::upload::{UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
-/// Number of first bytes of an object that are read before the transform is chosen.
+/// Number of first bytes of an object that are read to choose the transform.
 const LOOK: u64 = crate::compress::TRIED as u64;
 
-/// Stored bytes that are decompressed before the size of the output is checked: it is at most 4 MiB for gzip, 128 MiB
-/// for zstd.
+/// Number of stored bytes that are decompressed before the output size is checked. Their output is at most 4 MiB for
+/// gzip and 128 MiB for zstd.
 const STEP: usize = 4 << 10;
 
-/// Reads an object in order in background tasks, which end when this is dropped.
+/// Reads an object in order, in a background task that ends when the reader is dropped.
 struct Reader {
     pieces: mpsc::Receiver<Result<Bytes>>,
     _task: JoinSet<()>,
@@ -68,7 +68,7 @@ impl Reader {
     }
 }
 
-/// Reads the whole object from a store without ranges, in pieces as they arrive.
+/// Reads the whole object from a store without ranges; sends it in pieces as they arrive.
 async fn whole(context: &UploadContext, entry: &Entry, send: &mpsc::Sender<Result<Bytes>>) -> Result<()> {
     let mut got = context.reader.get(entry, ByteRange::WHOLE).await?;
     let mut piece = BytesMut::new();
@@ -90,7 +90,8 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
     promised.extend(meta.digests.iter().filter(|digest| !entry.digests.contains(digest)).cloned());
     let head = match context.reader.has_ranges() {
         true => context.reader.range(entry, ByteRange::new(0, LOOK.min(entry.size))).await?,
-        // The object is read in full below; here its name must be enough.
+        // A store without ranges would return the whole object here. It is read below, so choose the transform by name
+        // only.
         false => Bytes::new(),
     };
     let change = {
@@ -98,14 +99,14 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
             (context.clone(), upload.item.clone(), entry.clone(), meta.encoding.clone());
         blocking(move || Ok(context.change(&item, &entry, encoding, &head))).await?
     };
-    // If the upload is lost, try a second time before the object fails.
+    // If the store loses the upload, try once more before the object fails.
     for is_last in [false, true] {
         let mut upload = MultipartUpload::start(context, upload, entry, &change, &promised).await?;
         match upload.carry().await {
             Err(Error::NotFound { place }) if !is_last && place == context.target_place(&change.item) => {
                 upload.forget().await;
             }
-            // An object of another origin exists, or the source has changed: this upload is of no further use.
+            // An object from another source exists, or the source has changed: this upload cannot be resumed.
             Err(
                 error @ (Error::Precondition { .. }
                 | Error::Corrupt { .. }
@@ -121,8 +122,8 @@ pub(crate) async fn send(context: &Arc<UploadContext>, upload: &UploadItem, entr
     Err(Error::bug("an upload was lost twice and reported once"))
 }
 
-/// Decompresses about one part of content from `piece`, and returns the unread rest: a hostile piece could otherwise
-/// fill all of the memory.
+/// Decompresses about one part of content from `piece`, and returns the rest of `piece`. Without this bound, a hostile
+/// piece could fill the memory.
 fn inflate_some(
     inflater: &mut StreamDecoder,
     piece: Bytes,
@@ -161,7 +162,7 @@ impl MultipartUpload<'_> {
         }
     }
 
-    /// Reads the whole object, in order.
+    /// Reads and sends the whole object, in order.
     async fn carry_all(&mut self) -> Result<Written> {
         let mut reader = Reader::start(self.context, self.entry, self.reads);
         let mut stored = StoredDigests::new(self.promised);
@@ -215,13 +216,13 @@ impl MultipartUpload<'_> {
                 self.write(bytes).await?;
             }
         }
-        // No object is made from bytes that do not match the promised digests.
+        // Verify the digests before the object is completed from these bytes.
         let have = stored.digests();
         let checked = self.context.reader.check(self.entry, &have, self.promised)?;
         self.finish(have[..2].to_vec(), checked).await
     }
 
-    /// Reads and sends only the parts that the store does not have.
+    /// Reads and sends only the parts that the store does not have. Used for unchanged copies.
     async fn carry_missing(&mut self) -> Result<Written> {
         let PartSink::Parts { held, .. } = &mut self.hold else { return Err(Error::bug("parts without an upload")) };
         let held = std::mem::take(held);
@@ -252,7 +253,7 @@ impl MultipartUpload<'_> {
                 .await?;
             let mut ends = None;
             if number + 1 == count && is_ordered {
-                // The CRC of the whole object ends the upload, so it must be checked first.
+                // The last part carries the CRC of the whole object, so verify that CRC before sending the part.
                 self.parts.sort_by_key(|part| part.number);
                 let last = Part {
                     number,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A destination store: its URL and client, the target names of objects, and the plan.
 //!
-//! `existing` holds the objects that are there already, `object` uploads, and `records` holds the manifests in the
-//! store.
+//! `existing` finds the objects that already exist, `object` uploads objects, and `manifests` reads and writes the
+//! manifests in the store.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::plan::{Item, PART_BYTES, StageOptions, StagePlan};
 use penstock_dataset::manifest::{CodecSource, Manifest, is_own};
 use penstock_dataset::{Division, SharePlan};
 
-/// Maximum size of an object that is read whole and written in one request.
+/// Maximum size of an object that is read into memory and written in one request.
 pub(crate) const SMALL: u64 = 16 << 20;
 
-/// Part size of a larger object.
+/// Default part size for larger objects.
 pub(crate) const PART: u64 = 16 << 20;
 
-/// Maximum key length of any store.
+/// Maximum key length of the supported stores.
 const MAX_KEY: usize = 1024;
 
-/// The opened destination.
+/// An opened destination store.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub store: Arc<dyn Store>,
@@ -40,7 +40,7 @@ impl Target {
         Ok(Self { store: opened.store, prefix: opened.prefix, url: folder.to_string() })
     }
 
-    /// Limits the requests in flight to what the governor allows.
+    /// Applies the governor's limit on requests in flight.
     pub fn governed(self, governor: &Arc<AdaptiveLimit>) -> Self {
         Self { store: Arc::new(LimitStore::new(self.store, governor.clone())), ..self }
     }
@@ -68,7 +68,7 @@ impl Target {
     }
 }
 
-/// True if the store keeps a Content-Encoding, so that a compressed object keeps its name.
+/// True if the store records a Content-Encoding. A compressed object then needs no suffix in its name.
 pub(crate) fn keeps_names(scheme: Scheme) -> bool {
     match scheme {
         Scheme::S3 | Scheme::Azure | Scheme::Gcs | Scheme::Memory => true,
@@ -76,7 +76,7 @@ pub(crate) fn keeps_names(scheme: Scheme) -> bool {
     }
 }
 
-/// Plans a stage to a store: any key that the store may hold, each once.
+/// Plans a stage to a store. Accepts any key that the store allows; rejects duplicate targets.
 pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Result<StagePlan> {
     if options.node >= options.nodes {
         return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
@@ -120,8 +120,8 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     let division = Division { decompress: options.decompress, ..options.division.clone() };
     let shares = SharePlan::divide(manifest, options.nodes, &division)?;
     let items: Vec<Item> = shares.share(options.node).into_iter().map(|at| items[at].clone()).collect();
-    // A small object is read and written whole. For a larger one, reads also request the version and the first bytes;
-    // writes also begin and end the upload.
+    // A small object needs one read and one write. A larger one needs its parts, and four more requests: two reads (for
+    // the version and the first bytes) and two writes (to begin and to end the upload).
     let requests = |at: usize, _| match manifest.objects[at].size {
         ..=SMALL => 2,
         size => size.div_ceil(PART_BYTES) + 2 + size.div_ceil(PART) + 2,
@@ -129,7 +129,7 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
     Ok(StagePlan::of(items, &shares, options.node, requests))
 }
 
-/// Returns an error if a destination is inside its own source: each run would list what the last one wrote.
+/// Returns an error if a destination is inside its source: each run would then list the objects of the previous run.
 pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
     let (inner, outer) = (url.as_folder(), source.as_folder());
     let same = source.scheme == url.scheme && source.authority == url.authority;
@@ -140,7 +140,7 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
 }
 
 impl StageOptions {
-    /// Sets the options that [`StageOptions::transform_id`] named.
+    /// Sets the options from the transform identifier, the reverse of [`StageOptions::transform_id`].
     pub(crate) fn apply_transform(&mut self, transform: Option<&str>) -> Result<()> {
         let odd = || Error::config("manifest", format!("`{}` is not a transform", transform.unwrap_or_default()));
         for step in transform.into_iter().flat_map(|transform| transform.split(',')) {

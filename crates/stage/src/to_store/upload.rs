@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Types of an upload: the object, the context that all uploads share, the transform, the result.
+//! Types for an upload: the object, the context that all uploads share, the transform, and the result.
 
 use crate::dest_dir::DestDir;
 use crate::plan::{Item, StageOptions};
@@ -14,12 +14,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use tokio::sync::Semaphore;
 
-/// An object to send, and the existing object with its name.
+/// An object to send, with the existing object of the same name, if any.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadItem {
     pub item: Item,
     pub existing: Option<Meta>,
-    /// True if the existing object is from an earlier stage of this source.
+    /// True if an earlier stage of this source wrote the existing object.
     pub is_ours: bool,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct UploadContext {
     pub cores: Arc<Semaphore>,
     pub threads: usize,
     pub options: StageOptions,
-    /// Uploads in progress, by the name of their journal.
+    /// Open uploads, by the name of their journal.
     pub open: Mutex<HashMap<String, (Key, UploadId)>>,
 }
 
@@ -53,7 +53,7 @@ impl Transform {
     }
 }
 
-/// Written object, for the journal.
+/// A written object, with the facts for its journal line.
 pub(crate) struct Written {
     pub change: Transform,
     pub stored: Vec<Digest>,
@@ -61,6 +61,6 @@ pub(crate) struct Written {
     pub size: u64,
     pub digests: Vec<Digest>,
     pub meta: Meta,
-    /// Journal of its parts, not needed once this object is journaled.
+    /// Upload journal; can be removed once the object is in the stage's journal.
     pub leftover: Option<Arc<OwnedFile>>,
 }

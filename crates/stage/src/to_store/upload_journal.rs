@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Journal of one multipart upload: source and transform of the object, the id of the upload, and its accepted parts.
+//! Journal of one multipart upload: the object's source and transform, the upload id, and the parts that the store
+//! accepted.
 //!
-//! A header line, then one line per part, in a file of mode 0600 (in some stores the id grants write access). Not
-//! synced: parts whose lines are lost in a power failure are sent again, and a part counts only if the store still
-//! holds it. An object that differs from the header starts again.
+//! The file has a header line and one line per part. Its mode is 0600, because in some stores the id grants write
+//! access. It is not synced: parts whose lines are lost in a power failure are sent again. A listed part is used only
+//! if the store still holds it. If an object differs from the header, its upload starts again.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -18,10 +19,10 @@ use serde::{Deserialize, Serialize};
 use crate::dest_dir::DestDir;
 use penstock_dataset::manifest::transform_text;
 
-/// Maximum size of the file; a larger one is not ours (50,000 parts of about 200 bytes).
+/// Maximum size of the file; Penstock writes no larger file (50,000 parts of about 200 bytes).
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Identity of an upload: source, transform and destination.
+/// Identity of an upload: source, transform and target of the object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Head {
     pub source: String,
@@ -29,7 +30,7 @@ pub(crate) struct Head {
     pub version: Option<penstock_store::Version>,
     pub modified_ms: Option<i64>,
     pub target: String,
-    /// Penstock 0.1 wrote `asked`.
+    /// Penstock 0.1 named this field `asked`.
     #[serde(alias = "asked", deserialize_with = "transform_text")]
     pub transform: Option<String>,
     pub part_bytes: u64,
@@ -43,7 +44,7 @@ enum Line {
         id: UploadId,
     },
     Part(Part),
-    /// All parts have arrived; this is the whole object.
+    /// All parts have arrived; describes the complete object.
     Whole {
         size: u64,
         digests: Vec<Digest>,
@@ -54,7 +55,7 @@ enum Line {
 #[derive(Debug)]
 pub(crate) struct PreviousUpload {
     pub id: UploadId,
-    /// Parts by number; of a part that was sent twice, the last one.
+    /// Parts by number; if a part was sent twice, the last one.
     pub parts: BTreeMap<u32, Part>,
     pub whole: Option<(u64, Vec<Digest>)>,
 }
@@ -67,7 +68,7 @@ pub(crate) struct SentParts {
 }
 
 impl SentParts {
-    /// Opens the file, and returns what an earlier run left of the same object.
+    /// Opens the file; returns the upload that an earlier run left there, if it is of the same object.
     pub fn open(
         dest_dir: &DestDir,
         folder: &Arc<OwnedFd>,
@@ -101,13 +102,13 @@ impl SentParts {
             }
         }
         if left.is_some() {
-            // A torn last line must not merge with the next one.
+            // End an incomplete last line, so that it does not merge with the next one.
             file.seek(SeekFrom::End(0)).and_then(|_| file.write_all(b"\n")).map_err(io)?;
         }
         Ok((Self { file: owned, place }, left))
     }
 
-    /// Clears the file and begins an upload.
+    /// Empties the file and writes the header line of a new upload.
     pub fn begin(&mut self, head: &Head, id: &UploadId) -> Result<()> {
         let cleared = self.file.clear().and_then(|()| self.file.file().rewind());
         cleared.map_err(|error| Error::from_io(&self.place, &error))?;

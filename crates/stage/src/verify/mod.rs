@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Verifies a staged folder: reads it from the disk, bypassing memory, and compares it with the records of its stage.
+//! Verifies a staged folder: reads its files from disk, bypassing the page cache, and compares them with the records of
+//! the stage.
 //!
-//! Reports each wrong file, and lists files that no stage wrote without judging them. Writes nothing; `repair` does.
+//! Reports every wrong file. Also lists files that no stage wrote, but does not count them as errors. Writes nothing;
+//! only `repair` does.
 
 pub(crate) mod repair;
 pub(crate) mod store;
@@ -31,25 +33,25 @@ use crate::to_folder::records::{Record, Recorded, Unfinished, read};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;
 
-/// Bytes of one read; a worker holds one buffer of this size and nothing else.
+/// Size of one read; a worker thread holds one buffer of this size.
 const IO_BUFFER_BYTES: usize = 1 << 20;
-/// Maximum number of unexpected files that are listed; all of them are counted.
+/// Maximum number of unexpected files that are listed; the count includes all of them.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
-/// Request of a verification, validated once.
+/// Input of a verification, validated once.
 #[derive(Debug, Clone)]
 pub struct VerifyRequest {
-    /// The staged folder. With `remote`: the folder where a repair keeps its journal.
+    /// The staged folder. With `remote`: the folder for a repair's journal.
     pub destination: PathBuf,
-    /// Store of the staged copy, instead of the folder.
+    /// Store that holds the staged copy; replaces the folder.
     pub remote: Option<Url>,
-    /// Trust the metadata that a store reports for its objects.
+    /// Compare only the metadata that the store reports, without reading the objects.
     pub quick: bool,
-    /// Filter for the files to verify, by their path below the folder.
+    /// Filter that selects the files to verify, by their path relative to the folder.
     pub select: KeyFilter,
     /// Fetch wrong files again.
     pub repair: bool,
-    /// Settings to access the source.
+    /// Settings for access to the source.
     pub settings: StoreSettings,
     /// Wall-clock limit of the whole verification.
     pub deadline: Option<Duration>,
@@ -61,16 +63,16 @@ pub struct VerifyRequest {
     pub memory: u64,
 }
 
-/// A file that differs from what its stage wrote.
+/// A file that differs from its stage's record.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailedFile {
-    /// Its path below the folder, control characters escaped.
+    /// Path of the file, relative to the folder; control characters are escaped.
     pub file: String,
     /// `missing`, `size`, `digest`, `not-a-file` or `unreadable`.
     pub problem: String,
-    /// Finding, in one sentence.
+    /// The difference, in one sentence.
     pub detail: String,
-    /// Why it could not be repaired, if a repair was tried.
+    /// Why the file could not be repaired, if a repair was attempted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair_error: Option<String>,
 }
@@ -78,7 +80,7 @@ pub struct FailedFile {
 /// Result of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verified {
-    /// Version of this document.
+    /// Version of this JSON document.
     pub schema_version: u32,
     /// The folder.
     pub destination: String,
@@ -86,23 +88,23 @@ pub struct Verified {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Files that match what their stage wrote.
+    /// Files that match their record.
     pub ok: u64,
-    /// Files that do not match.
+    /// Files that do not match their record.
     pub failed: Vec<FailedFile>,
-    /// Files that were fetched again and are correct now.
+    /// Files that were wrong, but were fetched again and are now correct.
     pub repaired: Vec<String>,
-    /// Files that no stage recorded; the first 1,000.
+    /// Files that no stage recorded; at most the first 1,000.
     pub unexpected: Vec<String>,
     /// Number of files that no stage recorded.
     pub unexpected_total: u64,
-    /// Shares that the last stage into the folder did not complete: existing files may be correct, but objects are
-    /// missing.
+    /// Shares that the last stage into the folder did not complete. The existing files may be correct, but some objects
+    /// are missing.
     #[serde(default)]
     pub unfinished: Vec<Unfinished>,
-    /// Bytes of objects received for repair.
+    /// Bytes received for repairs.
     pub bytes_in: u64,
-    /// Requests sent for repair.
+    /// Requests sent for repairs.
     pub requests: u64,
     /// Wall-clock seconds.
     pub seconds: f64,
@@ -137,7 +139,7 @@ async fn run(
                 let place = path.display().to_string();
                 Ok((Arc::new(dest_dir), only(&select, records, &place, |record| &record.target)?, unfinished))
             }
-            // The folder exists, but no stage has left records in it.
+            // The folder exists, but contains no records of a stage.
             None => Err(Error::NotFound { place: dest_dir.place(FOLDER.as_bytes()) }),
         }
     })
@@ -187,7 +189,7 @@ async fn run(
     })
 }
 
-/// Reads the records' files on as many threads as there are cores; returns wrong files in the order of the records.
+/// Checks the files of the records, with one thread per core; returns the wrong files in record order.
 async fn check_all(
     dest_dir: &Arc<DestDir>,
     records: &Arc<Vec<Record>>,
@@ -237,7 +239,8 @@ async fn check_all(
     Ok(found)
 }
 
-/// Checks one file: `None` if it is correct, else the kind of damage and a sentence. An error ends the verification.
+/// Checks one file. Returns `None` if it is correct, otherwise the kind of damage and a description. An error ends the
+/// verification.
 fn check(
     dest_dir: &DestDir,
     record: &Record,
@@ -275,15 +278,15 @@ fn check(
     Ok(None)
 }
 
-/// Digests of the bytes on disk; first drops the file's pages from memory.
+/// Computes the digests of the bytes on disk; first evicts the file's pages from the page cache.
 fn seal_of(
     file: &File,
     buffer: &mut [u8],
     stop: &AtomicBool,
     progress: &Progress,
 ) -> Result<std::io::Result<ContentDigest>> {
-    // Pages not yet written back stay in memory, since they are not on disk yet. On a file system without this advice,
-    // the bytes may come from memory.
+    // Dirty pages stay in memory, since they are not yet on disk. On a file system that ignores this advice, the bytes
+    // may be read from memory.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::Sequential);
     let (mut seal, mut file) = (ContentDigest::default(), file);
@@ -303,7 +306,7 @@ fn seal_of(
     }
 }
 
-/// The selected records. Returns an error if there are records but none is selected.
+/// Returns the selected records. Returns an error if records exist but none is selected.
 pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, target: fn(&R) -> &Key) -> Result<Vec<R>> {
     let is_empty = records.is_empty();
     records.retain(|record| select.takes(target(record)));
@@ -313,8 +316,8 @@ pub(crate) fn only<R>(select: &KeyFilter, mut records: Vec<R>, place: &str, targ
     }
 }
 
-/// Selected names below the folder that no record has: the first ones, and their number. Does not follow links. A
-/// folder that cannot be read counts as empty.
+/// Returns selected file names in the folder that have no record: the first ones, and the total number. Does not follow
+/// links; treats an unreadable folder as empty.
 fn unexpected(dest_dir: &DestDir, records: &[Record], select: &KeyFilter) -> Result<(Vec<String>, u64)> {
     let root = dest_dir.path();
     let (mut named, mut count, mut folders) = (Vec::new(), 0, vec![root.to_owned()]);

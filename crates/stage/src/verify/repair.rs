@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fetches exactly the wrong files again, from the source and the version that they were staged from.
+//! Repairs a staged folder: fetches the wrong files again, from the source and version that they were staged from.
 //!
-//! The new bytes must equal the recorded ones: if the source is gone or was replaced, the file stays as it is and an
-//! error is reported.
+//! The new bytes must equal the recorded ones. If the source object is missing or has changed, the file is not touched
+//! and an error is reported.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::OwnedFd;
@@ -25,11 +25,11 @@ use crate::to_folder::workers::Workers;
 use crate::verify::VerifyRequest;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Reason for not fetching an object although its record names a source.
+/// Reason why an object is not fetched, although its record names a source.
 pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stored bytes to check the source against";
 
-/// Repairs what it can; for the others, returns the reason by their index in `records`. Returns an error if nothing can
-/// be tried: another stage is writing there, or the user interrupted.
+/// Repairs as many files as possible. For each file that it cannot repair, returns the reason by the file's index in
+/// `records`. Returns an error if no repair is possible: another stage writes to the folder, or the user interrupted.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 pub(crate) async fn repair(
     request: &VerifyRequest,
@@ -65,7 +65,7 @@ pub(crate) async fn repair(
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {
             decompress,
-            overwrite: true, // the user asked to replace what is wrong
+            overwrite: true, // the user requested the repair of wrong files
             concurrency: request.concurrency,
             memory: request.memory,
             ..StageOptions::default()
@@ -93,7 +93,7 @@ pub(crate) async fn repair(
         }
         match outcome {
             Err(Error::Interrupted) => return Err(Error::Interrupted),
-            Err(_) => {} // of this source; another may do better
+            Err(_) => {} // affects only this source; continue with the others
             Ok(journal) => {
                 let (dest_dir, records) = (dest_dir.clone(), records.clone());
                 let fetched: HashSet<Key> = group.iter().map(|&at| records[at].target.clone()).collect();
@@ -113,7 +113,7 @@ pub(crate) async fn repair(
     Ok(why)
 }
 
-/// The files of one source and one journal.
+/// Files to fetch that share one source and one journal.
 struct Fetch<'a> {
     source: Source,
     folder: &'a Arc<OwnedFd>,
@@ -142,13 +142,13 @@ impl Fetch<'_> {
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: record.modified_s,
-                // The bytes that arrive now must match those stored then.
+                // The new bytes must match the digests that were recorded by the stage.
                 digests: origin.digests.clone(),
                 encoding: origin.encoding.clone(),
                 ..Entry::new(origin.key.clone(), origin.size)
             });
         }
-        // `Manifest::new` would sort the objects, but items refer to them by index.
+        // `Manifest::new` would sort the objects, but the items refer to them by index.
         let manifest = Manifest { objects, ..Manifest::new(source.url.clone(), Vec::new()) };
         let need = group.iter().map(|&at| records[at].size).sum();
         let (parts, journal) = {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Verifies a staged copy in a store: reads it again and compares it with the manifest beside it; in quick mode,
-//! compares only the store's metadata.
+//! Verifies a staged copy in a store: reads its objects and compares them with the manifest in the store. In quick
+//! mode, compares only the metadata that the store reports.
 //!
-//! Reports each wrong object, and lists objects that no stage wrote without judging them. `repair` uploads exactly the
-//! wrong objects again, from the source and the version that they came from.
+//! Reports every wrong object. Also lists objects that no stage wrote, but does not count them as errors. `repair`
+//! uploads only the wrong objects again, from the source and version that they were staged from.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -29,10 +29,10 @@ use crate::verify::{FailedFile, Verified, VerifyRequest, only};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::{Entry, Manifest, is_own};
 
-/// Maximum number of unexpected files that are listed; all of them are counted.
+/// Maximum number of unexpected objects that are listed; the count includes all of them.
 const MAX_UNEXPECTED_LISTED: usize = 1_000;
 
-/// Manifest of a staged copy in a store, with the shares of all nodes; `None` if no stage has left one.
+/// Manifest of a staged copy in a store, with the shares of all nodes; `None` if the store contains no manifest.
 pub async fn recorded_remotely(
     url: &Url,
     settings: &penstock_store::StoreSettings,
@@ -47,7 +47,7 @@ pub async fn recorded_remotely(
     Ok(joined(&to.url, documents(&to, names, deadline).await?))
 }
 
-/// Joins documents, the latest first: if two list one object, the first counts.
+/// Merges the manifests, which are sorted from the latest on. If two of them list one object, the first one wins.
 fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
     let source = documents.first()?.manifest.source.clone();
     let is_one = documents.iter().all(|document| document.manifest.source == source);
@@ -58,7 +58,7 @@ fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
     Some(Manifest { source: source.filter(|_| is_one), ..Manifest::new(url.to_owned(), objects) })
 }
 
-/// Object to check, with its source.
+/// Manifest entry of an object to check, with its source and share.
 struct Record {
     entry: Entry,
     source: Option<String>,
@@ -154,7 +154,7 @@ async fn verify(
     })
 }
 
-/// Context of the check of one object.
+/// Settings and shared state for checks of objects.
 #[derive(Clone)]
 struct Verifier {
     to: Target,
@@ -167,7 +167,7 @@ struct Verifier {
 type Problem = Option<(&'static str, String)>;
 
 impl Verifier {
-    /// Checks the objects; returns wrong ones in the order of the records.
+    /// Checks the objects; returns the wrong ones in record order.
     async fn all(
         self: &Arc<Self>,
         records: &[Record],
@@ -206,14 +206,14 @@ impl Verifier {
         }
     }
 
-    /// Checks the store's metadata: size, then a digest that both have, then the version.
+    /// Compares the store's metadata with the record: the size, then a digest that both have, then the version.
     async fn quick_check(&self, entry: &Entry) -> Result<Problem> {
         let meta = self.to.store.head(&self.to.key(&entry.key), self.deadline).await?;
         Progress::add(&self.progress.done_bytes, entry.size);
         Ok(problem_of(entry, &meta))
     }
 
-    /// Checks the bytes, read from the store.
+    /// Reads the object from the store and compares its bytes with the record.
     async fn read(&self, entry: &Entry) -> Result<Problem> {
         let object = ObjectRef::current(self.to.key(&entry.key));
         let mut got = self.to.store.get_ranges(&object, &[ByteRange::WHOLE], self.deadline).await?;
@@ -221,7 +221,7 @@ impl Verifier {
             return Ok(Some(size(entry, got.meta.size)));
         }
         let mut seal = ContentDigest::default();
-        // Hashed one MiB at a time, away from the threads that wait for sockets.
+        // Hash about 1 MiB at a time on a blocking thread, so that the threads that serve sockets stay free.
         let (mut batch, mut held) = (Vec::new(), 0);
         loop {
             let next = got.chunks.try_next().await?;
@@ -265,7 +265,7 @@ fn differs(entry: &Entry, have: &[Digest]) -> Problem {
     })
 }
 
-/// Difference between the store's metadata and the record.
+/// Returns the difference between the store's metadata and the record.
 fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
     if meta.size != entry.size {
         return Some(size(entry, meta.size));
@@ -277,7 +277,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
         want.algorithm != Algorithm::Xxh3 && meta.digests.iter().any(|have| have.algorithm == want.algorithm)
     };
     match (&entry.version, &meta.version) {
-        // The same bytes written again count as the same object.
+        // If a digest matches, a changed version only means that the same bytes were written again.
         _ if entry.digests.iter().any(is_comparable) => None,
         (Some(want), Some(have)) if want != have => Some((
             "digest",
@@ -287,7 +287,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
     }
 }
 
-/// Selected objects below the destination that no manifest lists: the first ones, and their number.
+/// Returns selected objects in the destination that no manifest lists: the first ones, and the total number.
 async fn unexpected(
     to: &Target,
     records: &[Record],
@@ -309,7 +309,7 @@ async fn unexpected(
     Ok((named, count))
 }
 
-/// Sends wrong objects again; for those that it cannot send, returns the reason.
+/// Uploads wrong objects again. For each object that it cannot upload, returns the reason.
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
 async fn repair(
     request: &VerifyRequest,
@@ -363,9 +363,9 @@ async fn repair(
             objects.push(Entry {
                 version: origin.version.clone(),
                 modified_s: origin.modified_s,
-                // The bytes that arrive now must match those stored then.
+                // The new bytes must match the digests that were recorded by the stage.
                 digests: origin.digests.clone(),
-                // An object that was compressed on the way was not encoded before.
+                // Content-Encoding of the source object: if the stage compressed the object, the source has none.
                 encoding: origin.encoding.clone(),
                 ..Entry::new(origin.key.clone(), origin.size)
             });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stages from a memory store into a temporary folder, through the public door.
+//! Tests that a stage copies objects from an in-memory store to a temporary folder, through the public API.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -105,7 +105,8 @@ fn packed(codec: Codec, body: &[u8]) -> Vec<u8> {
     compress(codec, body, codec.default_level()).unwrap()
 }
 
-/// NFS has no rename that replaces nothing: a file gets its name by a hard link, and a kill leaves the temporary name too.
+/// NFS has no no-replace rename, so a file gets its final name by a hard link. A kill at that moment also leaves its
+/// temporary name.
 #[test]
 fn stage_killed_between_link_and_unlink_takes_the_next_version() {
     let bench = Bench::new("linked", &[("d/a.bin", vec![1; 100])]);
@@ -218,7 +219,7 @@ fn stage_of_a_bomb_stops_at_the_limit() {
 fn stage_of_large_objects_goes_by_parts_and_inflates() {
     let (plain, body) = (noise(20 << 20), noise(17 << 20));
     let bench = Bench::new("stage-large", &[("plain", plain.clone()), ("big.gz", packed(Codec::Gzip, &body))]);
-    // A budget far below the objects: parts wait for room, and content streams.
+    // A memory budget far below the object sizes: parts wait for memory, and content is streamed.
     let summary = bench.stage(StageOptions { memory: 32 << 20, ..inflating() }).unwrap();
     assert_eq!((summary.moved, summary.bytes_in), (2, summary.bytes));
     let files = bench.files();
@@ -237,7 +238,7 @@ fn stage_of_many_objects_reads_each_large_one_once_and_whole() {
     objects.extend(["a", "b", "c"].into_iter().zip(large.clone()));
     objects.push(("z.gz", gzip));
     let bench = Bench::new("stage-streamed", &objects);
-    // A budget of a few pieces: streams wait for room, and hold no more than theirs.
+    // A memory budget of a few pieces: streams wait for memory, and hold only what they reserved.
     let summary = bench.stage(StageOptions { memory: 32 << 20, ..inflating() }).unwrap();
     assert_eq!((summary.moved, summary.bytes_in, summary.failed.len()), (24, summary.bytes, 0));
     assert_eq!(summary.requests, 24 + 1, "one read an object, and the listing");
@@ -256,7 +257,7 @@ fn stage_of_many_objects_reads_each_large_one_once_and_whole() {
     }
 }
 
-/// As bgzip(1) writes it.
+/// Compresses like bgzip(1): gzip members with a size field.
 fn bgzf(body: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for piece in body.chunks(65_000).chain([&[][..]]) {
@@ -273,7 +274,7 @@ fn stage_takes_objects_of_many_blocks_apart() {
     let body = noise(12 << 20);
     let blocks = |codec| -> Vec<u8> { body.chunks(1 << 20).flat_map(|piece| packed(codec, piece)).collect() };
     let padded = [blocks(Codec::Gzip), vec![0; 512]].concat();
-    // Above a part's size they go by parts, below it at once.
+    // Objects above the part size are read in parts; smaller ones are read at once.
     let (small, small_body) = (bgzf(&body[..3 << 20]), body[..3 << 20].to_vec());
     let objects = [
         ("bgzf.gz", bgzf(&body)),
@@ -293,7 +294,7 @@ fn stage_takes_objects_of_many_blocks_apart() {
         assert!(files["small"] == small_body);
         std::fs::remove_dir_all(bench.folder.path().join("dst")).unwrap();
     }
-    // The limit is that of the whole object, and damage in a block is the object's.
+    // The size limit applies to the whole object, and a damaged block fails the whole object.
     let limited = StageOptions { max_inflated: Some((12 << 20) - 1), ..inflating() };
     let summary = bench.stage(limited).unwrap();
     assert_eq!((summary.moved, summary.failed.len()), (1, 5));
@@ -344,7 +345,7 @@ fn shares_of_a_stage_are_disjoint_and_complete_and_may_be_empty() {
         assert_eq!(summary.objects, u64::from(node < 3));
     }
     assert_eq!(bench.files().keys().collect::<Vec<_>>(), ["a", "b", "c"]);
-    // What five nodes did in a shared folder, one recognises.
+    // A stage on one node recognises the files that five nodes wrote to a shared folder.
     assert_eq!(bench.stage(inflating()).unwrap().skipped, 3);
 }
 
@@ -505,8 +506,8 @@ fn stage_resumes_inside_a_large_object_from_the_parts_that_are_still_whole() {
     std::fs::create_dir_all(data.parent().unwrap()).unwrap();
     let leave_behind = |version: &str| {
         let mut bytes = body.clone();
-        bytes[PART + 5] ^= 1; // the second part is not what its line says
-        bytes[2 * PART..].fill(0); // the third never arrived; its line is torn
+        bytes[PART + 5] ^= 1; // the second part does not match its line
+        bytes[2 * PART..].fill(0); // the third part never arrived; its line is incomplete
         std::fs::write(&data, &bytes).unwrap();
         let crc = |at: usize| penstock_codec::checksum::crc32c(&body[at * PART..(at + 1) * PART]);
         let milliseconds = (meta.modified_s.unwrap() * 1e3).round() as i64;
@@ -523,7 +524,7 @@ fn stage_resumes_inside_a_large_object_from_the_parts_that_are_still_whole() {
     let summary = bench.stage(StageOptions::default()).unwrap();
     assert_eq!((summary.resumed_bytes, summary.bytes_in), (PART as u64, (body.len() - PART) as u64));
     assert!(bench.files()["big"] == body && bench.leftovers() == 0);
-    // Parts of another version are of no use.
+    // Parts of another version are not used.
     std::fs::remove_file(bench.folder.path().join("dst/big")).unwrap();
     leave_behind("another");
     let summary = bench.stage(StageOptions::default()).unwrap();
@@ -545,7 +546,7 @@ fn stage_over_a_strangers_file_is_refused_until_told() {
     let overwriting = StageOptions { overwrite: true, ..StageOptions::default() };
     assert_eq!(bench.stage(overwriting).unwrap().moved, 2);
     assert_eq!(bench.files()["a.bin"], b"theirs");
-    // What a stage has put there is a stage's to replace.
+    // A later stage may replace a file that an earlier stage wrote.
     bench.put("a.bin", b"theirs, again".to_vec());
     assert_eq!(bench.stage(StageOptions::default()).unwrap().moved, 1);
 }

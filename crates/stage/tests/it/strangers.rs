@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files, links and locks of others, planted around everything in the core that removes, truncates or renames over a name.
-//! Whatever a stage, a repair, an upload or the node cache does, none of them is touched.
+//! Tests that Penstock leaves other programs' files, links and locks alone. They are planted wherever the core removes
+//! or truncates files, or renames over an existing name. A stage, a repair, an upload and the node cache must not
+//! change any of them.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -25,20 +26,20 @@ use tokio::runtime::Runtime;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
 const KEYS: [&str; 3] = ["a.bin", "d/b.bin", "large.bin"];
-/// More than one part.
+/// Size of an object that needs more than one part.
 const LARGE: usize = (PART_BYTES + 4096) as usize;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
     /// A file of another program.
     File,
-    /// A symbolic link to a file outside.
+    /// A symbolic link to a file outside the destination.
     Link,
-    /// A second name of a file outside.
+    /// A second hard link to a file outside the destination.
     HardLink,
     /// A file that another process has locked.
     Held,
-    /// A symbolic link to a folder outside.
+    /// A symbolic link to a folder outside the destination.
     FolderLink,
 }
 
@@ -49,7 +50,7 @@ enum Action {
     Upload,
 }
 
-/// What identifies a file: inode, size, mtime and a hash of the content, of the name itself.
+/// State of a file, without following links: inode, size, mtime and a hash of the content.
 type Facts = (u64, u64, i64, Option<u64>);
 
 fn facts(path: &Path) -> Option<Facts> {
@@ -71,7 +72,7 @@ fn tree(folder: &Path) -> BTreeMap<PathBuf, Facts> {
     found
 }
 
-/// A folder that nothing may write to, and what was planted elsewhere.
+/// A folder that no action may write to, and the files and links planted elsewhere.
 struct Strangers {
     outside: PathBuf,
     before: BTreeMap<PathBuf, Facts>,
@@ -90,7 +91,7 @@ impl Strangers {
         Self { before: tree(&outside), outside, planted: Vec::new(), held: Vec::new() }
     }
 
-    /// Plants one, unless something is there or on the way.
+    /// Plants an entry, unless the path already exists or leads through a link.
     fn plant(&mut self, path: &Path, kind: Kind) {
         let Some(parent) = path.parent() else { return };
         let is_behind_link = parent.ancestors().any(Path::is_symlink);
@@ -113,7 +114,8 @@ impl Strangers {
         self.planted.push((path.to_owned(), kind, facts(path)));
     }
 
-    /// Errs where anything outside has changed, or one of the planted that `is_kept` names.
+    /// Returns an error if anything in the outside folder has changed, or a planted entry for which `is_kept` returns
+    /// true.
     fn check(&self, is_kept: impl Fn(&Path, Kind) -> bool) -> Result<(), TestCaseError> {
         let now = tree(&self.outside);
         let all = self.before.keys().chain(now.keys());
@@ -171,7 +173,7 @@ fn request(destination: &Path, overwrite: bool, remote: Option<&str>) -> StageRe
 
 fn perform(runtime: &Runtime, action: Action, base: &Path) {
     let limit = Duration::from_secs(600);
-    // Other tests check what is refused.
+    // The results are ignored: other tests check which actions return errors.
     match action {
         Action::Stage { overwrite } => {
             let job = StageJob::start(request(&base.join("dst"), overwrite, None), runtime.handle());
@@ -202,7 +204,7 @@ fn perform(runtime: &Runtime, action: Action, base: &Path) {
     }
 }
 
-/// Every name that a stage may write to.
+/// Every path that a stage may write to.
 fn places() -> Vec<String> {
     let state =
         ["journal-0-of-1.jsonl", "status-0-of-1.json", "status-0-of-1.json.tmp", "lock-0", "launch", "residue.json"];
@@ -236,13 +238,14 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         fill_source(&runtime);
         let base = tempfile::tempdir().unwrap();
-        // An upload keeps its state in a folder of its own.
+        // An upload stores its state in a separate folder.
         let roots = ["dst", "state"].map(|name| base.path().join(name));
         let names: Vec<String> = places().iter().filter_map(|place| Some(place.rsplit('/').next()?.to_owned())).collect();
         let mut strangers = Strangers::new(base.path(), &names);
         let plant = |strangers: &mut Strangers, plants: &[(String, Kind)]| {
             for (place, kind) in plants {
-                // A record is replaced under a lock that is held for one small write, and waited for.
+                // An action that replaces a record waits for the lock on its temporary file, because the lock is only
+                // held for one small write. A locked file there would block the test.
                 let kind = if place.ends_with(".json.tmp") && *kind == Kind::Held { Kind::File } else { *kind };
                 roots.iter().for_each(|root| strangers.plant(&root.join(place), kind));
             }
@@ -257,14 +260,14 @@ proptest! {
             overwrites |= matches!(action, Action::Stage { overwrite: true });
             perform(&runtime, *action, base.path());
             strangers.check(|path, kind| match path.parent() {
-                // A plain file of a temporary's name is ours by its name, unless another process holds it. The list of an
-                // object's parts has no lock of its own: that of its data covers it.
+                // A plain file with the name of a temporary file counts as Penstock's, unless another process has
+                // locked it. The list of an object's parts has no lock of its own; the lock of the data file covers it.
                 Some(folder) if folder.ends_with(".penstock/stage/parts") => {
                     let is_list = path.extension().is_some_and(|kind| kind == "done");
                     let is_ours = kind == Kind::File || kind == Kind::Held && is_list;
                     !is_ours || path.ends_with("notes.txt") || path.ends_with("x.tmp")
                 }
-                // What has a name of ours in our own folder may be replaced by a rename, never written to.
+                // In our own folder, an entry with one of our names may be replaced by a rename, but never written to.
                 _ if roots.iter().any(|root| path.starts_with(root.join(".penstock"))) => kind == Kind::FolderLink,
                 _ => kind == Kind::FolderLink || !overwrites,
             })?;
@@ -272,7 +275,7 @@ proptest! {
     }
 }
 
-/// Everything is read once more, later objects first.
+/// An access plan in which every object is read once more, later objects first.
 #[derive(Debug)]
 struct Known(BTreeMap<Key, ObjectRef>);
 
@@ -296,12 +299,12 @@ impl AccessPlan for Known {
 
 const OBJECTS: usize = 8;
 
-/// Reads all objects through a cache that holds three of them.
+/// Reads all objects through a cache that has space for three of them.
 async fn read_all(store: &Arc<dyn Store>, known: &BTreeMap<Key, ObjectRef>, folder: &Path) {
     let (future, metrics) = (Arc::new(Known(known.clone())), Arc::new(Metrics::default()));
     let Ok(cache) = NodeCache::new(store.clone(), folder, 160_000, future, metrics, Transcode::Never) else { return };
     for object in known.values() {
-        // Whose part is held by another waits for it.
+        // If another process has locked the part of an object, the read waits until its deadline and fails.
         if let Ok((_, bytes)) = read_whole(&cache, object, None, Deadline::within(Duration::from_millis(50))).await {
             assert!(bytes == noise(50_000));
         }
@@ -332,7 +335,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let base = tempfile::tempdir().unwrap();
         let (store, known) = runtime.block_on(cached_objects());
-        // The names of the entries, from a cache that holds all of them.
+        // Fill a scratch cache with all objects, to find the names of the entries.
         let scratch = base.path().join("scratch");
         runtime.block_on(async {
             let future = Arc::new(Known(known.clone()));
@@ -359,12 +362,12 @@ proptest! {
             runtime.block_on(read_all(&store, &known, &folder));
         }
         if let Some(link) = folder_link {
-            // Components, because a name with a trailing slash cannot be a link.
+            // Rebuild the path from its components: with a trailing slash it could not name a link.
             strangers.plant(&place.join(link).components().collect::<PathBuf>(), Kind::FolderLink);
         }
         for (at, kind) in plants {
             let at = at.get(&places);
-            // Who holds a lock of the whole cache is a user of it, and is waited for.
+            // A process that locks the whole cache counts as a user of it, so the cache would wait for it.
             let is_lock = at.ends_with("ledger") || at.ends_with("users");
             strangers.plant(&place.join(at), if is_lock && kind == Kind::Held { Kind::File } else { kind });
         }
@@ -372,7 +375,8 @@ proptest! {
             runtime.block_on(read_all(&store, &known, &folder));
             strangers.check(|path, kind| match kind {
                 Kind::FolderLink => true,
-                // A plain file of an entry's name is ours by its name; a link may be replaced by a rename.
+                // A plain file with an entry's name counts as Penstock's; a link with such a name may be replaced by a
+                // rename.
                 Kind::File | Kind::Link | Kind::HardLink => path.ends_with("notes.txt"),
                 Kind::Held => path.starts_with(place.join("parts")) || path.ends_with("notes.txt"),
             })?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stages from one memory store to another, through the public door: what arrives, what is recorded, what is moved twice.
+//! Tests that a stage copies objects between in-memory stores through the public API: the copied content, the recorded
+//! manifest, and which objects a second run copies again.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -127,7 +128,7 @@ fn upload_is_whole_recorded_and_moves_nothing_twice() {
     }
     let again = bench.stage(StageOptions::default()).unwrap();
     assert_eq!((again.moved, again.skipped, again.bytes_in), (0, 4, 0));
-    // Without the journal the manifest in the store says what is done.
+    // Without the journal, the manifest in the store shows which objects are finished.
     std::fs::remove_dir_all(bench.home.path().join("state")).unwrap();
     let elsewhere = bench.stage(StageOptions::default()).unwrap();
     assert_eq!((elsewhere.moved, elsewhere.skipped, elsewhere.bytes_in), (0, 4, 0));
@@ -159,7 +160,7 @@ fn upload_deflated_keeps_names_and_leaves_alone_what_is_compressed() {
     }
     assert_eq!(bench.stage(deflating(Codec::Gzip)).unwrap().bytes_in, 0);
     assert_eq!(bench.verify(false, false).ok, 4);
-    // Another transform_id makes other objects of ours, without --overwrite.
+    // Another transform may replace objects of an earlier stage without --overwrite.
     let other = bench.stage(deflating(Codec::Zstd)).unwrap();
     assert_eq!((other.moved, other.failed.len()), (4, 0), "{:?}", other.failed);
     assert_eq!(bench.got("run/large").0.encoding.as_deref(), Some("zstd"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store in this process, shared by name: `memory://name/`. For tests and examples.
+//! In-memory store, shared by name within this process: `memory://name/`. For tests and examples.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -25,7 +25,7 @@ struct Stored {
     meta: Meta,
 }
 
-/// See the module.
+/// In-memory store.
 #[derive(Debug)]
 pub struct Memory {
     root: Url,
@@ -33,7 +33,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// The store of that name; all stores of one name in this process share their objects.
+    /// Returns the store with this name. All stores with one name in this process share their objects.
     pub fn named(name: &str) -> Self {
         let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
         Self {
@@ -156,7 +156,7 @@ impl Store for Memory {
     }
 }
 
-/// Parts of open uploads, by id; shared by all stores of this process.
+/// Parts of unfinished uploads by upload ID, shared by all in-memory stores of this process.
 type Open = BTreeMap<String, BTreeMap<u32, (Part, Vec<Bytes>)>>;
 static OPEN: LazyLock<Mutex<Open>> = LazyLock::new(Mutex::default);
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Available memory: free and clean pages of the machine, limited by every cgroup (v1, v2) of this process.
+//! Determines the available memory: free and clean pages of the machine, limited by every cgroup (v1, v2) of this
+//! process.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
 
 const GROUPS: &str = "/sys/fs/cgroup";
 
-/// Bytes available to this process, including clean page cache; `None` if unknown.
+/// Returns the number of bytes available to this process, including clean page cache; `None` if unknown.
 pub fn memory_available() -> Option<u64> {
     let machine = of_meminfo(&read_to_string("/proc/meminfo").ok()?)?;
     let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -21,7 +22,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim)
 }
 
-/// Available memory of each cgroup of a process and its ancestors, from the text of /proc/PID/cgroup.
+/// Returns the available memory of each cgroup in `text` (the content of /proc/PID/cgroup) and of its ancestors.
 fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
     let mut left = Vec::new();
     for line in text.lines() {
@@ -35,7 +36,7 @@ fn of_groups(text: &str, root: &Path) -> impl Iterator<Item = u64> {
             ),
             _ => continue,
         };
-        // In a container the path may be the host's, and only the root is visible.
+        // In a container, the path may be the host's path, although only the cgroup root is visible.
         let own = root.join(path.trim_start_matches('/'));
         let groups = own.ancestors().take_while(|folder| folder.starts_with(&root));
         left.extend(groups.filter_map(|folder| of_group(folder.to_owned(), names)));
@@ -48,7 +49,7 @@ fn of_group(folder: PathBuf, [limit, used, cache, shared]: [&str; 4]) -> Option<
     let (limit, used) = (number(limit)?, number(used)?);
     let stat = read_to_string(folder.join("memory.stat")).unwrap_or_default();
     let counted = |name: &str| field(&stat, name).and_then(|text| text.parse::<u64>().ok()).unwrap_or(0);
-    // Files of a tmpfs count as cache, but cannot be dropped.
+    // Files in a tmpfs count as cache, but the kernel cannot drop them.
     let clean = counted(cache).saturating_sub(counted(shared));
     Some(limit.saturating_sub(used.saturating_sub(clean)))
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts calls and bytes of a store whose calls are one request each: local folders, memory, and stores in tests. `S3`
-//! counts its own requests, because one call may need several.
+//! Counts the calls and bytes of a store that makes one request per call: local folders, memory, and stores in tests.
+//! `S3` counts its own requests, because one call may need several.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, S
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// Keys per page of a listing, for stores without pages.
+/// Assumed number of keys per page of a listing, for stores without pages.
 const PAGE: u64 = 1000;
 
-/// See the module.
+/// Store wrapper that counts calls and bytes.
 #[derive(Debug)]
 pub struct MeteredStore {
     inner: Arc<dyn Store>,
@@ -23,7 +23,7 @@ pub struct MeteredStore {
 }
 
 impl MeteredStore {
-    /// Wraps `inner` and counts in `metrics`.
+    /// Wraps `inner` and counts its calls in `metrics`.
     pub fn new(inner: Arc<dyn Store>, metrics: Arc<Metrics>) -> Self {
         Self { inner, metrics }
     }
@@ -32,7 +32,7 @@ impl MeteredStore {
         &*self.inner
     }
 
-    /// Counts one request of a multipart upload.
+    /// Counts one request of a multipart upload that sends `bytes` bytes.
     pub(crate) fn uploaded(&self, bytes: u64) {
         self.sent(Metric::Puts);
         self.metrics.add(Metric::BytesSent, bytes);
@@ -53,7 +53,8 @@ pub(crate) fn count_error(metrics: &Metrics, error: &Error) {
     metrics.count(if matches!(error, Error::Throttled { .. }) { Metric::Throttles } else { Metric::Errors });
 }
 
-/// Counts the bytes of a body as they pass, the time to the first (since `started`) and the time to the last.
+/// Counts a body's bytes as they arrive, the time from `started` to the first byte, and the time from the first to the
+/// last byte.
 pub(crate) fn timed(
     chunks: BoxStream<'static, Result<Chunk>>,
     started: Stopwatch,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads that outlive the process: S3 multipart uploads, Azure blocks, Google's resumable uploads.
+//! Multipart uploads that can outlive a process: S3 multipart uploads, Azure blocks, Google's resumable uploads.
 //!
-//! For callers that keep a journal, beside `Store::put`: an upload has an id, parts are sent one by one, and a later
-//! process sends only the parts that the store does not have. The object is not visible before the end.
+//! For callers that keep a journal; others use `Store::put`. An upload has an ID, and its parts are sent one by one.
+//! After a restart, a process sends only the parts that the store does not have. The object is not visible before the
+//! upload is complete.
 
 use std::fmt;
 
@@ -13,29 +14,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Meta, PutOptions};
 
-/// Limits that a store sets for the parts of one object.
+/// Limits of a store for the parts of one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MultipartLimits {
-    /// Minimum size of a part, except the last, in bytes.
+    /// Minimum part size in bytes. The last part may be smaller.
     pub least: u64,
-    /// The size of each part, except the last, is a multiple of this.
+    /// Part sizes must be a multiple of this many bytes, except for the last part.
     pub multiple: u64,
     /// Maximum number of parts of an object.
     pub max_parts: u64,
-    /// Parts must be sent in order, one at a time.
+    /// True if parts must be sent in order, one at a time.
     pub is_ordered: bool,
-    /// Kind of whole-object digest that the store keeps if the upload provides one.
+    /// Algorithm of the whole-object digest that the store saves if the caller provides it.
     pub whole: Algorithm,
 }
 
 impl MultipartLimits {
-    /// Part size for an object of `size` bytes: `wanted`, or more if the number of parts requires it.
+    /// Returns the part size for an object of `size` bytes: `wanted`, or more if the object would otherwise need too
+    /// many parts.
     pub fn part_bytes(&self, wanted: u64, size: u64) -> u64 {
         wanted.max(self.least).max(size.div_ceil(self.max_parts.max(1))).next_multiple_of(self.multiple.max(1))
     }
 }
 
-/// Upload ID. In some stores it grants write access: it is kept in a journal of mode 0600 and never shown.
+/// Upload ID. In some stores it grants write access, so it is stored in a journal of mode 0600 and never printed.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UploadId(pub String);
 
@@ -48,11 +50,11 @@ impl fmt::Debug for UploadId {
 /// A part that a store has accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
-    /// Number, from 0.
+    /// Part number, counted from 0.
     pub number: u32,
-    /// Offset in bytes.
+    /// Offset of the part in the object, in bytes.
     pub offset: u64,
-    /// Size in bytes.
+    /// Size of the part in bytes.
     pub size: u64,
     /// CRC-32C.
     pub crc32c: u32,
@@ -60,30 +62,31 @@ pub struct Part {
     pub tag: String,
 }
 
-/// Identifies the part to send.
+/// Position of a part to send.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartSpec {
-    /// Number, from 0.
+    /// Part number, counted from 0.
     pub number: u32,
-    /// Offset in bytes.
+    /// Offset of the part in the object, in bytes.
     pub offset: u64,
-    /// For the last part: the CRC-32C of the whole object. A store whose last part completes the upload verifies it.
+    /// CRC-32C of the whole object, for the last part only. A store whose last part completes the upload verifies it.
     pub ends: Option<u32>,
 }
 
-/// See the module. An upload that no longer exists (aborted, expired, completed) errs with `NotFound`.
+/// Multipart uploads of a store. Calls for an upload that no longer exists (aborted, expired, completed) return
+/// `NotFound`.
 #[async_trait]
 pub trait MultipartStore: Send + Sync {
-    /// Limits of the parts.
+    /// Returns the limits for parts.
     fn limits(&self) -> MultipartLimits;
 
-    /// Starts an upload, with those options that a store needs first.
+    /// Starts an upload. The store uses those options that it needs at the start.
     async fn create(&self, key: &Key, options: &PutOptions, deadline: Deadline) -> Result<UploadId>;
 
-    /// Those of `parts` that the store still has.
+    /// Returns those of `parts` that the store still has.
     async fn list_parts(&self, key: &Key, id: &UploadId, parts: &[Part], deadline: Deadline) -> Result<Vec<Part>>;
 
-    /// Sends a part; a part that was sent before is replaced.
+    /// Sends a part. A part that was sent before is replaced.
     async fn put_part(
         &self,
         key: &Key,
@@ -93,8 +96,8 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Part>;
 
-    /// Completes the object from all its parts, in order. `whole` are digests of it: the store refuses (`Corrupt`) if
-    /// it has others, and keeps those that it can. The options are those of `create`.
+    /// Completes the object from all its parts, in order. `whole` contains digests of the object: the store returns
+    /// `Corrupt` if its own differ, and saves those that it supports. The options must be those of `create`.
     async fn complete(
         &self,
         key: &Key,
@@ -105,6 +108,6 @@ pub trait MultipartStore: Send + Sync {
         deadline: Deadline,
     ) -> Result<Meta>;
 
-    /// Deletes the parts; an upload that does not exist is not an error.
+    /// Deletes the parts of an upload. An upload that does not exist is not an error.
     async fn abort(&self, key: &Key, id: &UploadId, deadline: Deadline) -> Result<()>;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads through the wrappers: repeated by `Retry`, broken by `Fault`, slowed by `ThrottledStore`.
+//! Multipart uploads for the store wrappers: `Retry` repeats the requests, `Fault` breaks them, and `ThrottledStore`
+//! slows them down.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,7 +10,8 @@ use std::time::Duration;
 use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
 use crate::{Fault, Meta, MeteredStore, PutOptions, Retry, Store, ThrottledStore};
 
-/// The inner store's multipart interface; a wrapper has one only if the inner store does.
+/// Returns the multipart interface of the inner store; a wrapper supports multipart uploads only if the inner store
+/// does.
 pub(crate) fn multipart(inner: &dyn Store) -> Result<&dyn MultipartStore> {
     inner.multipart().ok_or_else(|| Error::bug("a multipart upload to a store without them"))
 }
@@ -18,8 +20,9 @@ fn total(bytes: &[Bytes]) -> u64 {
     bytes.iter().map(|bytes| bytes.len() as u64).sum()
 }
 
-/// If the response of a completing request was lost, the next attempt finds the object complete. The existing object is
-/// ours if it has this size and one of these digests, and no different one.
+/// Checks whether an existing object is the result of this upload. If the response of the completing request was lost,
+/// the next attempt finds the object already there. The object must have this size and one of these digests, and no
+/// digest that differs.
 pub(crate) fn is_ours(existing: &Meta, size: u64, whole: &[Digest]) -> bool {
     let both = |want: &&Digest| existing.digests.iter().any(|have| have.algorithm == want.algorithm);
     let mut comparable = whole.iter().filter(both).peekable();
@@ -72,7 +75,7 @@ impl MultipartStore for Retry {
         deadline: Deadline,
     ) -> Result<Part> {
         let inner = multipart(self.inner())?;
-        // At least 1 MB/s is expected, as for a whole object.
+        // Allow at least 1 MB/s, as for a whole object.
         let limit = self.attempt_timeout() + Duration::from_micros(total(&bytes));
         again!(self, "PUT", key, deadline, limit, inner.put_part(key, id, at, bytes.clone(), deadline))
     }
@@ -88,7 +91,7 @@ impl MultipartStore for Retry {
     ) -> Result<Meta> {
         let inner = multipart(self.inner())?;
         let size: u64 = parts.iter().map(|part| part.size).sum();
-        // Stores join the parts of large objects before they answer.
+        // Allow more time for large objects, because stores join the parts before they respond.
         let limit = self.attempt_timeout() + Duration::from_micros(size / 10);
         let mut tries = self.tries("POST", key, deadline);
         let mut is_doubtful = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Types of the store contract: an object's version and metadata, the chunks of a read, the options of a write.
+//! Types in the `Store` interface: object version and metadata, chunks of a read, options of a write.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use futures::stream::BoxStream;
 use penstock_types::{Digest, Key, Result, Url};
 use serde::{Deserialize, Serialize};
 
-/// Version of an object: an S3 ETag, a GCS generation, a file's inode, size and mtime. Opaque; compared only
-/// for equality, and only with versions of the same store.
+/// Version of an object: an S3 ETag, a GCS generation, or a file's inode, size and mtime. It is opaque: versions can
+/// only be compared for equality, and only if they come from the same store.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Version(pub String);
 
@@ -19,25 +19,25 @@ impl fmt::Display for Version {
     }
 }
 
-/// URL of `key` below a store's root, for errors.
+/// Returns the URL of `key` below a store's root, for error messages.
 pub fn place(root: &Url, key: &Key) -> String {
     root.with_key(root.key.join(key.as_bytes())).to_string()
 }
 
-/// Capabilities of a store; the suite tests each claim, and callers check before they depend on one.
+/// Capabilities of a store. The store suite tests each one; callers must check a capability before they depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Lists keys (a plain web server does not).
+    /// Can list keys (a plain web server cannot).
     pub list: bool,
-    /// Writes and deletes.
+    /// Can write and delete objects.
     pub put: bool,
-    /// Returns versions and honours them on reads.
+    /// Returns versions, and reads only the requested version.
     pub versions: bool,
-    /// Honours preconditions on writes.
+    /// Supports preconditions on writes.
     pub preconditions: bool,
-    /// Keeps checksums of whole objects and returns them.
+    /// Stores checksums of whole objects and returns them.
     pub checksums: bool,
-    /// Reads ranges without reading the whole.
+    /// Can read a range without reading the whole object.
     pub ranges: bool,
     /// Accepts any byte string as a key, for example both `a` and `a/b`.
     pub any_key: bool,
@@ -59,14 +59,14 @@ impl Capabilities {
 /// An object and, if it is pinned, the version to read.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ObjectRef {
-    /// Its key below the store's root.
+    /// Key of the object below the store's root.
     pub key: Key,
-    /// The version to read; a read of any other errs with `Changed`.
+    /// Pinned version; reading any other version returns `Changed`.
     pub version: Option<Version>,
 }
 
 impl ObjectRef {
-    /// The current version.
+    /// Refers to the current version of an object.
     pub fn current(key: Key) -> Self {
         Self { key, version: None }
     }
@@ -75,39 +75,40 @@ impl ObjectRef {
 /// Metadata of an object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Meta {
-    /// Key below the store's root.
+    /// Key of the object below the store's root.
     pub key: Key,
     /// Stored bytes.
     pub size: u64,
-    /// Version, if the store has versions.
+    /// Version of the object, if the store supports versions.
     pub version: Option<Version>,
-    /// Digests of the whole stored object, if the response contained them.
+    /// Digests of the whole stored object, if the response contained any.
     pub digests: Vec<Digest>,
-    /// Content-Encoding, as stored with the object.
+    /// Content-Encoding stored with the object.
     pub encoding: Option<String>,
-    /// Last change, seconds since the Unix epoch.
+    /// Time of the last change, in seconds since the Unix epoch.
     pub modified_s: Option<f64>,
 }
 
-/// A piece of one of the requested ranges.
+/// Consecutive bytes of one of the requested ranges.
 #[derive(Debug, Clone)]
 pub struct Chunk {
     /// Index of the range in the request.
     pub range: usize,
     /// Offset of the first byte in the object.
     pub offset: u64,
-    /// The bytes; never empty.
+    /// Bytes of the chunk; never empty.
     pub bytes: Bytes,
 }
 
-/// Response of a read: the metadata when it started, and the stream of bytes.
+/// Result of a read: the object's metadata at the start of the read, and the stream of bytes.
 ///
-/// Within a range, chunks arrive in order and without gaps; ranges may interleave. If the stream ends without an error,
-/// every range is complete, and a whole-object read has been verified against the store's checksum, if there is one.
+/// Within a range, chunks arrive in order and without gaps; different ranges may interleave. If the stream ends without
+/// an error, every range is complete. A whole-object read has then also been verified against the store's checksum, if
+/// the store has one.
 pub struct GetResult {
     /// Metadata from the response.
     pub meta: Meta,
-    /// The bytes. Dropping it ends the request.
+    /// Stream of the bytes. Dropping it cancels the request.
     pub chunks: BoxStream<'static, Result<Chunk>>,
 }
 
@@ -117,7 +118,7 @@ impl fmt::Debug for GetResult {
     }
 }
 
-/// Condition of a write.
+/// Precondition of a write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Precondition {
     /// Nothing.
@@ -125,17 +126,17 @@ pub enum Precondition {
     None,
     /// The key must not exist yet.
     Absent,
-    /// The object is at this version.
+    /// The object must have this version.
     Matches(Version),
 }
 
 /// Options of a write.
 #[derive(Debug, Clone, Default)]
 pub struct PutOptions {
-    /// Condition of the write; if it fails, the error is `Precondition`.
+    /// Precondition of the write. If it is not met, the write returns `Precondition`.
     pub precondition: Precondition,
-    /// Content-Encoding to store with it.
+    /// Content-Encoding to store with the object.
     pub encoding: Option<String>,
-    /// Digest of the bytes; a store with checksums refuses bytes that differ (`Corrupt`) and keeps it.
+    /// Digest of the bytes. A store that supports checksums saves it and returns `Corrupt` if the bytes differ.
     pub checksum: Option<Digest>,
 }

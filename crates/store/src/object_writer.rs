@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes a large object of known size in order: in parts, several under way, where the store has multipart uploads;
-//! else whole. The object is not visible before `finish`.
+//! Writes a large object of known size sequentially. If the store supports multipart uploads, parts are sent
+//! concurrently; otherwise the object is sent in one request. The object is not visible before `finish`.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use tokio::task::JoinSet;
 use crate::checksum::crc32c;
 use crate::{Meta, Part, PartSpec, PutOptions, Store, UploadId, combined, place};
 
-/// Wanted size of a part: one request's latency is then small beside its transfer.
+/// Target size of a part in bytes: large enough that the latency of a request is small compared with its transfer time.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Parts under way at a time. Memory is this many parts and one more.
+/// Maximum number of parts in flight. The writer holds at most one more part in memory.
 const IN_FLIGHT: usize = 4;
 
-/// See the module.
+/// Sequential writer of one object.
 #[derive(Debug)]
 pub struct ObjectWriter {
     store: Arc<dyn Store>,
@@ -26,10 +26,10 @@ pub struct ObjectWriter {
     part_bytes: u64,
     options: PutOptions,
     deadline: Deadline,
-    /// The upload, once the first part is full.
+    /// Upload ID; `None` until the first part is full.
     upload: Option<UploadId>,
     buffer: BytesMut,
-    /// Bytes before the buffer.
+    /// Number of bytes before the buffer.
     sent: u64,
     next: u32,
     under_way: JoinSet<Result<Part>>,
@@ -37,9 +37,9 @@ pub struct ObjectWriter {
 }
 
 impl ObjectWriter {
-    /// A writer of an object of `size` bytes. Nothing is sent yet.
+    /// Creates a writer for an object of `size` bytes without sending a request.
     pub fn new(store: Arc<dyn Store>, key: Key, size: u64, options: PutOptions, deadline: Deadline) -> Self {
-        // Without multipart uploads the one part is the whole object.
+        // Without multipart uploads, the whole object is a single part.
         let part_bytes = store.multipart().map_or(u64::MAX, |uploads| uploads.limits().part_bytes(PART_BYTES, size));
         Self {
             store,
@@ -57,7 +57,7 @@ impl ObjectWriter {
         }
     }
 
-    /// Appends bytes; waits while too many parts are under way.
+    /// Appends bytes. Waits while too many parts are in flight.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         if self.sent + self.buffer.len() as u64 + bytes.len() as u64 > self.size {
             return Err(self.bug("more bytes than stated"));
@@ -66,7 +66,7 @@ impl ObjectWriter {
             let room = (self.part_bytes - self.buffer.len() as u64).min(bytes.len() as u64) as usize;
             self.buffer.extend_from_slice(&bytes[..room]);
             bytes = &bytes[room..];
-            // The last part waits for `finish`: some stores complete the upload with it.
+            // `finish` sends the last part, because some stores complete the upload with it.
             if self.buffer.len() as u64 == self.part_bytes && self.sent + self.part_bytes < self.size {
                 self.send(None).await?;
             }
@@ -115,7 +115,8 @@ impl ObjectWriter {
         uploads.complete(&self.key, id, &self.parts, &whole, &self.options, self.deadline).await
     }
 
-    /// Deletes the parts that were sent. Errors are not reported: the store deletes what is left in its own time.
+    /// Aborts the upload and deletes the parts. Errors are ignored, because the store eventually deletes the parts
+    /// itself.
     pub async fn abort(mut self) {
         self.under_way.shutdown().await;
         if let Some((uploads, id)) = self.store.multipart().zip(self.upload.as_ref()) {
@@ -143,7 +144,7 @@ impl ObjectWriter {
         Ok(())
     }
 
-    /// Waits until fewer than `most` parts are under way.
+    /// Waits until fewer than `most` parts are in flight.
     async fn wait_below(&mut self, most: usize) -> Result<()> {
         while self.under_way.len() >= most {
             match self.under_way.join_next().await {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Opens the store of a URL, with retries and metrics.
+//! Opens the store of a URL and adds retries and metrics.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,13 +12,14 @@ use crate::{
     Web,
 };
 
-/// Opens the store of a URL; sends nothing yet.
+/// Opens the store of a URL without sending a request.
 ///
-/// S3 is rooted at the bucket, a web server at its host, HDFS at its `/`, memory at its name, and the prefix is the URL's key. A folder is its own root with an
-/// empty prefix; a URL of one file is rooted at the file's folder, with its name as prefix. A folder need not exist: a
-/// write makes it, a read finds nothing there.
+/// The root of an S3 store is the bucket, of a web server the host, of HDFS `/`, and of a memory store its name; the
+/// prefix is the key in the URL. For a local folder, the root is the folder and the prefix is empty. For a single local
+/// file, the root is its folder and the prefix is the file name. A folder need not exist: a write creates it, and a
+/// read finds no objects.
 ///
-/// Errs with `Config` for invalid settings.
+/// Returns a `Config` error for invalid settings.
 pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
     let Opened { mut store, prefix } = base(url, settings, metrics.clone())?;
     if settings.hedges == Some(true) && !matches!(url.scheme, Scheme::File | Scheme::Memory) {
@@ -27,8 +28,9 @@ pub fn open(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Resul
     Ok(Opened { store: Arc::new(Retry::new(store, settings.retry.clone()).with_metrics(metrics)), prefix })
 }
 
-/// Opens a dataset that is stored in several places, each with its own settings. The first is authoritative, and reads
-/// are spread over all. Timeouts are the first's, except the idle timeout, which a mirror may shorten.
+/// Opens a dataset that is stored in several places, each with its own settings. The first store is authoritative, and
+/// reads are spread over all stores. The timeouts are those of the first store, but with several stores the idle
+/// timeout is at most 10 s.
 pub fn open_mirrored(
     first: (&Url, &StoreSettings),
     mirrors: &[(Url, StoreSettings)],
@@ -46,10 +48,10 @@ pub fn open_mirrored(
     Ok((Opened { store, prefix }, mirrors))
 }
 
-/// A mirror that sends nothing for this long is abandoned for another.
+/// Idle timeout of a mirror; the read then continues on another mirror.
 const SILENT_MIRROR: Duration = Duration::from_secs(10);
 
-/// The store itself, with metrics; each request is sent once.
+/// Opens the store with metrics but without retries.
 fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Opened> {
     let settings = &settings.of(url);
     let (base, prefix): (Arc<dyn Store>, Key) = match url.scheme {
@@ -75,8 +77,8 @@ fn base(url: &Url, settings: &StoreSettings, metrics: Arc<Metrics>) -> Result<Op
             let memory = Arc::new(Memory::named(&url.authority));
             (Arc::new(MeteredStore::new(memory, metrics.clone())), url.key.clone())
         }
-        // S3 counts its own requests, because one call may need several. Retry verifies whole objects, across broken
-        // streams too.
+        // S3 counts its own requests, because one call may need several. `Retry` verifies whole objects, because it
+        // also handles streams that were interrupted.
         Scheme::S3 => {
             let s3 = S3::new(&url.authority, &settings.s3, metrics.clone())?.unverified();
             (Arc::new(s3), url.key.clone())

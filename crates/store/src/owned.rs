@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that this process may truncate, rename or remove, each with the proof that it owns them.
+//! Files that this process may truncate, rename or remove, with a proof of ownership for each.
 //!
 //! No other module of the core makes these system calls: clippy.toml forbids them, and docs/concepts/ownership.md lists
-//! the callers with their proofs. The strongest proof is an [`OwnedFile`]: the exclusive lock (`flock`) of a name that
-//! only Penstock uses, held on the inode that the name still refers to. The kernel releases it when the holder dies. A
-//! lock on the inode alone proves nothing, because the last holder may have renamed the file to its final name since it
-//! was opened here. Where another lock or the user vouches for a name, the caller passes that as [`Proof`].
+//! the callers with their proofs. The strongest proof is an [`OwnedFile`]: an exclusive lock (`flock`) on a name that
+//! only Penstock uses, on the inode to which the name still refers. The kernel releases the lock when the process dies.
+//! A lock on the inode alone proves nothing: since this process opened the file, the previous holder may have renamed
+//! it to its final name. If another lock or the user authorises the change, the caller passes that as [`Proof`].
 
 #![allow(clippy::disallowed_methods, reason = "the one module that may call them")]
 
@@ -18,31 +18,31 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-/// Number of times that a name is opened again because another process moved its file between open and lock.
+/// Maximum number of times that a name is opened again because another process moved the file between open and lock.
 const MAX_ATTEMPTS: u32 = 16;
 const FILE_MODE: Mode = Mode::from_raw_mode(0o666);
 
-/// Proof that a name without a lock of this process is its own to change.
+/// Proof that this process may change a file whose lock it does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// Another lock of this process covers the name: its node's, its launch's, its folder's.
+    /// Another lock of this process covers the file: that of its node, its launch or its folder.
     Covered,
-    /// This process created it with `O_EXCL`, under a random name.
+    /// This process created the file with `O_EXCL` and a random name.
     Made,
-    /// The user named it, or its folder: an output, `--overwrite`, a folder to serve or to measure.
+    /// The user named the file or its folder: an output, `--overwrite`, a folder to serve or to measure.
     Named,
 }
 
-/// Targets that a rename may replace.
+/// Existing entries that a rename may replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Replace {
-    /// Nothing: `EEXIST` where the new name is taken.
+    /// No entry: the rename fails with `EEXIST` if the new name exists.
     Nothing,
-    /// Anything except a folder.
+    /// Any entry except a folder.
     Existing(Proof),
 }
 
-/// A file in an open folder that this process alone may change, until it is dropped.
+/// A locked file in an open folder, which only this process may change until the value is dropped.
 #[derive(Debug)]
 pub struct OwnedFile {
     file: File,
@@ -50,7 +50,7 @@ pub struct OwnedFile {
     name: String,
 }
 
-/// Opens the folder of a path; returns it with the last name.
+/// Opens the parent folder of a path; returns the folder and the file name.
 pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
     let invalid = || Error::new(ErrorKind::InvalidInput, "it does not end in a file name");
     let name = path.file_name().ok_or_else(invalid)?.to_string_lossy().into_owned();
@@ -58,17 +58,17 @@ pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
     Ok((Arc::new(File::open(parent)?.into()), name))
 }
 
-/// Opens or creates a file of a name that only Penstock uses, for reading and writing. Never follows a link;
-/// `PermissionDenied` for anything but a regular file with one name.
+/// Opens or creates a file for reading and writing, with a name that only Penstock uses. Symbolic links are not
+/// followed. Returns `PermissionDenied` for anything but a regular file with a single hard link.
 pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
-    // NONBLOCK: a pipe planted there would wait for its other end.
+    // NONBLOCK, because opening a pipe with this name would otherwise wait for its other end.
     let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
     check(&rustix::fs::fstat(&file)?)?;
     Ok(file)
 }
 
-/// Error text for a link under one of our names.
+/// Converts the error for a symbolic link at a name that only Penstock uses.
 fn not_ours(errno: Errno) -> Error {
     match errno {
         Errno::LOOP => Error::new(ErrorKind::PermissionDenied, "it is a symbolic link, so Penstock did not make it"),
@@ -76,7 +76,7 @@ fn not_ours(errno: Errno) -> Error {
     }
 }
 
-/// Removes a file; one that does not exist is not an error.
+/// Removes a file. A file that does not exist is not an error.
 pub fn remove_file(folder: impl AsFd, name: impl rustix::path::Arg, _proof: Proof) -> std::result::Result<(), Errno> {
     match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
         Err(Errno::NOENT) => Ok(()),
@@ -94,7 +94,7 @@ pub fn set_len(file: &File, bytes: u64, _proof: Proof) -> Result<()> {
     file.set_len(bytes)
 }
 
-/// Renames a file.
+/// Renames a file, replacing only what `replace` allows.
 pub fn rename(
     from: impl AsFd,
     old: &str,
@@ -106,10 +106,10 @@ pub fn rename(
         return rustix::fs::renameat(from, old, to, new);
     }
     match rustix::fs::renameat_with(from.as_fd(), old, to.as_fd(), new, RenameFlags::NOREPLACE) {
-        // A file system without that flag: a hard link refuses in the same way.
+        // The file system does not support the flag. Creating a hard link fails in the same cases.
         Err(Errno::INVAL | Errno::NOSYS) => {
             match rustix::fs::linkat(from.as_fd(), old, to.as_fd(), new, AtFlags::empty()) {
-                // NFS: the server made the link, but its response was lost.
+                // On NFS, the server may have created the link although its response was lost.
                 Err(Errno::EXIST) if is_linked(&from, old, &to, new)? => {}
                 other => other?,
             }
@@ -119,7 +119,7 @@ pub fn rename(
     }
 }
 
-/// Removes the first name of a file whose process was killed between the two steps of a rename by hard link.
+/// Removes the old name of a file whose process was killed between the two steps of a rename by hard link.
 pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<(), Errno> {
     match is_linked(&from, old, &to, new)? {
         true => rustix::fs::unlinkat(from, old, AtFlags::empty()),
@@ -127,7 +127,7 @@ pub fn remove_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> s
     }
 }
 
-/// True for two names of one regular file without further names.
+/// Returns true if both names refer to the same regular file, which has no other names.
 fn is_linked(from: impl AsFd, old: &str, to: impl AsFd, new: &[u8]) -> std::result::Result<bool, Errno> {
     let stat =
         |folder: &dyn AsFd, name: &[u8]| match rustix::fs::statat(folder.as_fd(), name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -142,7 +142,7 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
     (one.st_ino, one.st_dev) == (other.st_ino, other.st_dev)
 }
 
-/// Refuses entries that cannot be our temporary files: a pipe, a device, or a second name of another file.
+/// Returns an error for entries that Penstock cannot have created: pipes, devices, or files with several hard links.
 fn check(stat: &Stat) -> Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::new(ErrorKind::PermissionDenied, "it is not a regular file, so Penstock did not make it"));
@@ -156,25 +156,26 @@ fn check(stat: &Stat) -> Result<()> {
 }
 
 impl OwnedFile {
-    /// Opens or creates a file and takes its lock. `WouldBlock` while another process holds it.
+    /// Opens or creates a file and locks it. Returns `WouldBlock` while another process holds the lock.
     ///
-    /// Never follows a link. `PermissionDenied` for anything but a regular file with one name.
+    /// Symbolic links are not followed. Returns `PermissionDenied` for anything but a regular file with a single hard
+    /// link.
     pub fn lock(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         let flags = OFlags::RDWR | OFlags::CREATE;
         Self::open(folder, name, flags, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Like [`OwnedFile::lock`], but waits for the lock: for names that are locked only during one small write.
+    /// Like [`OwnedFile::lock`], but waits for the lock. For names that are locked only during one small write.
     pub fn lock_blocking(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         Self::open(folder, name, OFlags::RDWR | OFlags::CREATE, FlockOperation::LockExclusive)
     }
 
-    /// Like [`OwnedFile::lock`] for a file that must exist; `NotFound` if it does not.
+    /// Like [`OwnedFile::lock`], but returns `NotFound` if the file does not exist.
     pub fn lock_existing(folder: &Arc<OwnedFd>, name: &str) -> Result<Self> {
         Self::open(folder, name, OFlags::RDWR, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Creates a file named `prefix` plus 16 hexadecimal digits, and takes its lock.
+    /// Creates and locks a file whose name is `prefix` plus 16 hexadecimal digits.
     pub fn create(folder: &Arc<OwnedFd>, prefix: &str) -> Result<Self> {
         for _ in 0..MAX_ATTEMPTS {
             let name = format!("{prefix}{:016x}", rand::random::<u64>());
@@ -182,7 +183,8 @@ impl OwnedFile {
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => continue,
                 other => other?,
             };
-            // A sweep of dead processes' files takes the lock first. Without locks, the random name is proof enough.
+            // A cleanup of dead processes' files also takes the lock, so a locked file is about to be removed. If the
+            // file system has no locks, the random name is sufficient proof.
             let is_swept = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK);
             let this = Self { file, folder: folder.clone(), name };
             if !is_swept && this.is_named()? {
@@ -193,7 +195,7 @@ impl OwnedFile {
     }
 
     fn open(folder: &Arc<OwnedFd>, name: &str, flags: OFlags, lock: FlockOperation) -> Result<Self> {
-        // NONBLOCK: a pipe planted there would wait for its other end.
+        // NONBLOCK, because opening a pipe with this name would otherwise wait for its other end.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         for _ in 0..MAX_ATTEMPTS {
             let file: File = rustix::fs::openat(folder, name, flags, FILE_MODE).map_err(not_ours)?.into();
@@ -205,14 +207,14 @@ impl OwnedFile {
                     check(&stat)?;
                     return Ok(this);
                 }
-                // The last holder renamed or removed it between our open and our lock.
+                // The previous holder renamed or removed the file between the open and the lock; try again.
                 _ => {}
             }
         }
         Err(ErrorKind::WouldBlock.into())
     }
 
-    /// Metadata of the file that has the name now.
+    /// Returns the metadata of the file that currently has this name.
     fn named(&self) -> Result<Option<Stat>> {
         match rustix::fs::statat(&*self.folder, &*self.name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -226,19 +228,19 @@ impl OwnedFile {
         Ok(self.named()?.is_some_and(|named| is_same(&stat, &named)))
     }
 
-    /// The open file.
+    /// Returns the open file.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Its name in the folder.
+    /// Returns the file's name in its folder.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Truncates the file to zero bytes.
     pub fn clear(&self) -> Result<()> {
-        // Most files are new; truncating an empty file costs more than the check.
+        // Most files are new; truncating an empty file would cost more than this check.
         match self.file.metadata()?.len() {
             0 => Ok(()),
             _ => self.file.set_len(0),
@@ -250,7 +252,7 @@ impl OwnedFile {
         self.file.set_len(bytes)
     }
 
-    /// Renames the file. The lock stays with the file.
+    /// Renames the file. The lock remains held.
     pub fn rename(&self, to: impl AsFd, name: &[u8], replace: Replace) -> std::result::Result<(), Errno> {
         match self.is_named() {
             Ok(true) => rename(&*self.folder, &self.name, to, name, replace),
@@ -259,14 +261,15 @@ impl OwnedFile {
         }
     }
 
-    /// Removes the file, unless it was renamed or removed before. Best effort: a later sweep removes what stays.
+    /// Removes the file, unless it was renamed or removed before. Errors are ignored, because a later cleanup removes
+    /// the file.
     pub fn remove(&self) {
         if self.is_named().unwrap_or(false) {
             let _ = rustix::fs::unlinkat(&*self.folder, &*self.name, AtFlags::empty());
         }
     }
 
-    /// Removes another name in its folder that only the holder of this file's lock uses.
+    /// Removes another file in the same folder that only the holder of this lock uses.
     pub fn remove_companion(&self, name: &str) {
         let _ = remove_file(&*self.folder, name, Proof::Covered);
     }
@@ -293,7 +296,7 @@ mod tests {
         first.file().write_all(b"whole").unwrap();
         assert_eq!(OwnedFile::lock(&at, "a.tmp").unwrap_err().kind(), ErrorKind::WouldBlock);
         first.rename(&at, b"a", OURS).unwrap();
-        // The name is free for another file, and the second file does not affect the first.
+        // The name can now be used for another file, which does not affect the first one.
         let second = OwnedFile::lock(&at, "a.tmp").unwrap();
         second.clear().unwrap();
         first.remove();
@@ -309,7 +312,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = folder(dir.path());
         let ours = OwnedFile::lock(&at, "a.tmp").unwrap();
-        // Another machine, which does not see our locks.
+        // Simulate another machine, which does not see this lock.
         std::fs::rename(dir.path().join("a.tmp"), dir.path().join("elsewhere")).unwrap();
         std::fs::write(dir.path().join("a.tmp"), "theirs").unwrap();
         assert_eq!(ours.rename(&at, b"a", OURS), Err(Errno::STALE));

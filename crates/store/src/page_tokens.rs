@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Continuation tokens of a paged listing. A server that returns the same pages again, directly or in a longer cycle,
-//! causes one error.
+//! Continuation tokens of a paged listing. If a server returns the same pages again, directly or in a longer cycle, the
+//! listing fails instead of repeating for ever.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
 
 use penstock_types::{Error, Result};
 
-/// The token of the next page, and hashes of all tokens so far: 8 bytes for each page of up to 5,000 keys.
+/// Token of the next page, and hashes of all tokens so far: 8 bytes for each page of up to 5,000 keys.
 ///
-/// Hashes of 64 bits collide within 10^7 pages with probability 3e-6.
+/// The probability that two 64-bit hashes collide within 10^7 pages is 3e-6.
 #[derive(Default)]
 pub(crate) struct PageTokens {
     next: Option<String>,
@@ -18,13 +18,13 @@ pub(crate) struct PageTokens {
 }
 
 impl PageTokens {
-    /// Token of the next page; `None` for the first.
+    /// Returns the token of the next page; `None` for the first page.
     pub(crate) fn next(&self) -> Option<&str> {
         self.next.as_deref()
     }
 
-    /// Records the token at the end of a page of `place`; false after the last page. Errs with `Server` for a token
-    /// that an earlier page had.
+    /// Records the token at the end of a page of `place`. Returns false after the last page, and a `Server` error for a
+    /// token that an earlier page had.
     pub(crate) fn advance(&mut self, next: Option<String>, place: &str) -> Result<bool> {
         if let Some(token) = &next
             && !self.seen.insert(self.hasher.hash_one(token))

@@ -1,45 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Request rate for a store that refuses requests (429, 503), shared by all calls.
+//! Adaptive request rate for a store that throttles (429, 503), shared by all calls.
 //!
-//! There is no limit before the first refusal. After it, the rate is searched: a refusal lowers the rate to the part
-//! that succeeded at it, by one tenth to one half. Each success raises it a step towards the refused rate, and beyond
-//! that so slowly that about one request in fifty finds the limit again. If calls backed off independently, all would
-//! wait while the store has capacity, and return together when it has none.
+//! The rate is unlimited until the first throttled request. Afterwards, the search for the store's limit works as
+//! follows. A throttled request lowers the rate by one tenth to one half, depending on how many requests succeeded
+//! before it. Each success raises the rate a step towards the last throttled rate. Above that rate the steps are so
+//! small that only about one request in fifty is throttled. If calls backed off independently, all would wait while the
+//! store has capacity, and return together when it has none.
 //!
-//! If a slower rate does not reduce refusals, they have another cause (an unhealthy proxy or shard). The rate then
-//! stays above half of one at which ten requests in a row succeeded, as long as most requests succeed.
+//! If a lower rate does not reduce throttling, it has another cause (an unhealthy proxy or shard). The rate then stays
+//! above half of the fastest rate at which ten requests in a row succeeded, as long as most requests succeed.
 //!
-//! Decides which call sends next, and when. It counts and sends nothing.
+//! This module decides which call sends next, and when. It counts and sends nothing itself.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use penstock_types::now;
 
-/// Requests per second after the first refusal. If it is too high, a few refusals halve it; if too low, it soon rises.
+/// Rate after the first throttled request, in requests per second. If it is too high, a few throttled requests halve
+/// it; if it is too low, it soon rises.
 const START: f64 = 4000.0;
-/// Minimum rate; below it each call's own back-off is slow enough.
+/// Minimum rate in requests per second; below it, the back-off of each call is slow enough.
 const MIN_RATE: f64 = 10.0;
-/// Smallest factor by which a refusal lowers the rate.
+/// Smallest factor by which a throttled request lowers the rate.
 const LEFT: f64 = 0.5;
-/// Number of successes counted, so that a refusal lowers the rate by at least a tenth.
+/// Maximum number of successes that count, so that a throttled request lowers the rate by at least a tenth.
 const MANY: u32 = 9;
-/// If fewer requests than this succeed between two cuts on average, no rate counts as proven.
+/// If on average fewer requests than this succeed between two rate cuts, the proven rate is halved.
 const FEW: f64 = 1.5;
-/// Weight of the last cut in that mean.
+/// Weight of the newest rate cut in the mean number of successes.
 const LAST: f64 = 1.0 / 8.0;
-/// Share of the way back to the refused rate that a success adds.
+/// Share of the distance to the last throttled rate that a success adds to the rate.
 const BACK: f64 = 1.0 / 32.0;
-/// Minimum share of the rate that a success adds: forty of them make up for one refusal.
+/// Minimum increase per success, as a share of the rate: forty successes compensate for one throttled request.
 const BEYOND: f64 = 1.0 / 400.0;
-/// Timers wake up late by this much; time lost only to that is compensated.
+/// Typical delay of timers; time lost only to that is compensated.
 const LATE: Duration = Duration::from_millis(2);
 
-/// See the module.
+/// Request rate that adapts to throttling.
 #[derive(Debug, Default)]
 pub(crate) struct AdaptiveRate {
     state: Mutex<Option<State>>,
-    /// Time of the next request; held by the call that is next, while the others queue behind it.
+    /// Time of the next request. The call that sends next holds the lock; the others queue for it.
     next: tokio::sync::Mutex<Option<Instant>>,
 }
 
@@ -47,15 +49,15 @@ pub(crate) struct AdaptiveRate {
 struct State {
     /// Requests per second.
     rate: f64,
-    /// The rate that was refused last.
+    /// The last rate at which a request was throttled.
     refused: f64,
-    /// Time of the last cut.
+    /// Time of the last rate cut.
     since: Instant,
-    /// Requests sent since then that succeeded.
+    /// Number of requests sent since the last rate cut that succeeded.
     passed: u32,
-    /// Their mean number from cut to cut.
+    /// Mean number of successes between two rate cuts.
     mean: f64,
-    /// The fastest rate at which many requests in a row succeeded.
+    /// The fastest rate at which at least `MANY` requests in a row succeeded.
     proven: f64,
 }
 
@@ -76,14 +78,14 @@ impl AdaptiveRate {
         self.state().as_ref().map(|state| Duration::from_secs_f64(1.0 / state.rate))
     }
 
-    /// Waits for permission to send a request: first come, first served.
+    /// Waits for permission to send a request, in the order of arrival.
     pub async fn turn(&self) -> Permit {
         let came = now();
         if self.interval().is_none() {
             return Permit { at: came, waited: Duration::ZERO };
         }
         let mut next = self.next.lock().await;
-        // A late timer or a lock does not count as waiting for a turn.
+        // Time lost to a late timer or to the lock does not count as waiting.
         let has_room = next.is_none_or(|next| next <= came);
         let begin = |at: Instant| next.map_or(at, |next| next.max(at.checked_sub(LATE).unwrap_or(at)));
         tokio::time::sleep_until(begin(now()).into()).await;
@@ -92,24 +94,24 @@ impl AdaptiveRate {
         Permit { at, waited: if has_room { Duration::ZERO } else { at.saturating_duration_since(came) } }
     }
 
-    /// Records that the request of `turn` succeeded.
+    /// Records that the request with the permit `turn` succeeded.
     pub fn passed(&self, turn: Permit) {
         if let Some(state) = self.state().as_mut().filter(|state| turn.at > state.since) {
             state.passed = state.passed.saturating_add(1);
-            // A request that did not wait proves nothing about a faster rate.
+            // A request that did not wait does not show that a faster rate would work.
             if !turn.waited.is_zero() {
                 state.rate += (BACK * (state.refused - state.rate)).max(BEYOND * state.rate);
             }
         }
     }
 
-    /// Records that the request of `turn` was refused.
+    /// Records that the request with the permit `turn` was throttled.
     pub fn refused(&self, turn: Permit) {
         let mut slot = self.state();
         let first = || State { rate: START, refused: START, since: turn.at, passed: 0, mean: MANY.into(), proven: 0.0 };
         let is_first = slot.is_none();
         let state = slot.get_or_insert_with(first);
-        // A request sent before the last cut measured the rate before it.
+        // A request sent before the last rate cut says nothing about the new rate.
         if !is_first && turn.at <= state.since {
             return;
         }
@@ -121,7 +123,8 @@ impl AdaptiveRate {
         }
         let counted = f64::from(state.passed.min(MANY));
         let left = (counted / (counted + 1.0)).max(LEFT);
-        // A store that refuses everything is down, which shows no limit: the target stays the last one found.
+        // A store that throttles every request is down, which says nothing about its limit. Keep the last known rate as
+        // the target.
         if state.passed > 0 {
             state.refused = state.rate;
         }
@@ -135,7 +138,7 @@ mod tests {
     use super::*;
 
     /// Simulates a store that accepts `limit` requests per second, one request at a time, until `count` have succeeded.
-    /// Returns the achieved rate and the number of refusals. Time is simulated.
+    /// Returns the achieved rate and the number of throttled requests. Time is simulated.
     fn simulated(pace: &AdaptiveRate, limit: f64, count: u32) -> (f64, u32) {
         let start = now();
         let (mut at, mut free, mut passed, mut refused) = (0.0, 0.0, 0, 0);
@@ -162,7 +165,7 @@ mod tests {
             simulated(&pace, limit, 2000);
             let (rate, refused) = simulated(&pace, limit, 2000);
             assert!(rate > 0.85 * limit && refused < 100, "{limit}: {rate}/s, {refused} refused");
-            // Ten times the limit, and back.
+            // Raise the limit tenfold, then restore it.
             simulated(&pace, 10.0 * limit, 2000);
             assert!(simulated(&pace, 10.0 * limit, 2000).0 > 8.5 * limit, "{limit}");
             simulated(&pace, limit, 2000);

@@ -7,13 +7,14 @@ use penstock_types::{ByteRange, Deadline, Error, Result};
 
 use crate::{Meta, ObjectRef, Store};
 
-/// Maximum memory reserved before bytes arrive, because a store may report a wrong size.
+/// Maximum memory reserved before bytes arrive, because the size that a store reports may be wrong.
 const TRUSTED: u64 = 256 << 20;
 
-/// Reads a whole object into one buffer and verifies it against the store's checksum, if there is one. Damaged bytes
-/// are requested once more. An object that arrives in one chunk is not copied.
+/// Reads a whole object into one buffer and verifies it against the store's checksum, if there is one. If the bytes are
+/// damaged, they are requested once more. An object that arrives in one chunk is not copied.
 ///
-/// `size_hint` (from a manifest) confirms a size above 256 MiB; otherwise the buffer grows as bytes arrive.
+/// Above 256 MiB, memory is reserved in advance only if `size_hint` (from a manifest) confirms the size; otherwise the
+/// buffer grows as bytes arrive.
 pub async fn read_whole(
     store: &dyn Store,
     object: &ObjectRef,

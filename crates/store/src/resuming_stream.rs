@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Read stream that reconnects: it resumes after the last byte delivered, at the same version.
+//! Read stream that reconnects: after an interruption, it resumes after the last byte delivered, at the same version.
 
 use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
@@ -8,13 +8,13 @@ use penstock_types::{ByteRange, Error, Key, Result};
 use crate::tries::Tries;
 use crate::{Chunk, Meta, ObjectRef, Version};
 
-/// Read in progress, and its position.
+/// A read in progress and its position.
 pub(crate) struct Source {
     key: Key,
     size: u64,
     version: Option<Version>,
     ranges: Vec<Progress>,
-    /// Indices in `ranges` of the ranges of the current request.
+    /// Indices in `ranges` that the current request reads.
     running: Vec<usize>,
 }
 
@@ -25,7 +25,7 @@ struct Progress {
 }
 
 impl Source {
-    /// All of `ranges` are missing, and the first request asks for all of them.
+    /// Creates a source whose first request reads all of `ranges`.
     pub(crate) fn new(key: Key, meta: &Meta, ranges: &[ByteRange]) -> Self {
         let size = meta.size;
         Self {
@@ -37,7 +37,8 @@ impl Source {
         }
     }
 
-    /// Accepts a chunk of the current request: sets the caller's range, and checks that it follows the previous chunk.
+    /// Accepts a chunk of the current request: checks that it follows the previous chunk, and sets the range index of
+    /// the caller.
     fn take(&mut self, mut chunk: Chunk) -> Result<Chunk> {
         let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
         let progress = &mut self.ranges[index];
@@ -53,7 +54,7 @@ impl Source {
         Ok(chunk)
     }
 
-    /// Remaining ranges; the next request reads them.
+    /// Returns the remaining ranges, which the next request reads.
     fn rest(&mut self) -> Vec<ByteRange> {
         self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
         self.running
@@ -69,7 +70,7 @@ struct State {
     chunks: BoxStream<'static, Result<Chunk>>,
 }
 
-/// The chunks of `source`, across interruptions, within the budget of `tries`.
+/// Streams the chunks of `source` across interruptions, within the retry budget of `tries`.
 pub(crate) fn stream(
     tries: Tries,
     source: Source,

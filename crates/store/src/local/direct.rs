@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! O_DIRECT reads through io_uring, from one thread that all reads of a folder share.
+//! O_DIRECT reads through io_uring. One thread serves all reads of a folder.
 //!
-//! For data that does not fit into memory: such reads copy nothing, evict no pages and need no waiting thread each.
-//! Owns the ring and its thread. Where the kernel refuses a ring (old, or forbidden in a container) or a file system
-//! refuses O_DIRECT, the result is `None` and the caller reads normally.
+//! For data that does not fit into memory: O_DIRECT reads copy nothing, evict no pages, and need no waiting thread for
+//! each read. This module owns the ring and its thread. If the kernel provides no ring (too old, or forbidden in a
+//! container) or the file system does not support O_DIRECT, the caller reads through the page cache.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,25 +20,26 @@ use tokio::sync::oneshot;
 
 use crate::{Buffer, BufferPool};
 
-/// Alignment of offsets, lengths and memory; no present disk needs more.
+/// Alignment of offsets, lengths and memory in bytes. No current disk needs a larger one.
 const ALIGN: u64 = 4096;
 
-/// Bytes of one request to the kernel; a range consists of many concurrent ones.
+/// Number of bytes per kernel request. A range is read in many concurrent requests.
 const PIECE: u64 = 512 << 10;
 
-/// Maximum number of requests in the kernel.
+/// Maximum number of requests in flight in the kernel.
 const DEPTH: usize = 64;
 
-/// User data of the wake-up's completion.
+/// User data that marks the completion of a wake-up.
 const WAKE: u64 = u64::MAX;
 
-/// A range in progress. The ring's thread holds it until the kernel has released its memory, even if no caller waits.
+/// Read of one range. The ring's thread holds it until the kernel no longer uses its memory, even if the caller has
+/// stopped waiting.
 struct Ask {
     file: Arc<OwnedFd>,
-    /// Aligned, like the length; the file may end earlier.
+    /// Aligned start offset. `len` is aligned too, so the range may extend beyond the end of the file.
     start: u64,
     len: u64,
-    /// Minimum size of the file.
+    /// Number of bytes that must be read; fewer is an error.
     need: u64,
     buffer: Buffer,
     reply: oneshot::Sender<io::Result<Buffer>>,
@@ -54,12 +55,12 @@ struct Ring {
 impl Ring {
     fn start() -> io::Result<Self> {
         let ring = IoUring::new(2 * DEPTH as u32)?;
-        // SAFETY: accesses no memory of ours.
+        // SAFETY: the call accesses no memory of this process.
         let wake = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if wake < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: created just now, and not shared.
+        // SAFETY: the descriptor was just created and is not shared.
         let wake = Arc::new(unsafe { OwnedFd::from_raw_fd(wake) });
         let (asks, inbox) = mpsc::channel();
         let driver = Driver { ring, inbox, wake: wake.clone(), asks: Vec::new(), queue: VecDeque::new(), in_flight: 0 };
@@ -68,7 +69,7 @@ impl Ring {
     }
 
     fn send(&self, ask: Ask) {
-        // If the thread is gone, the request is dropped, which ends the caller's wait.
+        // If the thread has ended, the request is dropped, and the caller receives an error.
         let _ = self.asks.as_ref().map(|asks| asks.send(ask));
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -77,26 +78,26 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.asks = None;
-        // The thread notices that no caller waits any more, and ends once the kernel holds none of its memory.
+        // Wake the thread. It sees the closed channel and ends once the kernel no longer uses any of its memory.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 }
 
-/// A request with pieces in the kernel or in its queue.
+/// A request that has pieces in the kernel or in the queue.
 struct Active {
     ask: Ask,
     pieces_left: u64,
     error: Option<io::Error>,
 }
 
-/// The ring's thread.
+/// State of the ring's thread.
 struct Driver {
     ring: IoUring,
     inbox: Receiver<Ask>,
     wake: Arc<OwnedFd>,
-    /// By number; a number is reused once its request has been answered.
+    /// Active requests by number. A number is reused after its request has completed.
     asks: Vec<Option<Active>>,
-    /// Request and piece.
+    /// Pieces to submit: request number and piece index.
     queue: VecDeque<(usize, u64)>,
     in_flight: usize,
 }
@@ -127,8 +128,8 @@ impl Driver {
                 Err(error)
                     if matches!(Errno::from_io_error(&error), Some(Errno::INTR | Errno::AGAIN | Errno::BUSY)) => {}
                 Err(_) => {
-                    // The ring is lost; callers notice by their closed channels. The kernel may still write to their
-                    // memory, which is therefore leaked.
+                    // The ring has failed. Closing the channels reports that to the callers. The kernel may still write
+                    // to the buffers, so they are leaked.
                     self.asks.into_iter().flatten().for_each(|active| std::mem::forget(active.ask.buffer));
                     return;
                 }
@@ -138,7 +139,7 @@ impl Driver {
             for (number, result) in done {
                 if number == WAKE {
                     is_watching = false;
-                    // Non-blocking; the inbox holds the actual information.
+                    // Clear the wake-up counter with a non-blocking read. The requests themselves are in the inbox.
                     let _ = rustix::io::read(&self.wake, &mut [0; 8]);
                 } else {
                     self.in_flight -= 1;
@@ -164,18 +165,18 @@ impl Driver {
         self.queue.extend((0..pieces).map(|piece| (number, piece)));
     }
 
-    /// Submits pieces to the kernel, up to the depth.
+    /// Submits pieces to the kernel, up to `DEPTH`.
     fn submit(&mut self) {
         while self.in_flight < DEPTH {
             let Some((number, piece)) = self.queue.pop_front() else { return };
             let Some(Active { ask, .. }) = &self.asks[number] else { continue };
             let at = piece * PIECE;
             let len = PIECE.min(ask.len - at) as u32;
-            // SAFETY: within the buffer, which is at least as long as the request.
+            // SAFETY: the result is inside the buffer, which is at least as long as the request.
             let into = unsafe { ask.buffer.start().as_ptr().add(at as usize) };
             let read = opcode::Read::new(types::Fd(ask.file.as_raw_fd()), into, len).offset(ask.start + at).build();
-            // SAFETY: the request keeps file and memory until this entry has completed, and nothing else uses that
-            // memory.
+            // SAFETY: the request keeps the file and the memory alive until this entry has completed, and nothing else
+            // uses that memory.
             if unsafe { self.ring.submission().push(&read.user_data((number as u64) << 32 | piece)) }.is_err() {
                 self.queue.push_front((number, piece));
                 return;
@@ -197,30 +198,30 @@ impl Driver {
             return;
         }
         if let Some(Active { ask, error, .. }) = self.asks[number].take() {
-            // A caller that has given up ignores the result.
+            // Sending fails if the caller has stopped waiting; then the result is dropped.
             let _ = ask.reply.send(error.map_or(Ok(ask.buffer), Err));
         }
     }
 }
 
-/// O_DIRECT reads of a folder. The thread starts with the first read.
+/// O_DIRECT reads of one folder. The thread starts with the first read.
 #[derive(Debug, Default)]
 pub(super) struct Direct {
     ring: OnceLock<Option<Ring>>,
-    /// Whether a first read succeeded.
+    /// True if the first test read succeeded.
     works: OnceLock<bool>,
 }
 
 impl Direct {
-    /// True if this file is to be read here: the kernel provides a ring and the file system supports O_DIRECT. The file
-    /// may then be used for nothing else.
+    /// Returns true if this file can be read with O_DIRECT: the kernel provides a ring and the file system supports the
+    /// flag. Afterwards the file must not be used for other reads.
     pub fn takes(&self, file: &OwnedFd, buffers: &Arc<BufferPool>) -> bool {
         let set = |flags| rustix::fs::fcntl_setfl(file, flags);
         let Ok(flags) = rustix::fs::fcntl_getfl(file) else { return false };
         if self.ring.get_or_init(|| Ring::start().ok()).is_none() || set(flags | OFlags::DIRECT).is_err() {
             return false;
         }
-        // Some file systems accept the flag and then refuse the read.
+        // Some file systems accept the flag but fail to read.
         let works = *self.works.get_or_init(|| {
             let Ok(mut buffer) = buffers.take(ALIGN as usize) else { return false };
             rustix::io::pread(file, &mut buffer.as_mut()[..ALIGN as usize], 0).is_ok()
@@ -231,8 +232,8 @@ impl Direct {
         works
     }
 
-    /// The bytes from `start` to `end` of an accepted file of `size` bytes. Errs with `UnexpectedEof` if there are
-    /// fewer.
+    /// Reads the bytes from `start` to `end` of a file of `size` bytes that [`Direct::takes`] has accepted. Returns
+    /// `UnexpectedEof` if the file is shorter.
     pub async fn read(
         &self,
         file: &Arc<OwnedFd>,
@@ -253,7 +254,7 @@ impl Direct {
     }
 }
 
-/// True if the first byte of a range is in the page cache: then a copy costs less than a disk read.
+/// Returns true if the first byte of a range is in the page cache. Copying it is then cheaper than a disk read.
 pub(super) fn is_cached(file: &OwnedFd, at: u64) -> bool {
     let mut byte = [0u8; 1];
     rustix::io::preadv2(file, &mut [io::IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT)
@@ -263,17 +264,18 @@ pub(super) fn is_cached(file: &OwnedFd, at: u64) -> bool {
 /// Method of reading local files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LocalReads {
-    /// Threads, through the page cache.
+    /// Threads that read through the page cache.
     Threads,
     /// O_DIRECT, if the kernel and the file system support it.
     Uring,
-    /// O_DIRECT for datasets that are not cached and would evict their own pages: those larger than half of the free
-    /// memory.
+    /// O_DIRECT for datasets larger than half of the available memory, because they would evict their own pages from
+    /// the cache.
     Auto,
 }
 
 impl LocalReads {
-    /// Choice for a dataset of `bytes`: never `Uring` if a second epoch could be served from memory.
+    /// Chooses the method for a dataset of `bytes`. For `Auto`, returns `Threads` if the dataset is small enough that
+    /// memory can serve a second epoch.
     pub fn of(self, bytes: u64) -> Self {
         match self {
             Self::Auto if crate::memory_available().is_none_or(|free| bytes <= free / 2) => Self::Threads,
@@ -306,7 +308,7 @@ mod tests {
 
     #[test]
     fn prop_ranges_past_the_page_cache_are_the_files_bytes() {
-        // On a disk: tmpfs supports O_DIRECT only in new kernels.
+        // Use a directory on disk, because only new kernels support O_DIRECT on tmpfs.
         let dir = tempfile::tempdir_in(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target")).unwrap();
         let bytes = noise(3 * PIECE as usize + 4321);
         std::fs::write(dir.path().join("a"), &bytes).unwrap();
@@ -337,7 +339,7 @@ mod tests {
             let read = direct.read(&file, 0, 1 << 20, 1 << 20, &buffers);
             futures::pin_mut!(read);
             let _ = futures::poll!(&mut read);
-            // Dropped here while the kernel works.
+            // The read is dropped here while the kernel still processes it.
         });
         drop(direct);
         for _ in 0..1000 {

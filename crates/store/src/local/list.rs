@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lists a folder in the byte order of keys, one folder at a time. Memory is bounded by the names of the folders on the
-//! path from the root to the current one.
+//! Lists a folder in the byte order of keys, one subfolder at a time. Memory use is limited to the names in the folders
+//! on the path from the root to the current folder.
 
 use std::ffi::CString;
 use std::os::fd::OwnedFd;
@@ -15,26 +15,26 @@ use super::{Local, blocking};
 use crate::Meta;
 use crate::rooted::{FOLDER, open_beneath, refusal, split};
 
-/// Entries per batch of a blocking thread.
+/// Number of entries per batch from a blocking thread.
 const BATCH: usize = 256;
 
 struct Walk {
     store: Local,
     prefix: Key,
     after: Option<Key>,
-    /// The open folders from the first to the current one, each with its remaining names, last first.
+    /// Open folders from the first to the current one, each with its remaining names in reverse order.
     folders: Vec<Folder>,
     began: bool,
 }
 
 struct Folder {
-    /// Key of the folder, with a final `/`; empty for the root.
+    /// Key of the folder, ending in `/`; empty for the root.
     key: Key,
     dir: OwnedFd,
     names: Vec<Name>,
 }
 
-/// A name in sort order: folders end in `/`, like the keys below them.
+/// A name in sort order. Folder names end in `/`, like the beginning of the keys below them.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Name(Vec<u8>);
 
@@ -89,7 +89,7 @@ impl Walk {
         Ok(None)
     }
 
-    /// Opens the deepest folder that the prefix contains in full.
+    /// Opens the deepest folder that contains the whole prefix.
     fn begin(&mut self) -> Result<()> {
         let root = self.store.open_root()?;
         let prefix = self.prefix.as_bytes();
@@ -111,7 +111,7 @@ impl Walk {
         }
     }
 
-    /// True if a key below the folder may match the prefix and sort after the start.
+    /// Returns true if a key below the folder may match the prefix and sort after the start key.
     fn may_hold(&self, folder: &Key) -> bool {
         let (key, prefix) = (folder.as_bytes(), self.prefix.as_bytes());
         (key.starts_with(prefix) || prefix.starts_with(key))
@@ -159,7 +159,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Metadata of a file; `None` if it is gone, or is a dangling link.
+    /// Returns a file's metadata; `None` if the file no longer exists or is a dangling link.
     fn object(&self, key: Key, name: &[u8]) -> Result<Option<Meta>> {
         let parent = self.folders.last().ok_or_else(|| Error::bug("a file without a folder"))?;
         let text = CString::new(name).map_err(|_| Error::bug("a file name contains a NUL byte"))?;
@@ -174,7 +174,8 @@ impl Walk {
         match self.store.open_object(&key) {
             Ok(opened) => Ok(Some(opened.meta)),
             Err(Error::NotFound { .. }) => match rustix::fs::statat(&parent.dir, &text, AtFlags::empty()) {
-                // Otherwise its files would be missing from the listing without notice.
+                // A link to a folder is an error. Otherwise the files below it would be missing from the listing
+                // without notice.
                 Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
                     let reason = "it is a symbolic link to a folder; use its target instead".to_owned();
                     Err(Error::System { place: self.store.place(&key), reason })

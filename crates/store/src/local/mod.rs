@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A local folder as a store: `file:///folder/`. A key is a relative path of non-empty names.
+//! Local folder as a store: `file:///folder/`. A key is a relative path of non-empty names.
 //!
-//! Owns the mapping from keys to files. Every path is resolved beneath the folder (`rooted`). Refuses keys that a
-//! folder cannot hold. A version is inode, size and mtime, so a replaced or changed file has another version.
+//! This module maps keys to files. Every path is resolved below the folder (see `rooted`). Keys that a folder cannot
+//! store are rejected. A version consists of inode, size and mtime, so a replaced or changed file has another version.
 
 mod direct;
 mod list;
@@ -23,32 +23,32 @@ pub use self::read::plan;
 pub use self::write::WRITE_BYTES;
 use crate::{BufferPool, Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// See the module.
+/// Local folder as a store. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Local {
     root: Url,
     path: PathBuf,
     reads: LocalReads,
-    /// Maximum size of a chunk read through the page cache.
+    /// Maximum size in bytes of a chunk that is read through the page cache.
     piece: u64,
     direct: Arc<direct::Direct>,
     buffers: Arc<BufferPool>,
 }
 
 impl Local {
-    /// The store of a folder, by its absolute path; the folder need not exist yet.
+    /// Creates the store of a folder, given by its absolute path. The folder need not exist yet.
     pub fn new(path: &Path) -> Result<Self> {
         let root = Url::from_path(path)?.as_folder();
         let (direct, buffers) = (Arc::default(), BufferPool::of_process());
         Ok(Self { root, path: path.to_owned(), reads: LocalReads::Threads, piece: read::PIECE, direct, buffers })
     }
 
-    /// The same folder with another read method.
+    /// Returns the same store with another read method.
     pub fn with_reads(self, reads: LocalReads) -> Self {
         Self { reads, ..self }
     }
 
-    /// The same folder, with chunks of up to `piece` bytes: for readers that need files whole.
+    /// Returns the same store with chunks of up to `piece` bytes, for readers that need whole files in one chunk.
     pub fn with_piece(self, piece: u64) -> Self {
         Self { piece: piece.max(1), ..self }
     }
@@ -69,8 +69,8 @@ impl Local {
     }
 }
 
-/// Runs blocking work on a separate thread. The work continues past the deadline (a system call cannot be interrupted),
-/// but the caller does not wait.
+/// Runs blocking work on a separate thread. The caller waits only until the deadline; the work continues, because a
+/// system call cannot be interrupted.
 async fn blocking<T: Send + 'static>(
     what: &str,
     deadline: Deadline,
@@ -115,8 +115,8 @@ impl Store for Local {
         read::get(self, object, ranges, deadline).await
     }
 
-    /// The file system enforces the precondition `Absent`. For a version, a lock on the folder enforces it among
-    /// Penstock processes; against others it is a check just before.
+    /// The file system enforces the precondition `Absent`. For `Matches`, a folder lock protects against other Penstock
+    /// processes; against other programs, the version is only checked just before the write.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let (key, options) = (key.clone(), options.clone());
         self.blocking("PUT", deadline, move |store| write::put(&store, &key, &parts, &options)).await

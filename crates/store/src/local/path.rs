@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Opens the file of a key beneath the root.
+//! Opens the file of a key below the root folder.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +12,7 @@ use super::Local;
 use crate::rooted::{open_beneath, refusal};
 use crate::{Meta, Version};
 
-/// An object's open file, with its metadata.
+/// An open file of an object, with its metadata.
 pub(super) struct Opened {
     pub(super) file: OwnedFd,
     pub(super) meta: Meta,
@@ -50,30 +50,31 @@ impl Local {
         Error::KeyRefused { key: key.to_string(), place: self.path.display().to_string(), reason: reason.to_owned() }
     }
 
-    /// Error for a link that leads out of the root.
+    /// Error for a link that leads out of the root folder.
     pub(super) fn leaves(&self, key: &Key) -> Error {
         let reason = "a symbolic link in the path leads out of the folder; use its target instead".to_owned();
         Error::System { place: self.place(key), reason }
     }
 
-    /// Errs with `KeyRefused` for a key that cannot be a path below the root.
+    /// Returns `KeyRefused` for a key that cannot be a path below the root.
     pub(super) fn check_key(&self, key: &Key) -> Result<()> {
         refusal(key.as_bytes()).map_or(Ok(()), |reason| Err(self.refused(key, reason)))
     }
 
-    /// Opens the root again: it may have been created or replaced since the last call.
+    /// Opens the root folder again, because it may have been created or replaced since the last call.
     pub(super) fn open_root(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::openat(CWD, self.path.as_os_str().as_bytes(), flags, Mode::empty())
             .map_err(|errno| Error::from_io(self.path.display().to_string(), &errno.into()))
     }
 
-    /// Opens an object for reading. `NotFound` for folders, too: they are not objects.
+    /// Opens an object for reading. Returns `NotFound` for a folder too, because folders are not objects.
     pub(super) fn open_object(&self, key: &Key) -> Result<Opened> {
         self.check_key(key)?;
         let missing = || Error::NotFound { place: self.place(key) };
         let root = self.open_root()?;
-        // NONBLOCK: opening a named pipe would block for ever. It has no effect on a regular file.
+        // NONBLOCK, because opening a named pipe would otherwise block for ever. The flag has no effect on a regular
+        // file.
         let file = match open_beneath(&root, key.as_bytes(), OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG) => return Err(missing()),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads local files: positioned reads in large pieces on blocking threads, or O_DIRECT reads (`direct`).
+//! Reads local files: positioned reads of large pieces on blocking threads, or O_DIRECT reads (`direct`).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,19 +14,20 @@ use super::path::{Opened, version};
 use super::{Local, blocking};
 use crate::{BufferPool, Chunk, GetResult, ObjectRef, Version};
 
-/// Default size of one read call: above 2 MiB, the copy from the page cache dominates.
+/// Default size of one read in bytes. Above 2 MiB, the copy from the page cache dominates the cost.
 pub(super) const PIECE: u64 = 2 << 20;
 
-/// From this size on, a chunk uses pooled memory.
+/// Chunks of this size or more use memory from the buffer pool.
 const BUFFERED: usize = 64 << 10;
 
-/// Size of an O_DIRECT chunk: one part of a large object.
+/// Size of an O_DIRECT chunk in bytes: one part of a large object.
 const DIRECT_PIECE: u64 = 8 << 20;
 
-/// Concurrent O_DIRECT chunks of one object.
+/// Maximum number of concurrent O_DIRECT chunks for one object.
 const DIRECT_IN_FLIGHT: usize = 4;
 
-/// For smaller reads, the two thread switches of a ring cost more than a copy.
+/// Minimum size of an O_DIRECT read in bytes. For smaller reads, the two thread switches of a ring cost more than a
+/// copy.
 const MIN_DIRECT: u64 = 64 << 10;
 
 struct Reader {
@@ -35,7 +36,7 @@ struct Reader {
     file: Arc<OwnedFd>,
     place: Arc<str>,
     version: Option<Version>,
-    /// Remaining ranges: number, start, end.
+    /// Remaining ranges as index, start and end.
     left: std::collections::VecDeque<(usize, u64, u64)>,
     deadline: Deadline,
     first: Option<Result<Option<Chunk>>>,
@@ -63,7 +64,7 @@ pub(super) async fn get(
                 }
                 && store.direct.takes(&file, &store.buffers);
             if !is_direct && total > PIECE {
-                // Advice only; failure does not matter.
+                // This is only advice to the kernel, so errors are ignored.
                 let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Sequential);
             }
             let mut reader = Reader {
@@ -76,7 +77,7 @@ pub(super) async fn get(
                 deadline,
                 first: None,
             };
-            // The first piece is read with the open, so a small object costs one thread switch.
+            // Read the first piece on the same thread as the open, so that a small object costs only one thread switch.
             if !is_direct {
                 reader.first = Some(reader.read());
             }
@@ -105,7 +106,7 @@ pub(super) async fn get(
     Ok(GetResult { meta, chunks: chunks.boxed() })
 }
 
-/// Chunks of a file that is read with O_DIRECT.
+/// Streams the chunks of a file with O_DIRECT.
 fn direct(store: Local, size: u64, mut reader: Reader) -> BoxStream<'static, Result<Chunk>> {
     let left = std::mem::take(&mut reader.left).into_iter().flat_map(|(range, start, end)| {
         (start..end).step_by(DIRECT_PIECE as usize).map(move |at| (range, at, end.min(at + DIRECT_PIECE)))
@@ -139,8 +140,8 @@ fn check_pin(object: &ObjectRef, place: &str, have: Option<&Version>) -> Result<
     }
 }
 
-/// `ranges` of an object of `size` bytes as index, start and end, without empty ones. `Corrupt` for one that begins
-/// beyond the end.
+/// Returns the non-empty `ranges` of an object of `size` bytes as index, start and end. Returns `Corrupt` if a range
+/// begins beyond the end.
 pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collections::VecDeque<(usize, u64, u64)>> {
     let mut left = std::collections::VecDeque::new();
     for (index, range) in ranges.iter().enumerate() {
@@ -158,7 +159,7 @@ pub fn plan(ranges: &[ByteRange], size: u64, place: &str) -> Result<std::collect
 }
 
 impl Reader {
-    /// The next chunk; at the end, checks that the file is still the one that was opened.
+    /// Reads the next chunk. At the end, checks that the file has not changed since it was opened.
     fn read(&mut self) -> Result<Option<Chunk>> {
         let Some((range, start, end)) = self.left.pop_front() else { return self.still_the_same().map(|()| None) };
         let len = (end - start).min(self.piece) as usize;
@@ -184,7 +185,7 @@ impl Reader {
 }
 
 impl Reader {
-    /// Reads into `into` at offset `at`; returns 0 at the end of the file.
+    /// Reads into `into` from offset `at`; returns 0 at the end of the file.
     fn pread(&self, into: &mut [u8], at: u64) -> Result<usize> {
         loop {
             match rustix::io::pread(&self.file, &mut *into, at) {
@@ -199,7 +200,7 @@ impl Reader {
         Error::from_io(&*self.place, &errno.into())
     }
 
-    /// Errs if the file is no longer the one that was opened.
+    /// Returns an error if the file has changed since it was opened.
     fn still_the_same(&self) -> Result<()> {
         let now = version(&rustix::fs::fstat(&self.file).map_err(|errno| self.io(errno))?);
         match &self.version {
@@ -220,7 +221,7 @@ impl Reader {
 }
 
 impl Local {
-    /// Version of the current file under `key`, if there is one.
+    /// Returns the version of the current file with the name `key`, if it exists.
     pub(super) fn existing(&self, key: &Key) -> Result<Option<Version>> {
         match self.open_object(key) {
             Ok(opened) => Ok(opened.meta.version),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes local files: a temporary name, the bytes, fsync, the final name, fsync of the folder. A reader sees the whole
-//! object or none of it, even after a power failure.
+//! Writes local files: writes a temporary file, calls fsync, renames it and calls fsync on the folder. Readers never
+//! see a partial object, even after a power failure.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,12 +17,12 @@ use crate::owned::{self, OwnedFile, Proof, Replace};
 use crate::rooted::{self, FOLDER, Links, Missing, split};
 use crate::{Meta, Precondition, PutOptions, checksum};
 
-/// Prefix of temporary names, which identifies leftovers of a killed process.
+/// Prefix of temporary file names; it identifies leftovers of a killed process.
 const TEMPORARY: &str = ".penstock-tmp-";
 /// Bytes of one write through the page cache. For larger writes, a kernel uses larger pages. On a virtual machine,
 /// these may have been returned to the host, and touching them again costs ten times the copy (decision 0420).
 pub const WRITE_BYTES: usize = 64 << 10;
-/// The caller of `put` names the object that is replaced.
+/// The caller of `put` chose the key, so the write may replace the existing file.
 const NAMED: Replace = Replace::Existing(Proof::Named);
 
 pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOptions) -> Result<Meta> {
@@ -40,7 +40,7 @@ pub(super) fn put(store: &Local, key: &Key, parts: &[Bytes], options: &PutOption
         rustix::fs::fsync(&dir).map_err(|errno| store.io(key, errno))
     });
     if let Err(error) = written {
-        // Best effort: the first error is returned.
+        // Ignore errors here, because the first error is returned.
         temporary.remove();
         return Err(error);
     }
@@ -70,9 +70,10 @@ fn no_space(store: &Local, key: &Key, file: &File, parts: &[Bytes]) -> Error {
     Error::NoSpace { place: store.place(key), need: parts.iter().map(|part| part.len() as u64).sum(), free }
 }
 
-/// Opens the folder of `key`, creating missing folders; returns it with the last name.
+/// Opens the folder of `key`, creating missing folders. Returns the folder and the last name of the key.
 fn parent<'key>(store: &Local, key: &'key Key) -> Result<(OwnedFd, &'key [u8])> {
-    // The user chose the root, including its links; below it nothing leads out.
+    // Links in the path of the root are followed, because the user chose that path. Below the root, no link may lead
+    // out.
     std::fs::create_dir_all(&store.path).map_err(|error| Error::from_io(store.path.display().to_string(), &error))?;
     let (folder, name) = split(key.as_bytes());
     let opened = rooted::open_folder(store.open_root()?, folder, Links::Beneath, Missing::MakeDurably);
@@ -133,7 +134,7 @@ pub(super) fn delete(store: &Local, key: &Key) -> Result<()> {
         Err(errno) => return Err(store.io(key, errno)),
     };
     match owned::remove_file(&dir, name, Proof::Named) {
-        // A folder is not an object, so no object has that key.
+        // Folders are not objects, so deleting such a key is not an error.
         Ok(()) | Err(Errno::ISDIR | Errno::NOTDIR) => Ok(()),
         Err(errno) => Err(store.io(key, errno)),
     }

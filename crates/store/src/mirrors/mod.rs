@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mirrors: several stores that hold one dataset. The first is authoritative (listing, versions, writes); reads are
-//! spread over all.
+//! Mirrors: combines several stores that contain the same dataset. The first store is authoritative for listings,
+//! versions and writes; reads are spread over all stores.
 //!
-//! Owns the choice of a mirror and the checks. An object from another mirror must have the size, and where both report
-//! one, the digest, of the first; it is read at the version that was compared. A mirror that differs is reported and
-//! excluded for good. One that does not respond is skipped for a while. This module does not repeat requests: `Retry`
-//! continues from the last byte, on another mirror.
+//! This module chooses a mirror for each read and verifies the result. An object on another mirror must have the same
+//! size as on the first store, and the same digest if both stores return one. It is then read at the version that was
+//! compared. A mirror whose object differs is reported and permanently excluded. A mirror that does not respond is
+//! skipped for a while. This module does not retry: `Retry` resumes from the last byte on another mirror.
 
 mod replica;
 
@@ -25,10 +25,10 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, Opened, PutOptions, Store, Version, checksum,
 };
 
-/// Maximum number of objects whose agreement is remembered. A stage has some hundreds in progress.
+/// Maximum number of objects whose comparison is cached. A stage reads some hundreds at a time.
 const REMEMBERED: usize = 65_536;
 
-/// See the module. Cheap to clone.
+/// Store that reads from several mirrors of a dataset. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Mirrors {
     shared: Arc<Shared>,
@@ -36,29 +36,30 @@ pub struct Mirrors {
 
 #[derive(Debug)]
 struct Shared {
-    /// The first is the dataset's own store.
+    /// All mirrors. The first is the dataset's own store.
     members: Vec<Replica>,
     agreed: Mutex<HashMap<Key, Agreed>>,
-    /// Size by key and version, in 16 bytes per object: reported by the first store while it was reachable.
+    /// Object sizes by hash of key and version (16 bytes per object). They come from listings of the first store or
+    /// from a manifest.
     sizes: Mutex<HashMap<u64, u64>>,
     hasher: RandomState,
 }
 
-/// The agreed facts of an object that is being read.
+/// Metadata of an object on the first store, with which the mirrors must agree.
 #[derive(Debug, Clone, Default)]
 struct Agreed {
-    /// Version in the first store.
+    /// Version on the first store.
     version: Option<Version>,
     size: u64,
     digests: Vec<Digest>,
-    /// Mirror that returned the bytes, so that damage can be attributed.
+    /// Mirror that served the object, so that damage can be attributed to it.
     member: Option<usize>,
-    /// Version of each member that was compared with it.
+    /// Version on each mirror that was compared with the first store.
     pins: HashMap<usize, Option<Version>>,
 }
 
 impl Mirrors {
-    /// Combines members that were opened without retries. The first holds the dataset, and keys refer to it.
+    /// Combines stores that were opened without retries. The first is authoritative, and keys refer to it.
     pub fn new(members: Vec<Opened>) -> Result<Self> {
         if members.is_empty() {
             return Err(Error::bug("mirrors without a store"));
@@ -72,20 +73,20 @@ impl Mirrors {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Distribution of the reads, in the order of the members.
+    /// Returns the read statistics of each mirror, in the order of the mirrors.
     pub fn report(&self) -> Vec<MirrorReport> {
         self.shared.members.iter().map(Replica::report).collect()
     }
 
-    /// Adds an object's size from a manifest, so that mirrors can be compared with it while the first store is
+    /// Records an object's size from a manifest, so that mirrors can be compared with it while the first store is
     /// unreachable.
     pub fn know(&self, key: &Key, version: Option<&Version>, size: u64) {
         let at = self.shared.hash(key, version);
         lock(&self.shared.sizes).insert(at, size);
     }
 
-    /// Reports that all bytes of `key` were read and are wrong: the mirror that served them is excluded, unless it is
-    /// the first.
+    /// Reports that the content of `key` was read completely and is wrong. The mirror that served it is excluded,
+    /// unless it is the first store.
     pub fn damaged(&self, key: &Key) {
         let member = lock(&self.shared.agreed).remove(key).and_then(|agreed| agreed.member);
         if let Some(member) = member {
@@ -107,7 +108,8 @@ impl Shared {
         self.hasher.hash_one((key, version))
     }
 
-    /// Metadata of an object at a version, from the first store; requested once while the object is read.
+    /// Returns an object's metadata at a version, from the first store. The metadata is cached, so a read requests it
+    /// only once.
     async fn agreed(&self, object: &ObjectRef, deadline: Deadline) -> Result<Agreed> {
         if let Some(agreed) = lock(&self.agreed).get(&object.key)
             && object.version.is_some()
@@ -156,8 +158,7 @@ impl Shared {
         change(lock(&self.agreed).entry(key.clone()).or_default())
     }
 
-    /// Chooses a member: the one that already reads the object, otherwise a random one, weighted by its rate and its
-    /// load.
+    /// Chooses a mirror: the mirror that already reads the object, otherwise a random mirror weighted by rate and load.
     fn choose(&self, reader: Option<usize>, tried: &[bool]) -> Option<usize> {
         let may = |at: &usize| !tried[*at] && !self.members[*at].is_left_out();
         let ready = |at: &usize| may(at) && !self.members[*at].rests();
@@ -166,7 +167,7 @@ impl Shared {
         }
         let mut open: Vec<usize> = (0..self.members.len()).filter(ready).collect();
         if open.is_empty() {
-            // If all members are backed off, any member that is not excluded is used.
+            // If all mirrors are paused, choose among all that are not excluded.
             open = (0..self.members.len()).filter(may).collect();
         }
         let fastest = open.iter().map(|&at| self.members[at].rate()).fold(0.0, f64::max);
@@ -181,7 +182,7 @@ impl Shared {
         open.last().copied()
     }
 
-    /// Reads from one member, and compares the result with the agreed version.
+    /// Reads from one mirror, and compares the object's metadata with the first store.
     async fn ask(&self, at: usize, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let member = &self.members[at];
         if at == 0 {
@@ -190,7 +191,7 @@ impl Shared {
             return Ok(GetResult { meta: got.meta, chunks: started.watched(got.chunks, None) });
         }
         let agreed = self.agreed(object, deadline).await?;
-        // Checked before any request: a range beyond the end is the caller's fault, not the mirror's.
+        // Check the ranges before any request: a range beyond the end is an error of the caller, not of the mirror.
         plan(ranges, agreed.size, &crate::place(self.first().store.root(), &object.key))?;
         let first = &self.first().prefix;
         let key = member.key_of(first, &object.key).ok_or_else(|| Error::NotFound { place: member.url.clone() })?;
@@ -202,7 +203,7 @@ impl Shared {
         self.with(&object.key, |known| {
             known.pins.insert(at, got.meta.version.clone());
         });
-        // The mirror's bytes are checked against the first store's digest, even if the mirror has none.
+        // Verify the mirror's bytes with the first store's digest, even if the mirror returns no digest.
         let mut digests = agreed.digests.clone();
         digests.extend(got.meta.digests.drain(..).filter(|digest| !agreed.digests.contains(digest)));
         let chunks = match (ranges, checksum::cheapest(&digests)) {
@@ -214,7 +215,7 @@ impl Shared {
     }
 }
 
-/// How an object differs from the agreed one; `None` if it does not.
+/// Returns how an object differs from the first store's metadata; `None` if it does not.
 fn differs(agreed: &Agreed, meta: &Meta) -> Option<String> {
     if meta.size != agreed.size {
         return Some(format!("has {} bytes (expected {})", meta.size, agreed.size));
@@ -236,13 +237,14 @@ impl Store for Mirrors {
         self.shared.first().store.capabilities()
     }
 
-    /// From the first store, which defines the dataset.
+    /// Lists the first store, which defines the dataset.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         let list = self.shared.first().store.list(prefix, after, deadline);
         list.inspect_ok(|meta| self.know(&meta.key, meta.version.as_ref(), meta.size)).boxed()
     }
 
-    /// From the first store; while it is unreachable, from a mirror, without a version.
+    /// Requests the metadata from the first store. While the first store is unreachable, it comes from a mirror,
+    /// without a version.
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let shared = &self.shared;
         let mut error = match shared.first().rests() {
@@ -304,18 +306,18 @@ impl Store for Mirrors {
                     shared.members[at].leave_out(error.to_string());
                 }
                 (Error::Denied { .. } | Error::Config { .. }, _) => shared.members[at].leave_out(error.to_string()),
-                // The object was replaced during the read: compare the new version with the first store again.
+                // The object was replaced during the read, so its new version must be compared with the first store.
                 (Error::Changed { .. }, _)
                     if lock(&shared.agreed).get(&object.key).is_some_and(|a| a.pins.contains_key(&at)) =>
                 {
                     shared.with(&object.key, |known| known.pins.remove(&at));
                     shared.members[at].fail(&error);
                 }
-                // It does not have the object; another mirror does.
+                // This mirror does not have the object; try another mirror.
                 (Error::NotFound { .. }, _) => shared.members[at].fail(&error),
                 _ => return Err(error),
             }
-            // Errors of the first store take precedence.
+            // An error of the first store takes precedence over errors of other mirrors.
             if last.is_none() || at == 0 {
                 last = Some(error);
             }

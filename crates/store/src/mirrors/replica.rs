@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One mirror of a dataset: its speed, its pause after failures, and the reason of its exclusion.
+//! State of one mirror: its speed, its pause after failures, and the reason for its exclusion.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Chunk, Opened, Store};
 
-/// First back-off of a member that does not answer; it doubles with each consecutive failure.
+/// First pause after a failure. It doubles with each consecutive failure.
 const REST: Duration = Duration::from_millis(500);
 /// Maximum back-off.
 const MAX_REST: Duration = Duration::from_secs(30);
-/// Minimum weight of a member, as a share of the fastest rate.
+/// Minimum weight of a mirror, as a share of the fastest mirror's rate.
 const MIN_WEIGHT: f64 = 0.02;
-/// A read that was dropped after this much silence counts as failed.
+/// A read that is dropped after this much time without a byte counts as failed.
 const SILENT: Duration = Duration::from_secs(5);
-/// Weight of the newest read in a member's rate.
+/// Weight of the newest read in the moving average of a mirror's rate.
 const NEWEST: f64 = 0.2;
 
-/// Statistics of one mirror.
+/// Read statistics of one mirror.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MirrorReport {
-    /// Its root and prefix.
+    /// URL of the mirror, including its prefix.
     pub url: String,
-    /// Number of reads sent to it.
+    /// Number of reads sent to the mirror.
     pub reads: u64,
-    /// Bytes received from it.
+    /// Number of bytes received from the mirror.
     pub bytes: u64,
-    /// Reads that failed.
+    /// Number of failed reads.
     pub errors: u64,
-    /// Reason of its exclusion, if it was excluded.
+    /// Reason for the mirror's exclusion, if it was excluded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
 }
@@ -62,7 +62,7 @@ struct Health {
     left_out: Option<String>,
     rests_until: Option<Instant>,
     failures: u32,
-    /// Bytes per second of one read, weighted towards the latest; 0 before the first has ended.
+    /// Moving average of the bytes per second of one read; 0 before the first read has ended.
     rate: f64,
 }
 
@@ -80,7 +80,8 @@ impl Replica {
         self.store.root().to_string()
     }
 
-    /// Key on this mirror of the object that is `key` on the first store, whose dataset is under `first`.
+    /// Returns this mirror's key for the object `key` of the first store, whose dataset has the prefix `first`. Returns
+    /// `None` for a key outside of the dataset.
     pub fn key_of(&self, first: &Key, key: &Key) -> Option<Key> {
         match key.strip_prefix(&first.as_folder()) {
             Some(tail) => Some(self.prefix.as_folder().join(tail.as_bytes())),
@@ -100,8 +101,8 @@ impl Replica {
         self.health().rate
     }
 
-    /// Weight of this mirror: its rate divided by its load, never zero, because it may become faster. A mirror without
-    /// reads counts as the fastest.
+    /// Weight for choosing this mirror: its rate divided by its load. The weight is never zero, because a slow mirror
+    /// may become faster. A mirror without reads counts as the fastest.
     pub fn weight(&self, fastest: f64) -> f64 {
         let rate = match self.rate() {
             rate if rate > 0.0 => rate.max(fastest * MIN_WEIGHT),
@@ -121,7 +122,7 @@ impl Replica {
         self.tally.errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Backs off for a while.
+    /// Pauses requests to this mirror after a failure.
     pub fn rest(&self, error: &Error) {
         self.fail(error);
         let mut health = self.health();
@@ -140,13 +141,13 @@ impl Replica {
         }
     }
 
-    /// Excludes the mirror for good.
+    /// Permanently excludes the mirror.
     pub fn leave_out(&self, why: String) {
         self.tally.errors.fetch_add(1, Ordering::Relaxed);
         self.health().left_out.get_or_insert(why);
     }
 
-    /// The first store defines the dataset, so it is never excluded.
+    /// Excludes the mirror, unless it is the first store, which defines the dataset.
     pub fn leave_out_unless_first(&self, at: usize, why: String) {
         match at {
             0 => {
@@ -181,19 +182,19 @@ impl Replica {
     }
 }
 
-/// A read in progress; its end is noticed even if it is dropped.
+/// A read in flight. Dropping it ends the read and updates the statistics.
 pub(super) struct Reading {
     member: Replica,
     clock: Stopwatch,
-    /// Time since its last byte.
+    /// Time since the last byte.
     last_answer: Stopwatch,
     bytes: u64,
     is_over: bool,
 }
 
 impl Reading {
-    /// Passes chunks on and counts them. `of` is the key of an object on another mirror than the first: wrong bytes are
-    /// then the mirror's fault.
+    /// Passes chunks on and counts them. `of` is the object's key if this mirror is not the first store; wrong bytes
+    /// then exclude the mirror.
     pub fn watched(
         self,
         chunks: BoxStream<'static, Result<Chunk>>,
@@ -237,7 +238,7 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        // Abandoned without a response: the caller switches to another mirror, and later reads should too.
+        // The caller has dropped a stalled read to use another mirror, so this mirror is paused for later reads too.
         if !self.is_over && self.last_answer.elapsed() >= SILENT {
             self.member.rest(&self.member.away());
         }

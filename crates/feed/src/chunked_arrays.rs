@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several parallel arrays.
 //!
-//! Owns the *block*: the rows of one row of chunks (of the array with the tallest chunks), with the chunks of every
-//! array that hold some of these rows; each chunk is a range of an object. In the order, a block takes the place of an
-//! object. A block is fetched whole and its chunks are decoded into its rows; missing chunks get the fill value.
-//! Fetches nothing itself.
+//! Owns the *block*, which takes the place of an object in the sample order. A block is the rows of one row of chunks
+//! of the array with the largest rows. It has the chunks of every array that hold some of these rows; each chunk is a
+//! range of an object. A block is fetched as a whole, and its chunks are decoded into its rows. Missing chunks get the
+//! fill value. This module fetches nothing itself.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,34 +14,34 @@ use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, with_sepa
 
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Maximum chunks of a dataset: each takes about 100 bytes while the dataset is open.
+/// Maximum number of chunks per dataset. Each chunk takes about 100 bytes of memory while the dataset is open.
 pub(super) const MAX_CHUNKS: usize = 1 << 22;
 
-/// One array.
+/// An array, which is one column of the samples.
 #[derive(Debug)]
 pub(super) struct Column {
-    /// Name of its part.
+    /// Name of the array, which names the value in a record.
     pub name: String,
-    /// Its elements and shape.
+    /// Element type and shape of the array.
     pub spec: TensorSpec,
-    /// Shape of a chunk; at the end of the array, chunks keep this shape unless they are `flat`.
+    /// Shape of a chunk. Chunks at the end of the array have the same shape, unless the array is `flat`.
     pub chunk_shape: Vec<usize>,
-    /// For contiguous rows: the object, and the offset of the first row. Each of its chunks has as many rows as the
-    /// block.
+    /// For an array of contiguous rows: its object, and the offset of the first row. Each of its chunks has exactly the
+    /// rows of one block.
     pub flat: Option<(usize, u64)>,
-    /// Decoders of a chunk's filters.
+    /// Steps that decode a chunk by reversing its filters.
     pub steps: Vec<Step>,
-    /// Fill value, one element.
+    /// Fill value: the bytes of one element.
     pub fill: Vec<u8>,
 }
 
-/// Position of a chunk.
+/// Location of a stored chunk.
 #[derive(Debug, Clone)]
 pub(super) struct Stored {
-    /// Number of the object in the listing.
+    /// Index of the object in the listing.
     pub object: usize,
     pub range: ByteRange,
-    /// Filters to reverse, if the chunk skipped some of the array's filters.
+    /// Steps that decode this chunk, if it skipped some of the array's filters.
     pub steps: Option<Vec<Step>>,
 }
 
@@ -49,11 +49,11 @@ pub(super) struct Stored {
 #[derive(Debug)]
 pub(super) struct Piece {
     column: usize,
-    /// Position in the grid of chunks.
+    /// Position of the chunk in the array's grid of chunks.
     at: Box<[usize]>,
-    /// `None` if it was never written.
+    /// Location of the chunk; `None` if it was never written.
     pub stored: Option<Stored>,
-    /// No other block has rows in this chunk.
+    /// True if no other block has rows in this chunk.
     is_own: bool,
 }
 
@@ -62,19 +62,19 @@ pub(super) struct Block {
     layout: usize,
     pub rows: Range<usize>,
     pub pieces: Vec<Piece>,
-    /// Name of the dataset, for messages.
+    /// Name of the dataset in error messages.
     place: String,
 }
 
-/// Arrays of equally many rows.
+/// Parallel arrays with the same number of rows.
 #[derive(Debug)]
 struct Layout {
     columns: Vec<Column>,
-    /// Bytes of a row of each.
+    /// Size of a row of each array, in bytes.
     row_bytes: Vec<usize>,
 }
 
-/// A dataset of arrays.
+/// Dataset of chunked arrays, divided into blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     layouts: Vec<Layout>,
@@ -83,8 +83,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Adds arrays whose rows belong together. `find` returns the position of a chunk, by column and position in the
-    /// grid; `place` names them in messages.
+    /// Adds parallel arrays. `find` returns the location of a chunk from its column and its position in the grid of
+    /// chunks. `place` names the arrays in error messages.
     pub fn add(
         &mut self,
         place: &str,
@@ -160,7 +160,7 @@ impl Blocks {
                 let mut at: Vec<usize> = grid.iter().map(|side| side.start).collect();
                 loop {
                     let stored = match of.flat {
-                        // Such chunks contain only the block's own rows.
+                        // The chunks of contiguous rows contain exactly the block's rows.
                         Some((object, offset)) => {
                             let row = row_bytes[column] as u64;
                             let range = ByteRange::new(offset + rows.start as u64 * row, rows.len() as u64 * row);
@@ -185,7 +185,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// The blocks in the form of objects, as the order sees them: each with a unique name and its stored bytes.
+    /// Returns the blocks as the objects of a manifest for the sample order. Each has a unique name, and its stored
+    /// bytes as its size.
     pub fn manifest(&self, listing: &Manifest) -> Manifest {
         let entry = |block: &Block| {
             let size = block.stored().map(|stored| stored.range.len).sum();
@@ -195,32 +196,32 @@ impl Blocks {
         Manifest { objects, source: None, url: listing.url.clone(), ..*listing }
     }
 
-    /// Name of a block in messages.
+    /// Name of a block in error messages.
     pub fn place(&self, block: u64) -> String {
         let block = &self.blocks[block as usize];
         format!("{} rows {} to {}", block.place, block.rows.start, block.rows.end - 1)
     }
 
-    /// The names of a record's parts, with their elements and shapes.
+    /// Returns the name, element type and shape of each value in a record.
     pub fn parts(&self) -> Vec<(&str, TensorSpec)> {
         let part = |of: &'_ Column| TensorSpec { dtype: of.spec.dtype, shape: of.spec.shape[1..].to_vec() };
         let columns = self.layouts.first().map(|layout| layout.columns.as_slice()).unwrap_or_default();
         columns.iter().map(|column| (column.name.as_str(), part(column))).collect()
     }
 
-    /// Bytes of a record: the concatenated rows of all arrays.
+    /// Size of a record in bytes: the concatenated rows of all arrays.
     pub fn row_bytes(&self) -> usize {
         self.layouts.first().map_or(0, |layout| layout.row_bytes.iter().sum())
     }
 
-    /// Maximum memory for decoding a block, in addition to its stored bytes.
+    /// Maximum memory for decoding a block, in bytes, in addition to its stored bytes.
     pub fn max_work(&self) -> u64 {
         let work = |block: &Block| self.layouts[block.layout].work(block.rows.len());
         self.blocks.iter().map(work).max().unwrap_or(0)
     }
 
-    /// Decodes a block into `out`: for each row, the values of all arrays, concatenated. `stored` are its stored
-    /// chunks, concatenated; `name` returns an object's name for messages.
+    /// Decodes a block into `out`: row by row, with the values of all arrays concatenated. `stored` contains the
+    /// block's stored chunks, concatenated. `name` returns an object's name for error messages.
     pub fn unpack(
         &self,
         number: u64,
@@ -279,7 +280,7 @@ impl Layout {
     fn work(&self, rows: usize) -> u64 {
         let whole: u64 =
             self.row_bytes.iter().map(|&row| (row as u64).saturating_mul(rows as u64)).fold(0, u64::saturating_add);
-        // Two buffers between filters, and the decoded chunk itself.
+        // Decoding a chunk needs two buffers between its filters, and one for the decoded chunk.
         let chunk = self.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0);
         let twice = if self.columns.len() > 1 { 2 } else { 1 };
         whole.saturating_mul(twice).saturating_add(chunk.saturating_mul(3))
@@ -316,13 +317,14 @@ impl Column {
 }
 
 impl Block {
-    /// The chunks that exist, in the order in which `unpack` expects them.
+    /// Returns the locations of the block's stored chunks, in the order that `unpack` expects.
     pub fn stored(&self) -> impl Iterator<Item = &Stored> {
         self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
     }
 
-    /// Reads for the block, as object and range, in the order of `unpack`: its chunks, with neighbours merged, cut to
-    /// `most` bytes. A chunk that another block reads too is read alone, so that both issue the same read.
+    /// Returns the block's reads as (object, range), in the order that `unpack` expects. Adjacent chunks are merged
+    /// into one read, and reads are split at `most` bytes. A chunk that another block also needs is not merged, so that
+    /// both blocks issue the same read.
     pub fn stretches(&self, most: u64) -> Vec<(usize, ByteRange)> {
         let mut joined: Vec<(usize, ByteRange, bool)> = Vec::new();
         for piece in &self.pieces {
@@ -344,7 +346,7 @@ impl Block {
     }
 }
 
-/// Numbers of a listing's objects, by key.
+/// Maps each key of a listing to the index of its object.
 pub(super) fn numbers(listing: &Manifest) -> BTreeMap<&[u8], usize> {
     listing.objects.iter().enumerate().map(|(number, entry)| (entry.key.as_bytes(), number)).collect()
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Batch memory registered with the CUDA driver, so that a GPU reads it directly.
+//! Registers batch memory with the CUDA driver, so that a GPU can read it directly.
 //!
-//! The driver library is loaded at run time when a device is first used; nothing links to it, and a machine without one
-//! runs everything else. Owns the registrations and their contexts. Copies, and their completion, belong to the caller.
+//! The driver library is loaded at run time when a device is first used. Nothing links to it, so everything else works
+//! on a machine without a driver. Owns the registrations and their contexts. The caller issues the copies and waits for
+//! them.
 
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,12 +17,12 @@ use super::batch_buffer::{Hold, Tensor};
 
 const DRIVER: &str = "libcuda.so.1";
 
-/// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts, whichever one the framework uses.
+/// `CU_MEMHOSTREGISTER_PORTABLE`: the memory is pinned for all contexts, so the framework may use any of them.
 const PORTABLE: c_uint = 1;
 
 type Context = *mut c_void;
 
-/// A symbol of the driver, as its header declares it.
+/// Declares functions of the driver with the types from its header.
 macro_rules! calls {
     ($($field:ident: $symbol:literal ($($argument:ty),*);)*) => {
         struct Calls {
@@ -30,7 +31,7 @@ macro_rules! calls {
 
         impl Calls {
             fn find(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                // SAFETY: the types are those of cuda.h, whose versioned names never change their types.
+                // SAFETY: the types match cuda.h, and a versioned symbol never changes its type.
                 Ok(Self { $($field: *unsafe { library.get($symbol) }?,)* })
             }
         }
@@ -49,7 +50,7 @@ calls! {
     describe: c"cuGetErrorString" (c_int, *mut *const c_char);
 }
 
-/// A CUDA device of this process, through its primary context, which frameworks use too.
+/// A CUDA device of this process. It uses the device's primary context, as frameworks do.
 pub struct CudaDevice {
     calls: Calls,
     context: Context,
@@ -57,60 +58,60 @@ pub struct CudaDevice {
     pid: u32,
 }
 
-// SAFETY: a context may be used from any thread that has made it current; every use here does so.
+// SAFETY: any thread may use a context after making it current, which every call here does.
 unsafe impl Send for CudaDevice {}
-// SAFETY: as above; the driver does its own locking.
+// SAFETY: as for `Send`; the driver does its own locking.
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {
-    /// Opens device `number` among those visible to the process, or returns why it cannot.
+    /// Opens device `number` of the devices visible to this process. An error states why the device cannot be opened.
     pub fn open(number: u32) -> Result<Arc<Self>> {
         let unsupported = |why: String| Error::Unsupported {
             what: format!("registering memory with CUDA device {number}"),
             by: format!("this machine: {why}"),
         };
         let not_found = |why: libloading::Error| unsupported(why.source().unwrap_or(&why).to_string());
-        // SAFETY: runs the driver's own initialisers, which any CUDA process runs.
+        // SAFETY: this only runs the driver's own initialisers, as in any CUDA process.
         let library = unsafe { Library::new(DRIVER) }.map_err(not_found)?;
         let calls = Calls::find(&library).map_err(not_found)?;
         let (mut device, mut context) = (0, std::ptr::null_mut());
         let failed = |code: c_int| unsupported(error_text(&calls, code));
-        // SAFETY: arguments as cuda.h declares them; both pointers outlive the calls.
+        // SAFETY: the arguments match cuda.h, and both pointers outlive the calls.
         unsafe {
             succeeded((calls.init)(0)).map_err(failed)?;
             succeeded((calls.device)(&raw mut device, c_int::try_from(number).unwrap_or(c_int::MAX)))
                 .map_err(failed)?;
             succeeded((calls.retain)(&raw mut context, device)).map_err(failed)?;
         }
-        // The driver has its own threads, so it is never unloaded.
+        // The library is never unloaded, because the driver runs its own threads.
         std::mem::forget(library);
         Ok(Arc::new(Self { calls, context, device, pid: std::process::id() }))
     }
 
-    /// Registers the memory of the batch that `tensor` belongs to, once in the lifetime of the memory. False if that
-    /// memory has an unusual size and would serve one batch only.
+    /// Registers the memory of the batch that contains `tensor`, unless it is already registered. Returns false if the
+    /// memory has an unusual size: it would serve only one batch, so registering it does not pay off.
     pub fn hold(self: &Arc<Self>, tensor: &Tensor) -> Result<bool> {
         if self.pid != std::process::id() {
             return Err(Error::bug("a forked child cannot use its parent's CUDA device"));
         }
         tensor.hold(|start, bytes| {
-            // SAFETY: whole pages of one mapping, which outlives the registration: see `Hold`.
+            // SAFETY: the range is whole pages of one mapping, which outlives the registration (see `Hold`).
             self.within(|| unsafe { (self.calls.register)(start.as_ptr().cast(), bytes, PORTABLE) })?;
             Ok(Box::new(Registered { device: self.clone(), start }) as Hold)
         })
     }
 
-    /// Makes a call with the device's context current, and restores the thread's own context.
+    /// Runs `call` with the device's context current, then restores the thread's previous context.
     fn within(&self, call: impl FnOnce() -> c_int) -> Result<()> {
         let failed = |code: c_int| Error::System {
             place: format!("CUDA device {}", self.device),
             reason: format!("the memory of a batch cannot be registered: {}", error_text(&self.calls, code)),
         };
-        // SAFETY: the context is retained for as long as `self` lives.
+        // SAFETY: the context is retained as long as `self` lives.
         succeeded(unsafe { (self.calls.push)(self.context) }).map_err(failed)?;
         let done = call();
         let mut popped = std::ptr::null_mut();
-        // SAFETY: pops the context pushed above.
+        // SAFETY: this pops the context that was pushed above.
         unsafe { (self.calls.pop)(&raw mut popped) };
         succeeded(done).map_err(failed)
     }
@@ -119,13 +120,13 @@ impl CudaDevice {
 impl Drop for CudaDevice {
     fn drop(&mut self) {
         if self.pid == std::process::id() {
-            // SAFETY: retained once, in `open`.
+            // SAFETY: `open` retained the context exactly once.
             unsafe { (self.calls.release)(self.device) };
         }
     }
 }
 
-/// Memory registered with the driver until this is dropped.
+/// Registration of memory with the driver. Dropping it ends the registration.
 struct Registered {
     device: Arc<CudaDevice>,
     start: NonNull<u8>,
@@ -136,9 +137,10 @@ unsafe impl Send for Registered {}
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // A forked child has registered nothing. At process exit the driver may already be gone, and returns an error.
+        // A forked child inherits no registration. At process exit, the driver may already be unloaded and then returns
+        // an error.
         if self.device.pid == std::process::id() {
-            // SAFETY: registered once, at this address, and still mapped.
+            // SAFETY: the memory at this address was registered once, and is still mapped.
             let _ = self.device.within(|| unsafe { (self.device.calls.unregister)(self.start.as_ptr().cast()) });
         }
     }
@@ -150,8 +152,8 @@ fn succeeded(code: c_int) -> std::result::Result<(), c_int> {
 
 fn error_text(calls: &Calls, code: c_int) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: the driver's strings are static.
+    // SAFETY: the driver returns static strings.
     let known = unsafe { (calls.describe)(code, &raw mut text) } == 0 && !text.is_null();
-    // SAFETY: as above, and not null.
+    // SAFETY: the driver returned a static string, and the pointer is not null.
     if known { unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned() } else { format!("error {code}") }
 }

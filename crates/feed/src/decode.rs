@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decodes the stored bytes of a block into rows of batches: decompress, frame, check, copy once.
+//! Decodes the stored bytes of an object into rows of batches: decompresses them, finds and checks the records, and
+//! copies each value once.
 
 use std::time::Instant;
 
@@ -19,33 +20,33 @@ use penstock_dataset::record_index::Span;
 /// An object to decode.
 pub(crate) struct Object<'a> {
     pub source: &'a Source,
-    /// Codec of `stored`; none if it was decompressed before.
+    /// Codec of `stored`; `Codec::None` if the bytes are already decompressed.
     pub codec: Codec,
     pub number: u64,
     pub place: &'a str,
     pub stored: &'a Content,
-    /// Number of records that it must hold, by the counts behind the order.
+    /// Number of records that the object must contain, according to the counts that the order was computed from.
     pub records: u64,
-    /// Maximum decompressed size.
+    /// Maximum decompressed size in bytes.
     pub limit: u64,
-    /// Memory that is reserved before a part of a record is decompressed.
+    /// Memory reservation for a value of a record that is being decompressed.
     pub memory: &'a PartHold<'a>,
-    /// Key from which the random crops of a row are derived.
+    /// Returns the random key that determines the image crop of a row.
     pub key: &'a dyn Fn(&RowRequest) -> u64,
 }
 
-/// Result of a block.
+/// Result of decoding an object.
 pub(crate) struct Decoded {
     pub inflated: Instant,
-    /// Requests (by index in the task) that failed, with the reasons.
+    /// Failed requests, as indices into the task's requests, with the reasons.
     pub bad: Vec<(usize, Error)>,
 }
 
-/// Returns the rows of a batch, by its number.
+/// Function that returns the rows of a batch by batch number.
 pub(crate) type RowsOf<'a, 'r> = &'a dyn Fn(u64) -> Option<&'r Rows>;
 
 /// Decodes the requested records of an object into their rows. `rows` returns the rows of a batch; no other call may
-/// write to the same rows at the same time. Errs if nothing of the object can be read.
+/// write the same rows at the same time. Returns an error if no part of the object can be read.
 pub(crate) fn decode(
     object: &Object<'_>,
     wants: &[RowRequest],
@@ -149,20 +150,20 @@ fn miscounted(place: &str, found: u64, counted: u64) -> Error {
     Error::corrupt(place, problem)
 }
 
-/// Bytes that contain the spans.
+/// Bytes of an object that contain the records.
 enum View<'a> {
     /// The whole decompressed content.
     Whole(&'a [u8]),
-    /// Ranges that were read of an uncompressed object.
+    /// Ranges of an uncompressed object that were read.
     Ranges(&'a Content),
 }
 
-/// Content of an object, and the positions of its records.
+/// Content of an object, with the positions of its records.
 struct Cut<'a> {
     view: View<'a>,
-    /// Spans found in the content itself; empty if they were known before.
+    /// Record positions found in the content; empty if they were known before.
     spans: Vec<Span>,
-    /// Error that ended the search for spans.
+    /// Error that ended the search for record positions.
     walked: Result<()>,
 }
 
@@ -183,7 +184,7 @@ impl Cut<'_> {
         span.ok_or_else(|| Error::bug(format!("{} has no record {record}", object.place)))
     }
 
-    /// Reads every requested record into its row; returns those that failed.
+    /// Reads every requested record into its row, and returns the failed requests.
     fn each(
         &self,
         object: &Object<'_>,
@@ -196,7 +197,7 @@ impl Cut<'_> {
             (None, Ok(first)) => self.slice(&Span { offset: 0, len: first.offset, crc: 0 }).unwrap_or_default(),
             (None, Err(_)) => &[],
         };
-        // In the order of the bytes, for the processor's cache.
+        // Read the records in stored order, which is better for the CPU cache.
         let mut sorted: Vec<usize> = (0..wants.len()).collect();
         sorted.sort_unstable_by_key(|&at| wants[at].record);
         let read = |at: usize| {
@@ -214,7 +215,7 @@ impl Cut<'_> {
         let Some(bytes) = self.slice(&span) else {
             return Err(Error::corrupt(place, format!("ends inside record {}", want.record)));
         };
-        // The CRC of an index entry replaces a checksum of the record.
+        // If records have no checksum of their own, the CRC from the index is verified.
         if self.spans.is_empty() && span.crc != 0 && !framing.checks_itself() && framing.crc(bytes) != span.crc {
             let (at, is, want_crc) = (with_separators(span.offset), framing.crc(bytes), span.crc);
             let problem = format!(
@@ -230,7 +231,7 @@ impl Cut<'_> {
     }
 }
 
-/// Writes every field of a record into its row.
+/// Writes every field of a record into the record's row.
 pub(crate) fn fill(
     record: &dyn Record,
     id: &RecordId<'_>,
@@ -252,14 +253,15 @@ pub(crate) fn fill(
             }
         }
         let takes_nothing = match (&field.default, &absent) {
-            // If no record has the column, a default would hide the mistake.
+            // A default is only used if the value is null or the format allows missing values. For a column that no
+            // record has, a default would hide the mistake.
             (Some(_), absent) => absent.is_some() || record.may_lack_parts(),
-            // An empty list of another kind is still a mismatch.
+            // A missing list counts as empty; a missing value of any other kind is an error.
             (None, None) => matches!(field.kind, Kind::Ragged(_) | Kind::BytesList) && record.may_lack_parts(),
             (None, Some(_)) => false,
         };
         if found.is_none() && takes_nothing {
-            // SAFETY: as below.
+            // SAFETY: the plan assigns each row of each batch once, and a batch is delivered only after its last row.
             unsafe { rows.write_absent(column, number, field) };
             continue;
         }
@@ -268,7 +270,7 @@ pub(crate) fn fill(
         };
         let written = {
             let row = Row { number, key, place: id.place };
-            // SAFETY: the plan names each row of each batch once, and batches are delivered after their last row.
+            // SAFETY: the plan assigns each row of each batch once, and a batch is delivered only after its last row.
             unsafe { rows.write(column, row, field, &part) }
         };
         written.map_err(|error| in_record(error, id))?;
@@ -276,7 +278,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// Maximum number of names in a message about a missing name.
+/// Maximum number of value names that an error about a missing name lists.
 const NAMES_SHOWN: usize = 12;
 
 fn missing(field: &Field, record: &dyn Record) -> String {
@@ -300,7 +302,7 @@ fn missing(field: &Field, record: &dyn Record) -> String {
     format!("field `{}` is read from `{asked}`, but the record contains {holds}", field.name)
 }
 
-/// Adds the record to an error.
+/// Adds the record's position to an error.
 fn in_record(error: Error, id: &RecordId<'_>) -> Error {
     match error {
         Error::Corrupt { place: _, problem } => {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Handle of a running epoch: returns batches in order; its threads and requests end when it is dropped.
+//! Iterator over a running epoch: returns batches in order. Dropping it ends the epoch's threads and requests.
 //!
-//! Independent of what is read: that is defined by [`EpochSource`].
+//! Independent of how the data is read, which an [`EpochSource`] implements.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,14 +18,14 @@ use super::timing::{Busy, Trace, Waits};
 /// A delivered batch. Its memory belongs to the holder.
 #[derive(Debug)]
 pub struct Delivered {
-    /// Its number, counted from the cursor.
+    /// Number of the batch, counted from the cursor.
     pub number: u64,
-    /// Rows of this rank.
+    /// Number of rows on this rank.
     pub rows: usize,
-    /// The fields, in order; with a padded tail, last, the weights.
+    /// One column per field, in order. With a padded tail, the last column holds the weights.
     pub columns: Vec<Column>,
-    /// Position in the epoch after this batch; the same on every rank. A cursor, or for an unindexed epoch a packed
-    /// [`super::Position`].
+    /// Position in the epoch after this batch, which is the same on every rank. For an unindexed epoch, it is a packed
+    /// [`super::Position`] of this rank.
     pub cursor: u64,
 }
 
@@ -34,7 +34,7 @@ pub struct Delivered {
 pub enum Next {
     /// The next batch.
     Batch(Delivered),
-    /// Not ready within the timeout.
+    /// The batch was not ready within the timeout.
     Waiting,
     /// No batches remain.
     Done,
@@ -42,23 +42,23 @@ pub enum Next {
 
 /// State that the consumer, the runtime's tasks and the decoding threads of an epoch share.
 pub trait EpochSource: Send + Sync + 'static {
-    /// True if [`EpochSource::take`] of this batch would return at once.
+    /// True if [`EpochSource::take`] would return this batch at once.
     fn is_ready(&self, number: u64) -> bool;
-    /// Waits for this batch, at most `timeout`; returns it with the trace of its last rows.
+    /// Waits at most `timeout` for this batch. Returns it with the timing trace of its last rows.
     fn take(&self, number: u64, timeout: Duration) -> Result<(Next, Option<Trace>)>;
     /// Stops the threads, and drops the batches that were not taken.
     fn end(&self);
-    /// Time that the threads spent.
+    /// Time for which the decoding threads were busy.
     fn busy(&self) -> &Busy;
-    /// Counts of unreadable samples, by how they were handled.
+    /// Log of unreadable samples, by how they were handled.
     fn mending(&self) -> &ErrorLog;
 }
 
-/// A running epoch. Dropping it ends its threads and requests.
+/// A running epoch. Dropping it ends the epoch's threads and requests.
 pub struct EpochIter<S: EpochSource> {
     running: Option<Threads<S>>,
     pid: u32,
-    /// Times of a closed epoch.
+    /// Wait and busy times, stored here when the epoch is closed.
     timing: (Waits, Busy),
     error_counts: ErrorCounts,
 }
@@ -69,7 +69,7 @@ impl<S: EpochSource> std::fmt::Debug for EpochIter<S> {
     }
 }
 
-/// Threads of an epoch, and the position of its consumer.
+/// Threads of an epoch, and the progress of its consumer.
 struct Threads<S> {
     shared: Arc<S>,
     consumed: watch::Sender<u64>,
@@ -77,12 +77,13 @@ struct Threads<S> {
     threads: Vec<std::thread::JoinHandle<()>>,
     next: u64,
     waits: Waits,
-    /// Since when the consumer has been waiting for the next batch.
+    /// Time at which the consumer started to wait for the next batch.
     waiting: Option<Instant>,
 }
 
 impl<S: EpochSource> EpochIter<S> {
-    /// Starts `feeder` on the runtime and the threads that run `work`. `consumed` tells the feeder the next batch.
+    /// Starts `feeder` on the runtime, and `threads` threads that run `work`. `consumed` sends the number of the next
+    /// batch to the feeder.
     pub(super) fn start(
         shared: Arc<S>,
         consumed: watch::Sender<u64>,
@@ -119,7 +120,7 @@ impl<S: EpochSource> EpochIter<S> {
         Ok(self.running.as_mut())
     }
 
-    /// Waits for the next batch, at most `timeout`. After an error, and after the last batch, the epoch is closed.
+    /// Waits at most `timeout` for the next batch. An error or the end of the epoch closes the epoch.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
         let Some(running) = self.running()? else { return Ok(Next::Done) };
         let next = running.next(timeout);
@@ -129,12 +130,12 @@ impl<S: EpochSource> EpochIter<S> {
         next
     }
 
-    /// True if [`EpochIter::next`] would return at once.
+    /// True if [`EpochIter::next`] would return without waiting.
     pub fn is_ready(&mut self) -> Result<bool> {
         Ok(self.running()?.is_none_or(|running| running.shared.is_ready(running.next)))
     }
 
-    /// Seconds that the consumer waited, by cause, and seconds that the threads were busy.
+    /// Time that the consumer waited, by cause, and time that the threads were busy.
     pub fn timing(&mut self) -> Result<(Waits, Busy)> {
         if let Some(running) = self.running()? {
             self.timing = (running.waits, running.shared.busy().snapshot());
@@ -150,11 +151,12 @@ impl<S: EpochSource> EpochIter<S> {
         Ok(self.error_counts.clone())
     }
 
-    /// Ends threads and requests. Waits for the threads, which take at most one object's decoding time.
+    /// Ends the epoch's threads and requests. Waits for the threads to exit, which takes at most the decoding time of
+    /// one object.
     pub fn close(&mut self) {
         let Some(running) = self.running.take() else { return };
         if self.pid != std::process::id() {
-            // The threads exist in the parent only; their locks may never be released here.
+            // The threads exist only in the parent process, so in a forked child their locks may never be released.
             std::mem::forget(running);
             return;
         }
@@ -162,7 +164,7 @@ impl<S: EpochSource> EpochIter<S> {
         running.shared.end();
         drop(running.consumed);
         for thread in running.threads {
-            // A panic there has already become an error.
+            // A panic of the thread has already been reported as an error.
             let _ = thread.join();
         }
         self.timing = (running.waits, running.shared.busy().snapshot());

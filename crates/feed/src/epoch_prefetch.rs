@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Epoch prefetch: fetches the first objects of the next epoch while this one ends, so that an epoch does not begin
-//! with a wait for the store.
+//! Epoch prefetch: fetches the first objects of the next epoch while the current one ends, so that the next epoch does
+//! not start by waiting for the store.
 //!
-//! Owns the data fetched between two epochs. Only the epoch that they were fetched for uses them; any other drops them,
-//! so no position, state or order depends on them. Two limits apply: a share of what this epoch has read, so that a job
-//! that stops here has paid little for unused data, and the memory that the next epoch can spare.
+//! Owns the data fetched between two epochs. Only the expected next epoch uses it; any other epoch drops it, so no
+//! position, state or order depends on it. The prefetched bytes are limited in two ways. They are at most a share of
+//! the bytes read in this epoch, so that a job that stops here has paid for little unused data. They also fit in the
+//! memory that the next epoch can spare.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,27 +21,27 @@ use super::read_split::ReadSplitter;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 
-/// Maximum share of the bytes read in an epoch that is read ahead for the next: one in 16.
+/// Divisor that limits the prefetch: at most 1/16 of the bytes read in an epoch are prefetched for the next.
 const SHARE: u64 = 16;
 
-/// An epoch of fewer reads is too short to hide a prefetch behind it.
+/// Minimum number of reads in an epoch for a prefetch. A shorter epoch ends before a prefetch can complete.
 const MIN_READS: u64 = 32;
 
-/// Result of a fetch.
+/// Result of a fetch: its content or error, and its times.
 pub(super) type Fetched = (Result<Content>, Trace);
 
-/// A fetch that no epoch waits for yet. Dropping it cancels it.
+/// A prefetch that no epoch has taken yet. Dropping it cancels the fetch.
 struct Prefetched {
     task: Task,
     reserved: Reservation,
     fetch: Fetch,
 }
 
-/// A fetch in progress.
+/// A fetch in progress. Dropping it cancels the fetch.
 pub(super) struct Fetch(JoinHandle<Fetched>);
 
 impl Fetch {
-    /// Fetched bytes. A lost fetch is an error like any other.
+    /// Waits for the fetch and returns its result. Returns an error if the fetch was aborted or panicked.
     pub async fn ended(mut self) -> Result<Fetched> {
         (&mut self.0).await.map_err(|error| Error::bug(format!("a fetch for the next epoch: {error}")))
     }
@@ -52,7 +53,7 @@ impl Drop for Fetch {
     }
 }
 
-/// The first tasks of an epoch, in the order of need.
+/// Prefetched first tasks of an epoch, in the order in which they are needed.
 pub(super) struct EpochPrefetch {
     epoch: u64,
     steps: Steps,
@@ -69,7 +70,7 @@ impl std::fmt::Debug for EpochPrefetch {
 }
 
 impl EpochPrefetch {
-    /// The fetch of `task`, if it is the next one that was started; otherwise the started fetches are dropped.
+    /// Returns the next prefetch if it is for `task`. Otherwise drops all remaining prefetches.
     pub fn take(&mut self, task: &Task) -> Option<(Fetch, Reservation)> {
         let early = self.early.pop_front()?;
         if early.task != *task {
@@ -81,14 +82,14 @@ impl EpochPrefetch {
 }
 
 impl Feed {
-    /// Fetches for an epoch that starts with these parameters; all others are dropped.
+    /// Takes the prefetched data for an epoch that starts with these parameters. Data for any other epoch is dropped.
     pub(super) fn take_prefetched(&self, epoch: u64, steps: Steps) -> Option<EpochPrefetch> {
         let ahead = lock(&self.ahead).take();
         ahead.filter(|ahead| ahead.epoch == epoch && ahead.steps == steps)
     }
 
-    /// Starts to fetch for the epoch after `epoch`, whose run has read `read` bytes in `reads` requests and sends no
-    /// more.
+    /// Starts fetching for the epoch after `epoch`. The run of `epoch` has sent all its requests: `reads` requests for
+    /// `read` bytes.
     pub(super) async fn prefetch_next_epoch(
         self: &Arc<Self>,
         epoch: u64,

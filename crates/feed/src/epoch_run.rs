@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs one epoch, or the rest of one. Fetches run ahead on the runtime, a few threads decompress and decode into the
-//! final rows, and batches are delivered in order.
+//! Runs one epoch, or the rest of one. Fetches run ahead on the runtime; a few threads decompress objects and decode
+//! records into the final rows. Batches are delivered in order.
 //!
-//! `batch_plan` decides what is read; threads and requests end with the `EpochIter`.
+//! `batch_plan` decides what to read. Threads and requests end with the `EpochIter`.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,37 +34,37 @@ use crate::memory_budget::Reservation;
 /// A batch in progress.
 struct Batch {
     rows: Rows,
-    /// Rows of this rank.
+    /// Number of rows on this rank.
     count: usize,
-    /// Number of missing rows.
+    /// Number of rows that are not filled yet.
     left: AtomicUsize,
-    /// True once the columns or the error are set.
+    /// True when the columns or the error are set.
     is_ready: AtomicBool,
-    /// Its bytes of the budget, until it is delivered.
+    /// Memory reservation of the batch, held until the batch is delivered.
     reserved: Mutex<Option<Reservation>>,
     outcome: Mutex<Outcome>,
 }
 
 #[derive(Default)]
 struct Outcome {
-    /// Error of the lowest row that failed.
+    /// Row number and error of the lowest row that failed.
     error: Option<(u32, Error)>,
-    /// Trace of the object that filled the last row.
+    /// Timing trace of the object that filled the last row.
     last: Option<Trace>,
-    /// Rows without a sample.
+    /// Rows that remain without a sample.
     dead: Vec<u32>,
-    /// Number of remaining rows, and the columns.
+    /// Final number of rows, and the columns.
     done: Option<(usize, Vec<Column>)>,
 }
 
 #[derive(Default)]
 struct State {
     open: HashMap<u64, Arc<Batch>>,
-    /// Error of the epoch as a whole: no further batch will come.
+    /// Error that ended the epoch. No further batch follows.
     failed: Option<Error>,
 }
 
-/// State that the consumer, the runtime's tasks and the decoding threads share.
+/// State shared by the consumer, the runtime's tasks and the decoding threads.
 pub struct Shared {
     feed: Arc<Feed>,
     steps: Steps,
@@ -84,8 +84,8 @@ impl Shared {
         self.wake.notify_all();
     }
 
-    /// Records that these requests have ended, in every batch that waits for them. `bad` are those (by index) that no
-    /// sample will fill.
+    /// Marks these requests as done in all batches that wait for them. `bad` lists the requests (by index) whose rows
+    /// stay without a sample.
     fn settle(&self, batches: &Batches, wants: &[RowRequest], trace: Trace, bad: &[(usize, Error)]) {
         for (at, error) in bad {
             let (want, skips) = (wants[*at], self.feed.on_error == OnError::Skip && is_about_data(error));
@@ -108,13 +108,14 @@ impl Shared {
             }
         }
         if complete {
-            // Locked and released, so that a consumer between its check and its wait does not miss the notification.
+            // Take and release the lock, so that a consumer between its check and its wait does not miss the
+            // notification.
             drop(lock(&self.state));
             self.wake.notify_all();
         }
     }
 
-    /// Makes the columns of a batch after its last row has arrived.
+    /// Creates the columns of a batch after its last row was filled.
     fn finish(&self, batch: &Batch) {
         let mut outcome = lock(&batch.outcome);
         self.feed.value_bytes.fetch_max(batch.rows.values().per_row(batch.count), Ordering::Relaxed);
@@ -123,11 +124,11 @@ impl Shared {
             outcome.dead.sort_unstable();
             if !outcome.dead.is_empty() {
                 if self.steps.tail == Tail::Pad {
-                    // Frameworks that require full batches get one; the content of the row is undefined. SAFETY: the
-                    // last row has arrived, and the batch is not delivered yet.
+                    // Keep the failed rows as zeros, because some frameworks require full batches. SAFETY: the last row
+                    // was filled, and the batch is not delivered yet.
                     unsafe { batch.rows.clear(&outcome.dead) };
                 } else {
-                    // SAFETY: as above.
+                    // SAFETY: the last row was filled, and the batch is not delivered yet.
                     rows = unsafe { batch.rows.remove(&outcome.dead, rows) };
                 }
             }
@@ -141,25 +142,25 @@ impl Shared {
     }
 }
 
-/// The batches that a task writes to, by number.
+/// Batches that a task writes to, by batch number.
 type Batches = HashMap<u64, Arc<Batch>>;
 
-/// An object on its way to the decoding threads.
+/// A fetched object in the queue of the decoding threads.
 struct Job {
     task: Task,
     batches: Arc<Batches>,
     content: Result<Content>,
     trace: Trace,
     reserved: Arc<Reservation>,
-    /// Number of samples tried before for the same rows.
+    /// Number of substitutes that were already tried for these rows.
     tries: u32,
-    /// Queue that it came from, for further attempts.
+    /// Queue of the decoding threads, to which substitutes are sent.
     queue: Sender<Job>,
 }
 
 impl Job {
-    /// Splits the work among several threads, if it decodes images that can each be read alone: an image takes a
-    /// millisecond, and the images of one object would wait for one another.
+    /// Splits the work among several threads if it decodes images from an object whose records can be read one by one.
+    /// Decoding an image takes about a millisecond, so one thread would be slow with all images of an object.
     fn shared_among(self, feed: &Feed) -> Vec<Self> {
         let is_shared = feed.decodes_images && feed.patterns[self.task.leaf].is_partial && self.content.is_ok();
         let each = if is_shared { self.task.wants.len().div_ceil(feed.threads) } else { self.task.wants.len() };
@@ -177,7 +178,7 @@ impl Job {
     }
 }
 
-/// Run of an epoch with known record counts.
+/// A running epoch of a dataset with known record counts.
 pub type Run = EpochIter<Shared>;
 
 impl Run {
@@ -230,7 +231,8 @@ impl EpochSource for Shared {
             return Ok((Next::Done, None));
         }
         let (rows, columns, trace) = if steps.slice(number).is_empty() {
-            // Other ranks have samples; all ranks make the same steps.
+            // This rank has no sample in this batch, and returns an empty one: all ranks must take the same number of
+            // steps.
             let none = Rows::new(feed.pool.take(&feed.layout)?, &feed.fields, 0, Values::limited(0));
             (0, none.columns(&feed.fields, 0, &feed.loose)?, None)
         } else {
@@ -262,7 +264,7 @@ impl EpochSource for Shared {
 }
 
 impl Shared {
-    /// Waits for a complete batch, and removes it from the open ones; `None` after the timeout.
+    /// Waits for a batch to complete, and removes it from the open batches. Returns `None` after the timeout.
     fn wait(&self, number: u64, timeout: Duration) -> Result<Option<Arc<Batch>>> {
         let until = now() + timeout;
         let mut state = lock(&self.state);
@@ -282,7 +284,8 @@ impl Shared {
     }
 }
 
-/// Starts fetches in the order of need, within the budget, the requests' limit and the read-ahead.
+/// Starts fetches in the order in which they are needed, limited by the memory budget, the number of requests and the
+/// read-ahead.
 async fn run_ahead(
     shared: &Arc<Shared>,
     tasks: Tasks,
@@ -292,7 +295,7 @@ async fn run_ahead(
 ) -> Result<()> {
     let feed = &shared.feed;
     let requests = Arc::new(Semaphore::new(feed.max_in_flight));
-    // Number of reads, and their bytes.
+    // Number of reads so far, and their total size in bytes.
     let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
@@ -303,7 +306,7 @@ async fn run_ahead(
         let (leaf, epoch, position) = feed.course.locate(shared.epoch, position);
         feed.sources[leaf].reached(epoch, position);
         if consumed.wait_for(|&next| first <= next + feed.ahead_of(next)).await.is_err() {
-            return Ok(()); // the consumer has gone
+            return Ok(()); // the consumer has closed the epoch
         }
         open.retain(|&number, _| number >= first);
         let mut batches = HashMap::new();
@@ -344,7 +347,7 @@ async fn run_ahead(
             let job =
                 Job { task, batches, content, trace, reserved: Arc::new(reserved), tries: 0, queue: queue.clone() };
             for job in job.shared_among(&feed) {
-                // Fails only when the threads have ended, and then no caller waits.
+                // This fails only after the threads have ended; then no consumer is waiting.
                 let _ = queue.send(job);
             }
         });
@@ -372,7 +375,7 @@ async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
     if let Some(column) = feed.fields.iter().position(|field| field.name == WEIGHT && feed.weighted) {
         for row in 0..rows {
             let weight = if slice.start + (row as u64) < steps.samples { 1.0f32 } else { 0.0 };
-            // SAFETY: the batch is not shared yet, and no record is decoded into its weights.
+            // SAFETY: the batch is not shared yet, and decoding writes no weights.
             unsafe { slot.row(column, row) }.copy_from_slice(&weight.to_le_bytes());
         }
     }
@@ -386,7 +389,7 @@ async fn open_batch(shared: &Shared, number: u64) -> Result<Arc<Batch>> {
     }))
 }
 
-/// A decoding thread.
+/// Main loop of a decoding thread.
 fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
     let feed = &shared.feed;
     let mut scratch = feed.scratch();
@@ -429,8 +432,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     let (source, leaf) = (&feed.sources[job.task.leaf], &feed.leaves[job.task.leaf]);
     let place = source.place(number);
     let position = |want: &RowRequest| shared.steps.slice(want.batch).start + u64::from(want.row);
-    // The key depends on the position, so that it is the same on any world size and the repeats of a padded tail
-    // differ.
+    // The key depends only on the position. It is therefore the same for any number of ranks, and the repeated samples
+    // of a padded tail have different keys.
     let key = |want: &RowRequest| leaf.order().key_of(shared.epoch, position(want));
     let rows = |number: u64| job.batches.get(&number).map(|batch| &batch.rows);
     let codec = source.codec(number);
@@ -448,8 +451,8 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
         };
         decode(&object, &job.task.wants, feed.record_fields(), &rows, scratch)
     };
-    // An object whose decompressed size exceeds a thread's share is decoded alone, so that all threads together hold at
-    // most twice the budget.
+    // An object whose decompressed size exceeds a thread's share of memory is decoded by one thread at a time. All
+    // threads together therefore use at most twice the budget.
     let share = (feed.scratch_bytes as u64).max(feed.limit / feed.threads as u64).min(feed.limit);
     let share = if codec == Codec::None { feed.limit } else { share };
     match decode_within(share, scratch) {
@@ -463,7 +466,7 @@ fn decode_job(shared: &Shared, job: &Job, content: &Content, scratch: &mut Vec<u
     }
 }
 
-/// Fetches the substitutes for `retried`, and completes the rest of the task.
+/// Fetches substitutes for the failed requests in `retried`, and marks the task's other requests as done.
 fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[(usize, Error)], whole: bool) {
     let Job { task, batches, trace, reserved, tries, queue, .. } = job;
     let mut tasks: Vec<Task> = Vec::new();
@@ -479,8 +482,8 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
         }
     }
     for mut task in tasks {
-        // Substitutes are fetched outside the request limit and within the budget of the object that they replace: bad
-        // samples are few, and waiting for either here could deadlock.
+        // A substitute takes no request permit, and uses the memory reservation of the object that it replaces: waiting
+        // for either could deadlock here. This is acceptable because bad samples are few.
         task.wants.sort_unstable_by_key(|want| (want.batch, want.row));
         let (feed, batches, reserved, queue) = (shared.feed.clone(), batches.clone(), reserved.clone(), queue.clone());
         shared.tries.spawn(&shared.runtime, async move {

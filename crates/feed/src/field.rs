@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields of a batch: a name, the source value in a record, and its kind.
+//! Fields of a batch: each has a name, the value of a record that it is read from, and its kind.
 //!
-//! Owns the JSON document that Python writes. Reads nothing itself.
+//! Owns the JSON document by which Python describes the fields. Reads no data.
 
 use penstock_record::image::{Crop, ImageSpec, Layout};
 use penstock_types::{DType, Error, Result, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-/// A field of a sample.
+/// Field of a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Field {
-    /// Its name in batches.
+    /// Name of the field in batches.
     pub name: String,
-    /// Values of a record that the field may be read from; the first that exists is used. Empty: the value with the
-    /// field's name.
+    /// Names of the values in a record from which the field may be read; the first that exists is used. If empty, the
+    /// value with the field's own name is used.
     pub of: Vec<String>,
-    /// Conversion of the part.
+    /// Kind of the field, which sets how the value is converted.
     pub kind: Kind,
-    /// Default for a record that lacks the value: for tensors one element, little-endian, repeated; for bytes the
-    /// content. Other kinds have no default.
+    /// Default for a record without the value. For a tensor, it is one little-endian element, which is repeated; for
+    /// bytes, it is the content. Other kinds have no default.
     pub default: Option<Box<[u8]>>,
 }
 
-/// Conversion of a part.
+/// Kind of a field: how a value of a record is converted.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Kind {
-    /// Elements of a type and shape that are the same in every sample.
+    /// A tensor whose element type and shape are the same in every sample.
     Tensor(TensorSpec),
-    /// Any number of items per sample, each of this type and shape: values and offsets.
+    /// A variable number of items per sample, each of this type and shape. Delivered as values and offsets.
     Ragged(TensorSpec),
     /// The stored bytes.
     Bytes,
-    /// Any number of byte strings, one by one.
+    /// A variable number of byte strings per sample.
     BytesList,
-    /// An image, decoded, cropped and resized.
+    /// An image, which is decoded, cropped and resized.
     Image(ImageSpec),
 }
 
-/// A field, as Python writes it.
+/// JSON form of a field, as written by Python.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FieldDocument {
@@ -51,12 +51,12 @@ struct FieldDocument {
     shape: Vec<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     image: Option<ImageDocument>,
-    /// Hexadecimal.
+    /// Bytes of the default, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     default: Option<String>,
 }
 
-/// Specification of an image field, as Python writes it.
+/// JSON form of an image field's specification, as written by Python.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ImageDocument {
@@ -131,17 +131,17 @@ impl ImageDocument {
 }
 
 impl Field {
-    /// A field of fixed tensors, read from the value with its name.
+    /// Creates a field of fixed-shape tensors, which is read from the value of the same name.
     pub fn tensor(name: &str, dtype: DType, shape: &[usize]) -> Self {
         Self::of_kind(name, Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() }))
     }
 
-    /// A field of this kind without a default, read from the value with its name.
+    /// Creates a field of this kind without a default, which is read from the value of the same name.
     pub fn of_kind(name: &str, kind: Kind) -> Self {
         Self { name: name.to_owned(), of: Vec::new(), kind, default: None }
     }
 
-    /// Type and shape, if they are the same in every sample.
+    /// Element type and shape, if they are the same in every sample.
     pub fn fixed(&self) -> Option<TensorSpec> {
         match &self.kind {
             Kind::Tensor(spec) => Some(spec.clone()),
@@ -150,7 +150,7 @@ impl Field {
         }
     }
 
-    /// The item of a field of variable length.
+    /// Element type and shape of an item; `None` unless the field has variable length.
     pub fn item(&self) -> Option<TensorSpec> {
         match &self.kind {
             Kind::Tensor(_) | Kind::Image(_) => None,
@@ -159,12 +159,12 @@ impl Field {
         }
     }
 
-    /// The names of the parts that it may be read from.
+    /// Names of the values from which the field may be read.
     pub fn parts(&self) -> &[String] {
         if self.of.is_empty() { std::slice::from_ref(&self.name) } else { &self.of }
     }
 
-    /// Parses the fields that Python writes, as JSON.
+    /// Parses fields from the JSON that Python writes.
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
         let document: Vec<FieldDocument> = serde_json::from_str(json)
             .map_err(|error| Error::config("fields", format!("they cannot be parsed: {error}")))?;
@@ -195,7 +195,7 @@ impl Field {
         Ok(Self { name: document.name, of: document.of, kind, default })
     }
 
-    /// Fields as the JSON that [`Field::from_json`] reads.
+    /// Serialises fields as JSON that [`Field::from_json`] can parse.
     pub fn to_json(fields: &[Self]) -> Result<String> {
         let document: Vec<FieldDocument> = fields.iter().map(Self::document).collect();
         serde_json::to_string(&document).map_err(|error| Error::bug(format!("fields cannot be serialised: {error}")))
@@ -221,7 +221,7 @@ impl Field {
     }
 }
 
-/// Parses the default in `text`, in hexadecimal: an element of a tensor, or any bytes.
+/// Parses the default in `text`, which is in hexadecimal: one element of a tensor, or any bytes.
 fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
     let digits = text.as_bytes().as_chunks::<2>();
     let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();

@@ -330,8 +330,7 @@ impl NodeCache {
         };
         let mut room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         if room.is_none() {
-            // Removing the stored entry frees enough space, because it is at least as large; its bytes are still in
-            // memory.
+            // Remove the stored entry and try again: it is at least as large as the copy, and its bytes are in memory.
             self.drop_stored(object).await?;
             room = self.room(whole(object), disk_bytes(made.len() as u64)).await?;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows of chunked arrays as records: a decoded block consists of rows of one size.
+//! Records of chunked arrays: each row of a decoded block is a record of fixed size.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::chunked_arrays::Blocks;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// Rows.
+/// Framing of decoded blocks: their rows have a fixed size.
 #[derive(Debug)]
 pub(crate) struct Rows {
     blocks: Arc<Blocks>,

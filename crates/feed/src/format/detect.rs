@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Format detection by content, for a listing whose names state no format: selects the objects to read, and classifies
-//! the first of them.
+//! Format detection by content, for a dataset whose object names show no format. Selects the objects that probably hold
+//! data, and detects the format of the first of them.
 //!
-//! Unsupported formats are named by suffix and first bytes, and are never reported as damaged.
+//! For an unsupported format, the error describes its suffix and its first bytes. Such a format is never reported as
+//! damaged.
 
 use std::collections::HashMap;
 
@@ -14,14 +15,14 @@ use super::{FormatSpec, unnamed_hdf5};
 use crate::source::Source;
 use penstock_dataset::manifest::{Entry, Manifest};
 
-/// Stored bytes read of the inspected object.
+/// Number of stored bytes that are read from the inspected object.
 const HEAD: u64 = 16 << 10;
 
-/// Maximum length of a suffix; a longer one belongs to the name.
+/// Maximum suffix length. A longer suffix counts as part of the name.
 const MAX_SUFFIX: usize = 12;
 
-/// True for files that accompany data: hidden names as in Hadoop (`.DS_Store`, `_SUCCESS`, `_temporary/0/x`), and a
-/// README or a licence.
+/// True for a file that is not data itself: a name that Hadoop treats as hidden (`.DS_Store`, `_SUCCESS`,
+/// `_temporary/0/x`), a README or a licence.
 fn is_aside(entry: &Entry) -> bool {
     let key = entry.key.as_bytes();
     let base = key.rsplit(|byte| *byte == b'/').next().unwrap_or_default().to_ascii_lowercase();
@@ -29,7 +30,8 @@ fn is_aside(entry: &Entry) -> bool {
         || [&b"readme"[..], b"license", b"licence"].iter().any(|name| base.starts_with(name))
 }
 
-/// The suffix of a name in lower case, without its codec's; empty for none, and for a number (`part.00003`).
+/// Returns the suffix of an object's name in lower case, ignoring a codec suffix. Empty if there is none, or if it is a
+/// number (`part.00003`).
 fn suffix(entry: &Entry) -> String {
     let base = entry.logical_name().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let dot = base.iter().rposition(|byte| *byte == b'.').filter(|&dot| dot > 0);
@@ -39,9 +41,9 @@ fn suffix(entry: &Entry) -> String {
     if is_suffix { String::from_utf8_lossy(&suffix).into_owned() } else { String::new() }
 }
 
-/// Keeps the objects with the suffix that most bytes have; returns the number of removed ones.
+/// Keeps only the objects whose suffix accounts for the most bytes. Returns the number of removed objects.
 ///
-/// Errs with `Unsupported` if none of them is data.
+/// Returns `Unsupported` if no object is data.
 pub fn keep_likely(manifest: &mut Manifest) -> Result<usize> {
     let all = manifest.objects.len();
     let mut groups: HashMap<String, (u64, usize)> = HashMap::new();
@@ -65,10 +67,10 @@ fn unread(what: String) -> Error {
 }
 
 impl Source {
-    /// Format of the first non-empty object by its content; TFRecord if all are empty.
+    /// Detects the format of the first non-empty object from its content. Returns TFRecord if all objects are empty.
     ///
     /// # Errors
-    /// `Unsupported` for an unknown format, with its suffix and what its content looks like.
+    /// `Unsupported` for an unknown format, with the suffix and a description of the content.
     pub async fn guessed(&self, deadline: Deadline) -> Result<FormatSpec> {
         let objects = &self.manifest().objects;
         let Some(at) = objects.iter().position(|entry| entry.size > 0) else { return Ok(FormatSpec::TFRECORD) };
@@ -94,7 +96,7 @@ impl Source {
             Some(magic::HDF5) => return Err(unnamed_hdf5(&place)),
             _ => None,
         };
-        // Only TFRecords are decompressed if their names do not say so.
+        // Without a codec suffix in the name, only TFRecords are decompressed.
         if let Some(known) = known.filter(|_| compression == Codec::None) {
             return Ok(known);
         }
@@ -109,7 +111,7 @@ impl Source {
     }
 }
 
-/// The first decompressed bytes after a head, up to the first that do not decompress.
+/// Decompresses the start of an object, up to the first bytes that do not decompress.
 fn first_bytes(codec: Codec, head: &[u8], place: &str) -> Vec<u8> {
     let mut content = Vec::new();
     let ended = StreamDecoder::new(codec, u64::MAX, place).push(head, &mut |bytes| {
@@ -140,7 +142,7 @@ mod tests {
         assert_eq!(kept(&shards), (vec!["part.00000".to_owned(), "part.00001".to_owned()], 3));
         assert_eq!(kept(&[("a.arrow", 500), ("info.json", 50), ("state.json", 50)]).0, ["a.arrow"]);
         assert_eq!(kept(&[("a.jsonl.gz", 5), ("b.JSONL", 5), ("c.md", 9)]).1, 1);
-        // At equal bytes, the suffix with more objects wins; then the first suffix.
+        // If two suffixes have equal bytes, the one with more objects is kept; then the first one.
         assert_eq!(kept(&[("a.md", 6), ("b.bin", 3), ("c.bin", 3)]).1, 1);
         assert_eq!(kept(&[("a.md", 5), ("b.bin", 5)]).0, ["b.bin"]);
         let mut aside = Manifest::new("memory://d/".to_owned(), vec![Entry::new(Key::from(".DS_Store"), 9)]);

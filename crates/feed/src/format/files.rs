@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Folders of files: each object is one record. Its label is the number of its class folder (in the order of names), or
-//! comes from a file of labels that is read when the dataset is opened.
+//! Folders of files: each object is one record. Its label comes from a label file, which is read when the dataset is
+//! opened; without one, the label is the number of its class folder, in the order of folder names.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -15,9 +15,9 @@ use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
-/// Name of the value with the file's content.
+/// Name of the value that holds the file's content.
 const FILE: &str = "image";
-/// Name of the value with the class.
+/// Name of the value that holds the label.
 const LABEL: &str = "label";
 
 #[derive(Debug)]
@@ -27,27 +27,27 @@ pub(super) struct Files {
     labels: Values,
 }
 
-/// Content of a file of labels.
+/// Content of a label file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Labels {
-    /// The file, for messages.
+    /// Name of the label file in error messages.
     pub place: String,
-    /// Keys of objects below the dataset's folder.
+    /// Keys of the labelled objects, relative to the dataset's folder.
     pub files: Vec<String>,
-    /// Label of each file.
+    /// Labels of `files`, in the same order.
     pub values: Values,
 }
 
-/// Labels of one kind.
+/// Labels of one type.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Values {
-    /// Whole numbers.
+    /// Integer labels.
     Int(Vec<i64>),
-    /// Numbers.
+    /// Floating-point labels.
     Float(Vec<f64>),
-    /// Text.
+    /// Text labels.
     Text(Vec<String>),
 }
 
@@ -60,7 +60,7 @@ impl Values {
         }
     }
 
-    /// The labels at these indices, which all exist.
+    /// Returns the labels at these indices, which must all exist.
     fn pick(&self, places: &[usize]) -> Self {
         match self {
             Self::Int(values) => Self::Int(places.iter().map(|&at| values[at]).collect()),
@@ -81,10 +81,10 @@ impl Values {
     }
 }
 
-/// Maximum number of unlabelled files that a message names.
+/// Maximum number of unlabelled files that an error lists.
 const NAMED: usize = 5;
 
-/// Labels of `keys`, in their order. Errs if one has none.
+/// Returns the labels of `keys`, in the same order. Returns an error if a key has no label.
 fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     if labels.files.len() != labels.values.len() {
         return Err(Error::bug(format!("{} has labels without files", labels.place)));
@@ -120,7 +120,7 @@ impl Files {
         let classes: Vec<Option<Vec<u8>>> = keys.iter().map(|key| class(key)).collect();
         let names: Vec<&Vec<u8>> = classes.iter().flatten().collect::<BTreeSet<_>>().into_iter().collect();
         let number = |class: &Option<Vec<u8>>| Some(names.binary_search(&class.as_ref()?).ok()? as i64);
-        // A file outside the folders has no class, and then no file has a label.
+        // A file outside of the class folders has no class. In that case, no file gets a label.
         let labels = classes.iter().map(number).collect::<Option<Vec<i64>>>().unwrap_or_default();
         Ok(Self { keys: keys.into(), labels: Values::Int(labels) })
     }

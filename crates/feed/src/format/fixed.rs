@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records of fixed size: concatenated columns, and windows of a flat file of tokens. The position of a record is
-//! computed.
+//! Fixed-size records: concatenated columns, and windows of a flat file of tokens. The position of a record is computed
+//! from its index.
 
 use std::borrow::Cow;
 
@@ -11,19 +11,19 @@ use super::{Each, Framing, Record, RecordId};
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// A column of a record of fixed size.
+/// Column of a fixed-size record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Column {
-    /// Its name.
+    /// Name of the column.
     pub name: String,
-    /// Element type.
+    /// Element type, such as `float32`.
     pub dtype: String,
-    /// Shape of one sample.
+    /// Shape of one sample of the column.
     #[serde(default)]
     pub shape: Vec<usize>,
 }
 
-/// Concatenated columns.
+/// Fixed-size records that consist of concatenated columns.
 #[derive(Debug)]
 pub(super) struct Fixed {
     header: u64,
@@ -48,7 +48,7 @@ impl Fixed {
     }
 }
 
-/// Number of strides of `step` bytes, the last of `whole`, that fit after a header.
+/// Number of windows of `whole` bytes that fit after a header, when they start `step` bytes apart.
 fn fit(bytes: u64, header: u64, step: u64, whole: u64) -> u64 {
     bytes.checked_sub(header).filter(|&rest| rest >= whole).map_or(0, |rest| (rest - whole) / step + 1)
 }
@@ -105,7 +105,7 @@ impl Record for Row<'_> {
     }
 }
 
-/// Windows of tokens.
+/// Windows of a flat file of tokens.
 #[derive(Debug)]
 pub(super) struct Tokens {
     header: u64,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Datasets of HDF5 files as samples. h5py reads the positions of their chunks when the dataset is opened, and the
-//! format document holds them. This module parses no HDF5 structure, and compares every number with the object that it
-//! describes.
+//! HDF5 datasets as samples. h5py reads the positions of their chunks when the dataset is opened, and the format
+//! document stores them. This module parses no HDF5 structure, but checks every position against the size of its
+//! object.
 
 use penstock_record::chunk::{Step, hdf5_steps};
 use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, with_separators};
@@ -10,49 +10,49 @@ use serde::{Deserialize, Serialize};
 use crate::chunked_arrays::{Blocks, Column, Stored, numbers};
 use penstock_dataset::manifest::Manifest;
 
-/// For a dataset without chunks, rows of about this many bytes are read together.
+/// For HDF5 datasets without chunks: approximate number of bytes of rows that are read together.
 const FLAT: usize = 1 << 20;
 
-/// One file's datasets.
+/// HDF5 datasets of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// Its key below the listing's folder.
+    /// Key of the file, relative to the listing's folder.
     pub key: String,
-    /// Size when the dataset was opened.
+    /// Size of the file in bytes when the dataset was opened.
     pub size: u64,
-    /// Its datasets, in the format's order.
+    /// HDF5 datasets of the file, in the order of the format's dataset names.
     pub arrays: Vec<Array>,
 }
 
-/// One dataset of a file.
+/// One HDF5 dataset of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Array {
-    /// Element type.
+    /// Element type, such as `float32`.
     pub dtype: String,
-    /// True where elements are big-endian.
+    /// True if the elements are big-endian.
     #[serde(default)]
     pub big_endian: bool,
-    /// Shape.
+    /// Shape of the HDF5 dataset.
     pub shape: Vec<usize>,
-    /// Shape of a chunk; `None` for contiguous rows.
+    /// Shape of a chunk; `None` if the rows are contiguous.
     #[serde(default)]
     pub chunk_shape: Option<Vec<usize>>,
-    /// Filters by number, with their parameters.
+    /// Filters as (HDF5 filter number, parameters).
     #[serde(default)]
     pub filters: Vec<(u16, Vec<u32>)>,
-    /// Fill value, one little-endian element.
+    /// Fill value: the bytes of one little-endian element.
     pub fill: Vec<u8>,
-    /// Offset of contiguous rows; `None` if nothing was written.
+    /// Offset of contiguous rows; `None` if no row was written.
     #[serde(default)]
     pub offset: Option<u64>,
-    /// Chunks: number in C order, offset, bytes, filters that were skipped.
+    /// Chunks as (number in C order, offset, size in bytes, bit mask of skipped filters).
     #[serde(default)]
     pub chunks: Vec<(u64, u64, u64, u32)>,
 }
 
-/// The blocks of these files, in their order.
+/// Creates the blocks of these files, in the order of the files.
 pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) -> Result<Blocks> {
     let numbers = numbers(listing);
     let mut blocks = Blocks::default();
@@ -85,7 +85,7 @@ pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) ->
         for (name, array) in datasets.iter().zip(&file.arrays) {
             columns.push(column(name, array, object, &place, &within)?);
         }
-        // A file lists its filters by number, and each chunk has a bit mask of them.
+        // Bit i of a chunk's mask is set if the chunk skipped filter i of the array.
         let steps = |array: &Array, mask: u32| undo(array, mask, &place);
         blocks.add(&place, columns, |column, at| {
             let array = &file.arrays[column];
@@ -130,7 +130,7 @@ fn column(
             if let Some(first) = shape.first_mut() {
                 *first = flat_height()?;
             }
-            // A side of length zero has no chunks and no rows.
+            // A side of length zero is kept: `Blocks::add` rejects such an array.
             shape
         }
     };

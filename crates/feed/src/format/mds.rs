@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MosaicML's MDS: shards described by an `index.json`. A record is a sample, its parts are its columns.
+//! MosaicML's MDS format: shards that are listed in an `index.json`. A record is a sample, and its values are the
+//! sample's columns.
 
 use std::borrow::Cow;
 
@@ -12,17 +13,17 @@ use crate::value::{Array, Value};
 use penstock_dataset::manifest::Manifest;
 use penstock_dataset::record_index::Span;
 
-/// The object that describes a dataset.
+/// Name of the object that lists the shards and their columns.
 pub(super) const INDEX: &str = "index.json";
 
-/// The shards of an index.
+/// Shards listed in an index.
 #[derive(Debug)]
 pub(super) struct Mds {
-    /// Shard of each object of the manifest.
+    /// Shard of each object, in the manifest's order.
     shards: Vec<ShardInfo>,
 }
 
-/// The names of the objects that an index lists; `place` names it in messages.
+/// Returns the object names that an index lists. `place` names the index in error messages.
 pub(super) fn names(index: &str, place: &str) -> Result<Vec<String>> {
     Ok(parse_index(index.as_bytes(), place)?.into_iter().map(|shard| shard.name).collect())
 }
@@ -56,7 +57,7 @@ impl Framing for Mds {
         self.shards.get(object as usize).map(|shard| shard.samples)
     }
 
-    /// The column's declared type decides, whatever digits the first value has.
+    /// Uses the column's declared type; the digits of the first value do not matter.
     fn proposes(&self, name: &str, _part: &Value<'_>) -> Option<Kind> {
         let column = self.shards.iter().flat_map(|shard| &shard.columns).find(|column| column.name == name)?;
         match column.encoding {
@@ -90,7 +91,7 @@ impl Record for Sample<'_> {
         let bytes = self.bytes.get(part.offset as usize..(part.offset + part.size) as usize).unwrap_or_default();
         Ok(Some(match &self.columns[at].encoding {
             Encoding::Bytes => Value::Bytes(Cow::Borrowed(bytes)),
-            // The field decides the type: the bytes as stored, or a number.
+            // The field decides whether the value is returned as stored bytes or as a number.
             Encoding::Text | Encoding::Digits(_) => Value::Digits(bytes),
             encoding => {
                 let (spec, data) = encoding.tensor(bytes, self.place)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Formats: the bytes of a dataset become records (framing), and a record becomes named values (payload).
+//! Dataset formats: divide the bytes of an object into records (framing), and a record into named values (payload).
 //!
-//! Owns the format of a dataset and its document. A format works on bytes in memory; fetching, decompression and the
-//! destination of values belong to other modules.
+//! Owns the format of a dataset and its JSON document. A format works on bytes in memory; other modules fetch and
+//! decompress these bytes and store the values.
 
 pub(super) mod array_rows;
 mod detect;
@@ -37,91 +37,91 @@ use super::value::Value;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
 use penstock_dataset::record_index::Span;
 
-/// A format and its settings, as Python writes them and a pickled dataset keeps them.
+/// Format of a dataset with its settings, as written by Python and stored in a pickled dataset.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase", deny_unknown_fields)]
 pub enum FormatSpec {
     /// TFRecords of tf.Example or tf.SequenceExample.
     TfRecord {
-        /// Codec of objects whose names do not state it.
+        /// Codec of objects whose names have no codec suffix.
         #[serde(default, skip_serializing_if = "is_none", with = "codec_text")]
         compression: Codec,
     },
-    /// Records of fixed size with concatenated columns.
+    /// Fixed-size records that consist of concatenated columns.
     Fixed {
-        /// Bytes before the first record.
+        /// Number of bytes before the first record.
         #[serde(default)]
         header_bytes: u64,
-        /// The columns, in order.
+        /// Columns of a record, in order.
         columns: Vec<Column>,
     },
     /// A flat file of tokens, read as windows.
     Tokens {
-        /// Bytes before the first token.
+        /// Number of bytes before the first token.
         #[serde(default)]
         header_bytes: u64,
         /// Element type of a token.
         dtype: String,
-        /// Tokens in a window.
+        /// Number of tokens per window.
         length: u64,
-        /// Tokens from one window's start to the next's.
+        /// Number of tokens between the starts of two consecutive windows.
         stride: u64,
     },
     /// NumPy arrays, one per object.
     Npy {
-        /// The rows of each array are the records.
+        /// True if each row of an array is a record; false if each array is one.
         #[serde(default)]
         rows: bool,
     },
-    /// NumPy archives: one record of several arrays per object.
+    /// NumPy archives: each object is one record of several arrays.
     Npz {},
-    /// WebDataset: tar archives in which the members of one key form a record.
+    /// WebDataset: tar archives in which the members with the same key form a record.
     Tar {},
     /// MosaicML's MDS shards.
     Mds {
-        /// Text of their `index.json`; read when the dataset is opened.
+        /// Content of the `index.json`, which is read when the dataset is opened.
         #[serde(default)]
         index: Option<String>,
     },
-    /// Parquet: rows are records, columns are their values.
+    /// Parquet: each row is a record, and the columns are its values.
     Parquet {},
-    /// Files, one record each: JPEG and PNG images in class folders.
+    /// One file per record: JPEG and PNG images in class folders.
     Images {
-        /// File that lists the labels.
+        /// Content of the label file, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
     },
-    /// Zarr arrays; their rows are the records.
+    /// Zarr arrays: each row is a record.
     Zarr {
-        /// Names of the arrays of a group; empty for all.
+        /// Names of the arrays to read from a group; empty for all.
         #[serde(default)]
         arrays: Vec<String>,
-        /// Metadata, read when the dataset is opened.
+        /// Zarr metadata, which is read when the dataset is opened.
         #[serde(default, alias = "told")]
         metadata: Option<ZarrMetadata>,
     },
-    /// Datasets of HDF5 files; their rows are the records.
+    /// HDF5 datasets: each row is a record.
     Hdf5 {
-        /// Names of the datasets.
+        /// Names of the HDF5 datasets in each file.
         datasets: Vec<String>,
-        /// Positions of their chunks, read by h5py when the dataset is opened.
+        /// Positions of the HDF5 datasets' chunks, read by h5py when the dataset is opened.
         #[serde(default)]
         files: Option<Vec<Hdf5File>>,
     },
 }
 
 impl FormatSpec {
-    /// Parses the document that Python writes.
+    /// Parses the JSON document that Python writes.
     pub fn from_json(json: &str) -> Result<Self> {
         serde_json::from_str(json).map_err(|error| Error::config("format", format!("it cannot be parsed: {error}")))
     }
 
-    /// The document.
+    /// Returns the format as JSON.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::bug(format!("a format cannot be serialised: {error}")))
     }
 
-    /// Its name in messages.
+    /// Name of the format in messages.
     pub fn name(&self) -> &'static str {
         match self {
             Self::TfRecord { .. } => "tfrecord",
@@ -138,39 +138,39 @@ impl FormatSpec {
         }
     }
 
-    /// Whether an object with that (logical) name holds records of this format; `None` if names do not show it.
+    /// Whether an object with this logical name holds records of this format. `None` if names do not show this format.
     fn claims(&self, name: &[u8]) -> Option<bool> {
         let ends = |suffixes: &[&[u8]]| Some(suffixes.iter().any(|suffix| name.to_ascii_lowercase().ends_with(suffix)));
         match self {
             Self::TfRecord { .. } => Some(RecordFormat::of_name(name) == RecordFormat::TfRecord),
             Self::Npy { .. } => ends(&[b".npy"]),
             Self::Npz {} => ends(&[b".npz"]),
-            // `.tgz` counts as one suffix, from which no codec is removed.
+            // `.tgz` is a single suffix, so no codec suffix was removed from the name.
             Self::Tar {} => ends(&[b".tar", b".tgz"]),
             Self::Parquet {} => ends(&[b".parquet"]),
             Self::Images { .. } => ends(&[b".jpg", b".jpeg", b".png"]),
-            // Other codecs of Streaming are refused by name once the index is read.
+            // Codecs that are not supported are rejected by name after the index is read.
             Self::Mds { .. } => ends(&[b".mds", b".mds.zstd", b".mds.br", b".mds.bz2", b".mds.snappy"]),
             Self::Hdf5 { .. } => ends(&[b".h5", b".hdf5", b".he5"]),
             Self::Fixed { .. } | Self::Tokens { .. } | Self::Zarr { .. } => None,
         }
     }
 
-    /// TFRecords, compressed as their names state.
+    /// TFRecords whose names show their codec.
     pub const TFRECORD: Self = Self::TfRecord { compression: Codec::None };
 
-    /// Format of a listing by its names, if they state one: the first format in a fixed order that any name matches. A
-    /// tar beside an image is probably an archive of images; tables and arrays beside larger images probably describe
-    /// them.
+    /// Detects the format of a dataset from its object names, if they show one. The formats are tried in a fixed order.
+    /// A tar file beside images is probably an archive of images. Tables and arrays beside a larger amount of images
+    /// probably describe the images.
     pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
-        // Chunks may have any name.
+        // Zarr is detected by its metadata objects, because its chunks may have any name.
         if zarr::is_zarr(manifest) {
             return Ok(Some(Self::Zarr { arrays: Vec::new(), metadata: None }));
         }
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
         let claimed = |format: &Self| -> u64 {
             let claimed = manifest.objects.iter().filter(|entry| format.claims(entry.logical_name()) == Some(true));
-            // The name of an empty object counts too.
+            // Adds 1 per object, so that the name of an empty object counts too.
             claimed.map(|entry| 1 + entry.size).sum()
         };
         let pictures = claimed(&images);
@@ -193,12 +193,13 @@ impl FormatSpec {
         Ok(is_streaming(manifest).then_some(Self::Mds { index: None }))
     }
 
-    /// The key of the object with the rest of the format's metadata; see [`FormatSpec::resolved`].
+    /// Key of the object that contains the rest of the format's metadata, if it is not read yet; see
+    /// [`FormatSpec::resolved`].
     pub fn metadata_object(&self) -> Option<&'static str> {
         matches!(self, Self::Mds { index: None }).then_some(mds::INDEX)
     }
 
-    /// The format with the content of that object.
+    /// Returns the format with the content of its metadata object ([`FormatSpec::metadata_object`]).
     pub fn resolved(self, content: &[u8], place: &str) -> Result<Self> {
         match self {
             Self::Mds { .. } => {
@@ -210,7 +211,7 @@ impl FormatSpec {
         }
     }
 
-    /// Checks that a listing has all objects of the format's own index.
+    /// Checks that a listing has all objects that the format's own index lists.
     pub fn check_listing(&self, manifest: &Manifest) -> Result<()> {
         let Self::Mds { index: Some(index) } = self else { return Ok(()) };
         let known: HashSet<&[u8]> = manifest.objects.iter().map(|entry| entry.key.as_bytes()).collect();
@@ -223,12 +224,13 @@ impl FormatSpec {
         Err(Error::NotFound { place })
     }
 
-    /// Units that the order treats as objects, if they are not those of the listing.
+    /// Returns the blocks of chunked arrays, which the sample order treats as objects. `None` for other formats, which
+    /// use the objects of the listing.
     pub fn ordered(&self, listing: &Manifest) -> Result<Option<Manifest>> {
         Ok(self.blocks(listing)?.map(|blocks| blocks.manifest(listing)))
     }
 
-    /// The blocks of a format of chunked arrays; none before its metadata are read.
+    /// Returns the blocks of a format of chunked arrays; empty until its metadata is read. `None` for other formats.
     pub(super) fn blocks(&self, listing: &Manifest) -> Result<Option<Blocks>> {
         Ok(match self {
             Self::Zarr { arrays, metadata } => Some(match metadata {
@@ -243,15 +245,15 @@ impl FormatSpec {
         })
     }
 
-    /// True for the format's own index, which holds no records and is not ignored either.
+    /// True for the format's own index. It holds no records, but is not counted as ignored either.
     pub(super) fn is_index(&self, key: &Key) -> bool {
         matches!(self, Self::Mds { .. }) && key.as_bytes() == mds::INDEX.as_bytes()
     }
 
-    /// Keeps the objects that hold records: if some names match the format, the others are removed.
+    /// Keeps only the objects that hold records. If no object name shows this format, all objects are kept.
     pub fn retain(&self, manifest: &mut Manifest) {
         if let Self::Mds { index: Some(index) } = self {
-            // The index lists the objects; `retain` gets a listing with more.
+            // Keep only the objects that the index lists.
             let names = mds::names(index, mds::INDEX).unwrap_or_default();
             manifest.objects.retain(|entry| names.iter().any(|name| name.as_bytes() == entry.key.as_bytes()));
             return;
@@ -265,13 +267,13 @@ impl FormatSpec {
     }
 }
 
-/// The error of HDF5 files without the names of their datasets.
+/// Error for HDF5 files without the names of the HDF5 datasets to read.
 fn unnamed_hdf5(place: &str) -> Error {
     Error::config("format", format!("{place} contains HDF5 files; name the dataset: penstock.formats.hdf5(\"/name\")"))
 }
 
-/// True for shards of MosaicML Streaming's other formats, which share the index of MDS: each has a file of offsets
-/// beside it.
+/// True for the other shard formats of MosaicML Streaming. They have an `index.json` like MDS, and a file of offsets
+/// beside each shard.
 fn is_streaming(manifest: &Manifest) -> bool {
     let has = |ends: &[u8]| manifest.objects.iter().any(|entry| entry.key.as_bytes().ends_with(ends));
     has(mds::INDEX.as_bytes()) && [&b".json.meta"[..], b".csv.meta", b".tsv.meta", b".xsv.meta"].into_iter().any(has)
@@ -281,26 +283,26 @@ fn is_none(codec: &Codec) -> bool {
     *codec == Codec::None
 }
 
-/// Identifies the record being read, for names and messages.
+/// Identity of the record being read, for error messages and derived names.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RecordId<'a> {
-    /// The object's URL.
+    /// URL of the object.
     pub place: &'a str,
-    /// Its number in the dataset.
+    /// Index of the object in the dataset.
     pub object: u64,
-    /// Number of the record in the object.
+    /// Index of the record in the object.
     pub record: u64,
-    /// Offset of the record.
+    /// Offset of the record in the object's decompressed bytes.
     pub offset: u64,
-    /// Memory that is reserved before a part is decompressed.
+    /// Memory reservation for a value that is being decompressed.
     pub memory: &'a PartHold<'a>,
 }
 
-/// A record whose values are not read yet.
+/// A record whose values are read on request.
 pub(crate) trait Record {
-    /// Reads the value of that name. Errs with `Corrupt`.
+    /// Reads the value of that name; `None` if the record has none. Returns `Corrupt` if it cannot be read.
     fn part(&self, name: &str) -> Result<Option<Value<'_>>>;
-    /// The names of its parts.
+    /// Names of the record's values.
     fn names(&self) -> Vec<String>;
     /// True if other records of the dataset may have values that this one lacks.
     fn may_lack_parts(&self) -> bool {
@@ -308,100 +310,102 @@ pub(crate) trait Record {
     }
 }
 
-/// Callback for a record.
+/// Callback that receives a record.
 pub(crate) type Each<'a> = &'a mut dyn FnMut(&dyn Record) -> Result<()>;
 
-/// Number of records, from the end of an object.
+/// Result of reading the record count from the end of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TrailerCount {
-    /// This number of records.
+    /// Number of records.
     Count(u64),
-    /// Nothing yet: this many of the last bytes are needed.
+    /// More bytes are needed: this many of the object's last bytes.
     Wants(u64),
 }
 
-/// Callback for a record of a table, with its position among the requested ones.
+/// Callback that receives a record of a table, and its index among the requested records.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(usize, Result<&dyn Record>);
 
-/// An object in memory whose records are not contiguous.
+/// An object in memory whose records are not stored contiguously.
 pub(crate) trait Table {
-    /// Number of its records.
+    /// Number of records in the table.
     fn records(&self) -> u64;
 
-    /// Reads `records` (ascending), of which the values `parts` (each by the first of its names that exists) will be
-    /// requested. The result for a record depends on the object alone, not on the other records. Decodes at most
-    /// `limit` bytes at a time.
+    /// Reads `records` (ascending) and passes each to the callback. `parts` are the values that the callback will
+    /// request: for each of them a list of names, of which the first that exists is used. The result for a record
+    /// depends only on the object, not on the other requested records. Decodes at most `limit` bytes at a time.
     fn each(&self, records: &[u64], parts: &[&[String]], limit: u64, each: EachRow<'_>);
 }
 
-/// Contiguous records of one size after a header.
+/// Rows of equal size that follow a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadRows {
-    /// Bytes before the first.
+    /// Size of the header in bytes.
     pub head: u64,
-    /// Bytes of each.
+    /// Size of a row in bytes.
     pub row: u64,
     /// Number of rows.
     pub count: u64,
 }
 
 impl HeadRows {
-    /// Position of a row.
+    /// Position of a row; `None` if the row does not exist.
     pub fn span(&self, row: u64) -> Option<Span> {
         (row < self.count).then(|| Span { offset: self.head + row * self.row, len: self.row, crc: 0 })
     }
 }
 
-/// A format whose objects hold contiguous records, or are tables.
+/// Framing of a format: finds the records in an object's bytes. The objects hold contiguous records, or are tables.
 pub(crate) trait Framing: Send + Sync + fmt::Debug {
-    /// Appends the positions of an object's records. After an error, the spans before it are valid.
+    /// Appends the positions of an object's records to `spans`. If it returns an error, the positions appended before
+    /// are valid.
     fn spans(&self, content: &[u8], place: &str, spans: &mut Vec<Span>) -> Result<()>;
 
-    /// For a format that frames its records: the incremental reader of an object's decompressed bytes, given the first
-    /// of them. Errs if they are not of this format.
+    /// Returns an incremental reader of an object's decompressed bytes, if the format frames its records. `_first` are
+    /// the first of these bytes. Returns an error if they are not of this format.
     fn frames(&self, _first: &[u8], _place: &str) -> Option<Result<FrameStream>> {
         None
     }
 
-    /// Number of records in an object of that many bytes, if the size determines it.
+    /// Number of records in an object of that many bytes, if it follows from the size.
     fn count_of_size(&self, _bytes: u64, _place: &str) -> Option<Result<u64>> {
         None
     }
 
-    /// Number of records in an object, if the format's own index contains it.
+    /// Number of records in an object, if the format's own index states it.
     fn count_of_object(&self, _object: u64) -> Option<u64> {
         None
     }
 
-    /// Number of an object's first bytes that contain its number of records, if they do.
+    /// Number of bytes at the start of an object that contain its record count. `None` if the start contains none.
     fn head_for_count(&self) -> Option<u64> {
         None
     }
 
-    /// Positions of the records of an object of `size` bytes, by its first bytes.
+    /// Returns the positions of the records of an object of `size` bytes, from the object's first bytes.
     fn rows_of_head(&self, _head: &[u8], _size: u64, place: &str) -> Result<HeadRows> {
         Err(Error::bug(format!("the head of {place} contains no count")))
     }
 
-    /// Position of a record, if it can be computed.
+    /// Position of a record, if it follows from the record's index.
     fn span_of(&self, _record: u64) -> Option<Span> {
         None
     }
 
-    /// The checksum that an index keeps of a record, given its bytes.
+    /// Checksum of a record's bytes that an index stores.
     fn crc(&self, bytes: &[u8]) -> u32 {
         penstock_codec::checksum::crc32c(bytes)
     }
 
-    /// True if records have checksums, which `read` compares.
+    /// True if records contain checksums, which `read` verifies.
     fn checks_itself(&self) -> bool {
         false
     }
 
-    /// Reads a record, given the bytes of its span, and the object's bytes before its first record.
+    /// Reads a record and passes it to `each`. `bytes` are the record's bytes, and `head` are the object's bytes before
+    /// its first record.
     fn read(&self, bytes: &[u8], head: &[u8], id: RecordId<'_>, each: Each<'_>) -> Result<()>;
 
-    /// True if values of a record are decompressed one by one, within [`RecordId::memory`].
+    /// True if the values of a record are decompressed one by one, in memory reserved through [`RecordId::memory`].
     fn inflates_parts(&self) -> bool {
         false
     }
@@ -411,7 +415,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         false
     }
 
-    /// True if objects are tables: they are always read whole, and spans are not requested.
+    /// True if objects are tables: they are always read whole, and have no record positions.
     fn is_table(&self) -> bool {
         false
     }
@@ -421,18 +425,18 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         Err(Error::bug(format!("{place} is not a table")))
     }
 
-    /// Number of records in a table of `size` bytes, from its last bytes.
+    /// Reads the record count of a table of `size` bytes from the table's last bytes.
     fn count_of_end(&self, _end: &[u8], _size: u64, place: &str) -> Result<TrailerCount> {
         Err(Error::bug(format!("the end of {place} contains no count")))
     }
 
-    /// Proposed field of a part if no fields are given; by default from its content.
+    /// Kind of field proposed for a value if the user gives no fields. `None` derives it from the value's content.
     fn proposes(&self, _name: &str, _part: &Value<'_>) -> Option<super::field::Kind> {
         None
     }
 }
 
-/// The format of `spec` over these objects.
+/// Creates the framing of the format `spec` for these objects.
 pub(crate) fn framing(spec: &FormatSpec, manifest: &Manifest) -> Result<Box<dyn Framing>> {
     Ok(match spec {
         FormatSpec::TfRecord { .. } => Box::new(tfrecord::TfRecord),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NumPy files: a `.npy` is one record (its array), or each of its rows is one; an `.npz` is one record of several
-//! arrays.
+//! NumPy files. A `.npy` file is one record, or each row of its array is a record; an `.npz` file is one record of
+//! several arrays.
 
 use std::borrow::Cow;
 
@@ -13,25 +13,25 @@ use crate::memory::PartHold;
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// Name of the value of a `.npy`.
+/// Name of the value that holds the array of a `.npy` file.
 const ARRAY: &str = "array";
 
-/// Bytes read of each object for its number of rows; NumPy's headers are much shorter.
+/// Number of bytes that are read from each object for its row count. NumPy's headers are much shorter.
 pub(super) const HEAD: u64 = 4096;
 
-/// Elements after a header, little-endian and in C order.
+/// Returns the elements after a header as an array, little-endian and in C order.
 pub(super) fn elements<'a>(header: &Header, data: &'a [u8], place: &str) -> Result<Array<'a>> {
     let spec = sized(header, data, place)?;
     Ok(Array { dtype: spec.dtype, bytes: swapped(header, data), shape: spec.shape })
 }
 
-/// A whole `.npy` file.
+/// Parses a whole `.npy` file.
 pub(super) fn array<'a>(bytes: &'a [u8], place: &str) -> Result<Array<'a>> {
     let header = npy::parse(bytes, place)?;
     elements(&header, &bytes[header.data_offset.min(bytes.len())..], place)
 }
 
-/// Type and shape of the elements; checks the length of `data`.
+/// Returns the type and shape of the elements. Checks the length of `data`.
 fn sized(header: &Header, data: &[u8], place: &str) -> Result<TensorSpec> {
     let spec = typed(header, place)?;
     let want = spec.size_bytes()?;
@@ -62,7 +62,7 @@ fn swapped<'a>(header: &Header, bytes: &'a [u8]) -> Cow<'a, [u8]> {
     Cow::Owned(bytes)
 }
 
-/// The array of a whole `.npy` file, in the memory of the file.
+/// Returns the array of a whole `.npy` file, using the file's memory.
 fn inflated_array(mut file: Vec<u8>, place: &str) -> Result<Array<'static>> {
     let header = npy::parse(&file, place)?;
     let data = file.get(header.data_offset..).unwrap_or_default();
@@ -74,7 +74,7 @@ fn inflated_array(mut file: Vec<u8>, place: &str) -> Result<Array<'static>> {
     Ok(Array { dtype: spec.dtype, shape: spec.shape, bytes: Cow::Owned(file) })
 }
 
-/// `.npy` files.
+/// Framing of `.npy` files.
 #[derive(Debug)]
 pub(super) struct Npy {
     pub rows: bool,
@@ -86,7 +86,7 @@ fn rows(header: &Header, place: &str) -> Result<HeadRows> {
         return Err(Error::corrupt(place, "contains a single number, which has no rows"));
     };
     let row = TensorSpec { dtype: spec.dtype, shape: rest.to_vec() }.size_bytes()?;
-    // A header of 100 bytes may claim any number of empty rows.
+    // Reject empty rows: a header of 100 bytes could claim any number of them.
     if row == 0 && count > 0 {
         return Err(Error::corrupt(place, format!("has rows of 0 bytes (shape {:?})", spec.shape)));
     }
@@ -163,7 +163,7 @@ impl Record for One<'_> {
     }
 }
 
-/// `.npz` files.
+/// Framing of `.npz` files.
 #[derive(Debug)]
 pub(super) struct Npz;
 
@@ -197,7 +197,8 @@ impl Record for Arrays<'_> {
         let place = self.directory.member(entry);
         self.memory.take(&place, if entry.deflated { entry.size } else { 0 })?;
         let content = self.directory.read(entry)?;
-        // numpy.load returns other members as bytes; the archive's CRC-32 excludes a damaged array.
+        // Like numpy.load, returns a member that is not an array as bytes. It cannot be a damaged array, because its
+        // CRC-32 matches.
         if !content.starts_with(npy::MAGIC) && !entry.name.ends_with(b".npy") {
             return Ok(Some(Value::Bytes(content)));
         }

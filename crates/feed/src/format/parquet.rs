@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet: a record is a row, its values are the columns by path (`image.bytes`). Within a row group the requested
-//! columns are decoded from the first requested row to the last, or in smaller pieces if that is too large or fails.
+//! Parquet format: a record is a row, and its values are the columns by path (`image.bytes`). In each row group, the
+//! requested columns are decoded from the first requested row to the last one. If that takes too much memory or fails,
+//! they are decoded in smaller pieces.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -15,8 +16,8 @@ use super::{Each, EachRow, Framing, Record, RecordId, Table, TrailerCount};
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 
-/// Requested rows of a row group are decoded at once if they take at most this many bytes; otherwise `STEP` rows at a
-/// time.
+/// Maximum decoded size for which the requested rows of a row group are decoded in one piece. Above it, `STEP` rows are
+/// decoded at a time.
 const AT_ONCE: u64 = 256 << 20;
 const STEP: usize = 1024;
 
@@ -54,15 +55,15 @@ struct Rows {
     place: String,
 }
 
-/// Decoded columns of some rows.
+/// Decoded columns of a range of rows.
 struct Piece {
     first: u64,
-    /// Columns, by number in the file.
+    /// Decoded values by column number in the file.
     columns: Vec<(usize, Values)>,
 }
 
 impl Rows {
-    /// Decodes columns; errs with the column that cannot be read.
+    /// Decodes columns of a range of rows. An error includes the number of the column that cannot be read.
     fn load(&self, columns: &[usize], rows: Range<u64>, limit: u64) -> std::result::Result<Piece, (usize, Error)> {
         let (mut left, mut found) = (usize::try_from(limit).unwrap_or(usize::MAX), Vec::new());
         for &column in columns {
@@ -80,7 +81,8 @@ impl Rows {
         }
     }
 
-    /// The records of one row group; `from` is their index among all requested records.
+    /// Passes the requested records of one row group to `each`. `from` is the index of the first of them among all
+    /// requested records.
     fn group(&self, records: &[u64], columns: &[usize], from: usize, limit: u64, each: EachRow<'_>) {
         let over = |records: &[u64]| records[0]..records[records.len() - 1] + 1;
         if let Ok(piece) = self.load(columns, over(records), limit.min(AT_ONCE)) {
@@ -96,7 +98,7 @@ impl Rows {
                 match self.load(columns, row..row + 1, limit) {
                     Ok(piece) => self.give(&piece, &[row], from + at, limit, each),
                     Err((column, error)) => {
-                        // A list is found by reading all rows of the group before it, so later rows cannot be read
+                        // Reading a list requires all earlier rows of the row group, so the later rows cannot be read
                         // either.
                         if matches!(error, Error::Corrupt { .. }) && self.file.columns()[column].list {
                             let first = from + at;
@@ -133,13 +135,13 @@ impl Table for Rows {
     }
 }
 
-/// A row.
+/// A row of the table, as a record.
 struct Cells<'a> {
     rows: &'a Rows,
     piece: &'a Piece,
     row: u64,
     limit: u64,
-    /// Columns missing in the schema, for this row only.
+    /// Columns that were not requested in advance, decoded for this row only.
     alone: OnceCell<Vec<OnceCell<Result<Values>>>>,
 }
 
@@ -161,7 +163,7 @@ impl Record for Cells<'_> {
 }
 
 impl Cells<'_> {
-    /// Value of this row in `values`, whose first row is `first`.
+    /// Returns this row's value of a column. The first row of `values` is `first`.
     fn cell<'a>(&self, column: usize, values: &'a Values, first: u64) -> Result<Value<'a>> {
         let column = &self.rows.file.columns()[column];
         let (place, at) = (&self.rows.place, (self.row - first) as usize);

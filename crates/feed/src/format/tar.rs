@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebDataset: a record is a run of tar members with one key, its values are the members by extension.
+//! WebDataset format: a record is a run of tar members with the same key, and its values are the members by extension.
 
 use std::borrow::Cow;
 
@@ -11,10 +11,10 @@ use super::{Each, Framing, Record, RecordId};
 use crate::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Name of the value with a sample's key.
+/// Name of the value that holds a sample's key.
 pub(super) const KEY: &str = "__key__";
 
-/// Extensions whose content is a number as text, as in WebDataset's own decoders.
+/// Extensions of files that contain a number as text, as in WebDataset's own decoders.
 const NUMBERS: [&str; 6] = ["cls", "cls2", "class", "count", "index", "id"];
 
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Record for Files<'_> {
     }
 }
 
-/// Type of a file by its extension: a number as text, a NumPy array, else bytes.
+/// Converts a file to a value by its extension: a number as text, a NumPy array, or bytes.
 pub(super) fn of_file<'a>(name: &str, bytes: &'a [u8], place: &str) -> Result<Value<'a>> {
     let last = name.rsplit('.').next().unwrap_or(name);
     if NUMBERS.contains(&last) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecords: a record is a frame, its values are the features of its tf.Example.
+//! TFRecord format: a record is a frame, and its values are the features of its tf.Example.
 
 use penstock_codec::Codec;
 use penstock_codec::checksum::crc32c_masked;
@@ -13,9 +13,9 @@ use super::{Each, Framing, Record, RecordId};
 use crate::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Prefix of a context feature whose name a feature list shares.
+/// Prefix that selects a context feature, if a feature list has the same name.
 const CONTEXT: &str = "context/";
-/// Prefix of a feature list whose name a context feature shares.
+/// Prefix that selects a feature list, if a context feature has the same name.
 const LISTS: &str = "feature_lists/";
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Framing for TfRecord {
         Some(if first.is_empty() { Ok(()) } else { compressed(first, place) }.map(|()| FrameStream::new(place)))
     }
 
-    /// The checksum in the frame itself, which is free.
+    /// Uses the checksum in the frame, which costs nothing.
     fn crc(&self, bytes: &[u8]) -> u32 {
         bytes.last_chunk::<FOOTER_LEN>().map_or(0, |footer| u32::from_le_bytes(*footer))
     }
@@ -78,7 +78,8 @@ impl Framing for TfRecord {
     }
 }
 
-/// Errs if the content is compressed, which TensorFlow's writer does under any name.
+/// Returns an error if the content is compressed. TensorFlow's writer compresses files without adding a suffix to the
+/// name.
 fn compressed(content: &[u8], place: &str) -> Result<()> {
     let codec = Codec::sniff(content);
     match magic::describe(content) {
@@ -99,7 +100,7 @@ fn compressed(content: &[u8], place: &str) -> Result<()> {
     }
 }
 
-/// A tf.Example, or a tf.SequenceExample, whose context has the place of an example's features.
+/// A tf.Example or a tf.SequenceExample. The context of a SequenceExample is encoded like the features of an Example.
 struct Features<'a> {
     payload: &'a [u8],
     place: &'a str,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zarr, versions 2 and 3: an array, or several of a group, whose rows are samples. The format document holds the
-//! metadata and the shard indexes, which are read once when the dataset is opened.
+//! Zarr format, versions 2 and 3: one array, or several arrays of a group; each row is a sample. The format document
+//! stores the metadata and the shard indexes, which are read once when the dataset is opened.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,38 +12,39 @@ use serde::{Deserialize, Serialize};
 use crate::chunked_arrays::{Blocks, Column, MAX_CHUNKS, Stored, numbers};
 use penstock_dataset::manifest::Manifest;
 
-/// Name of the value of a single array.
+/// Name of the value if the dataset is a single array.
 const ARRAY: &str = "array";
 
-/// File names of metadata.
+/// File names of Zarr metadata.
 const NAMES: [&str; 2] = ["zarr.json", ".zarray"];
 
-/// Maximum number of arrays examined if none is named.
+/// Maximum number of arrays to examine if the user names none.
 const MAX_ARRAYS: usize = 1024;
 
-/// Metadata that was read from a dataset.
+/// Metadata read from a Zarr dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZarrMetadata {
-    /// Metadata of the arrays, by path; the root's is empty.
+    /// Metadata of each array (JSON), by array path. The root array has an empty path.
     pub arrays: BTreeMap<String, String>,
-    /// Indexes of shards as stored, by the shard's key, in hexadecimal.
+    /// Stored bytes of each shard index in hexadecimal, by the shard's key.
     #[serde(default)]
     pub shards: BTreeMap<String, String>,
 }
 
-/// True for a listing of Zarr.
+/// True if the listing contains Zarr metadata.
 pub(super) fn is_zarr(manifest: &Manifest) -> bool {
     let last = |key: &[u8]| key.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec).unwrap_or_default();
     manifest.objects.iter().any(|entry| NAMES.iter().any(|name| last(entry.key.as_bytes()) == name.as_bytes()))
 }
 
-/// Objects with the metadata of the named arrays, or of all: path of the array, and number of the object.
+/// Finds the metadata objects of the named arrays, or of all arrays. Returns the path of each array and the index of
+/// its metadata object in the listing.
 pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(String, usize)>> {
     let mut found: BTreeMap<String, usize> = BTreeMap::new();
     for (number, entry) in listing.objects.iter().enumerate() {
         let Ok(key) = std::str::from_utf8(entry.key.as_bytes()) else { continue };
         let (path, name) = key.rsplit_once('/').unwrap_or(("", key));
-        // With both versions present, version 3 is found first.
+        // If an array has metadata of both versions, version 3 is used.
         if NAMES.contains(&name) && (!found.contains_key(path) || name == NAMES[0]) {
             found.insert(path.to_owned(), number);
         }
@@ -73,7 +74,7 @@ pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(Str
     arrays.iter().map(named).collect()
 }
 
-/// True for the metadata of a group, which are skipped.
+/// True for the metadata of a group, which contains no array and is skipped.
 pub(crate) fn is_group(json: &[u8]) -> bool {
     serde_json::from_slice::<serde_json::Value>(json).is_ok_and(|json| json["node_type"] == "group")
 }
@@ -86,7 +87,7 @@ fn key(path: &str, below: &str) -> String {
     if path.is_empty() { below.to_owned() } else { format!("{path}/{below}") }
 }
 
-/// Shards of sharded arrays: key, number, and position of the index.
+/// Returns the shards of all sharded arrays, as (key, index in the listing, range of the shard index).
 pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<(String, usize, ByteRange)>> {
     let numbers = numbers(listing);
     let mut found = Vec::new();
@@ -127,7 +128,7 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     digits.map(byte).collect()
 }
 
-/// The bytes of an index as the format keeps them.
+/// Converts the bytes of a shard index to hexadecimal, the form in the format document.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
@@ -136,7 +137,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Blocks of a dataset whose metadata have been read: those of `arrays`, in that order, or all.
+/// Creates the blocks of a dataset after its metadata is read: of the arrays in `arrays`, in that order, or of all
+/// arrays.
 pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manifest) -> Result<Blocks> {
     let numbers = numbers(listing);
     let paths: Vec<&str> = match arrays {
@@ -157,7 +159,7 @@ pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manif
         });
         parsed.push(array);
     }
-    // Indexes of shards, each read when the first of its chunks is requested.
+    // Parsed shard indexes. Each is parsed when the first chunk of its shard is requested.
     type Index = Vec<Option<(u64, u64)>>;
     let mut indexes: BTreeMap<usize, Index> = BTreeMap::new();
     let mut blocks = Blocks::default();

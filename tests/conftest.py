@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all rooms' tests share: a clean environment, the CLI, the strict S3 peer, and the policy of markers.
+"""Shared fixtures of all tests: a clean environment, the CLI, the strict S3 peer, and the policy of markers.
 
-A missing peer is a failure, never a skip: `make test` installs what the tests need.
+A missing peer is a failure, never a skip: `make test` installs everything that the tests need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What a job, a cloud or a user's own settings would leak into a test.
+# Variables of a job, a cloud or the user's settings, which could change a test's result.
 _AMBIENT = (
     "SLURM_",
     "OMPI_",
@@ -63,7 +63,7 @@ _AMBIENT_EXACT = (
 def pytest_configure(config: pytest.Config) -> None:
     for name in [n for n in os.environ if n.startswith(_AMBIENT) or n in _AMBIENT_EXACT]:
         del os.environ[name]
-    # No file of the user's and no metadata address may answer for a test.
+    # Tests must not use the user's settings files or a metadata address.
     nowhere = str(Path(__file__).with_name("no-such-file"))
     os.environ.update(
         AWS_CONFIG_FILE=nowhere,
@@ -74,8 +74,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-# The tier `system`: whole systems of processes (launchers, pools, ranks, demo runs, pages of commands) and what looks at
-# the whole machine. By file, by folder, or by what a test asks for.
+# The tier `system`: tests of whole systems of processes (launchers, pools, ranks, demo runs, documentation pages), and
+# tests that look at the whole machine. A test is selected by file, by folder or by its fixtures.
 _SYSTEM = (
     "bench/test_disks.py",
     "bench/test_distributed.py",
@@ -107,7 +107,7 @@ _SYSTEM = (
     "train/",
 )
 _SYSTEM_FIXTURES = {"charliecloud", "hdfs", "hosts", "jars", "slurm_hosts", "ssh", "sshds"}
-# Servers, which `make check` does without.
+# Fixtures that start servers; `make check` leaves out their tests.
 _SERVERS = {"azure", "bucket", "emulator", "google", "site", "slow_bucket", "twins", "versitygw"}
 
 
@@ -128,13 +128,13 @@ _ran = 0
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Counts what ran, in this process or in a worker of xdist."""
+    """Counts the tests that ran, in this process or in a worker of xdist."""
     global _ran
     _ran += report.when == "call" and not report.skipped
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A job that picks a marker and runs no test has failed, also when all that it collected was skipped."""
+    """Fails a job that picks a marker and runs no test, even if it only skipped tests."""
     picked, is_worker = session.config.getoption("markexpr"), hasattr(session.config, "workerinput")
     if picked and exitstatus == 0 and not session.config.getoption("collectonly") and not is_worker and _ran == 0:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
@@ -142,7 +142,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 @dataclass(frozen=True)
 class Ran:
-    """One command line that has ended."""
+    """The result of one finished command line."""
 
     code: int
     out: str
@@ -151,7 +151,7 @@ class Ran:
 
 @pytest.fixture(scope="session")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with libcuda and libcufile that are none."""
+    """A folder with stand-ins for libcuda and libcufile."""
     folder = tmp_path_factory.mktemp("driver")
     source = ROOT / "tests" / "standin_gpu.c"
     subprocess.run(
@@ -163,7 +163,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def run_cli() -> Callable[..., Ran]:
-    """`run_cli("stage", src, dst, env={...}, cwd=..., timeout_s=60)`: the installed `penstock`, as a user would run it."""
+    """`run_cli("stage", src, dst, env={...}, cwd=..., timeout_s=60)` runs the installed `penstock`, as a user would."""
     program = Path(sys.executable).with_name("penstock")
 
     def run(
@@ -186,9 +186,9 @@ def run_cli() -> Callable[..., Ran]:
 
 @pytest.fixture
 def emulator(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """`with`-less: `store = emulator(folder=..., tier="s3-standard", scale=1.0)`; `.url`, `.env`; all end with the test.
+    """`store = emulator(folder=..., tier="s3-standard", scale=1.0)` starts a server with `.url` and `.env`.
 
-    Without a folder it serves a new, empty one under tmp_path.
+    Without a folder it serves a new, empty one under tmp_path. All servers end with the test.
     """
     from penstock.emulator import Emulator
 
@@ -205,6 +205,6 @@ def emulator(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="session")
 def versitygw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Peer]:
-    """The strict S3 peer, one for the session; a test takes a bucket of its own name."""
+    """The strict S3 peer, one for the session; each test uses a bucket of its own."""
     with peer_stores.versitygw(tmp_path_factory.mktemp("versitygw")) as peer:
         yield peer

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps whose limits are known, because they are made: storages of several kinds, none of them the model that is fitted.
+"""Synthetic sweeps with known limits, made by several storage models; the classifier fits none of these models.
 
-Each answers the rate of a closed loop of `c` workers on objects of `size` bytes, and the resource that limits it there by
-its own making; `margin` says by how much: 2 is twice as slow as the next. Cells near 1 have no right answer.
+Each model gives the rate of a closed loop of `c` workers on objects of `size` bytes, and the resource that limits it.
+`margin` is the ratio of the limiting time to the next largest one: 2 means twice as slow. Cells near 1 have no right
+answer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Truth:
 
 @dataclass
 class Storage:
-    """Service of one operation: seconds alone, and what is shared. `law` says how the parts add up."""
+    """Service times of one operation: uncontended seconds and shared resources. `law` defines how the parts add up."""
 
     law: str
     t_op: float
@@ -40,7 +41,7 @@ class Storage:
 
     def parts(self, c, size):
         own = self.t_op + size / self.stream
-        # Beyond the workers at which it saturates, a contended server loses with each one more.
+        # Above the number of workers at which it saturates, a contended server slows down with each further worker.
         knee = own * self.metadata
         over = max(0.0, c / max(knee, 1.0) - 1)
         op = c / self.metadata * (1 + self.contention * over)
@@ -57,7 +58,7 @@ class Storage:
         return self._queues(c, size)
 
     def _queues(self, c, size):
-        """Exact mean value analysis of a closed network: waiting alone, then two queues."""
+        """Exact mean value analysis of a closed network: the uncontended wait, then two queues."""
         own = self.t_op + size / self.stream
         demands = [
             self.parts(c, size)[self.operations] / c,
@@ -87,7 +88,7 @@ class Sweep:
 
 
 def row(operation, c, size, per_s, *, seconds=30.0, hosts=1, **more):
-    """A row as elbencho would have written it."""
+    """A row as elbencho would write it."""
     files = max(1.0, per_s * seconds)
     block = more.pop("block_size_bytes", size)
     end = End(
@@ -112,7 +113,7 @@ def row(operation, c, size, per_s, *, seconds=30.0, hosts=1, **more):
 
 
 def make(storage, threads, sizes, *, noise=0.0, seed=0, operation="READ", **more):
-    """A sweep over a storage, each rate off by a lognormal of `noise`."""
+    """A sweep over a storage; each rate has a lognormal error of `noise`."""
     draw = random.Random(seed)
     sweep = Sweep()
     for size in sizes:
@@ -124,14 +125,14 @@ def make(storage, threads, sizes, *, noise=0.0, seed=0, operation="READ", **more
 
 
 def draw(seed, *, laws=("slowest", "sum", "queues"), contended=None, held_out=False):
-    """A storage of any kind between a laptop's disk and a pool: parameters log-uniform over decades.
+    """A random storage between a laptop's disk and a pool: parameters are log-uniform over decades.
 
-    `held_out` takes the ranges on either side of those that thresholds were looked at with.
+    `held_out` draws from the ranges on either side of those that were used to tune the thresholds.
     """
     at = random.Random(seed)
 
     def between(low, high):
-        if held_out:  # one decade on either side, not the middle
+        if held_out:  # a factor of 5 on either side, not the middle
             low, high = at.choice([(low / 5, low), (high, high * 5)])
         return math.exp(at.uniform(math.log(low), math.log(high)))
 
@@ -152,19 +153,20 @@ def draw(seed, *, laws=("slowest", "sum", "queues"), contended=None, held_out=Fa
 
 
 def backing_off(per_s_limit, t_op, c, backoff_s=0.4):
-    """Rate and latencies of a store that refuses above a limit: refused requests wait and come again, served ones are quick."""
+    """Rate and latencies of a store with a request limit: rejected requests wait and retry, accepted ones are quick."""
     free = c / t_op
     if free <= per_s_limit:
         return free, Latency(min_us=0.8e6 * t_op, mean_us=1e6 * t_op, max_us=4e6 * t_op), 0.0
     mean = c / per_s_limit
-    # A request is served in t_op or sent away for a while; the mean follows from the limit, the longest from the doubling.
+    # A request is served in t_op, or rejected and retried after a back-off. The mean follows from the limit, and the
+    # maximum from the doubling of the back-off.
     refused = (mean - t_op) / (mean - t_op + backoff_s)
     longest = max(backoff_s * 16, 20 * mean)
     return per_s_limit, Latency(min_us=0.8e6 * t_op, mean_us=1e6 * mean, max_us=1e6 * longest), refused
 
 
 def refusing(seed, threads, *, noise=0.05, counted=True, held_out=False):
-    """A sweep over an object store with a request limit, and above it nothing but bandwidth."""
+    """A sweep over an object store with a request limit; its only other shared limit is bandwidth."""
     at = random.Random(seed)
     span = (0.2, 5.0) if held_out else (0.5, 2.0)
     limit = 2_000 * math.exp(at.uniform(*map(math.log, span)))
@@ -193,7 +195,7 @@ def refusing(seed, threads, *, noise=0.05, counted=True, held_out=False):
 
 
 def spent_client(seed, threads, sizes, *, noise=0.05, held_out=False):
-    """A storage that a client cannot use up: its processors are full first, by the byte and by the file."""
+    """A sweep in which the client's processors are the first limit: they have a cost per byte and per file."""
     at = random.Random(seed)
     storage = draw(seed, laws=("slowest",), contended=False, held_out=held_out)
     per_byte, per_file = at.uniform(1.5, 5) / storage.bandwidth, at.uniform(1.5, 5) / storage.metadata
@@ -213,7 +215,7 @@ def spent_client(seed, threads, sizes, *, noise=0.05, held_out=False):
 
 
 def disk(seed, threads, blocks, *, noise=0.05, held_out=False):
-    """Random reads of a device with limits on operations and on bytes."""
+    """A sweep of random reads from a device with limits on operations and on bytes."""
     at = random.Random(seed)
     span = (100, 1_000_000) if held_out else (500, 200_000)
     operations = math.exp(at.uniform(*map(math.log, span)))

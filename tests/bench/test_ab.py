@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A/B: the error rate under peeking, what is found when there is something, and real commands."""
+"""Tests A/B comparison: the error rate with repeated looks, the detection of real differences, and real commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import ConfigError, Deadline, NotFound, SystemFault
 
 
 def machine(kind, seed, effect=0.0):
-    """A machine whose runs vary in a way of its own; B takes e**effect as long as A."""
+    """A machine whose run times vary in the way that `kind` names; B takes e**effect times as long as A."""
     draw = random.Random(seed)
     state = {"runs": 0, "level": 0.0}
 
@@ -41,7 +41,7 @@ def machine(kind, seed, effect=0.0):
     return run
 
 
-# Issue 6: at most 5 % false alarms in 200 runs of A against A, looked at after each block.
+# Issue 6: at most 5 % false alarms in 200 runs of A against A, with a look after each block.
 @pytest.mark.parametrize("kind", ["even", "wild", "spikes", "drifting", "moody", "two speeds"])
 def test_ab_a_against_a_raises_few_false_alarms(kind):
     result = [compare(["a"], ["a"], machine(kind, seed), seed=seed, max_runs=120, warm_up=0) for seed in range(200)]
@@ -49,7 +49,7 @@ def test_ab_a_against_a_raises_few_false_alarms(kind):
 
 
 def test_ab_peeking_with_a_fixed_interval_would_not_hold():
-    """What the sequential bound is for: the bootstrap interval, looked at after each block, fails the same 200 runs."""
+    """Why the sequential bound is needed: a bootstrap interval with a look after each block fails on the same 200 runs."""
     alarms = 0
     for seed in range(200):
         run = machine("even", seed)
@@ -142,14 +142,14 @@ def test_runner_run_that_gives_nothing_is_told(argv, metric, kind, output):
 def test_runner_stops_what_takes_too_long_with_all_that_it_started(tmp_path):
     lock, begun = tmp_path / "lock", tmp_path / "begun"
     slow = ["sh", "-c", f"(flock 9; touch {begun}; sleep 600) 9> {lock} & sleep 600"]
-    # A slow machine may need more than the first limit to start the processes.
+    # On a slow machine, starting the processes may take longer than the first limit.
     for limit_s in (0.2, 2, 20):
         with pytest.raises(Deadline, match=f"within {limit_s} s"):
             runner(Metric(), limit_s=limit_s)(slow, "B")
         if begun.exists():
             break
     assert begun.exists()
-    # The lock is free when the last process that was started in the background has ended.
+    # The lock is free once the last background process has ended.
     subprocess.run(["flock", "--timeout", "60", lock, "true"], check=True)
 
 

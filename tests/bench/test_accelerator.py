@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated accelerators: DLIO's files in, its keys out, its formula between, and a harness that knows what it costs."""
+"""Tests emulated accelerators: DLIO's input files, result keys and formula, and the harness's own overhead."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def epoch(rank, number, *, wall_s=2.0, compute_s=1.0, first_s=1.0, first_compute
 
 def test_utilisation_leaves_the_first_step_out():
     assert epoch_utilisation(epoch(0, 0)) == pytest.approx(0.9)
-    assert epoch_utilisation(epoch(0, 0, wall_s=1.0)) == 0.0  # one step only: nothing is left
+    assert epoch_utilisation(epoch(0, 0, wall_s=1.0)) == 0.0  # the formula excludes the first step
 
 
 def test_utilisation_is_the_mean_over_ranks_of_each_epoch():
@@ -167,7 +167,8 @@ def test_bench_accelerator_reads_records_and_pictures(tmp_path, run_cli, kind):
     output = json.loads(ran.out)
     assert output["feeds"][0]["samples_per_s"] > 0, ran.err
     assert output["feeds"][0]["bytes_read"] >= sum(file.stat().st_size for file in (tmp_path / "data").iterdir())
-    # The file says how many records there are: nothing is read to count them, which would warm what is about to be measured.
+    # The file states the number of records. Nothing is read to count them, since that would warm the caches before the
+    # measurement.
     assert "all are read once" not in ran.err
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disks of the book as real block devices, and what a trace of a run says of them."""
+"""Tests tiers of the disk book as real block devices, and the limits that a trace of a run finds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.price import disks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# The study's table (STUDIES C): at most MB/s, and I/Os a second.
+# The study's table (STUDIES C): maximum bytes/s and I/Os per second.
 _STUDY = {
     "aws-gp2@2018": (160e6, 10_000),
     "aws-st1@2018": (500e6, 500),
@@ -32,7 +32,7 @@ _STUDY = {
     "gcp-local-ssd@2018": (1500e6, 400_000),
 }
 
-# A real disk for a test. Its limits lie far apart: at 33 KB a read both bind.
+# A real disk for a test. Its limits are far apart: both bind only at reads of 33 KB.
 _TIER, _SCALE = "azure-premium-ssd@2018", "0.02"
 
 
@@ -63,7 +63,7 @@ def test_burst_lasts_as_long_as_its_credits() -> None:
     for _ in range(12):
         allowed.append(bucket.limit_per_s)
         bucket.spend(allowed[-1], 1.0)
-    # 1,000 credits at 200 a second net: five seconds of burst, then the base.
+    # 1,000 credits at a net 200 per second: five seconds of burst, then the base rate.
     assert allowed == [300.0] * 5 + [100.0] * 7
     for _ in range(20):
         bucket.spend(0, 1.0)
@@ -120,7 +120,7 @@ def test_trace_of_a_failing_command_exits_with_1(run_cli: Callable[..., Any], tm
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A fiftieth of Azure's premium SSD of 2018: 5 MB/s and 150 I/Os per second, rates that a busy machine reaches."""
+    """2 % of Azure's premium SSD of 2018: 5 MB/s and 150 I/Os per second, which even a busy machine reaches."""
     mount = tmp_path / "disk"
     mount.mkdir()
     program = str(Path(sys.executable).with_name("penstock"))
@@ -154,12 +154,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_disk_with_limits_is_felt_and_its_trace_says_which(
     run_cli: Callable[..., Any], disk: Path, flags: tuple[str, ...], hit: str
 ) -> None:
-    """64 KiB at 150 I/Os a second is 9.8 MB/s, twice the limit of bytes; 4 KiB is 0.6 MB/s, an eighth of it."""
+    """64 KiB at 150 I/Os per second is 9.8 MB/s, twice the byte limit; 4 KiB is 0.6 MB/s, an eighth of it."""
     size = ("--file-size", "8MiB", "--files", "1", "--direct")
     flags = (*flags, "--repeat-io", "--duration", "4s")
     program = str(Path(sys.executable).with_name("penstock"))
     assert run_cli("bench", "storage", disk, *size, "--phases", "write").code == 0
-    # A busy machine may read below the limit for a while, so that a trace has hit none; it never hits the other limit.
+    # A busy machine may read below the limit for a while, and the trace then finds no limit. It must never find the
+    # other limit.
     for _ in range(6):
         ran = run_cli(
             "bench", "disk-trace", "--device", disk, "--tier", _TIER, "--scale", _SCALE, "--json",
@@ -169,7 +170,7 @@ def test_disk_with_limits_is_felt_and_its_trace_says_which(
         inner, outer = (json.loads(line) for line in ran.out.splitlines())
         row, trace = inner["rows"][0], outer["traces"][0]
         rate, limit = (row["last"]["ios_per_s"], 150) if hit == "IOPS" else (row["last"]["bytes_per_s"], 5e6)
-        # A disk exceeds its limit only in its first instant.
+        # A disk exceeds its limit only at the very start.
         assert rate <= limit * 1.3
         is_reached = rate >= limit * 0.95
         assert trace["binding_limit"] in ({hit} if is_reached else {hit, "device", "none"}), trace["at_limit"]

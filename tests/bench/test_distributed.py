@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bench on many hosts, over real processes: sums, agreed starts, and one error for a host that dies. Issue 6, point 1."""
+"""Tests a bench on many hosts with real processes: sums, agreed starts, one error if a host dies. Issue 6, point 1."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if os.environ.get("GROUP_RANK") == "1":
 
 
 def _agent(of: int, rank: int) -> int | None:
-    """The process of a rank's agent, below the process `of`."""
+    """The pid of a rank's agent among the descendants of the process `of`."""
 
     def status(pid: str) -> int:
         with suppress(OSError, StopIteration, ValueError):
@@ -71,7 +71,7 @@ def _agent(of: int, rank: int) -> int | None:
 
 @contextmanager
 def _endless(place: Path, nodes: int) -> Iterator[subprocess.Popen[str]]:
-    """A bench that writes until something ends it; it does not outlive the block."""
+    """A bench that would write without end; it is killed when the block ends."""
     forever = ("--phases", "write", "--repeat-io", "--duration", "60s", "--nodes", str(nodes))
     running = subprocess.Popen(
         [_PROGRAM, "bench", "storage", str(place), *_SMALL, *forever], stderr=subprocess.PIPE, text=True
@@ -105,7 +105,7 @@ def test_storage_on_three_hosts_gives_one_row_of_all(run_cli: Callable[..., Any]
         assert 0 < row["first"]["time_s"] <= row["last"]["time_s"]
         assert row["first"]["ios"] <= 72
         assert 0 <= float(row["raw"]["start_skew_s"]) < 5
-        # All three are this machine.
+        # All three hosts are this machine.
         assert row["cores"] * row["hosts"] == pytest.approx(len(os.sched_getaffinity(0)))
     assert rows[2]["raw"]["verified_bytes"] == str(18 * 65536)
     assert "3 hosts: phases began within" in ran.err
@@ -120,7 +120,8 @@ def test_storage_written_by_hosts_is_read_by_as_many_later(run_cli: Callable[...
         return run_cli("bench", "storage", tmp_path / "{node}", *_SMALL, "--verify", "5", "--nodes", "2", *flags)
 
     assert bench("--phases", "mkdirs,write").code == 0
-    # Each has content of its own: of one file, hosts would share what a pool dedupes.
+    # Each host's file has different content. With equal content, the hosts would share blocks in a pool that
+    # deduplicates.
     one, other = ((tmp_path / f"n{rank}/host-000{rank}").rglob("f0000000") for rank in (0, 1))
     assert next(one).read_bytes() != next(other).read_bytes()
     read = bench("--phases", "read", "--json")
@@ -180,7 +181,7 @@ def test_storage_clocks_apart_are_refused_beyond_the_bound_and_corrected_below(
         return
     assert ran.code == 0, ran.err
     assert "clocks differ by up to 300 ms" in ran.err
-    # The core's own clock is not the one that was changed: what it tells of the start is off by just that.
+    # The core's clock is not skewed. So the reported start skew equals the skew of Python's clock.
     assert float(json.loads(ran.out)["rows"][0]["raw"]["start_skew_s"]) == pytest.approx(0.3, abs=0.25)
 
 
@@ -244,7 +245,7 @@ def test_host_that_goes_away_as_others_join_is_one_fault(tmp_path: Path) -> None
         connection = socket.create_connection(("127.0.0.1", port), timeout=20)
         lines = connection.makefile("rwb")
         hello = {"token": "t", "rank": rank, "version": _native.__version__}
-        for _ in range(16):  # its clock is asked for so often
+        for _ in range(16):  # the leader requests the clock 16 times
             lines.write(json.dumps(hello).encode() + b"\n")
             lines.flush()
             assert "clock" in json.loads(lines.readline())
@@ -254,7 +255,7 @@ def test_host_that_goes_away_as_others_join_is_one_fault(tmp_path: Path) -> None
         return connection
 
     gone = joined(0)
-    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+    gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it sends a reset
     gone.close()
     with joined(1):
         result = output.get(timeout=20)
@@ -296,7 +297,7 @@ def test_storage_on_hosts_of_their_own_and_one_that_is_lost(run_cli: Callable[..
 
 
 def _row(last_s: float, first_s: float, count: int, values_ns: list[int], **more: Any) -> Row:
-    """Of 100 ns, 200 ns, ...: values small enough to have buckets of their own."""
+    """A row whose latencies `values_ns` are small enough that each has its own histogram bucket."""
     latency = Latency(
         count=len(values_ns),
         min_us=min(values_ns) / 1000,
@@ -322,7 +323,8 @@ def test_merge_counts_from_the_first_start_and_percentiles_of_all_values() -> No
     both = merge([one, two], [0.5, 1.5])
     assert (both.hosts, both.last.time_s, both.last.ios, both.last.bytes) == (2, 5.0, 200, 200_000)
     assert both.last.bytes_per_s == 40_000
-    # The first worker ends after 2 s: the other host has worked for 1 s then, a third of what it had done at its own 3 s.
+    # The first worker ends after 2 s. By then the other host has worked for 1 s, and has done a third of its work at 3
+    # s.
     assert both.first is not None
     assert (both.first.time_s, both.first.ios) == (2.0, 50 + 17)
     assert both.io_latency is not None
@@ -363,7 +365,7 @@ def test_merge_counts_each_processor_of_the_hosts_affinities_once() -> None:
 def test_merge_counts_the_processors_of_each_machine_once(
     machines: tuple[str | None, ...], cores: float | None, own: float | None
 ) -> None:
-    """Hosts of one machine, as the local launcher makes them, share its processors: else its bench would seem half as busy."""
+    """Local hosts share one machine's processors; if they were counted twice, the CPU share would be half of its value."""
     rows = [
         _row(4.0, 4.0, 100, [10], cpu_s=4.0, cores=2, raw={"boot_id": machine} if machine else {})
         for machine in machines

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""elbencho's CSV: its columns, what odd files of it look like, and that a file comes out as it went in."""
+"""Tests elbencho's CSV: its columns, unusual files, and a round trip without changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from penstock.bench.rows import End, Row
 from penstock.bench.verdict import classify
 from penstock.errors import Corrupt
 
-# One line a phase, as version 2.1 writes them: empty where a quantity does not apply, the command in quotes that are no CSV's.
+# One line per phase, as version 2.1 writes it: fields that do not apply are empty, and the command is not quoted as CSV
+# requires.
 _COMMAND = '"elbencho" "-w" "-t" "8" "--hosts" "n1 n2" "/mnt/pool" '
 
 
@@ -135,7 +136,7 @@ def test_file_comes_out_as_it_went_in(lines):
     "operation", ["READ", "WRITE", "READ+s", "WRITE+s", "WRITE+s+r", "RWMIX30", "RWMIX70+s", "MIX-T4", "NET"]
 )
 def test_operation_of_elbencho_s_options_moves_bytes(operation):
-    """A stat or a read beside each file, a mix by percent or by threads: the name says so."""
+    """A mix with a stat or a read beside each file, by percentage or by threads: the operation's name shows it."""
     lines = [phase(operation, last=(10_000, 400 * t, 400 * t), threads=str(t)) for t in (1, 4, 16)]
     cells = classify(parse(text(*lines), "a.csv")).cells
     assert [(c.operation, c.threads, round(c.bytes_per_s / (1 << 20))) for c in cells] == [
@@ -179,7 +180,7 @@ def test_prop_parse_any_text_ends_in_rows_or_one_error(tail, fields):
 
 
 def cut(value):
-    """elbencho divides whole numbers: every figure is cut off, none is rounded."""
+    """elbencho uses integer division: every figure is truncated, not rounded."""
     return str(int(value))
 
 
@@ -194,8 +195,8 @@ def cut(value):
     st.sampled_from(["dir", "file", "blockdev", "bucket"]),
 )
 def test_prop_line_as_elbencho_counts_it_comes_out_as_it_went_in(last_us, part, files, size, block, cpu, kind):
-    """Microseconds, files and bytes as elbencho holds them, made into a line by its arithmetic."""
-    files = min(files, last_us * 10**9 // max(size, 1))  # at most 1 PB/s, of which a double holds every byte
+    """Makes a line from microseconds, files and bytes with elbencho's arithmetic."""
+    files = min(files, last_us * 10**9 // max(size, 1))  # at most 1 PB/s, so that a double is exact to the byte
     fields = {"operation": "READ", "path type": kind, "file size": str(size), "block size": str(block)}
     for end, us, done in (("[first]", max(1, int(last_us * part)), int(files * part)), ("[last]", last_us, files)):
         counts = {"entries": done, "IOPS": done * max(1, size // block), "MiB": done * size}

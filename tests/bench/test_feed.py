@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bench feed`: contestants in processes, their turns, and the equality of what they gave."""
+"""Tests `bench feed`: contestants in processes, their order, and the check that all deliver the same samples."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def request(folder, *against, **fields):
 
 @pytest.fixture
 def twin(monkeypatch):
-    """A peer that is our own loader again, by the same way that any peer goes."""
+    """A peer that is our own loader, run through the same path as any other peer."""
     monkeypatch.setitem(peers.PEERS, "twin", peers.Peer("penstock_loader", "twin", "penstock", frozenset({"tfrecord"})))
     return "twin"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other tools left behind: fio's JSON (made here by fio 3.33), IOR's table, JSON and CSV (IOR 4.1.0+dev), mdtest's summary."""
+"""Tests importers of other tools' results: fio 3.33 JSON; IOR 4.1.0+dev table, JSON and CSV; mdtest's summary."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def test_fio_jobs_listed_one_by_one_are_summed_and_a_mix_has_two_rows():
     assert (write.operation, read.operation, write.threads) == ("WRITE", "RWMIX", 2)
     assert write.last.ios == sum(job["write"]["total_ios"] for job in jobs)
     assert read.last.bytes_per_s == sum(job["read"]["bw_bytes"] for job in jobs)
-    assert write.io_latency.percentiles_us == {}  # of two jobs, percentiles cannot be merged
-    _, line = render([write, read]).splitlines()  # elbencho's holds both, and is named by the share of reads
+    assert write.io_latency.percentiles_us == {}  # percentiles of two jobs cannot be merged
+    _, line = render([write, read]).splitlines()  # elbencho's line holds both, and its name gives the share of reads
     share = round(100 * read.last.ios_per_s / (read.last.ios_per_s + write.last.ios_per_s))
     assert f",RWMIX{share}," in line
 
@@ -138,7 +138,7 @@ def test_ior_json_of_the_real_tool_is_a_row_for_each_operation_of_each_iteration
     assert (row.hosts, row.threads, row.path_type, row.source) == (1, 2, "dir", "IOR-4.1.0+dev")
     assert (row.file_size_bytes, row.block_size_bytes, row.random) == (16 * MIB, 65536, False)
     assert row.raw["command"].startswith("ior -a POSIX -F")
-    # The results of IOR 3 stand in a list for each iteration; a short one has the time 0.0000.
+    # In IOR 3, results are in a nested list for each iteration. A very short run has the time 0.0000.
     document = json.loads(IOR_JSON)
     results[0]["totalTime"] = 0.0
     document["tests"][0]["Results"] = [results[:2], results[2:]]
@@ -174,7 +174,7 @@ def test_mdtest_mean_rates_of_what_was_run():
     rows = ior.parse_mdtest(MDTEST, "out.txt")
     assert [(r.operation, r.last.entries_per_s) for r in rows] == [("WRITE", 2950), ("STAT", 9000), ("READ", 5000)]
     assert (rows[0].file_size_bytes, rows[0].files, rows[0].hosts, rows[0].threads) == (4096, 3334, 2, 5)
-    # -e was not given: reading is opening, and is judged as such.
+    # Without -e, mdtest's read phase only opens files, so the row has size 0.
     assert (rows[2].file_size_bytes, classify(rows).cells[2].bytes_per_s) == (0, 0)
 
 
@@ -222,7 +222,7 @@ def test_folder_of_all_tools_is_one_set_of_rows(tmp_path):
 
 def test_folder_with_data_beside_the_results_reads_their_beginnings_alone(tmp_path):
     with (tmp_path / "shard.tfrecord").open("wb") as sparse:
-        sparse.truncate(1 << 40)  # reading it whole would end this test by its memory
+        sparse.truncate(1 << 40)  # reading it whole would exhaust this test's memory
     (tmp_path / "a.json").write_text(GROUPED)
     assert len(read_any(tmp_path).rows) == 1
 
@@ -251,7 +251,7 @@ def test_rows_survive_the_disk(tmp_path):
 
 
 def test_rows_of_version_1_keep_their_errors_and_losses(tmp_path):
-    """Rows before issue 14 named them `statuses` and `loss_s`."""
+    """Rows written before issue 14 used the field names `statuses` and `loss_s`."""
     row = {"schema_version": 1, "operation": "READ", "last": {"time_s": 1.0, "bytes": 1}}
     row |= {"statuses": {"503": 2}, "loss_s": {"transfer": 0.5}}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")

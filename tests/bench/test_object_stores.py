@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench object` against stores that are no S3. Issue 6, point 2; HDFS is in tests/hdfs, plain HTTP in test_objects."""
+"""Tests `penstock bench object` on stores other than S3 (HDFS: tests/hdfs, HTTP: test_objects). Issue 6, point 2."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def test_object_each_operation_on_other_stores_and_nothing_is_left(
         assert rows["get"]["first_byte_latency"]["count"] == 12
         existing = run_cli("bench", "object", f"{kind}://data/", "--existing", "--json", env=peer.env)
         assert existing.code == 0, existing.err
-        # What is there is theirs alone: nothing of ours was left to be read.
+        # Only the foreign object is left to read: the bench has deleted all of its own.
         assert [row["last"]["bytes"] for row in json.loads(existing.out)["rows"]] == [8]

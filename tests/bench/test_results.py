@@ -125,7 +125,7 @@ def test_reading_results_needs_neither_torch_nor_numpy():
 
 
 def test_rows_of_before_know_their_processors_from_the_machine(tmp_path):
-    """Rows written before `cores` was a field still tell what share of the machine the bench used itself."""
+    """Rows written before the field `cores` existed take the processor count from the machine."""
     row = Row(operation="READ", last=End(time_s=4.0), cpu_s=4.0)
     write_results(tmp_path, [row], spec={}, provenance=record().provenance)
     (back,) = read_results(tmp_path).rows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regimes of sweeps whose limits are known: made by models that are not the one fitted, and published ones."""
+"""Tests the classifier on sweeps with known limits: synthetic ones of models that it does not fit, and published ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRIDS = [
 
 
 def confusion(seeds, *, noise, held_out, margin=1.5, through_csv=False):
-    """(true, told) -> cells, of those whose limit is `margin` times as slow as the next."""
+    """Number of cells by (true, classified) limit, for cells whose limit is `margin` times as slow as the next one."""
     matrix, retrograde = Counter(), Counter()
     for seed in seeds:
         threads, sizes = GRIDS[seed % len(GRIDS)]
@@ -50,7 +50,7 @@ def share_right(matrix):
 def test_classify_made_sweeps_are_told_right(noise, held_out, wanted):
     matrix, retrograde = confusion(range(2000, 2040), noise=noise, held_out=held_out)
     assert share_right(matrix) >= wanted, matrix
-    for regime in ("concurrency", "metadata", "bandwidth"):  # each by itself, so that a common one hides none
+    for regime in ("concurrency", "metadata", "bandwidth"):  # separately: a common one could hide a rare one
         of_it = Counter({key: n for key, n in matrix.items() if key[0] == regime})
         assert share_right(of_it) >= wanted - 0.06, matrix
     assert retrograde[False, True] <= 0.03 * (retrograde[False, True] + retrograde[False, False]), retrograde
@@ -94,8 +94,9 @@ def test_classify_sweep_with_holes_is_judged_on_what_is_there():
     assert len(right) >= 0.9 * len(clear)
 
 
-# The published description (NAG, 2021): small files follow the rate of opening, stall after 8 threads and fall as the metadata
-# server is overloaded; large ones saturate the disks at 10 GB/s and more. Figures are ours, in that shape.
+# The published description (NAG, 2021): for small files the rate of opening is the limit; it stalls above 8 threads and
+# falls as the metadata server is overloaded. Large files saturate the disks at 10 GB/s and more. The figures here are
+# ours, chosen to match that shape.
 POOL = Storage("queues", 3e-3, 8e8, 6_000, 12e9, contention=0.15)
 
 
@@ -113,7 +114,7 @@ def test_classify_pooled_file_system_has_the_published_regimes():
 
 
 def test_classify_published_sweep_of_sizes_alone():
-    """elbencho's contrib/storage_sweep: writes of 56 threads, Gb/s by file size; what is opened limits up to 64 KiB."""
+    """elbencho's contrib/storage_sweep: writes of 56 threads, Gb/s by size. Opening files is the limit up to 64 KiB."""
     gigabits = {1: 0.432, 4: 1.724, 16: 6.856, 64: 27.81, 256: 79.7, 1024: 79.0, 4096: 78.1, 65536: 86.7, 1 << 20: 87.9}
     rows = [row("WRITE", 56, kib * KIB, rate * 1e9 / 8 / (kib * KIB)) for kib, rate in gigabits.items()]
     result = {c.file_size_bytes // KIB: c.regime for c in classify(rows).cells}
@@ -121,7 +122,7 @@ def test_classify_published_sweep_of_sizes_alone():
 
 
 def test_classify_published_sweep_of_threads_alone():
-    """G. Lockwood, elbencho-test (2022): direct writes of 4 hosts to one parallel file system, MiB/s by threads a host."""
+    """G. Lockwood, elbencho-test (2022): direct writes of 4 hosts to a parallel file system, MiB/s by threads per host."""
     rates = {1: 1413, 8: 4831, 16: 6006, 24: 6254, 32: 4467}
     rows = [
         row("WRITE", 4 * t, 1 << 40, rate * MIB / (1 << 40), hosts=4, block_size_bytes=MIB) for t, rate in rates.items()
@@ -154,7 +155,7 @@ def test_classify_hosts_that_each_bring_as_much_were_at_their_own_end():
 
 
 def test_classify_rate_just_under_a_link_is_said_to_be():
-    """dvassallo's s3-benchmark (2019): 93 MB/s a thread, 20 ms to the first byte, at most 1,156 MB/s on 10 Gb/s."""
+    """dvassallo's s3-benchmark (2019): 93 MB/s per thread, 20 ms to the first byte, at most 1,156 MB/s on 10 Gb/s."""
     rows = [
         row("READ", c, size, min(c / (0.02 + size / 93e6), 1.156e9 / size), path_type="object")
         for size in (64 * KIB, MIB, 32 * MIB)
@@ -180,7 +181,7 @@ def test_classify_random_beside_sequential_is_no_larger_block():
 
 @pytest.mark.parametrize("path_type", ["file", "blockdev"])
 def test_classify_disk_with_few_operations_is_iops_limited(path_type):
-    # st1 of study C: 500 MB/s, 500 operations/s, whatever their size up to 1 MiB.
+    # st1 of study C: 500 MB/s and 500 operations/s, at any size up to 1 MiB.
     disk = Storage("slowest", 4e-3, 5e8, 500, 5e8, operations="iops")
     rows = []
     for block in (4 * KIB, 64 * KIB, 256 * KIB, 4 * MIB):
@@ -231,7 +232,7 @@ def test_classify_time_lost_to_refusals_outranks_a_machine_that_others_keep_busy
 
 @pytest.mark.parametrize(("own", "regime"), [(1.8, "client"), (0.4, "bandwidth")])
 def test_classify_machine_that_others_keep_busy_is_no_client_limit(own, regime):
-    """Two processors, all busy: with the bench (1.8 of them), or with builds beside it (0.4)."""
+    """Two busy processors: the bench uses 1.8 of them, or only 0.4 because builds run beside it."""
     rows = []
     for size in (64 * KIB, MIB, 16 * MIB):
         for c in (1, 4, 16, 64):
@@ -243,7 +244,7 @@ def test_classify_machine_that_others_keep_busy_is_no_client_limit(own, regime):
 
 
 def test_classify_bench_at_its_quota_of_an_idle_machine_is_a_client_limit():
-    """A control group grants two of many processors: the machine is 10 % busy, the bench uses all it may."""
+    """A control group grants two of many processors. The machine is 10 % busy, but the bench uses all it may."""
     rows = []
     for size in (64 * KIB, MIB, 16 * MIB):
         for c in (1, 4, 16, 64):
@@ -286,7 +287,7 @@ def test_classify_operation_without_bytes_is_judged_on_threads():
 
 
 def test_classify_deleting_is_judged_for_each_size_of_file():
-    """Large files take longer to delete: that is no noise, and no retrograde scaling."""
+    """Large files take longer to delete. The classifier must treat that neither as noise nor as retrograde scaling."""
     rows = [
         row("RMFILES", c, size, min(c / 1e-3, most)) for size, most in ((MIB, 9e3), (1 << 30, 90.0)) for c in (1, 4, 16)
     ]
@@ -324,7 +325,7 @@ def test_classify_repeats_are_one_cell_of_their_median():
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10**6), st.floats(1e-3, 1e3), st.randoms())
 def test_prop_verdict_knows_no_unit_of_time_and_no_order(seed, speed, shuffler):
-    """A storage that is `speed` times as fast in everything has the same regimes; so have rows in another order."""
+    """A storage that is `speed` times as fast in everything has the same regimes, and so do rows in another order."""
     sweep = make(draw(seed), [1, 8, 64], [64 * KIB, MIB, 16 * MIB], noise=0.02, seed=seed)
     quicker = [row(r.operation, r.threads, r.file_size_bytes, r.last.entries_per_s * speed) for r in sweep.rows]
     shuffler.shuffle(quicker)
@@ -366,7 +367,7 @@ def test_prop_verdict_odd_rows_are_judged_or_left_out(given_rows):
 
 
 def test_classify_disk_of_few_operations_under_files_is_iops_limited():
-    """A disk of 4,000 operations/s under files of one block and of many, in blocks of 128 KiB: one limit, not two."""
+    """A disk of 4,000 operations/s, with files of one 128 KiB block and of many: one limit, not two."""
     rows = []
     for size in (32 * KIB, 128 * KIB, MIB, 16 * MIB):
         blocks = max(1, size // (128 * KIB))
@@ -397,7 +398,7 @@ def test_classify_labels_of_repeats_are_one_sweep():
 
 
 def test_advice_gain_is_what_the_storage_would_give():
-    """Of points within what was measured; those beyond are marked as extrapolated and held to nothing."""
+    """Checks only points within the measured range; points beyond it are marked as extrapolated and not checked."""
     misses = []
     for seed in range(5000, 5025):
         storage, (threads, sizes) = draw(seed), GRIDS[0]

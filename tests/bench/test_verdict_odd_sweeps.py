@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps as they come from others: few points, few columns, one thread count; made by laws that are written out here."""
+"""Tests the classifier on incomplete sweeps with known laws: few points, few columns, or a single thread count."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KIB = 1024
 
 
 def table(columns, law, workers, sizes, **fixed):
-    """CSV of a law: operations a second by workers and size of each; `%` of noise as a tool's would be."""
+    """CSV of a law: operations per second for each number of workers and size, with the noise of a real tool."""
     draw_ = random.Random(7)
     lines = []
     for size in sizes:
@@ -39,7 +39,7 @@ def table(columns, law, workers, sizes, **fixed):
 
 
 def parts(count, size):
-    """A store of 2 ms and 600 MB/s a stream, 8,000 files/s, 5 GB/s: the slowest decides."""
+    """A store with 2 ms latency, 600 MB/s per stream, 8,000 files/s and 5 GB/s; the slowest resource is the limit."""
     return {"concurrency": count / (2e-3 + size / 6e8), "metadata": 8_000, "bandwidth": 5e9 / size}
 
 
@@ -52,7 +52,7 @@ def disk(count, size):
 
 
 def falling(count, size):
-    """A metadata server that loses a quarter with each worker above two."""
+    """A metadata server that slows down with each worker above two: its rate is divided by 1 + (count - 2) / 4."""
     return {
         "concurrency": count / (0.5e-3 + size / 2e9),
         "metadata": 3_000 / (1 + max(0, count - 2) / 4),
@@ -101,7 +101,7 @@ def test_classify_odd_sweep_has_the_limits_of_its_law(law, columns, workers, siz
         limits = law(cell.threads, size)
         first, second, _ = sorted(limits, key=lambda name: limits[name])
         if limits[second] < 1.6 * limits[first]:
-            continue  # between two limits there is no right answer
+            continue  # close to the next limit there is no right answer
         judged += 1
         assert cell.regime == first, (cell.threads, size, cell.evidence)
         best = max(min(law(c, size).values()) for c in workers if c <= cell.threads)
@@ -122,7 +122,7 @@ def test_classify_depths_of_one_thread_are_its_workers():
 
 @pytest.mark.parametrize(("workers", "least"), [([1, 8], 0.9), ([1, 16, 128], 0.97)])
 def test_classify_few_thread_counts_that_scale_are_at_no_shared_limit(workers, least):
-    """Between two counts of threads a fit knows nothing of where a limit would lie: that rates scale says that there is none."""
+    """A fit cannot locate a limit between few thread counts; but if the rates scale, no shared limit was reached."""
     right = judged = 0
     for seed in range(60):
         sweep = make(draw(seed), workers, [64 * KIB, 16 * MIB], noise=0.05, seed=seed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every verb from outside: help, unknown words, errors without tracebacks, narrow and wide terminals."""
+"""Tests every command from outside: help, unknown words, errors without tracebacks, narrow and wide terminals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ KINDS = [getattr(errors, name) for name in errors.__all__]
 
 @pytest.fixture
 def failing(monkeypatch):
-    """A verb that raises what it is given."""
+    """Registers a command that raises the given exception."""
 
     def fail(error: BaseException) -> None:
         @click.command("fail")
@@ -109,7 +109,7 @@ def test_error_becomes_two_lines_and_its_exit_code(failing, capsys, kind):
         app.main(["fail"])
     assert ended.value.code == kind.exit_code
     out, err = capsys.readouterr()
-    # After ^C the terminal's line is left first.
+    # After ^C the output starts with a line break, to leave the terminal's current line.
     assert (out, err.lstrip("\n")) == (
         "",
         f"error[{kind.code}]: s3://b/k ends inside record 88 (want 5, have 3)\n  hint: try again\n",
@@ -196,10 +196,10 @@ def test_exit_codes_stay_within_the_design():
 
 
 def test_print_and_exit_stay_in_the_cli():
-    """Direction: no other room prints or exits; seen by token, so that a comment or a text may say the words."""
+    """Direction rule: only the CLI prints or exits. The check looks at tokens, so comments and texts may use the words."""
     found = []
     for path in sorted(CLI.parent.rglob("*.py")):
-        # A rank is a process that the launcher starts; its exit code is how it answers.
+        # A rank is a process that the launcher starts, and reports its result by its exit code.
         if CLI in path.parents or path == CLI.parent / "train" / "rank.py":
             continue
         with path.open("rb") as source:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock audit-order`: one order on any ranks, threads and paths; a difference is named."""
+"""Tests `penstock audit-order`: the order is the same for any ranks, threads and paths, and a difference is reported."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_audit_order_is_one_for_ranks_threads_and_a_staged_copy(run_cli, tmp_pat
     (changed / "part-2.tfrecord").write_bytes(content.replace(bytes([6] * 4), bytes([7] * 4)))
     shutil.copy(plain / "part-2.tfrecord", tmp_path)
     bad = run_cli("audit-order", changed, "--ranks", "1", "--threads", "1", "--batch", 5)
-    assert bad.code == 1  # its checksum no longer fits
+    assert bad.code == 1  # its checksum no longer matches
     assert "corrupt" in bad.err
     frame = b"".join(_native.encode_tfrecord({"x": bytes([9] * 4), "y": [float(at)]}) for at in range(5, 9))
     (changed / "part-2.tfrecord").write_bytes(frame)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench classify` from outside."""
+"""Tests `penstock bench classify` from outside."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_classify_for_people_names_limit_and_next_step(run_cli, sweep):
 
 
 def test_classify_in_a_narrow_terminal_breaks_no_line(sweep):
-    """As a terminal of 80 columns has it: what to do next stands below its point."""
+    """In a terminal of 80 columns, the advice is on a separate line below its point."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
     program = str(Path(sys.executable).with_name("penstock"))
@@ -60,7 +60,7 @@ def test_classify_in_a_narrow_terminal_breaks_no_line(sweep):
     with subprocess.Popen([program, "bench", "classify", str(sweep)], stdout=child, env=clean) as ran:
         os.close(child)
         result = b""
-        with suppress(OSError):  # the end of a terminal
+        with suppress(OSError):  # how Linux reports a closed terminal
             while more := os.read(parent, 65_536):
                 result += more
     os.close(parent)

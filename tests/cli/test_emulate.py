@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock emulate`: what it prints, when it refuses, how it ends."""
+"""Tests `penstock emulate`: its output, its errors, and how it ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of verbs: nothing is imported before it is called, and settings, completion and near misses work below them."""
+"""Tests command groups: a command is imported only when called; settings, completion and suggestions cover groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import ConfigError
 
 @pytest.fixture
 def group(tmp_path, monkeypatch):
-    """A group of two verbs on disk, of which `broken` cannot be imported."""
+    """A group of two commands on disk; importing `broken` raises an error."""
     package = tmp_path / "lazy_verbs"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -84,7 +84,7 @@ def test_sub_verb_help_says_what_it_is_for(run_cli, verb, below):
 
 @pytest.mark.parametrize(("verb", "below"), _each())
 def test_sub_verb_settings_are_shown(run_cli, verb, below):
-    """`config show` reaches every verb below a group."""
+    """`config show` covers every command in a group."""
     from penstock.cli.parameters import settable
 
     options = settable(GROUPS[verb].get_command(click.Context(GROUPS[verb]), below))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock index --records`: the index that a loader then finds."""
+"""Tests `penstock index --records`: it writes an index that a loader then uses."""
 
 from __future__ import annotations
 

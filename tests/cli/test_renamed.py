@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old flags work for one release, and one line on stderr names the new one."""
+"""Tests that old flags work for one release, with one line on stderr that names the new flag."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No message repeats a secret of a URL, whatever the verb and wherever the URL is given. Issue 19, P15."""
+"""Tests that no message repeats a secret from a URL, for every command and every parameter. Issue 19, P15."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ URLS = [
     f"hdfs://user:{SECRET}@127.0.0.1:9/key",
     f"ftp://user:{SECRET}@host/key",
 ]
-# Verbs that serve or wait, and would hold the test up: their URLs are those of other verbs.
+# These commands serve or wait, so they would block the test. Other commands use the same URL parameters.
 SERVES = {("emulate",), ("demo",)}
 
 
@@ -52,7 +52,7 @@ COMMANDS = dict(_commands(app.penstock, (), None))
 
 
 def _lines(name: tuple[str, ...], command: click.Command, url: str):
-    """Command lines that give `url` to each parameter that takes a text, one at a time, after plain arguments."""
+    """Command lines that pass `url` to each text parameter, one at a time, with plain values for the arguments."""
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     texts = [p for p in command.params if not getattr(p, "is_flag", False) and not isinstance(p.type, click.Choice)]
     for param in texts:
@@ -62,7 +62,7 @@ def _lines(name: tuple[str, ...], command: click.Command, url: str):
 
 
 def _run(line: list[str]) -> str:
-    """All that a command line prints, its traceback with --debug included."""
+    """The whole output of a command line, including the traceback that --debug prints."""
     out = io.StringIO()
     hook = sys.excepthook
     try:

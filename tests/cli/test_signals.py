@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A signal ends a command whose main thread waits in native code, and only that one. Issue 19, P10."""
+"""Tests that a signal ends a command whose main thread waits in native code, and no other process. Issue 19, P10."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-# A mutex that is locked twice: a wait that no signal interrupts, as torch's and MPI's.
+# Locks a mutex twice: a wait that no signal interrupts, like those of torch and MPI.
 HANG = """
 import ctypes, os, sys, threading, time
 from penstock.cli import signals
@@ -25,7 +25,7 @@ LIMIT_S = 10
 
 @pytest.fixture
 def script():
-    """`script(code)` runs it after HANG's definitions, and returns once it has printed `ready`."""
+    """`script(code)` runs `code` after the definitions in HANG, and returns once it has printed `ready`."""
     started = []
 
     def start(code: str) -> subprocess.Popen[str]:
@@ -68,7 +68,7 @@ def test_second_signal_ends_a_command_that_hangs_at_once(script):
 
 
 def test_signal_that_the_main_thread_handles_ends_nothing_by_force(script):
-    """The handler ran; what cleans up afterwards may take its time. A second one of the same kind finds the default."""
+    """The handler has run, so clean-up may take its time. A second signal of the same kind has its default effect."""
     slow = script("""
 with signals.listening():
     try:
@@ -84,7 +84,7 @@ with signals.listening():
 
 
 def test_signals_of_others_end_nothing(script):
-    """Those of a forked child, and those that another handler takes for a while."""
+    """A forked child's signals, and signals that another handler takes over for a while."""
     busy = script("""
 import signal
 with signals.listening():

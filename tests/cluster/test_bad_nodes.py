@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes in trouble, seen from `penstock run`: one clear error that names the node, and nothing left. Issue 5, bad input."""
+"""Tests `penstock run` with faulty nodes: one clear error that names the node, nothing left. Issue 5, bad input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ argv = ["sh", "-c", "{command}"]
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """`job(command, ...)`: a job file over two objects."""
+    """`job(command, ...)` writes a job file over two objects."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "set").mkdir()
     for name in "ab":
@@ -55,7 +55,7 @@ def job(tmp_path, monkeypatch):
 
 @pytest.mark.needs_root
 def test_job_on_a_node_whose_clock_is_off_is_refused_by_its_name(job, run_cli, tmp_path):
-    # Time is not in namespaces: the one host's Python is told another.
+    # Namespaces do not isolate the clock, so a patched `time.time` makes Python on h2 see another time.
     site = 'import os, time\nreal = time.time\nif os.uname().nodename == "h2":\n    time.time = lambda: real() + 300\n'
     (tmp_path / "sitecustomize.py").write_text(site)
     with Hosts.up(f"t{uuid4().hex[:8]}", 2) as hosts:
@@ -76,7 +76,7 @@ def test_second_job_of_one_name_on_the_same_nodes_is_refused_and_the_first_goes_
     until = time.monotonic() + 60
     while not (tmp_path / "begun").exists() and time.monotonic() < until:
         time.sleep(0.05)
-    # Another user, or another login node: it knows nothing of the first one's pool.
+    # The state folder of another user or login node, which has no record of the first pool.
     other = {"XDG_STATE_HOME": str(tmp_path / "other")}
     result = run_cli("run", file, "--output", tmp_path / "others", cwd=tmp_path, env=other)
     assert result.code in (1, 3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of a cluster, as API and CLI; and launchers of strangers by the same door. Issue 5, points 1 and 2."""
+"""Tests the cluster commands as API and CLI, and third-party launchers by their entry point. Issue 5, points 1 and 2."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def broken(settings, environment):
 
 @pytest.fixture
 def stranger(tmp_path, monkeypatch):
-    """A package that brings a launcher, as pip would have installed it."""
+    """A third-party package with a launcher, as pip would install it."""
     (tmp_path / "stranger.py").write_text(_STRANGER)
     info = tmp_path / "stranger-1.0.dist-info"
     info.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node says of itself: the GPUs' matrix taken apart, its NUMA nodes. Issue 5, point 2."""
+"""Tests a node's inventory: parsing of the GPU topology matrix, and NUMA nodes. Issue 5, point 2."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.cluster import inventory
 
-# As NVIDIA's documentation prints it, with the paint of newer drivers.
+# The matrix as in NVIDIA's documentation, with the terminal formatting of newer drivers.
 _MATRIX = (
     "\t\x1b[4mGPU0\tGPU1\tNIC0\tmlx5_1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
     "GPU0\t X \tNV12\tPXB\tSYS\t0-23,48-71\t0\t\tN/A\n"
@@ -57,7 +57,8 @@ test_topology_of_anything_is_a_matrix_or_none = prop_topology_of_anything_is_a_m
 
 
 def test_devices_are_told_at_their_numa_nodes(tmp_path, monkeypatch):
-    # As the kernel shows two sockets: a GPU, a network card and an NVMe disk at the second, whose controller is above it.
+    # sysfs of a machine with two sockets. The second has a GPU, a network card and an NVMe disk; the disk's NUMA node
+    # is in its controller's folder.
     pci = tmp_path / "devices/pci0000:80"
     for at, cores in enumerate(("0-3", "4-7")):
         node = tmp_path / f"devices/system/node/node{at}"
@@ -97,7 +98,7 @@ def test_numa_nodes_hold_all_cores_and_memory_of_this_machine():
     assert found
     assert [each["node"] for each in found] == sorted(each["node"] for each in found)
     assert all(len(each["distances"]) == len(found) for each in found)
-    # A hypervisor that lends and takes back memory changes the one figure before the other.
+    # Where a hypervisor adds and removes memory, one of the two figures changes before the other.
     assert sum(each["memory_bytes"] for each in found) >= 0.5 * inventory.memory_bytes()
     cores = set()
     for each in found:

@@ -29,7 +29,7 @@ def far(miles: int) -> None:
 
 
 def config_of(folder, text: str) -> Config:
-    """The file, trusted: named outright."""
+    """Loads a settings file; it is trusted, since it is named explicitly."""
     (folder / "penstock.toml").write_text(text)
     return load({}, folder, only=folder / "penstock.toml")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock.toml` of the current folder before and after its user's consent, and what a hostile one reaches. Issue 19, P2."""
+"""Tests `penstock.toml` in the current folder before and after consent, and what a hostile one reaches. Issue 19, P2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 
 @pytest.fixture
 def user(tmp_path):
-    """A user whose home holds an identity for every cloud; `environment` for a child, each secret unmistakable."""
+    """Environment of a user whose home holds an identity for every cloud; each secret is a recognisable text."""
     home = tmp_path / "home"
     for name, content in {
         ".aws/credentials": "[default]\naws_access_key_id = AKIDHOME\naws_secret_access_key = s\naws_session_token = HOMESESSIONTOKEN\n",
@@ -60,7 +60,7 @@ class _Listener(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def listener():
-    """An endpoint of a stranger's: its URL, and the text of every request that it received."""
+    """A third party's endpoint: its URL, and the text of every request that it received."""
     handler = type("Listener", (_Listener,), {"requests": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -116,7 +116,7 @@ def test_tenant_endpoint_receives_no_identity_of_the_users(url, way, user, liste
 
 
 def test_users_own_identity_still_reaches_the_users_own_endpoint(user, listener, run_cli):
-    # The same homes and the same listener, so that the tests above cannot pass for want of an identity.
+    # Same home and listener: this shows that the tests above do not pass only because an identity is missing.
     endpoint, requests = listener
     run_cli("index", "s3://data/", env=user | {"AWS_ENDPOINT_URL": endpoint})
     run_cli("index", "az://data/", env=user | {"AZURE_STORAGE_ENDPOINT": f"{endpoint}/acc"})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Old names of parameters and attributes work for one release, with a warning. Issue 14."""
+"""Tests that old names of parameters and attributes work for one release, with a warning. Issue 14."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A store that only a forward proxy reaches, named by HTTP_PROXY as for other programs."""
+"""Tests a store that is reachable only through a forward proxy, which HTTP_PROXY names as for other programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Sends what is asked of `http://store.example` to the server at `upstream`."""
+    """Forwards requests for `http://store.example` to the server at `upstream`."""
 
     protocol_version = "HTTP/1.1"
     server: _Proxy
@@ -42,7 +42,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on
 
     def log_message(self, *_: object) -> None:
-        """The lines are kept instead."""
+        """Suppresses the log on stderr; `lines` records the requests instead."""
 
 
 class _Proxy(http.server.ThreadingHTTPServer):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Credentials as a user has them, from outside: files, programs and addresses. Issue 4, point 3.
+"""Tests credentials from outside: files, programs and metadata addresses, as users have them. Issue 4, point 3.
 
-What each token service answers is tested beside the code (`crates/store`), against recorded answers.
+The responses of each token service are tested beside the code (`crates/store`), against recorded responses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ server.serve_forever()
 
 @pytest.fixture
 def instance(tmp_path):
-    """A network of its own, in which the clouds' metadata addresses answer, and the log of what they were asked."""
+    """A network namespace in which the clouds' metadata addresses respond, and the log of their requests."""
     name = f"pen{uuid4().hex[:8]}"
     run = lambda *line: subprocess.run(line, check=True)  # noqa: E731
     run("ip", "netns", "add", name)
@@ -92,11 +92,11 @@ def test_metadata_addresses_are_not_asked_unless_told(url, leave, instance, tmp_
     assert (ran.returncode, "error[denied]" in ran.stderr) == (3, True), ran.stderr
     assert log.read_text() == ""
     assert index(**{leave: "1"}).returncode in (2, 3)
-    assert log.read_text() != ""  # so the address could have been asked
+    assert log.read_text() != ""  # proves that the address was reachable
 
 
 class _Azure(http.server.BaseHTTPRequestHandler):
-    """Lists an empty container for whoever brings the newest token; each token is good for one listing."""
+    """Lists an empty container for a new token; each token is valid for one listing."""
 
     seen: list[str]
 
@@ -181,7 +181,8 @@ def test_other_tenants_bucket_is_read_with_its_own_profile(versitygw, run_cli, t
 
 
 def test_key_that_expires_mid_stage_is_renewed_and_the_stage_goes_on(emulator, run_cli, tmp_path):
-    # The emulator's pair is fixed, so a program hands out its keys with a life of some seconds, and counts.
+    # The emulator's keys are fixed, so a credential program returns them with a lifetime of some seconds, and logs each
+    # call.
     folder = tmp_path / "bucket"
     (folder / "set").mkdir(parents=True)
     for at in range(64):

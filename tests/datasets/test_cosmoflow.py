@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files: names, bytes, refusals."""
+"""Tests the generated CosmoFlow files: names, bytes, errors."""
 
 import gzip
 import json

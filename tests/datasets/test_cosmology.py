@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The physics: spectrum, growth, counts, and that what is in the labels is in the volumes."""
+"""Tests the simulated physics: spectrum, growth, counts, and that the volumes carry the information of their labels."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ CENTRE = cosmology.Cosmology(omega_m=0.3, sigma_8=0.8, n_s=0.96, h_0=70.0)
 
 
 def log_power(volume):
-    """Log power of each channel in radial bins, a row a volume."""
+    """Log power of each channel in radial bins, as one row for the volume."""
     n = volume.shape[0]
     k = np.sqrt(sum(np.meshgrid(*[np.fft.fftfreq(n) ** 2] * 3, indexing="ij")))
     bins = np.digitize(k.ravel(), np.linspace(0.5 / n, 0.5, 11))
@@ -23,7 +23,7 @@ def log_power(volume):
 
 
 def held_out_r2(features, target, folds=4):
-    """R² of a ridge regression on universes it has not seen."""
+    """R² of a ridge regression on held-out universes."""
     x = (features - features.mean(0)) / features.std(0)
     x = np.hstack([x, np.ones((len(x), 1))])
     fold = np.arange(len(x)) % folds
@@ -58,7 +58,7 @@ def test_linear_power_turns_over_near_the_horizon_at_equality():
 
 def test_growth_of_a_matter_universe_is_the_scale_factor():
     assert cosmology.growth(3.0, 1.0) == pytest.approx(0.25, rel=1e-6)
-    # With dark energy growth has slowed, so the past was nearer to today.
+    # Dark energy slows down growth, so the past differs less from today.
     assert cosmology.growth(3.0, 0.3) == pytest.approx(0.32, abs=0.01)
 
 
@@ -71,7 +71,8 @@ def test_volume_counts_every_particle_in_every_channel():
 
 
 def test_volume_large_scales_follow_linear_theory():
-    # z = 0.5: displacements span voxels, so that the grid does not show, and theory is still nearly linear.
+    # At z = 0.5, displacements span several voxels, so the grid has no visible effect, and linear theory still nearly
+    # holds.
     n, box = 64, 256.0
     ratios = []
     for seed in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the report says of a rehearsal that the step model did not predict."""
+"""Tests the reason that the report gives if the step model did not predict a rehearsal."""
 
 import pytest
 

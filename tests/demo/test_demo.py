@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole demo at its smallest: the code of the real one on a fraction of the data, through the CLI as a user would."""
+"""Tests the whole demo at its smallest size, through the CLI: the same code as the real demo on a fraction of the data."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def shown(tmp_path_factory, run_cli):
 @pytest.mark.timeout(300)
 def test_demo_tiny_says_what_the_issue_asks(shown):
     folder, done = shown
-    assert done.code in {0, 1}, done.err  # so little data may teach nothing; the real size must
+    assert done.code in {0, 1}, done.err  # so little data may not train the network; the real size must
     facts = json.loads(done.out)
     assert len(facts["paths"]) == 4
     assert facts["loss_identical"] is True

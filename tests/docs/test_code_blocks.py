@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every command and program that the README and the guides show is run, page by page, or says why not."""
+"""Tests that every command and program in the README and the guides runs, page by page, or states why it is not run."""
 
 from __future__ import annotations
 

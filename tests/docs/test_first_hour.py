@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first hour of CONTRIBUTING works: its blocks run in a clone, with the environment that `make setup` made."""
+"""Tests CONTRIBUTING's first-hour section: its blocks run in a clone, with the environment from `make setup`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Links between our pages lead somewhere, headings included."""
+"""Tests that the links between documentation pages have a target, including headings."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3 clients of others, each with the same five verbs, for round trips against the emulator.
+"""Third-party S3 clients with the same five operations each, for round trips against the emulator.
 
-`boto3` is a library of the development environment. s5cmd, rclone, mc and s3fs are programs that `make setup-peers-clients`
-installs.
+`boto3` is a library in the development environment. s5cmd, rclone, mc and s3fs are programs that `make
+setup-peers-clients` installs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def program(name: str) -> str:
 
 
 class Client:
-    """A client at an emulator (`served`); `work` is an empty folder of the test. A prefix ends in a slash."""
+    """A client of an emulator (`served`); `work` is an empty folder. A prefix ends in a slash."""
 
     name = ""
 
@@ -52,7 +52,7 @@ class Client:
         }
 
     def run(self, *argv: object) -> str:
-        """The standard output of one run of the program, which must exit with 0."""
+        """Runs the program, which must exit with 0; returns its standard output."""
         command = [program(self.name), *map(str, argv)]
         done = subprocess.run(
             command, env=self.env, cwd=self.work, capture_output=True, text=True, timeout=100, check=False
@@ -61,31 +61,31 @@ class Client:
         return done.stdout
 
     def close(self) -> None:
-        """Release what the client holds."""
+        """Releases the client's resources."""
 
     def upload(self, source: Path, prefix: str) -> None:
-        """Write every file below `source` under `prefix`."""
+        """Uploads every file below `source` to `prefix`."""
         raise NotImplementedError
 
     def keys(self, prefix: str) -> set[str]:
-        """The keys below `prefix`, without it."""
+        """The keys below `prefix`, without the prefix."""
         raise NotImplementedError
 
     def copy(self, source: str, target: str) -> None:
-        """Copy all objects of one prefix to another."""
+        """Copies all objects of one prefix to another."""
         raise NotImplementedError
 
     def download(self, prefix: str, target: Path) -> None:
-        """Read every object of `prefix` into a file below `target`."""
+        """Downloads every object of `prefix` into a file below `target`."""
         raise NotImplementedError
 
     def delete(self, prefix: str) -> None:
-        """Delete every object of `prefix`."""
+        """Deletes every object of `prefix`."""
         raise NotImplementedError
 
 
 class Boto3(Client):
-    """The library, with its transfer manager: parts of 8 MiB."""
+    """The boto3 library with its transfer manager: parts of 8 MiB."""
 
     name = "boto3"
 
@@ -155,7 +155,7 @@ class Rclone(Client):
 
     def upload(self, source: Path, prefix: str) -> None:
         self.run("copy", "--s3-upload-cutoff", "8Mi", "--s3-chunk-size", "8Mi", source, f"e:{self.bucket}/{prefix}")
-        # rclone reads both sides again and compares the bytes.
+        # rclone reads both sides again and compares their bytes.
         self.run("check", "--download", source, f"e:{self.bucket}/{prefix}")
 
     def keys(self, prefix: str) -> set[str]:
@@ -219,7 +219,7 @@ class S3fs(Client):
         return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
 
     def copy(self, source: str, target: str) -> None:
-        # A rename is a server-side copy and a delete.
+        # A rename in s3fs is a server-side copy and a delete.
         shutil.copytree(self.root / source, self.root / "moving")
         (self.root / "moving").rename(self.root / target)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fresh emulator with clients that are not ours: the AWS CLI as a program, and the library that it is made of."""
+"""Fixtures with a fresh emulator and third-party clients: the AWS CLI as a program, and the botocore library inside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AWS = Path(sys.executable).with_name("aws")
 
 
 class Served:
-    """An emulator over `folder`, at `server`."""
+    """A running emulator (`server`) over `folder`."""
 
     bucket = "bucket"
 
@@ -23,7 +23,7 @@ class Served:
         self.folder, self.server, self.url = folder, server, server.url
 
     def aws(self, *argv: object, code: int | None = 0, **variables: str) -> subprocess.CompletedProcess[str]:
-        """`aws ...`, which must exit with `code` unless that is None."""
+        """Runs `aws ...`, which must exit with `code` unless that is None."""
         done = subprocess.run(
             [str(AWS), *map(str, argv)],
             env={**os.environ, **self.server.env, **variables},
@@ -36,7 +36,7 @@ class Served:
         return done
 
     def client(self, **config: Any) -> Any:
-        """botocore's S3 client, as the AWS CLI brings it; `config` are more of its settings."""
+        """botocore's S3 client from the AWS CLI's package; `config` holds further settings."""
         from awscli.botocore.config import Config
         from awscli.botocore.session import Session
 
@@ -59,7 +59,7 @@ def served(emulator, tmp_path):
 
 @pytest.fixture
 def s3(served):
-    """`s3("get_object", Key=...)`: the answer, or the code of the error."""
+    """`s3("get_object", Key=...)` returns the response, or the code of the error."""
     client = served.client()
 
     def ask(verb, **arguments):

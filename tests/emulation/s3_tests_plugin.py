@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Ceph's s3-tests against `penstock emulate`: a plugin for the pytest of that suite (docs/reference/emulator.md).
+"""Runs Ceph's s3-tests against `penstock emulate`: a pytest plugin for that suite (docs/reference/emulator.md).
 
-Each test gets an endpoint of its own over an empty folder. The endpoint serves one bucket, so each name that the suite asks
-for is the name of that bucket, except in tests of a bucket that does not exist.
+Each test gets its own endpoint over an empty folder. An endpoint serves a single bucket, so every bucket name that the
+suite requests is mapped to that bucket's name. Tests of a missing bucket are the exception.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PORT = _free_port()
 
 def pytest_configure() -> None:
     lines = ["[DEFAULT]", "host = 127.0.0.1", f"port = {PORT}", "is_secure = False", "[fixtures]", "bucket prefix = x-{random}-"]  # fmt: skip
-    # The suite wants several accounts; the endpoint has one, and refuses the keys of the others.
+    # The suite needs several accounts. The endpoint has one account, and rejects the keys of the others.
     for number, section in enumerate(["s3 main", "s3 alt", "s3 tenant", "iam", "iam root", "iam alt root"]):
         name = f"user{number}"
         access, secret = (ACCESS, SECRET) if number == 0 else (f"OTHER{number}", "none")
@@ -47,7 +47,7 @@ def pytest_configure() -> None:
     os.environ.update(S3TEST_CONF=str(config), AWS_DEFAULT_REGION="us-east-1")
     import s3tests.functional as suite
 
-    # Its set-up and tear-down delete every bucket; here the folder goes instead.
+    # The suite's set-up and tear-down delete every bucket; here the folder is removed instead.
     suite.setup = suite.teardown = lambda: None
     suite.get_new_bucket_name = lambda: bucket
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What S3 promises, asked of the emulator by botocore."""
+"""Tests the S3 behaviour of the emulator with botocore."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_head_found_file_gives_its_crc32c_when_asked(s3, served):
     assert "ChecksumCRC32C" not in s3("head_object", Key="found")
     for verb in ("head_object", "get_object"):
         answer = s3(verb, Key="found", ChecksumMode="ENABLED")
-        # The check value of CRC-32C over "123456789" (RFC 3720).
+        # The check value of CRC-32C for "123456789" (RFC 3720).
         assert answer["ChecksumCRC32C"] == _b64(bytes.fromhex("e3069283"))
         assert answer["ChecksumType"] == "FULL_OBJECT"
     assert "ChecksumCRC32C" not in s3("get_object", Key="found", ChecksumMode="ENABLED", Range="bytes=0-3")

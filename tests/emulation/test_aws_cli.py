@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The AWS CLI against the emulator, as its users run it."""
+"""Tests the AWS CLI against the emulator, as its users run it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_ls_shows_files_that_were_put_in_the_folder(served):
 
 def test_cp_recursive_there_and_back_is_the_same(served, tmp_path):
     source, back = tmp_path / "source", tmp_path / "back"
-    # The largest goes up in three parts and comes down in three ranges.
+    # The largest file is uploaded in three parts and downloaded in three ranges.
     for name, size in (("one", 0), ("d/two", 1000), ("d/e/large", 17 << 20)):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(random.Random(name).randbytes(size))
@@ -48,7 +48,7 @@ def test_throttled_cli_gets_through(served, emulator, tmp_path):
     folder.mkdir()
     for name in "abcdefghijklmnopqrstuvwxyz":
         (folder / name).write_bytes(name.encode())
-    # 20,000 requests/s x 0.0006 = 12: the burst passes, the rest is refused until it comes again.
+    # 20,000 requests/s x 0.0006 = 12: the burst passes, and later requests are rejected until their retries succeed.
     slow = type(served)(folder, emulator(folder, tier="azure-hot", scale=0.0006))
     slow.aws(
         "s3",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class: its variables, its counters, its refusals. No client but a socket."""
+"""Tests the Emulator class: its variables, counters and errors. The only client is a socket."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_emulator_unsigned_request_is_denied_and_counted(tmp_path):
 
 
 def test_emulator_above_its_rate_answers_slow_down(tmp_path):
-    # 20,000 requests/s x 1e-6: one token at the start, and 50 s to the next.
+    # 20,000 requests/s x 1e-6: one token at the start, and 50 s until the next.
     with Emulator(tmp_path, tier="azure-hot", scale=1e-6) as server:
         _ask(server)
         status, text, _ = _ask(server)
@@ -62,7 +62,7 @@ def test_emulator_above_its_rate_answers_slow_down(tmp_path):
 
 
 def test_emulator_answer_without_100_continue_closes_the_connection(tmp_path):
-    # botocore takes the next answer on such a connection for a part of this one, and waits for ever.
+    # On an open connection, botocore would take the next response for a part of this one, and wait for ever.
     with Emulator(tmp_path, tier="azure-hot", scale=1e-6) as server:
         for _ in ("denied", "refused"):
             at = urlsplit(server.endpoint)
@@ -113,7 +113,7 @@ def _threads():
 
 
 def _until(holds):
-    # A thread names itself after it has begun, and leaves the table after it was joined.
+    # A thread sets its name after it has started, and leaves the table after it was joined, so this waits.
     for _ in range(500):
         if holds():
             return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Round trips of other projects' S3 clients through the emulator. The AWS CLI has a file of its own. Issue 19."""
+"""Tests round trips of third-party S3 clients through the emulator. The AWS CLI has its own file. Issue 19."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAMES = {
     "percent%20.bin": 12,
     "umlaut-äöü-ß.bin": 13,
     "deep/er/and=equal&and;more.bin": 14,
-    # Parts of 5 to 8 MiB (16 MiB for mc), up and down.
+    # Both ways in parts of 5 to 8 MiB (16 MiB for mc).
     "large.bin": 20_000_000,
 }
 
@@ -55,7 +55,7 @@ def test_boto3_round_trip_keeps_names_and_bytes(served, tmp_path):
 
 
 def test_copy_source_plus_is_a_space(served):
-    """As s5cmd sends it: a space is `+`, and a plus is `%2B`."""
+    """s5cmd encodes a space as `+` and a plus as `%2B`."""
     client = clients.Boto3(served, served.folder)
     client.s3.put_object(Bucket=served.bucket, Key="a b+c", Body=b"bytes")
 

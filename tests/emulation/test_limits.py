@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What strangers may do to the endpoint: headers that no signature covers, connections that ask for nothing. Issue 19, P15."""
+"""Tests the endpoint against untrusted clients: headers outside the signature, and idle connections. Issue 19, P15."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_presigned_url_with_an_unsigned_amz_header_is_refused(served):
 
 @pytest.mark.parametrize("sends", [b"", b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"], ids=["nothing", "one request"])
 def test_idle_connections_give_way_to_clients_that_ask(sends, tmp_path):
-    """600 connections are held open against a limit of 256 open files; ten clients after them are all answered."""
+    """Opens 600 connections against a limit of 256 open files; the next ten clients must all get a response."""
     program = Path(sys.executable).with_name("penstock")
     (tmp_path / "bucket").mkdir()
     with subprocess.Popen(
@@ -75,7 +75,7 @@ def test_idle_connections_give_way_to_clients_that_ask(sends, tmp_path):
                     assert b" 403 " in connection.recv(200)
                 idle.append(connection)
             for _ in range(10):
-                # Far below the minute that a connection may take for a request's head.
+                # Far below the minute that a connection may take to send a request's head.
                 with socket.create_connection((at.hostname, at.port), timeout=20) as client:
                     client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
                     assert b" 403 " in client.recv(200)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tier book: every number has its source, names find their years, broken books are refused."""
+"""Tests the tier book: every number has a source, a name without a year is resolved, and invalid books are rejected."""
 
 from __future__ import annotations
 

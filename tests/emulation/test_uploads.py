@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multipart uploads, asked of the emulator by botocore."""
+"""Tests multipart uploads to the emulator with botocore."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--gpu`: without one, a clear refusal; with a stand-in for its driver, every block arrives there and all is given back."""
+"""Tests `--gpu`: a clear error without a GPU; with a stand-in driver, every block arrives and all memory is freed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SMALL = ("--file-size", "64KiB", "--block-size", "16KiB", "--files", "3", "--ke
 
 def test_gpu_that_is_not_here_is_refused_before_anything_is_made(run_cli: Callable[..., Any], tmp_path: Path) -> None:
     empty = tmp_path / "libcuda.so.1"
-    empty.write_bytes(b"")  # also where a real one is installed
+    empty.write_bytes(b"")  # hides a real driver, if one is installed
     ran = run_cli("bench", "storage", tmp_path / "new", *_SMALL, "--gpu", "0", env={"LD_LIBRARY_PATH": str(tmp_path)})
     assert ran.code == 3
     assert "this machine has no CUDA driver" in ran.err
@@ -43,7 +43,7 @@ def test_gpu_blocks_of_every_file_arrive_and_all_is_given_back(
     row = json.loads(wrote.out)["rows"][1]
     assert (row["last"]["entries"], row["last"]["ios"], row["last"]["bytes"]) == (3, 12, 3 * 65536)
     assert sum(count for _, count in row["io_latency"]["buckets"]) == 12
-    log.unlink()  # what was copied there before the first write
+    log.unlink()  # removes the bytes that were logged before and during the write phase
     read = run_cli("bench", "storage", place, *_SMALL, "--phases", "read", "--gpu", "0", *cufile, "--json", env=env)
     assert read.code == 0, read.err
     row = json.loads(read.out)["rows"][0]
@@ -51,7 +51,7 @@ def test_gpu_blocks_of_every_file_arrive_and_all_is_given_back(
     assert 0 < row["first"]["time_s"] <= row["last"]["time_s"]
     assert row["io_latency"]["percentiles_us"]["50"] <= row["io_latency"]["max_us"]
     files = b"".join(path.read_bytes() for path in sorted(place.rglob("f000*")))
-    # The first 16 KiB are the noise that each thread's memory begins with.
+    # The first 16 KiB are the random bytes with which each thread fills its buffer at the start.
     assert log.read_bytes()[16384:] == files
     assert held.read_text() == "0"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is cleaned up after a bench's run that could not do so itself: its own trees, and nothing of an earlier run."""
+"""Tests that the clean-up after a lost bench run removes that run's trees, and nothing of an earlier run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EARLIER, _LOST = Point(files=3), Point(files=5)
 
 
 def _left(place: Path, session: str, *points: Point) -> list[Path]:
-    """The trees of a run that ended well and kept its files."""
+    """The trees of a run that ended without errors and kept its files."""
     with ScratchDir(place, session) as ground:
         trees = [ground.tree(point, is_made=True) for point in points]
     for tree in trees:
@@ -31,7 +31,7 @@ def test_sweep_takes_a_lost_runs_trees_and_leaves_those_of_an_earlier_one(tmp_pa
     assert sweep(place, "second")
     assert (earlier / "f0000000").exists()
     assert not lost.exists()
-    with ScratchDir(place, "fourth") as ground:  # it is ours still
+    with ScratchDir(place, "fourth") as ground:  # the folder still counts as a bench folder
         assert ground.tree(_EARLIER, is_made=False) == earlier
 
 

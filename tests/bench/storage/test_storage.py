@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench storage` as its users run it: rows, caches, content, cleaning up, and what it refuses."""
+"""Tests `penstock bench storage` from the command line: rows, caches, content, clean-up, and rejected options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _document(ran: Any) -> dict[str, Any]:
 
 
 def test_storage_pinned_to_one_processor_reports_the_share_of_that_processor(tmp_path: Path) -> None:
-    """Reads from the page cache saturate the one processor that the bench may use, however idle the others are."""
+    """Reads from the page cache saturate the bench's only processor, even if all others are idle."""
     one = min(os.sched_getaffinity(0))
     program = Path(sys.executable).with_name("penstock")
     flags = ("--file-size", "1MiB", "--block-size", "4KiB", "--files", "8", "--threads", "2", "--keep-caches")
@@ -257,7 +257,7 @@ def test_storage_file_is_read_only_unless_told(bench: Callable[..., Any], tmp_pa
 def test_caches_that_may_not_be_dropped_leave_warm_or_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locked = tmp_path / "folder"
     locked.mkdir()
-    monkeypatch.setattr(page_cache, "_DROP", locked)  # a folder cannot be written to, by root neither
+    monkeypatch.setattr(page_cache, "_DROP", locked)  # writing to a folder fails, even as root
     monkeypatch.setattr(page_cache, "_IN_MEMORY", set())
     states = {w: page_cache.drop(tmp_path, wanted=True, direct=False, was_written=w) for w in (True, False)}
     assert (states[True].state, states[False].state) == ("warm", "unknown")

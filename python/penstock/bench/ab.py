@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A/B comparison of two commands: runs both until a difference is shown or excluded, or the run limit is reached.
+"""A/B comparison of two commands: runs both until it has shown or excluded a difference, or reached the run limit.
 
 Each block runs A B B A or B A A B, chosen by the seed. Steady drift (a warming machine, a filling cache, burst credits)
-therefore cancels in each block's ratio. `sequential` decides when the evidence is enough.
+therefore cancels in each block's ratio. `sequential` decides when the evidence is sufficient.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["Comparison", "Metric", "Side", "compare", "runner"]
 
 RUNS_A_BLOCK = 4
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-# A benchmark prints a few pages; longer output is data and is cut.
+# A benchmark prints a few pages. Longer output is probably data, so the rest is discarded.
 _LIMIT_OUTPUT_BYTES = 64_000_000
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """The compared quantity: `wall` or `cpu` seconds of a run, or a number from its output (`printed`).
+    """The compared quantity: `wall` or `cpu` seconds of a run, or a number that the command prints (`printed`).
 
     Attributes:
-        pattern: Regular expression for the number: its first group, or the whole match if it has no group. The
-            last match in the output counts.
+        pattern: Regular expression for the number. The value is its first group, or the whole match if it has no group.
+            The last match in the output is used.
     """
 
     name: str = "wall"
@@ -62,9 +62,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         verdict: `different`, `same` (within the margin) or `none shown`.
-        interval: Confidence interval of the ratio, valid at every look; the verdict uses this one.
-        bootstrap: Narrower interval, for comparison with tools that fix the number of runs. It is not a valid
-            reason to stop.
+        interval: Confidence interval of the ratio, which is valid after any number of blocks. The verdict uses it.
+        bootstrap: Narrower interval, for comparison with tools that fix the number of runs in advance. It must not
+            decide when to stop.
         evidence: How many times more likely the blocks are with a difference than without one.
         stopped: Reason why no further block was run.
     """
@@ -105,19 +105,20 @@ def _printed(text: str, pattern: str | None, name: str) -> float:
 
 
 def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequence[str], str], float]:
-    """Make a function that runs a command once and returns its metric.
+    """Return a function that runs a command once and returns its metric.
 
     The function raises NotFound or Denied if the command cannot be started, SystemFault if it fails, Deadline if it
     does not end within `limit_s`, and ConfigError if its output contains no number.
     """
 
     def run(argv: Sequence[str], name: str) -> float:
-        # A file, not a pipe: a pipe must be drained while the command runs, and that would count in its time.
+        # Uses files, not pipes. A pipe must be drained while the command runs, and that time would count as the
+        # command's.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             start = time.perf_counter()
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             try:
-                # Own session, so that a stopped command ends with all its child processes.
+                # The command gets its own session, so that all its child processes can be stopped with it.
                 with child_process(argv, grace_s=0.0, start_new_session=True, **streams) as child:
                     status, used = _wait(child, start, limit_s, name)
                     wall_s = time.perf_counter() - start
@@ -167,11 +168,11 @@ def compare(
     seed: int = 0,
     progress: Callable[[int, float], None] = lambda _runs, _ratio: None,
 ) -> Comparison:
-    """Run blocks until a difference is shown, a difference above the margin is excluded, or `max_runs` are used.
+    """Run blocks until a difference is shown, a difference above the margin is excluded, or `max_runs` is reached.
 
     Args:
         run: Runs a command once and returns its metric; the second argument is `A` or `B`.
-        alpha: Probability of a false alarm, at any number of looks.
+        alpha: Maximum probability of a false alarm, however often the evidence is evaluated.
         margin: Relative difference below which the commands count as the same.
         warm_up: Runs of each command before the first block; not recorded.
         progress: Called after each block with the runs so far and the ratio.
@@ -231,5 +232,5 @@ def compare(
 
 
 def _ratio(logarithm: float) -> float | None:
-    """Ratio for a difference of logarithms; None if it is not finite."""
+    """Convert a difference of logarithms to a ratio; None if it is not finite."""
     return math.exp(logarithm) if math.isfinite(logarithm) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block device limits for all programs, set through cgroup v1 (blkio.throttle) or v2 (io.max).
+"""Sets block device limits for all programs, through cgroup v1 (blkio.throttle) or v2 (io.max).
 
-Writes only the files of these limits. With v1, the root group can be limited, and each group below it gets its own
-limit of the same size. With v2, only groups below the root can be limited.
+Writes only the files of these limits. In v1, the limit is set on the root group, and separately (with the same value)
+on each group below it. In v2, only groups below the root can be limited.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def shared(cls, *, ios_per_s: float | None, bytes_per_s: float | None) -> BlockLimits:
-        """Limits with the same values for reads and for writes."""
+        """Return limits that are the same for reads and writes."""
         return cls(
             read_bytes_per_s=bytes_per_s,
             write_bytes_per_s=bytes_per_s,
@@ -51,7 +51,7 @@ class BlockLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _groups() -> Iterator[tuple[Path, bool]]:
-    """Each control group that can hold a limit, and whether it belongs to cgroup v1."""
+    """Yield each control group that can set a limit, and whether it belongs to cgroup v1."""
     if (_V1 / "blkio.throttle.read_bps_device").exists():
         for folder, _, files in os.walk(_V1):
             if "blkio.throttle.read_bps_device" in files:
@@ -85,7 +85,7 @@ def set_limits(device: str, limits: BlockLimits) -> None:
                 line = " ".join(f"{short}={int(value) if value else 'max'}" for short, value in values.items())
                 (group / "io.max").write_text(f"{device} {line}\n")
         except FileNotFoundError:
-            continue  # a group that has ended in the meantime
+            continue  # the group was removed in the meantime
         except PermissionError as error:
             raise Denied(
                 f"{group} cannot be written: {error.strerror}", hint="run it as root", where=str(group)
@@ -93,7 +93,7 @@ def set_limits(device: str, limits: BlockLimits) -> None:
 
 
 def read_limits(device: str) -> BlockLimits:
-    """Tightest limits that any control group sets for a device; None where no group sets one."""
+    """Return the lowest limits that any control group sets for a device; None where no group sets a limit."""
     found: dict[str, float] = {}
 
     def note(name: str, text: str) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoint benchmark: how long the ranks of a node take to write and restore a checkpoint. The slowest rank counts.
+"""Checkpoint benchmark: measures how long the ranks of a node take to write and restore a checkpoint. The slowest rank
+determines the rate.
 
-Creates its own files and removes them. The clock runs from the moment that all ranks are ready until `fsync` returns. A
-restore starts after the files' pages are dropped from this host's cache.
+Creates its own files and removes them. A write is timed from the moment that all ranks are ready until `fsync` returns.
+A restore starts after the files are dropped from this host's page cache.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class CheckpointTimes:
 
     @property
     def write_bytes_per_s(self) -> float:
-        """Write rate in bytes per second, by the slowest rank."""
+        """Write rate in bytes per second, determined by the slowest rank."""
         return self.bytes / max(self.write_s)
 
     @property
     def restore_bytes_per_s(self) -> float:
-        """Restore rate in bytes per second, by the slowest rank."""
+        """Restore rate in bytes per second, determined by the slowest rank."""
         return self.bytes / max(self.restore_s)
 
 
@@ -61,7 +62,7 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
     Raises:
         ConfigError: `total_bytes` is smaller than the number of ranks.
         Denied, NoSpace, SystemFault: The folder cannot be written.
-        Corrupt: The content read differs from the content written.
+        Corrupt: The restored content differs from the written content.
         RankFailed: A process ended without a result.
     """
     if total_bytes < ranks or ranks < 1:
@@ -72,7 +73,7 @@ def measure(folder: Path, *, total_bytes: int, ranks: int) -> CheckpointTimes:
         raise as_fault(error, str(folder)) from None
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
-    token = secrets.token_hex(8)  # proves at removal that this run made the files
+    token = secrets.token_hex(8)  # in the file names; proves at removal that this run made the files
     files = [folder / f".penstock-checkpoint-{token}-{rank}" for rank in range(ranks)]
     pipes, processes = [], []
     try:
@@ -103,7 +104,7 @@ def _collect(pipes: list[Connection]) -> list[tuple[float, float]]:
         except EOFError:
             results.append(RankFailed(f"rank {rank} of the checkpoint ended without a result", rank=rank))
     errors = [one for one in results if isinstance(one, Exception)]
-    # Ranks that waited for the failed one report a broken barrier, which does not explain the failure: sort them last.
+    # Raise the original error first. Ranks that waited for the failed rank only report a broken barrier.
     for error in sorted(errors, key=lambda one: isinstance(one, BrokenBarrierError)):
         raise as_fault(error, str(error.filename or "the checkpoint")) if isinstance(error, OSError) else error
     return results

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskLimits", "DiskSample", "DiskTrace", "judge", "trace"]
 
-# A sample at this share of a limit counts as at the limit: throttling passes slightly less than its setting.
+# A sample counts as at a limit if it reaches this share of the limit, because throttled disks deliver slightly less
+# than the configured limit.
 _AT_LIMIT = 0.93
-# A limit counts as hit if samples are at it for this share of the time that the disk was in use.
+# A limit counts as hit if the disk is at the limit for this share of the time that it is in use.
 _BOUND = 0.3
 _USED = 0.05
 _GRACE_S = 10.0
@@ -34,7 +35,9 @@ _NAMES = {"bytes": "throughput", "ios": "IOPS"}
 
 
 class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits per second and their source. `is_shared`: reads and writes share each limit; otherwise each has its own."""
+    """Limits per second and their source. With `is_shared`, reads and writes share each limit; otherwise each direction
+    has its own.
+    """
 
     ios_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -43,7 +46,9 @@ class DiskLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval. `utilisation` is the share of time with requests in flight, `queue` their mean number."""
+    """One sampling interval. `utilisation` is the share of time with requests in flight; `queue` is their mean
+    number.
+    """
 
     at_s: float
     seconds: float
@@ -64,7 +69,7 @@ class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         at_limit: Share of the device's used time at each limit ("bytes", "ios").
-        binding_limit: "throughput", "IOPS", "device" (saturated below every stated limit) or "none".
+        binding_limit: "throughput", "IOPS", "device" (saturated, but below every known limit) or "none".
         exit_code: Exit code of the command.
     """
 
@@ -82,7 +87,7 @@ class DiskTrace(msgspec.Struct, frozen=True, kw_only=True):
     program: str
 
     def row(self) -> Row:
-        """The trace as a row for reports. The command line is left out: it may contain a secret."""
+        """Return the trace as a row for reports. The command line is omitted, because it may contain a secret."""
         total = self.read_bytes + self.write_bytes
         limits = {"bytes_per_s": self.limits.bytes_per_s, "ios_per_s": self.limits.ios_per_s}
         return Row(
@@ -127,16 +132,17 @@ def _sample(before: Counters, now: Counters, began_s: float) -> DiskSample:
 
 
 def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, float], str]:
-    """Share of the used time at each limit, and the limit that was hit."""
+    """Return the share of the used time at each limit, and the limit that was hit."""
     known = {
         what: limit for what, limit in (("bytes", limits.bytes_per_s), ("ios", limits.ios_per_s)) if limit is not None
     }
 
     def has(sample: DiskSample, share: float) -> list[str]:
-        """Limits for which the sample reaches at least this share."""
+        """Limits of which the sample uses at least `share`."""
         return [what for what, limit in known.items() if sample.used(what, shared=limits.is_shared) >= share * limit]
 
-    # A fast device with a low limit is hardly busy, so a sample that uses enough of a limit counts as use, too.
+    # A fast device with a low limit is rarely busy. Therefore, a sample also counts as used if it uses enough of a
+    # limit.
     used = [sample for sample in samples if sample.utilisation >= _USED or has(sample, _USED)]
     total = sum(sample.seconds for sample in used)
     shares: dict[str, float] = {}
@@ -147,12 +153,12 @@ def judge(samples: Sequence[DiskSample], limits: DiskLimits) -> tuple[dict[str, 
     if worst is not None and shares[worst] >= _BOUND:
         return shares, _NAMES[worst]
     saturated = sum(sample.seconds for sample in used if sample.utilisation >= _AT_LIMIT)
-    # A throttled request waits before the device sees it, so utilisation alone does not show limits.
+    # Throttled requests wait before they reach the device, so utilisation alone does not reveal a limit.
     return shares, "device" if total > 0 and saturated / total >= _BOUND else "none"
 
 
 def limits_in_force(device: str) -> DiskLimits:
-    """Limits that control groups set on the device: the lower of the read limit and the write limit."""
+    """Limits that control groups set on the device. If reads and writes differ, the lower one is used."""
     number = read_counters()[device].number
     found = read_limits(number)
     moved = [rate for rate in (found.read_bytes_per_s, found.write_bytes_per_s) if rate]
@@ -170,7 +176,7 @@ def limits_in_force(device: str) -> DiskLimits:
 def trace(
     command: Sequence[str], devices: Sequence[str], *, limits: DiskLimits | None = None, every_s: float = 0.25
 ) -> list[DiskTrace]:
-    """Run a command to its end and sample the devices while it runs.
+    """Run a command to completion and sample the devices while it runs.
 
     Args:
         command: Program and arguments; run without a shell.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel counters of block devices (/proc/diskstats, documented in Documentation/admin-guide/iostats.rst)."""
+"""Reads the kernel's block device counters (/proc/diskstats, documented in Documentation/admin-guide/iostats.rst)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SECTOR = 512  # sector size of these counters, whatever the device's own is
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """Counters of one device since it appeared. `busy_s` is the time with requests in flight, `waited_s` the sum of
-    their waits.
+    """Counters of one device since it appeared. `busy_s` is the time with requests in flight; `waited_s` is the sum of
+    the in-flight times of all requests.
     """
 
     number: str
@@ -43,7 +43,7 @@ def read_counters(file: Path = Path("/proc/diskstats")) -> dict[str, Counters]:
     """Counters of every device, by name.
 
     Raises:
-        SystemFault: The kernel does not provide them.
+        SystemFault: The kernel does not provide the counters.
     """
     try:
         lines = file.read_text().splitlines()
@@ -70,7 +70,7 @@ def read_counters(file: Path = Path("/proc/diskstats")) -> dict[str, Counters]:
 
 
 def device_of(text: str) -> str:
-    """Name of the device given as `/dev/nvme0n1`, as `nvme0n1`, or as any path on it.
+    """Kernel name of a device, given as `/dev/nvme0n1`, as `nvme0n1`, or as any path on its file system.
 
     Raises:
         NotFound: The path or device does not exist.

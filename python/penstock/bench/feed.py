@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loader comparison: Penstock's loader and others read one dataset with the same fields, batch size and cores.
 
-Owns the task that all participants receive and the rows made from their passes. Each participant is a process with a
-driver of `penstock.bench.peers`. Its first pass is not timed: it warms up the process, and its samples are hashed to
-compare the bytes.
+Builds the task that all participants receive, and the rows of their passes. Each participant is a process with a driver
+from `penstock.bench.peers`. Its first pass is not timed: it warms up the process, and its samples are hashed, so that
+the bytes of all participants can be compared.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Request:
     Attributes:
         dataset: The opened dataset, with its fields.
         against: Names of `PEERS`.
-        peers: Folder of their environments; None uses this interpreter's own.
-        arrays: Type of our batches: `numpy` or `torch`.
+        peers: Folder with the peers' environments; None uses the environment of this interpreter.
+        arrays: Array type of Penstock's batches: `numpy` or `torch`.
         cores: Cores that each participant may use.
         repeats: Timed passes per participant and cache state.
     """
@@ -81,11 +81,11 @@ class Contest:
     """Result of a comparison.
 
     Attributes:
-        rows: One per participant and cache state, ours first.
-        ratios: Speed of Penstock over each peer's: above 1 where Penstock is faster.
+        rows: One per participant and cache state, Penstock first.
+        ratios: Peer's time divided by Penstock's time; above 1 if Penstock is faster.
         not_run: Peers that were not run, and why.
         failed: Peers that failed, and why.
-        is_same: Whether all participants that deliver samples delivered the same ones.
+        is_same: Whether all participants (except rooflines) delivered the same samples.
     """
 
     rows: list[results.RunRecord] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Contest:
 
 
 def task_of(request: Request) -> dict[str, Any]:
-    """Task that every participant receives, as plain data."""
+    """Return the task that every participant receives, as plain data."""
     dataset = request.dataset
     source, place = dataset.source, urlsplit(dataset.url)
     keys = [source.key(number) for number in range(source.objects)]
@@ -132,7 +132,9 @@ def task_of(request: Request) -> dict[str, Any]:
 
 
 def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Fields in the form that drivers read: the core's description, flattened, and how a TFRecord feature is stored."""
+    """Return the fields in the form that drivers read: the core's description, flattened, plus the stored type of a
+    TFRecord feature.
+    """
     held = dict(zip(dict(dataset.schema().specs), dataset.schema().holds, strict=True))
     found = {}
     for name, spec in dataset.batch_fields().items():
@@ -144,7 +146,7 @@ def _fields(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 
 def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
-    """Reason why a peer cannot read the task's dataset, or None."""
+    """Return the reason why a peer cannot read the task's dataset; None if it can."""
     for what, value, known in (
         ("format", task["format"], peer.formats),
         ("codec", task["codec"], peer.codecs),
@@ -161,7 +163,7 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
 
 
 def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
-    """Python interpreter that has a peer installed, or the reason why it is missing."""
+    """Return the Python interpreter that has a peer installed, or the reason why there is none."""
     python = folder / peer.environment / "bin/python" if folder and peer.environment else Path(sys.executable)
     if not python.exists():
         return None, f"not installed: no {python}"
@@ -171,7 +173,8 @@ def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
 
 
 def run(request: Request, *, log: Callable[[str], None] = lambda _: None) -> Contest:
-    """Run the comparison. A peer that cannot run is reported; only a failure of Penstock's own loader raises.
+    """Run the comparison. A peer that cannot run is reported in the result; only a failure of Penstock's own loader
+    raises.
 
     Raises:
         ConfigError: A peer's name is unknown.
@@ -204,7 +207,7 @@ def _enter(
     running: dict[str, Participant],
     log: Callable[[str], None],
 ) -> None:
-    """Start all participants, one after the other, each until its hashed pass has ended."""
+    """Start the participants one after another, and wait for each one's hashed pass."""
     ours = {OURS: (sys.executable, "penstock_loader", dict[str, Any]())}
     peers = {}
     for name in dict.fromkeys(request.against):
@@ -247,7 +250,7 @@ def _leave(
 def _measure(
     request: Request, contest: Contest, running: dict[str, Participant], log: Callable[[str], None]
 ) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """Run the timed passes; return them by cache state and participant."""
+    """Run the timed passes. Return them by cache state and participant."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for cache in request.caches:
         passes: dict[str, list[dict[str, Any]]] = {name: [] for name in running}
@@ -265,7 +268,7 @@ def _measure(
 
 
 def _is_same(contest: Contest) -> bool:
-    """Whether every participant that delivers samples delivered the same ones as ours."""
+    """Whether every participant (except rooflines) delivered the same samples as Penstock's loader."""
     mine = contest.hashed[OURS]
     for name, theirs in contest.hashed.items():
         if name != OURS and PEERS[name].is_roofline:
@@ -301,7 +304,7 @@ def _rows(
 
 
 def _ratio(theirs: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Ratio of medians: above 1 where the peer takes longer."""
+    """Return the peer's median time divided by ours: above 1 if the peer takes longer."""
     found = {}
     for what in ("cpu_s", "wall_s"):
         top, bottom = (quartiles([one[what] for one in passes])[0] for passes in (theirs, mine))

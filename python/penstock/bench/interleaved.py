@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved measurement of several processes: each process stays alive, and their passes run in ABBA order.
+"""Interleaved measurement of several processes: all processes stay alive, and their passes run in ABBA order.
 
-Owns the processes, the order of passes and the time limits. The caller defines a pass and the meaning of its figures.
+Manages the processes, the order of passes and the time limits. The caller defines what a pass does and what its figures
+mean.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _MAX_STDERR_BYTES = 4000
 
 
 def abba_order(names: Sequence[str], repeats: int) -> list[str]:
-    """Order of passes: forward, backward, forward..., so that drift of the machine affects all participants equally.
+    """Order of passes: forward, backward, forward, and so on. Drift of the machine then affects all participants
+    equally.
 
     Example:
         >>> abba_order(["a", "b"], 2)
@@ -38,7 +40,7 @@ def abba_order(names: Sequence[str], repeats: int) -> list[str]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """Median and interquartile range; for a single value, that value and 0."""
+    """Return the median and the interquartile range; for a single value, that value and 0."""
     if len(values) < 2:
         return values[0], 0.0
     low, middle, high = statistics.quantiles(values, n=4)
@@ -46,7 +48,7 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 class Participant:
-    """One measured process. It answers each order, a JSON line, with a JSON line."""
+    """One measured process. It reads commands as JSON lines, and writes one JSON line as the response to each."""
 
     def __init__(self, name: str, argv: Sequence[str], variables: Mapping[str, str], *, limit_s: float) -> None:
         self.name = name
@@ -60,12 +62,12 @@ class Participant:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            process_group=0,  # no session of its own: the caller's CPU priority must apply to contestants, too
+            process_group=0,  # stays in the caller's session, so that the caller's CPU priority applies to it
         )
         self._process = self._child.enter_context(started)
 
     def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Send an order and return the answer.
+        """Send a command to the process and return its response.
 
         Raises:
             RankFailed: The process ended, reported a failure, or exceeded its limit. The error quotes its last output.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test disk with the limits of a cloud disk: a loop device with a file system, throttled by cgroups.
+"""Test disk with the limits of a cloud disk: a loop device with a file system, throttled through cgroups.
 
-All programs see the same disk. Needs root. Owns the image, the loop device, the mount and the burst credits, and
-removes all of them at the end.
+The limits apply to all programs. Needs root. Creates the image, the loop device and the mount, simulates burst credits,
+and removes everything at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _TICK_S = 1.0
 
 
 class Burst(msgspec.Struct, frozen=True):
-    """Burst above the base rate, as long as there are credits: `credits` is the maximum, `held` the initial number."""
+    """Burst above the base rate while there are credits. `credits` is the maximum number of credits, `held` the initial
+    number.
+    """
 
     per_s: float
     credits: float
@@ -37,14 +39,14 @@ class Burst(msgspec.Struct, frozen=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """A limit shared by reads and writes: base rate in units per second, and an optional burst."""
+    """A limit that reads and writes share: the base rate in units per second, and an optional burst."""
 
     base_per_s: float
     burst: Burst | None = None
 
 
 class _Bucket:
-    """Burst credits of one limit: earned at the base rate, spent by the work done."""
+    """Burst credits of one limit. They are earned at the base rate and spent by the completed work."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -58,22 +60,22 @@ class _Bucket:
     @property
     def limit_per_s(self) -> float:
         burst = self._rate.burst
-        # The credits must cover one tick of the burst; otherwise the bucket would be overdrawn before the next check.
+        # Allow the burst only if the credits cover one tick of it; otherwise they would be overdrawn before the next
+        # check.
         if burst and self.held >= (burst.per_s - self._rate.base_per_s) * _TICK_S:
             return max(burst.per_s, self._rate.base_per_s)
         return self._rate.base_per_s
 
 
 class LoopDisk:
-    """The disk, for the duration of the `with` block; its file system is mounted at `mount`.
+    """Context manager that provides the disk. Its file system is mounted at `mount`.
 
     Args:
         mount: An empty folder.
         size_bytes: Size of the device; the image is sparse.
-        ios, moved: I/Os and bytes per second; None means unlimited.
-        io_bytes: Largest I/O that counts as one; a larger one is split into parts of this size, and each part
-            counts.
-        images: Folder of the image file; a temporary folder by default.
+        ios, moved: Limits of I/Os and bytes per second; None means unlimited.
+        io_bytes: Largest I/O that counts as one. A larger I/O counts once for each part of this size.
+        images: Folder for the image file; a temporary folder by default.
     Raises:
         Denied: Not root.
         PreconditionFailed: The folder is not empty.
@@ -131,7 +133,7 @@ class LoopDisk:
         self._stack.callback(queue.write_text, before)
         _output("mount", self.device, str(self._mount))
         self._stack.callback(unmount_device, str(self._mount), self.number)
-        # Limits are set only after mkfs and mount; this removes them at the end.
+        # The limits are set only after mkfs and mount. This callback removes them at the end.
         self._stack.callback(set_limits, self.number, BlockLimits())
         self._apply(self._buckets)
         watch = threading.Thread(target=self._keep, name="penstock-disk", daemon=True)
@@ -144,12 +146,12 @@ class LoopDisk:
         set_limits(self.number, BlockLimits.shared(ios_per_s=ios, bytes_per_s=moved))
 
     def limit(self, *, ios: Rate | None, moved: Rate | None) -> None:
-        """Replace the limits; None removes a limit."""
+        """Replace both limits; None removes a limit."""
         self._buckets = [_Bucket(rate) if rate else None for rate in (ios, moved)]
         self._apply(self._buckets)
 
     def _keep(self) -> None:
-        """Apply the limits to control groups that are created later; earn and spend credits."""
+        """Apply the limits to control groups that are created later, and update the burst credits."""
         name = Path(self.device).name
         before = read_counters()[name]
         while not self._stop.wait(_TICK_S):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Machine card: CPU, memory and GPUs of the machine that measured, read from the kernel. Imports no framework."""
+"""Machine card: CPU, memory and GPUs of the measuring machine, read from the kernel. Imports no framework."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["MachineCard", "read"]
 
 
 class MachineCard(msgspec.Struct, frozen=True):
-    """Facts about the machine that a row's figures depend on. Contains no host name, because results are shared.
+    """Properties of the machine that affect a row's figures. Contains no host name, because results are shared.
 
     Attributes:
         cpu: Model name.
-        cores: Cores that this process may use, not all of the machine.
-        memory_bytes: Memory of the machine, or of the control group where that is less.
+        cores: Number of cores that this process may use, which may be fewer than the machine has.
+        memory_bytes: Memory of the machine, or of the control group if that is smaller.
         gpus: Model of each GPU, as the driver lists them.
     """
 
@@ -31,7 +31,7 @@ class MachineCard(msgspec.Struct, frozen=True):
 
 
 def read() -> MachineCard:
-    """The card of this machine, as this process sees it."""
+    """Read the card of this machine."""
     return MachineCard(
         cpu=inventory.cpu(),
         cores=inventory.cores(),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Object store benchmark: throughput, latency and refused requests of PUT, GET, LIST, HEAD and DELETE.
+"""Object store benchmark: throughput, latency and throttled requests of PUT, GET, LIST, HEAD and DELETE.
 
-Owns the folder of objects that a benchmark creates. The folder has a fresh name below the URL and is removed at the
-end, even after an error. Nothing else is written or deleted. Existing objects are read only on request.
+Creates a folder with a new name below the URL, and removes it with its objects at the end, even after an error. Nothing
+else is written or deleted. Existing objects are read only if the caller requests that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "below", "clear", "parse_mix", "run"]
 
 OPERATIONS = ("put", "get", "range", "list", "head", "delete")
-# elbencho's names of operations, so that its CSV and our rows use the same ones.
+# elbencho's names of the operations, so that rows and elbencho's CSV use the same names.
 _OPERATIONS = {
     "put": "WRITE",
     "get": "READ",
@@ -45,14 +45,14 @@ _MAX_EXISTING = 1_000_000
 
 
 class ObjectPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One object size and one concurrency."""
+    """One point of a sweep: an object size and a concurrency."""
 
     object_size_bytes: int
     concurrency: int
 
 
 class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings except the points. With `mix`, one mixed phase replaces the phases of single operations."""
+    """All settings except the points. If `mix` is set, one mixed phase replaces the phases of single operations."""
 
     operations: tuple[str, ...] = ("put", "get", "head", "list", "delete")
     mix: dict[str, float] | None = None
@@ -77,7 +77,9 @@ class ObjectBench(msgspec.Struct, frozen=True, kw_only=True):
     def native(
         self, url: str, point: ObjectPoint, mix: dict[str, float], existing: list[str], *, once: bool
     ) -> dict[str, Any]:
-        """Spec of one phase of requests, in the core's form. Limits do not apply to a phase that uses each object once."""
+        """Settings of one phase, in the form that the core expects. Limits do not apply to a phase that uses each
+        object once.
+        """
         return {
             "url": url,
             "existing": existing,
@@ -140,10 +142,11 @@ def run(
     *,
     folder: str | None = None,
 ) -> list[Row]:
-    """Measure every point, one after the other. The rows use elbencho's names of operations.
+    """Measure all points, one after another. The rows use elbencho's names of operations.
 
     Args:
-        folder: Name of the folder below the URL for the objects; it must not exist yet. By default a fresh name.
+        folder: Name of the folder for the objects, below the URL. It must not exist yet. By default, a new name is
+            generated.
     Raises:
         ConfigError: A setting is invalid; raised before the first request.
         Unsupported: The store cannot list or store objects, which this benchmark needs.
@@ -172,7 +175,7 @@ def run(
 
 
 def below(url: str, folder: str) -> str:
-    """URL of a folder below another URL."""
+    """Return the URL of a folder below another URL."""
     return f"{url.rstrip('/')}/{folder}/"
 
 
@@ -200,14 +203,14 @@ def clear(folder: str) -> None:
     """Delete a folder that a benchmark made, with its objects.
 
     Raises:
-        PreconditionFailed: A link has taken the folder's name.
+        PreconditionFailed: The folder was replaced by a link.
         PenstockError: A request failed.
     """
     root = Path(stage.local_path(folder)) if stage.is_local(folder) else None
     if root is not None and root.is_symlink():
         raise PreconditionFailed(f"{root} is a link that the benchmark did not create", hint="remove it")
     _native.clear_objects(folder, dict(env.read()))
-    # The folders of our prefixes; they are removed only if empty.
+    # Remove the folders of the key prefixes, but only if they are empty.
     for inner in (*root.glob("*/"), root) if root is not None else ():
         remove_empty_folder(inner)
 
@@ -228,10 +231,10 @@ def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[s
         yield from phase(bench.mix, once=False)
         return
     if not bench.existing and "put" not in bench.operations:
-        report(bench, {"put": 1.0}, Hooks(), once=True)  # creates objects for the other phases; its rate is not used
+        report(bench, {"put": 1.0}, Hooks(), once=True)  # creates the objects for the other phases; not measured
     for name in OPERATIONS:
         if name in bench.operations:
-            # LIST does not use up objects, so it would never end without a limit; PUT and DELETE end after the last
+            # LIST does not use up objects, so without a limit it would never end. PUT and DELETE end after the last
             # object.
             once = name in _WRITES or (name != "list" and not bench.has_limit)
             endless = name == "list" and not bench.has_limit

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drops the page cache before a phase, if the process may, and reports the resulting cache state.
+"""Drops the page cache before a phase, if it has permission to, and returns the resulting cache state.
 
-Owns the cache state that a row records. Caches of a remote file server cannot be dropped from here, and the state
-contains a note about them.
+A row records this state. The caches of a remote file server cannot be dropped from here, and the state contains a note
+about that.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock.bench.results import CacheState
 __all__ = ["drop", "file_system_of"]
 
 _DROP = Path("/proc/sys/vm/drop_caches")
-# These file systems keep their data only in memory: a cold read is not possible.
+# File systems that store their data in memory, so that a cold read is not possible.
 _IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
 _REMOTE = {"nfs", "nfs4", "lustre", "beegfs", "cifs", "smb3", "ceph", "9p", "glusterfs", "gpfs"}
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system that contains a path, by the kernel's name; empty if the kernel does not report it."""
+    """Return the kernel's name for the type of a path's file system; empty if the kernel does not report it."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -32,22 +32,22 @@ def file_system_of(path: Path) -> str:
         mount, _, kind = line.partition(" - ")
         point = mount.split()[4].encode().decode("unicode_escape")
         inside = place == point or place.startswith(point.rstrip("/") + "/")
-        # If two mounts have the same mount point, the later one hides the earlier.
+        # If two mounts have the same mount point, the later one hides the earlier one.
         if inside and len(point) >= best:
             best, found = len(point), kind.split()[0]
     return found
 
 
 def drop(path: Path, *, wanted: bool, direct: bool, was_written: bool) -> CacheState:
-    """Write back and drop this host's caches; return the cache state of `path` afterwards.
+    """Write back and drop this host's caches. Return the cache state of `path` afterwards.
 
     Args:
         path: File, folder or device that is measured next.
         wanted: Whether to drop the caches.
-        direct: The phase bypasses the page cache.
-        was_written: This run has just written or read the same data.
+        direct: Whether the phase bypasses the page cache.
+        was_written: Whether this run has just written or read the same data.
     """
-    # A device node is in devtmpfs; the device's data are not.
+    # A device node is stored in devtmpfs, but the data of the device are not.
     kind = "" if path.is_block_device() else file_system_of(path)
     if kind in _IN_MEMORY:
         return CacheState(state="warm", how=f"{kind} is in memory")

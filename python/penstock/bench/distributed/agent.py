@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agent of a benchmark on one host: `python -m penstock.bench.distributed.agent RANK`, with `AgentConfig` as JSON on stdin.
+"""Benchmark agent of one host: `python -m penstock.bench.distributed.agent RANK`, with `AgentConfig` as JSON on stdin.
 
-`launch` starts it on every node. Rank 0 also leads, and writes messages for the user's machine on stdout, one JSON line
-each.
+`launch` starts an agent on every node. Rank 0 also runs the leader, and writes messages for the user's machine to
+stdout, as JSON lines.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-# Odd and large, so that no two hosts generate the same content or the same access order.
+# Offset between the seeds of two hosts. It is odd and large, so that hosts generate different content and access
+# orders.
 _APART = 0x9E37_79B9_7F4A_7C15
 
 
@@ -49,7 +50,7 @@ def main() -> int:
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
-    # Data made on this host is removed as after any error. A second signal must not interrupt the removal.
+    # The exception triggers the same clean-up as any error. A second signal must not interrupt the clean-up.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise Terminated("terminated")
 
@@ -117,7 +118,7 @@ def _measure(config: AgentConfig, rank: int, follower: Follower) -> None:
         follower.done()
     finally:
         if is_made:
-            remove_empty_folder(path)  # unless folders of other hosts are still there
+            remove_empty_folder(path)  # fails harmlessly while folders of other hosts exist
 
 
 def _made(path: Path) -> bool:
@@ -137,7 +138,7 @@ def _place(work: Storage, node: str) -> Path:
 
 
 def _sweep(config: AgentConfig) -> None:
-    """Remove the folders of all ranks: on a shared file system, a surviving host cleans up for a failed one."""
+    """Remove the folders of all ranks. On a shared file system, a surviving host thus cleans up for a failed host."""
     work = config.work
     for rank, node in enumerate(config.nodes):
         if isinstance(work, Storage):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Configuration that every agent receives on its stdin, as plain values."""
+"""Configuration of a benchmark agent, which receives it on stdin. Contains only plain values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AgentConfig", "Objects", "Storage", "folder_of"]
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True, tag="storage"):
-    """Benchmark of a path; `{node}` in the path is replaced by the node's name."""
+    """Benchmark of a path. `{node}` in the path is replaced by the node's name."""
 
     path: str
     bench: StorageBench
@@ -33,12 +33,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of one launch.
 
     Attributes:
-        verb: `run`, or `sweep`, which removes data that hosts of the same session may have left.
-        session: Name in everything that this benchmark creates; a sweep removes nothing else.
-        token: Secret by which the hosts of this benchmark recognise each other.
+        verb: `run` measures. `sweep` removes data that hosts of the same session may have left.
+        session: Identifier in the names of everything that this benchmark creates. A sweep removes nothing else.
+        token: Secret that authenticates the hosts of this benchmark to each other.
         nodes: Node names, by rank.
         address, port: Address of the leader, on the first node.
-        max_skew_s: Maximum clock difference; a larger one is refused.
+        max_skew_s: Maximum clock difference between a host and the leader.
     """
 
     verb: Literal["run", "sweep"]
@@ -52,7 +52,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def folder_of(config: AgentConfig, rank: int) -> str:
-    """Name of a host's folder. For a path it contains only the host's number, so that a later run finds the files
-    again.
+    """Name of a host's folder. For a path, the name contains only the host's number, so that a later run finds the
+    files again.
     """
     return f"host-{rank:04}" if isinstance(config.work, Storage) else f"penstock-bench-{config.session}-{rank:04}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One host of a benchmark on many hosts: joins the leader, begins phases at its signal, and sends it the rows."""
+"""Connection of one host to the leader: joins the benchmark, starts phases at the agreed times, and sends the rows."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _REPORT_S = 0.5
 
 
 class Follower:
-    """Client of the leader; its methods are the hooks of a benchmark (`penstock.bench.phases.Hooks`)."""
+    """Client of the leader. Its methods are the hooks of a benchmark (`penstock.bench.phases.Hooks`)."""
 
     def __init__(self, config: AgentConfig, rank: int) -> None:
-        """Join the leader.
+        """Connect to the leader and join the benchmark.
 
         Raises:
-            Unreachable: The leader does not answer.
-            RankFailed: The leader has refused this host, or another.
+            Unreachable: The leader cannot be reached.
+            RankFailed: The leader rejected this or another host.
         """
         self._rank = rank
         self._lines = JsonLines(_connected(config.address, config.port))
@@ -54,7 +54,7 @@ class Follower:
         threading.Thread(target=self._receive, name="penstock-member", daemon=True).start()
 
     def _clock(self) -> None:
-        """Answer the leader's clock requests until it has accepted all hosts."""
+        """Respond to the leader's clock requests until the leader has accepted all hosts."""
         while True:
             try:
                 message = self._lines.receive()
@@ -94,7 +94,7 @@ class Follower:
             raise RankFailed(self._aborted)
 
     def start(self, phase: str) -> float:
-        """Wait until all hosts are ready; return the agreed start, by this host's clock."""
+        """Wait until all hosts are ready; return the agreed start time on this host's clock."""
         self.check()
         self._phase += 1
         self._lines.send({"ready": self._phase, "phase": phase})
@@ -119,13 +119,13 @@ class Follower:
         self._lines.send({"row": msgspec.to_builtins(row), "of": self._phase})
 
     def done(self) -> None:
-        """Report that this host has finished and cleaned up; return when all hosts have done so."""
+        """Report that this host has finished and cleaned up. Return when all hosts have done so."""
         with suppress(OSError):
             self._lines.send({"done": True})
             self._is_over.wait()
 
     def failed(self, error: Exception) -> None:
-        """Report to the leader why this host cannot continue, if the leader still listens."""
+        """Report to the leader why this host cannot continue, if the connection still works."""
         if self._aborted is None:
             with suppress(OSError):
                 self._lines.send({"fault": to_wire(error)})
@@ -136,14 +136,16 @@ class Follower:
 
 
 def _machine() -> str:
-    """Identity of this host's machine, since several hosts may share one; empty if the kernel does not report it."""
+    """Boot ID of this host's machine, which shows that several hosts share one machine. Empty if the kernel does not
+    report it.
+    """
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def _affinity() -> str:
-    """Numbers of the processors that this host may use, separated by commas."""
+    """Comma-separated numbers of the processors that this host may use."""
     return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON lines between an agent and the leader, over one connection."""
+"""JSON lines over one connection between an agent and the leader."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.errors import Corrupt
 
 __all__ = ["JsonLines"]
 
-# A row with its histograms and series is a few hundred kilobytes.
+# Maximum message size. A row with its histograms and time series has a few hundred kilobytes.
 _MAX_BYTES = 64 << 20
-# A host that disappears silently is detected after this time: idle + interval x probes.
+# TCP keepalive settings. A host that disappears silently is detected after _IDLE_S + _INTERVAL_S * _PROBES seconds.
 _IDLE_S, _INTERVAL_S, _PROBES = 5, 5, 3
 
 
 class JsonLines:
-    """One connection. `send` may be called from any thread, `receive` from one."""
+    """One connection. `send` may be called from any thread, `receive` from only one."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,7 +66,7 @@ class JsonLines:
         return message
 
     def close(self) -> None:
-        """End the connection for both sides; safe to call twice."""
+        """Close the connection in both directions; safe to call twice."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()

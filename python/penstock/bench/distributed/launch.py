@@ -31,15 +31,18 @@ __all__ = ["Fleet"]
 
 _PORT = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 _SWEEP_S = 60.0
-# With more hosts than this, the numbers in folder names would not sort.
+# Folder names contain four-digit host numbers, which would not sort with more hosts than this.
 _MAX_HOSTS = 10_000
 
 
 class Fleet:
-    """Nodes of a cluster as hosts of one benchmark. All its data on them is removed at the end, even after an error."""
+    """Nodes of a cluster as the hosts of one benchmark. All its data on them is removed at the end, even after an
+    error.
+    """
 
     def __init__(self, cluster: Cluster, *, python: str = "", max_skew_s: float = 1.0, timeout_s: float) -> None:
-        """`python` is the interpreter on the nodes that has Penstock; by default, the path of the current interpreter.
+        """`python` is the path of an interpreter with Penstock on the nodes; by default, that of the current
+        interpreter.
 
         Raises:
             ConfigError: `max_skew_s` is not positive, or the cluster has too many nodes.
@@ -56,11 +59,11 @@ class Fleet:
         """Largest clock difference to the first node; starts are corrected by it."""
 
     def run(self, work: Storage | Objects, hooks: Hooks) -> tuple[list[Row], Provenance]:
-        """Measure on all nodes at once; return the merged rows and the first node's provenance.
+        """Measure on all nodes at once. Return the merged rows and the first node's provenance.
 
         Raises:
-            PenstockError: The first failure of a node, with the node's name. By then all other nodes have ended and
-                all data is removed; otherwise a note lists where data may remain.
+            PenstockError: The first failure of a node, with the node's name. It is raised after all nodes have ended
+                and their data is removed. If some data could not be removed, a note lists its location.
         """
         config = self._orders(work)
         messages = _Messages(hooks)
@@ -109,7 +112,9 @@ class Fleet:
         )
 
     def _sweep(self, config: AgentConfig, exits: Sequence[Exit]) -> list[str]:
-        """Make the reachable nodes remove the data of all hosts; return one message for each node that does not answer."""
+        """Remove the data of all hosts from the reachable nodes. Return one message for each node that does not
+        respond.
+        """
         swept: list[Exit] = []
         with suppress(PenstockError):
             swept = self._launch(config, verb="sweep")
@@ -120,7 +125,7 @@ class Fleet:
 
 
 class _Messages:
-    """Messages received from the leader so far."""
+    """Collects the messages that the leader sends."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -132,7 +137,7 @@ class _Messages:
         self.clock_skew_s = 0.0
 
     def line(self, _node: str, rank: int, stream: str, line: bytes) -> None:
-        """Process an output line of any host; only the leader's lines are messages."""
+        """Process one output line of any host. Only the leader's lines are messages."""
         if rank != 0 or stream != "out" or not line.startswith(b"{"):
             return
         message: dict[str, Any] = json.loads(line)
@@ -154,7 +159,7 @@ class _Messages:
 
 
 def _trouble(exits: Sequence[Exit]) -> PenstockError:
-    """Error for exits that the leader could not report."""
+    """Return the error for failed agents if the leader could not report one."""
     try:
         raise_for_failures(exits, f"bench on {len(exits)} hosts")
     except PenstockError as error:

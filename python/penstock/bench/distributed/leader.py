@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Leader of a benchmark on many hosts: compares their clocks, starts each phase on all of them, and merges their rows.
 
-If the benchmark cannot continue, it reports one host's failure or silence once, and aborts the benchmark on all others.
+If a host fails or disconnects, the leader reports that once, and aborts the benchmark on all other hosts.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 __all__ = ["Leader"]
 
 _JOIN_S = 60.0
-# Clock requests per host; the one with the shortest round trip is used, because it is the most exact.
+# Number of clock requests per host. The request with the shortest round trip gives the most accurate offset.
 _ASKED = 16
-# Delay between the start message and the start itself: the message must reach every host first.
+# Delay between the start message and the start of a phase. The message must reach every host before the start.
 _LEAD_S = 0.25
 
 
 class Leader:
-    """Leads one benchmark. `send` is called with every message for the user's machine, as plain values."""
+    """Leads one benchmark. Calls `send` with every message for the user's machine, as plain values."""
 
     def __init__(self, config: AgentConfig, send: Callable[[dict[str, Any]], None]) -> None:
         """Start listening.
@@ -77,7 +77,7 @@ class Leader:
             self._join()
             self._phases()
             self._send({"done": True})
-        except Exception as error:  # reported below: an exception would be lost at this thread's end
+        except Exception as error:  # reported below, because nothing would catch it at the end of this thread
             self._send({"fault": to_wire(error)})
             for lines in self._members.values():
                 with suppress(OSError):
@@ -105,7 +105,7 @@ class Leader:
             self._welcome(JsonLines(connection))
         for rank, lines in self._members.items():
             lines.limit(None)
-            with suppress(OSError):  # a silent host is detected at its turn
+            with suppress(OSError):  # the loss of a host is detected when its message is received
                 lines.send({"joined": True})
             threading.Thread(
                 target=self._receive, args=(rank, lines), name=f"penstock-leader-{rank}", daemon=True
@@ -215,12 +215,12 @@ class Leader:
     def _begin(self) -> None:
         moment = time.time() + _LEAD_S
         for rank, lines in self._members.items():
-            with suppress(OSError):  # a silent host is detected at its turn
+            with suppress(OSError):  # the loss of a host is detected when its message is received
                 lines.send({"start": moment + self._offsets[rank]})
 
     def _flush(self) -> None:
-        """Send the rows of finished phases. Rows of one operation are merged over all hosts; operations keep their
-        order of arrival.
+        """Send the rows of finished phases. The rows of each operation are merged over all hosts, and the operations
+        keep their order of arrival.
         """
         for of in sorted(self._rows):
             found: dict[tuple[str, str], list[Row]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges the rows of one phase from several hosts into one row: sums of their work, on a common clock."""
+"""Merges the rows of one phase from several hosts into one row: sums their work on a common clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["merge"]
 
-# Cache states from the weakest to the strongest: the merged row gets the first one that occurs.
+# Cache states, from the weakest to the strongest. The merged row gets the weakest state of all hosts.
 _CACHES = ("warm", "unknown", "bypassed", "cold")
-# Fields that describe a single host; the merged row leaves them out.
+# Fields that describe a single host and are omitted from the merged row.
 _OF_ONE_HOST = ("start_late_s", "steady_bytes_per_s", "boot_id", "affinity")
 
 
@@ -29,11 +29,12 @@ def merge(rows: Sequence[Row], began_s: Sequence[float]) -> Row:
     """Merge the rows of several hosts for the same phase.
 
     Args:
-        began_s: Start of each host relative to the agreed start, on one clock.
+        began_s: Actual start of each host relative to the agreed start.
     Returns:
-        A row with ends relative to the first host's start. `first` is the end of the first worker on any host,
-        with the work of all hosts until then (each host's rate is assumed constant until its own first end).
-        `last` is the end of the last worker. Latencies are percentiles over the values of all hosts.
+        The merged row. Its times count from the earliest host's start. `first` is the moment when the first worker on
+        any host ended, with the work of all hosts until then. (Each host's rate is assumed constant until its own first
+        worker ended.) `last` is the moment when the last worker ended. Percentiles of latency are computed over all
+        hosts' values.
     """
     start = min(began_s)
     delays = [began - start for began in began_s]
@@ -76,8 +77,8 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _cores(rows: Sequence[Row]) -> float | None:
-    """Processors per host: those of all distinct machines, divided by the number of hosts; None if a host did not
-    report them.
+    """Processors per host: the sum over distinct machines, divided by the number of hosts. None if a host did not
+    report its processors.
     """
     machines: dict[str, list[Row]] = {}
     for row in rows:
@@ -88,7 +89,7 @@ def _cores(rows: Sequence[Row]) -> float | None:
 
 
 def _machine_cores(rows: Sequence[Row]) -> float:
-    """Processors that the hosts of one machine may keep busy together: the union of their affinities."""
+    """Processors that the hosts of one machine can keep busy together: the union of their affinities."""
     cores = [row.cores for row in rows if row.cores]
     allowed = [row.raw["affinity"].split(",") for row in rows if row.raw.get("affinity")]
     return min(sum(cores), len(set().union(*allowed))) if len(allowed) == len(rows) else max(cores)
@@ -108,7 +109,7 @@ def _latency(found: Iterable[Latency | None]) -> Latency | None:
 
 
 def _between(knots: Sequence[tuple[float, float]], moment: float) -> float:
-    """Linear interpolation between knots; constant before the first knot and after the last."""
+    """Linear interpolation between knots. Constant before the first knot and after the last."""
     at = bisect_left(knots, moment, key=lambda knot: knot[0])
     if at == 0:
         return knots[0][1]
@@ -135,7 +136,7 @@ def _end(rows: Sequence[Row], delays: Sequence[float], moment: float) -> End:
 
 
 def _series(rows: Sequence[Row], delays: Sequence[float]) -> tuple[Sample, ...]:
-    """Merged time series, on the grid of the host that worked longest."""
+    """Merged time series, resampled at the sample times of the host that worked longest."""
     longest = max(range(len(rows)), key=lambda at: (len(rows[at].series), rows[at].last.time_s))
     grid = [0.0, *(delays[longest] + sample.at_s for sample in rows[longest].series)]
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Importers: results of other tools, and of our own traces and runs, as rows."""
+"""Importers that convert results of other tools, and Penstock's own traces and training runs, to rows."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of DLIO workload files (argonne-lcf/dlio_benchmark, and MLPerf Storage, which builds on it).
 
-Decides which of their settings apply to a Penstock run, and reports those that do not. Refuses a setting that is not
-supported and would change the figures.
+Converts the settings that apply to a Penstock run, and reports those that do not. Rejects a file with a setting that is
+not supported and would change the figures.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class DlioWorkload:
     """Content of a workload file, as Penstock settings.
 
     Attributes:
-        settings: Settings of the workload `emulated`; its step times are under the name "dlio".
-        epochs, steps, seed: Settings of the run. `steps` limits an epoch; None means until the data end.
+        settings: Settings of the workload `emulated`. The step times are stored under the name "dlio".
+        epochs, steps, seed: Settings of the run. `steps` limits the length of an epoch; None means all data.
         data: Folder of the training files, as written in the file; None if the file does not name one.
         checkpoint_bytes: Size of one checkpoint; None if the workload does not write checkpoints.
         passed_over: Settings in the file that do not apply here, as `section.name`.
@@ -64,8 +64,8 @@ def read(path: Path) -> DlioWorkload:
     """Read one workload file.
 
     Raises:
-        ConfigError: The file is not a DLIO workload in YAML, or has a setting that changes the figures and is not
-            supported.
+        ConfigError: The file is not a DLIO workload in YAML, or has an unsupported setting that would change the
+            figures.
     """
     require("reading DLIO's files", "dlio")
     import yaml
@@ -77,10 +77,10 @@ def read(path: Path) -> DlioWorkload:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if isinstance(config, dict) and isinstance(config.get("workload"), dict):
-        config = config["workload"]  # a whole configuration, as hydra writes it beside its outputs
+        config = config["workload"]  # a whole configuration, as hydra writes it to the output folder
     if not isinstance(config, dict) or not isinstance(config.get("dataset"), dict):
         raise ConfigError(f"{path} is not a DLIO workload: it has no `dataset`")
-    reader = "data_reader" if "data_reader" in config else "reader"  # the older name
+    reader = "data_reader" if "data_reader" in config else "reader"  # `reader` is the older name
     sections = {
         name: config.get(key) or {} for name, key in (("dataset", "dataset"), ("reader", reader), ("train", "train"))
     }
@@ -130,14 +130,14 @@ def read(path: Path) -> DlioWorkload:
 
 
 def model_settings(model: str) -> dict[str, Any]:
-    """Settings of the workload `emulated` for a model of its catalogue or for a workload file (*.yaml)."""
+    """Settings of the workload `emulated`, for a model from its catalogue or for a workload file (*.yaml)."""
     from pathlib import Path
 
     return read(Path(model)).settings if is_file(model) else {"model": model}
 
 
 def is_file(model: str) -> bool:
-    """Whether a model is given as a workload file."""
+    """Whether `model` is the path of a workload file."""
     return model.endswith((".yaml", ".yml"))
 
 

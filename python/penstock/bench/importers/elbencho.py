@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""elbencho's results CSV, read and written with its exact columns, operation names and units.
+"""Reads and writes elbencho's results CSV, with its exact columns, operation names and units.
 
-Translates to and from `Row`; does not judge the figures. A column that the elbencho version does not write counts as
-empty, and unknown columns are ignored. MiB is 2**20 bytes. elbencho truncates every figure to a whole number. The
-reader therefore computes a rate from the count and the time, within what the truncated rate allows; `render` truncates
-in the same way.
+Translates to and from `Row`; does not judge the figures. A missing column counts as empty, because versions of elbencho
+differ; unknown columns are ignored. MiB is 2**20 bytes. elbencho truncates every figure to a whole number. Therefore,
+the reader computes a rate from the count and the time, within the range that the truncated rate allows. `render`
+truncates in the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "looks_like", "parse", "render"]
 
 _MIB = 1 << 20
-_LIMIT_FIELD = 1_000_000  # characters; elbencho's longest column is its command line
+_LIMIT_FIELD = 1_000_000  # in characters; elbencho's longest column is its command line
 _ENDS = ("[first]", "[last]")
 
 
@@ -47,12 +47,12 @@ COLUMNS = [
     *(_MIX + c for name in ("Ent lat us", "IO lat us") for c in _latency(name)),
     *["version", "command"],
 ]
-# Columns without a field in our rows are kept unchanged, so that a file survives reading and writing.
+# Columns without a field in `Row` are stored unchanged, so that a file is the same after reading and writing it.
 _KEPT = ("paths", "random aligned", "shared paths", "truncate", "version", "command")
 
 
 def looks_like(text: str) -> bool:
-    """Whether a text begins like elbencho's CSV."""
+    """Whether a text starts like elbencho's CSV."""
     head = text.lstrip("\ufeff").partition("\n")[0]
     return "operation" in head.split(",") and "threads" in head.split(",")
 
@@ -76,17 +76,17 @@ def _whole(row: Mapping[str, str], column: str, place: str, default: int | None 
 
 
 def _size(row: Mapping[str, str], column: str, place: str) -> int | None:
-    """Size in bytes. A hand-written file may also use elbencho's notation: `256k`, `1M`, powers of two."""
+    """Size in bytes. Hand-written files may also use elbencho's notation (`256k`, `1M`), in powers of two."""
     found = re.fullmatch(r"(\d{1,18})([kmgt])(?:i?b)?", row.get(column, "").strip().lower())
     return int(found[1]) << 10 * ("kmgt".index(found[2]) + 1) if found else _whole(row, column, place)
 
 
-# Largest loss by truncation: slightly less than 1.
+# Maximum loss by truncation: just under 1.
 _CUT_OFF = 0.999
 
 
 def _finer(count: float | None, rate: float | None, time_s: float) -> float | None:
-    """Rate from count and time, limited by the truncated rate: the true rate is less than 1 above that."""
+    """Compute a rate from count and time, within the range that the truncated rate allows (less than 1 above it)."""
     if not count or time_s <= 0:
         return rate
     from_count = count / time_s
@@ -103,7 +103,7 @@ def _end(row: Mapping[str, str], which: str, prefix: str, place: str) -> End | N
     moved = None if mib is None else mib * _MIB
     if time_ms is None and entries_rate is None and mib_rate is None and iops is None:
         return None
-    # Tables copied from a paper have rates but no time.
+    # The time is missing in tables copied from a paper, which contain only rates.
     time_s = (time_ms or 0.0) / 1000
     return End(
         time_s=time_s,
@@ -121,15 +121,15 @@ def _of_latency(row: Mapping[str, str], name: str, place: str) -> Latency | None
     return Latency(min_us=found[0], mean_us=found[1], max_us=found[2]) if any(v is not None for v in found) else None
 
 
-# elbencho writes `bucket` for many objects and `object` for one; HDFS is files in folders.
+# elbencho writes `bucket` for many objects, and `object` for one object. With HDFS it measures files in folders.
 _PATH_TYPES = {"bucket": "object", "object": "object", "s3": "object", "hdfs": "dir"}
 
 
 def parse(text: str, place: str) -> list[Row]:
-    """Rows of a file. Several files joined into one, with their headers, are accepted.
+    """Parse a CSV file into rows. The file may be several CSV files joined together, each with its header.
 
     Args:
-        place: The file's name, for error messages.
+        place: Name of the file, for error messages.
     Raises:
         Corrupt: The text is not elbencho's CSV, or a figure is invalid.
     """
@@ -143,7 +143,8 @@ def parse(text: str, place: str) -> list[Row]:
 
 
 def _lines(text: str, place: str) -> Iterator[tuple[int, dict[str, str]]]:
-    # The command column may contain unescaped quotes, so fields are split at commas, the way elbencho joins them.
+    # The command column may contain unescaped quotes. Therefore, lines are split at every comma, as elbencho writes
+    # them.
     csv.field_size_limit(_LIMIT_FIELD)
     reader = csv.reader(io.StringIO(text.lstrip("\ufeff"), newline=""), quoting=csv.QUOTE_NONE)
     head: list[str] = []
@@ -198,8 +199,8 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
     )
     mixed = _end(fields, "[last]", _MIX, place)
     if mixed is not None and (mixed.entries_per_s or mixed.ios_per_s or mixed.bytes_per_s):
-        # elbencho writes the readers of a mix on the line of its writers: they become a separate row, which `render`
-        # joins again.
+        # elbencho writes the readers of a mixed phase on the same line as its writers. The readers become a separate
+        # row here, and `render` joins the two rows again.
         yield Row(
             operation="RWMIX",
             first=_end(fields, "[first]", _MIX, place),
@@ -243,7 +244,7 @@ def _measured(row: Row, prefix: str = "") -> dict[str, str]:
 
 
 def _read_share(writes: End, reads: End) -> int | None:
-    """Percentage of reads in a mix; elbencho puts it into the operation's name."""
+    """Percentage of reads in a mixed phase, which elbencho puts into the name of the operation."""
     for written, read in (
         (writes.ios_per_s, reads.ios_per_s),
         (writes.bytes_per_s, reads.bytes_per_s),
@@ -255,7 +256,9 @@ def _read_share(writes: End, reads: End) -> int | None:
 
 
 def render(rows: Iterable[Row]) -> str:
-    """Write rows as elbencho's CSV. Data without a column (throttles, percentiles, series) stays in `rows.jsonl` only."""
+    """Write rows as elbencho's CSV. Data without a column (throttles, percentiles, series) remains in `rows.jsonl`
+    only.
+    """
     lines: list[dict[str, str]] = []
     writes = End(time_s=0.0)
     for row in rows:
@@ -289,6 +292,6 @@ def render(rows: Iterable[Row]) -> str:
             lines[-1].setdefault("random aligned", "1")
         lines[-1].setdefault("paths", "1")
         lines[-1].setdefault("version", row.source)
-    # elbencho escapes nothing: a comma inside a field becomes a space, as in its command column.
+    # elbencho does not escape fields. A comma inside a field becomes a space, as elbencho does in its command column.
     body = [",".join(line.get(c, "").replace(",", " ").replace("\n", " ") for c in COLUMNS) for line in lines]
     return "\n".join([",".join(COLUMNS), *body]) + "\n"

@@ -13,7 +13,7 @@ from penstock.errors import Corrupt
 
 __all__ = ["looks_like", "parse"]
 
-# Writes come first, because elbencho's CSV puts the readers of a mix on the line of its writers.
+# Writes come first, because elbencho's CSV puts the readers of a mixed phase on the line of its writers.
 _OPERATIONS = {"write": "WRITE", "read": "READ"}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)i?b?", re.IGNORECASE)
 
@@ -24,7 +24,9 @@ def looks_like(text: str) -> bool:
 
 
 def _size(text: object) -> int | None:
-    """Size in fio's notation: `4k`, `1m`, `4096`, `4k-64k` (the first counts) or `4k,8k` (the first is that of reads)."""
+    """Parse a size in fio's notation: `4k`, `1m`, `4096`, `4k-64k` (the first is used) or `4k,8k` (the first is for
+    reads).
+    """
     found = _SIZE.match(str(text or "").strip())
     if not found:
         return None
@@ -45,10 +47,10 @@ def _table(value: object) -> dict[str, Any]:
 
 
 def parse(text: str, place: str) -> list[Row]:
-    """Rows of a file.
+    """Parse fio's JSON into rows.
 
     Raises:
-        Corrupt: The text is not JSON, not fio's, or a figure is invalid.
+        Corrupt: The text is not JSON or not fio's output, or a figure is invalid.
     """
     try:
         document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
@@ -60,7 +62,8 @@ def parse(text: str, place: str) -> list[Row]:
         raise Corrupt(f"{place} is not JSON of fio: it lists no jobs", where=place)
     common = _table(document.get("global options"))
     version = str(document.get("fio version", "fio"))
-    # Jobs with equal settings ran in parallel: with --numjobs and without --group_reporting, fio lists each job.
+    # Jobs with equal settings ran in parallel. fio lists each of them if it runs with --numjobs but without
+    # --group_reporting.
     groups: dict[str, list[dict[str, Any]]] = {}
     for job in map(_table, jobs):
         if job.get("jobname") == "All clients":
@@ -123,8 +126,8 @@ def _rows(group: list[dict[str, Any]], common: dict[str, Any], place: str, versi
 
 
 def _latency(parts: list[dict[str, Any]], place: str) -> Latency | None:
-    """Latency of all jobs; the mean is weighted by I/Os. Percentiles only for a single job, because percentiles of
-    several jobs cannot be merged.
+    """Latency of all jobs; the mean is weighted by the number of I/Os. Has percentiles only for a single job, because
+    percentiles of several jobs cannot be merged.
     """
     tables = [t for p in parts if (t := _table(p.get("lat_ns")) or _table(p.get("clat_ns")))]
     ios = [_figure(p, "total_ios", place) or 0.0 for p in parts]

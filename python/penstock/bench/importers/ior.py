@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reader of IOR's output (table, JSON or CSV; one row per iteration) and of mdtest's rate summary.
 
-Does not judge the figures. Both programs print tables for people. Their columns differ between versions, so the reader
-finds columns by their headings.
+Does not judge the figures. The tables are meant for people, and their columns differ between versions. Therefore, the
+reader finds columns by their headings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 _MIB = 1 << 20
 _HEAD = re.compile(r"^\s*access\s+bw\(MiB/s\)")
 _CSV_HEAD = re.compile(r"^access,bw\(MiB/s\),.*$", re.MULTILINE)
-# Columns of the table, by their names in the JSON.
+# Columns of the table, mapped to their names in the JSON output.
 _COLUMNS = {
     "access": "access",
     "bwMiB": "bw(MiB/s)",
@@ -46,7 +46,7 @@ _COLUMNS = {
     "xferKiB": "xfer(KiB)",
     "totalTime": "total(s)",
 }
-# Suffixes that IOR -b and mdtest -w accept; both count in powers of two.
+# Suffixes that IOR -b and mdtest -w accept. All are powers of two.
 _SHORT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MDTEST = {
     "Directory creation": "MKDIRS",
@@ -57,7 +57,8 @@ _MDTEST = {
     "File read": "READ",
     "File removal": "RMFILES",
 }
-# Max, min, mean and deviation over the iterations. With per-rank figures, their max, min and mean come first.
+# Max, min, mean and standard deviation over the iterations. If the table has per-rank figures, their max, min and mean
+# precede these.
 _RATE = re.compile(r"^\s*(\w+ \w+)\s*:?(?:\s+[\d.]+){2,5}\s+([\d.]+)\s+[\d.]+\s*$")
 _LAUNCHED = re.compile(r"^\s*(mdtest\S*) was launched with (\d+) total task\(s\) on (\d+) node", re.MULTILINE)
 
@@ -104,7 +105,7 @@ def _number(text: str, place: str) -> float | None:
 
 
 def parse_ior(text: str, place: str) -> list[Row]:
-    """Rows of IOR's output; one file may contain several runs.
+    """Parse IOR's table into rows. The text may contain several runs.
 
     Raises:
         Corrupt: The table is invalid.
@@ -134,7 +135,7 @@ def _runs(text: str, place: str) -> Iterator[Row]:
 
 
 def parse_ior_json(text: str, place: str) -> list[Row]:
-    """Rows of IOR's JSON, one for each operation of each iteration.
+    """Parse IOR's JSON into rows, one for each operation of each iteration.
 
     Raises:
         Corrupt: The JSON is invalid, or lacks IOR's tests and their results.
@@ -164,7 +165,7 @@ def parse_ior_json(text: str, place: str) -> list[Row]:
 
 
 def _tables(found: Any, place: str) -> list[dict[str, Any]]:
-    if isinstance(found, list):  # IOR 3 puts the results of each iteration into a list of their own
+    if isinstance(found, list):  # IOR 3 puts the results of each iteration into a separate list
         found = [each for part in found for each in (part if isinstance(part, list) else [part])]
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise Corrupt(f"{place} is not a list of objects", where=place)
@@ -172,8 +173,8 @@ def _tables(found: Any, place: str) -> list[dict[str, Any]]:
 
 
 def parse_ior_csv(text: str, place: str) -> list[Row]:
-    """Rows of IOR's CSV. The CSV contains neither the command nor the number of nodes, segments and files, so one host
-    is assumed.
+    """Parse IOR's CSV into rows. The CSV contains neither the command nor the number of nodes, segments and files, so
+    one host is assumed.
 
     Raises:
         Corrupt: A value is not a number.
@@ -204,7 +205,7 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
     one = int(block * 1024 * segments) if block else None
     rate = _number(cells.get("bw(MiB/s)", "-"), place)
     time_s = _number(cells.get("total(s)", "-"), place)
-    if time_s == 0 and rate and one:  # shorter than the four digits after the point show
+    if time_s == 0 and rate and one:  # the printed time has four digits after the point, and this was shorter
         time_s = one * tasks / (rate * _MIB)
     if rate is None or not time_s:
         raise Corrupt(f"{place}: a result without rate or time", where=place)
@@ -236,7 +237,7 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
 
 
 def _flag(command: list[str], name: str) -> int:
-    """The size after a flag of mdtest; 0 without the flag."""
+    """Return the size after a flag in mdtest's command; 0 without the flag."""
     if name not in command[:-1]:
         return 0
     found = re.fullmatch(r"(\d+)([kmgt]?)", command[command.index(name) + 1], re.IGNORECASE)
@@ -244,7 +245,8 @@ def _flag(command: list[str], name: str) -> int:
 
 
 def parse_mdtest(text: str, place: str) -> list[Row]:
-    """Rows of mdtest's summary: the mean over its iterations. An operation that was not run (0.000) has no row.
+    """Parse mdtest's summary into rows, with the mean over its iterations. An operation that did not run (0.000) has no
+    row.
 
     Raises:
         Corrupt: The text has no summary.
@@ -267,7 +269,7 @@ def _mdtest_run(run: re.Match[str], text: str, place: str) -> Iterator[Row]:
         command = line.split()
     files = re.search(r"^\s*\d+ tasks, (\d+) files", text, re.MULTILINE)
     each = max(1, int(files[1][:15]) // tasks) if files else None
-    # A table of times under the same names may follow the table of rates.
+    # The table of rates may be followed by a table of times with the same row names.
     for shown in text.partition("SUMMARY rate")[2].partition("SUMMARY ")[0].splitlines():
         found = _RATE.match(shown)
         if not found or found[1] not in _MDTEST:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reader of the results of Penstock, elbencho, fio, IOR and mdtest. Detects the format from the content."""
+"""Reads result files of Penstock, elbencho, fio, IOR and mdtest. Detects the format from the content."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["read_any"]
 
-# The output of a sweep is thousands of lines; a larger file is a log, or data given by mistake.
+# Maximum file size. A sweep prints thousands of lines; a larger file is a log, or data passed by mistake.
 _LIMIT_BYTES = 256_000_000
-# Enough to detect a format. A folder of results may also contain the measured data, which must not be read whole.
+# Number of bytes that suffice to detect a format. A folder of results may also contain the measured data, which must
+# not be read in full.
 _HEAD_BYTES = 1 << 16
 _READERS: tuple[tuple[Callable[[str], bool], Callable[[str, str], list[Row]]], ...] = (
     (elbencho.looks_like, elbencho.parse),
@@ -37,7 +38,7 @@ _KNOWN = (
 
 
 def _rows(file: Path) -> list[Row] | None:
-    """Rows of a file; None if its beginning matches no known format."""
+    """Read the rows of a file. Return None if its first bytes match no known format."""
     with file.open("rb") as opened:
         head = opened.read(_HEAD_BYTES)
         parse = next((parse for knows, parse in _READERS if knows(head.decode("utf-8", errors="replace"))), None)
@@ -54,7 +55,7 @@ def read_any(path: Path) -> Results:
 
     Raises:
         NotFound: The path is missing, or the folder contains no known format.
-        Corrupt: The file has an unknown format, or begins like a known format and is invalid.
+        Corrupt: The file has an unknown format, or it starts like a known format but is invalid.
     """
     if path.is_dir():
         if (path / "rows.jsonl").exists():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations of a run as rows: the time series of a disk during it, and the time split of a training run.
+"""Converts observations of a run to rows: a disk's time series, or the time split of a training run.
 
-Reads the output of `penstock bench disk-trace` and `penstock train`. Neither is a phase of counted operations of one
-size, so the rows appear in charts but the fit never judges them. `raw["limit"]` is the limit that the source itself
+Reads the output of `penstock bench disk-trace` and of `penstock train`. Neither is a phase of counted operations of one
+size, so the rows appear in charts, but the verdict ignores them. `raw["limit"]` is the limit that the source itself
 reports.
 """
 
@@ -16,7 +16,7 @@ from penstock.errors import Corrupt
 
 __all__ = ["is_run", "is_trace", "parse_run", "parse_trace"]
 
-# Totals over the time classes, not classes of their own.
+# Totals over the time classes, which are not classes themselves.
 _SUMS = ("wall_s", "wait_s")
 _HITS = {
     "throughput": "limited by bytes per second",
@@ -47,7 +47,7 @@ class _Trace(msgspec.Struct, kw_only=True):
     limits: _Limits
     samples: list[_Sample]
     binding_limit: str = ""
-    hit: str = ""  # its name in version 1
+    hit: str = ""  # name of `binding_limit` in version 1
     seconds: float
     read_bytes: int
     write_bytes: int
@@ -59,12 +59,12 @@ class _Document(msgspec.Struct):
 
 
 def is_trace(text: str) -> bool:
-    """Whether a text is a trace document."""
+    """Whether a text is a trace document of `penstock bench disk-trace`."""
     return text.lstrip().startswith("{") and '"traces"' in text[:200]
 
 
 def parse_trace(text: str, place: str) -> list[Row]:
-    """One row per device.
+    """Parse a trace document into rows, one per device.
 
     Raises:
         Corrupt: The text is not a trace document, or has a newer schema.
@@ -110,7 +110,8 @@ def is_run(text: str) -> bool:
 
 
 def parse_run(text: str, place: str) -> list[Row]:
-    """One row: the bytes that the run moved, and the time split of the rank that waited longest.
+    """Parse a run record into one row: the bytes that the run moved, and the time split of the rank that waited
+    longest.
 
     Raises:
         Corrupt: The text is not a run record, or has a newer schema.

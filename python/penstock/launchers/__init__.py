@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launchers that come with Penstock: they start commands on nodes. Each is a plug-in like any other."""
+"""Built-in launchers, which start commands on nodes. They are loaded as plug-ins, like launchers of other packages."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Container runtimes as command prefixes of ranks: Apptainer, Singularity, Docker, Podman, Charliecloud, Pyxis (srun).
 
-Contains command lines and starts nothing. The tests run Charliecloud; the command lines of the others are only checked
-against their documented grammar, as the guide states.
+Builds command lines and starts nothing. The tests run Charliecloud. The command lines of the other runtimes are only
+checked against their documented syntax.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["apptainer", "charliecloud", "docker", "podman", "pyxis", "singularity"]
 
-# Variables with a rank's number and the addresses of others. Runtimes without a daemon pass on the whole environment.
-# Podman accepts families of names, and Docker needs each name.
+# Environment variables that ranks need in a container: rank numbers, and addresses of other ranks. Docker needs each
+# variable name; Podman also accepts these prefixes. Runtimes without a daemon pass on the whole environment.
 _FAMILIES = (
     "OMPI_",
     "PMI_",
@@ -55,8 +55,8 @@ def _binds(spec: ContainerSpec) -> list[tuple[str, str, bool]]:
     """Source, destination and read-only flag of every bind.
 
     Raises:
-        ConfigError: A bind is not `SRC:DST` with absolute paths. Commas and further colons are separators in the
-            runtimes' lists.
+        ConfigError: A bind is not `SRC:DST` with absolute paths. Paths cannot contain commas or colons, because the
+            runtimes use them as separators.
     """
     found = []
     for bind in spec.binds:
@@ -74,7 +74,7 @@ def _image(spec: ContainerSpec) -> str:
 
 
 class _Apptainer:
-    """`apptainer exec`, and that of Singularity, its predecessor: no daemon, passes on the environment."""
+    """`apptainer exec` or `singularity exec`. They need no daemon, and pass on the environment."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -97,7 +97,8 @@ class _Daemon:
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         name = f"{spec.label}-{{rank}}"
         binds = [f"--volume={src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec)]
-        # A name without a value takes the client's own value, and is left out if the client has none.
+        # `--env=NAME` without a value copies the client's value. If the client does not have the variable, it is not
+        # set.
         passed = [f"--env={each}" for each in dict.fromkeys((*self._passed, *spec.env))]
         return RankPrefix(
             (
@@ -110,8 +111,10 @@ class _Daemon:
 
 
 class _Charliecloud:
-    """`ch-run`: no daemon, no root. /dev is the node's: GPUs work once `ch-fromhost --nvidia` has put the driver's
-    libraries into the image.
+    """Charliecloud's `ch-run`, which needs neither a daemon nor root.
+
+    A container sees the node's /dev. GPUs work if `ch-fromhost --nvidia` has copied the driver's libraries into the
+    image.
     """
 
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
@@ -126,7 +129,9 @@ class _Charliecloud:
 
 
 class _Pyxis:
-    """srun's plug-in for Enroot: arguments for srun itself. The rank wrapper runs inside, so the image needs python3."""
+    """Pyxis, srun's plug-in for Enroot, as arguments for srun. The rank wrapper runs in the container, so the image
+    needs python3.
+    """
 
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         mounts = ",".join(f"{src}:{dst}{':ro' if is_read else ''}" for src, dst, is_read in _binds(spec))
@@ -134,7 +139,7 @@ class _Pyxis:
         step = [f"--container-image={_image(spec)}", f"--container-env={passed}"]
         step += [f"--container-mounts={mounts}"] if mounts else []
         step += [f"--container-workdir={spec.cwd}"] if spec.cwd else []
-        # Enroot's hook exposes the GPUs if this variable is set.
+        # Enroot's hook exposes the GPUs to the container if this variable is set.
         step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
         if any("{" in option for option in step):
             raise Unsupported(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`local`: nodes on this machine, as plain processes or as emulated hosts (network namespaces) for rehearsals.
 
-Settings: `nodes` (their number), `first` (the number in the first one's name, [0]), `hosts` (the name of emulated hosts
-from `penstock cluster rehearse` or `Hosts`).
+Settings: `nodes` (number of nodes), `first` (number in the name of the first node, [0]), `hosts` (name of emulated
+hosts, created by `penstock cluster rehearse` or `Hosts`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["LocalLauncher", "launcher"]
 
 
 class LocalLauncher(SubprocessLauncher):
-    """Runs commands on this machine; with `hosts`, inside its emulated hosts."""
+    """Runs commands on this machine, or in its emulated hosts if `hosts` is given."""
 
     def __init__(
         self, environment: Mapping[str, str], *, nodes: int, hosts: Hosts | None, first: int = 0, python: str = ""

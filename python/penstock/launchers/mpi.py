@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`mpi`: nodes on which mpirun starts ranks, with Open MPI or MPICH's family (Hydra).
 
-Settings: `nodes` (`h1,h2`; by default those of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args`
-(arguments of every mpirun, such as `--mca btl tcp,self`), `python`. A Hydra label inside a line of more than 64 KiB
-looks like output and is kept.
+Settings: `nodes` (`h1,h2`; by default the nodes of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args`
+(arguments of every mpirun, such as `--mca btl tcp,self`), `python`. In a line of more than 64 KiB, Hydra also inserts
+labels; they are not recognized, and stay in the output.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ __all__ = ["MpiLauncher", "launcher"]
 _COMMAND_TIMEOUT_S = 20
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _OPEN = re.compile(rb"\[\d+,(?P<rank>\d+)\]<std(?:out|err)>:")
-# Open MPI 5 adds a blank after the label; with Open MPI 4, a blank there is the rank's own output.
+# Open MPI 5 adds a blank after the label. With Open MPI 4, a blank after the label belongs to the rank's output.
 _OPEN_5 = re.compile(_OPEN.pattern + rb" ")
 _HYDRA = re.compile(rb"^\[(?P<rank>\d+)\] ")
 
 
 class MpiLauncher(MultiRankLauncher):
-    """One mpirun per request."""
+    """Launcher that runs one mpirun per request."""
 
     def __init__(
         self,
@@ -70,12 +70,13 @@ class MpiLauncher(MultiRankLauncher):
         hosts = ",".join(f"{node.name}:{request.ranks_per_node}" for node in request.on)
         count = ["-np", str(request.world)]
         if not self._is_open:
-            # One rank's failure must not end the others: the caller decides.
+            # A failure of one rank must not end the other ranks; the caller decides what to do.
             return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *argv]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
         inside = list(request.rank_prefix.argv) if request.rank_prefix and request.rank_prefix.is_outermost else []
-        # A container has no srun to start the daemons of other nodes: ssh starts them, also in the container.
+        # mpirun inside a container has no srun to start its daemons on other nodes. So ssh starts them there, also
+        # inside the container.
         daemons = (
             ["--mca", "plm", "rsh", "--mca", "orte_launch_agent", shlex.join([*inside, "orted"])] if inside else []
         )
@@ -119,7 +120,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
 
 
 def _label_pattern(version_text: str) -> re.Pattern[bytes]:
-    """Pattern of line labels for the mpirun with this version text."""
+    """Return the pattern of line labels for an mpirun, given its `--version` output."""
     found = re.search(r"\((?:Open MPI|OpenRTE)\) (\d+)", version_text)
     if found is None:
         return _HYDRA

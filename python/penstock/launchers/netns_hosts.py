@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated hosts on one machine (network namespaces), joined by a switch with rate-limited links.
+"""Emulated hosts on one machine, for rehearsals and tests: network namespaces on a switch with rate-limited links.
 
-Each has its own network, name, processes and disk. For rehearsals and tests. A host is the first process of its
-namespaces: when that process is killed, the kernel ends everything in them, like a power cut. Needs root. A host cannot
-reach anything outside the machine, nor be reached from there.
+Each host has its own network, name, processes and disk. When the first process of its namespaces is killed, the kernel
+ends all processes in them, as in a power cut. Needs root. A host has no network connection to other machines.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _STATE = Path("/run/penstock-hosts")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}")
 _READY_S = 10.0
 _NO_PID = 2**31 - 1  # above the largest pid_max of Linux
-# Reaps the exited processes of its host, and does nothing else.
+# Program of each host's first process. It only reaps exited processes.
 _INIT = """
 import os, signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -47,7 +46,10 @@ while True:
 
 
 class Hosts:
-    """`with Hosts.up("rehearsal", 3, rate_bytes_per_s=125e6) as hosts:`; `attach` opens hosts of another process."""
+    """A set of emulated hosts. `up` creates it; `attach` opens a set that another process has created.
+
+    Example: `with Hosts.up("rehearsal", 3, rate_bytes_per_s=125e6) as hosts:`
+    """
 
     def __init__(self, name: str, state: dict[str, Any]) -> None:
         self.name = name
@@ -63,12 +65,12 @@ class Hosts:
 
         Args:
             rate_bytes_per_s: Rate of each host's link, in each direction; None means unlimited.
-            stays: The hosts outlive this process, until `down`.
+            stays: Keep the hosts until `down`, also after this process has ended.
 
         Raises:
             ConfigError: The name or the number is invalid, or the name is in use.
             Denied: Not root.
-            SystemFault: The system refused a namespace or a link.
+            SystemFault: A namespace or a link could not be created.
         """
         _check(name)
         if not 1 <= count <= 64:
@@ -91,11 +93,11 @@ class Hosts:
 
     @classmethod
     def attach(cls, name: str) -> Hosts:
-        """Open hosts that another process made.
+        """Open hosts that another process has created.
 
         Raises:
             ConfigError: The name is invalid.
-            Denied: Not root, or their folder is not root's alone: a link, for example, or writable by others.
+            Denied: Not root, or other users could have changed the folder of the hosts (a link, or writable by others).
             NotFound: Hosts of that name do not exist.
         """
         _check(name)
@@ -118,7 +120,7 @@ class Hosts:
         self.down()
 
     def down(self) -> None:
-        """End the hosts, everything that runs in them, and their disks; safe to call twice."""
+        """Kill all processes of the hosts, and remove the hosts and their disks. Safe to call twice."""
         for host in list(self._state["pids"]):
             self.kill(host)
         try:
@@ -130,7 +132,7 @@ class Hosts:
             raise SystemFault(f"hosts: {self.folder} cannot be removed: {error}", where=str(self.folder)) from error
 
     def kill(self, host: str) -> None:
-        """Kill a host like a power cut: all its processes and its link are gone; its disk stays, inaccessible."""
+        """Kill a host as in a power cut: its processes and its link end. Its disk remains, but is inaccessible."""
         pid, at = self._state["pids"].get(host, (0, 0))
         mark = _mark(self.name).encode()
         if signal_process(pid, signal.SIGKILL, lambda pid: start_time(pid) == at and has_mark(pid, mark.__eq__)):
@@ -141,7 +143,7 @@ class Hosts:
                 self._held.pop(host).wait()
 
     def cut(self, host: str, *, is_up: bool = False) -> None:
-        """Disconnect a host's link, or connect it again; its processes continue."""
+        """Disconnect a host's link, or reconnect it if `is_up` is true. The host's processes continue."""
         self._ip(None, "link", "set", f"v{self._index(host)}", "up" if is_up else "down")
 
     # ------------------------------------------------------------ for launchers
@@ -152,16 +154,16 @@ class Hosts:
         return [Node(name, f"{subnet}.{self._index(name)}") for name in self._state["pids"] if name != "switch"]
 
     def disk(self, host: str) -> Path:
-        """Path of a host's own disk on this machine; inside, every host has it at `own_disk`."""
+        """Path of a host's disk on this machine. Inside the host, the path is `own_disk`."""
         return self.folder / host
 
     @property
     def own_disk(self) -> str:
-        """Path of a host's own disk, seen from inside the host."""
+        """Path of a host's disk inside the host."""
         return str(self.folder / "disk")
 
     def enter(self, host: str, argv: Sequence[str]) -> list[str]:
-        """Local command line that runs `argv` on a host."""
+        """Return the local command line that runs `argv` on a host."""
         return [
             "nsenter",
             f"--target={self._pid(host)}",
@@ -176,7 +178,7 @@ class Hosts:
     # ------------------------------------------------------------ how
 
     def _pid(self, host: str) -> int:
-        """Process id of a host's first process; for a host that is gone, an impossible id, since its own may be reused."""
+        """Process id of a host's first process. If it has ended, an impossible id, because the pid may be reused."""
         pid, at = self._state["pids"][host]
         return int(pid) if start_time(pid) == at else _NO_PID
 
@@ -237,14 +239,14 @@ class Hosts:
                         "50ms",
                     )
             self._in(name, "hostname", name)
-            # Otherwise /sys would still show the machine's own network.
+            # Mount a new sysfs; without it, /sys would show the network devices of the machine.
             self._in(name, "mount", "-t", "sysfs", "none", "/sys")
             self._in(name, "mount", "--bind", str(self.folder / "etc-hosts"), "/etc/hosts")
             self._in(name, "mount", "--bind", str(self.folder / name), str(self.folder / "disk"))
         (self.folder / "hosts.json").write_text(json.dumps(self._state))
 
     def _hold(self, name: str, spaces: list[str], *, stays: bool) -> int:
-        """Start the first process of a host's namespaces; returns its id on this machine."""
+        """Start the first process of a host's namespaces; return its process id on this machine."""
         with deferred_signals():
             self._held[name] = started = subprocess.Popen(
                 ["env", _mark(self.name), "unshare", *spaces, sys.executable, "-S", "-E", "-c", _INIT],
@@ -262,7 +264,7 @@ class Hosts:
                     f"hosts: namespaces for {name} could not be created: "
                     f"{started.stderr.read().decode(errors='replace').strip()}"
                 )
-        # With --pid, unshare itself stays outside, as the parent of the host's first process.
+        # With --pid, `unshare` itself is outside the namespace; its child is the host's first process.
         children = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()
         pid = int(children[0]) if "--pid" in spaces else started.pid
         self._state["pids"][name] = (pid, start_time(pid))
@@ -286,7 +288,7 @@ class Hosts:
 
 
 def _die_with_parent() -> None:
-    # PR_SET_PDEATHSIG; `unshare --kill-child` passes it on to the host.
+    # PR_SET_PDEATHSIG: `unshare` is killed with this process, and `--kill-child` then kills the host.
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -298,12 +300,15 @@ def _check(name: str) -> None:
 
 
 def _mark(name: str) -> str:
-    """Environment variable of the first process of every host."""
+    """Environment variable that marks the first process of every host."""
     return f"PENSTOCK_HOSTS={name}"
 
 
 def _state_of(name: str) -> dict[str, Any]:
-    """State of the hosts that `up` wrote: their processes by id and start time, in a folder that only root can write."""
+    """Read the state file that `up` wrote, with the pid and start time of each host's first process.
+
+    Its folder must be writable by root only.
+    """
     with OwnedFolder(check_parents(str(_STATE / name))) as folder:
         found = json.loads(folder.read("hosts.json") or b"")
     if not all(isinstance(pid, int) and isinstance(at, int) for pid, at in found["pids"].values()):
@@ -312,7 +317,7 @@ def _state_of(name: str) -> dict[str, Any]:
 
 
 def _clear_dead() -> None:
-    """Remove the remains of a killed process: hosts without a live process."""
+    """Remove the folders of hosts that have no live process, which a killed process left."""
     for entry in _STATE.iterdir():
         if not _NAME.fullmatch(entry.name):
             continue

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pbs`: the nodes of this PBS job, from its node file; commands run through ssh or mpirun.
+"""`pbs`: runs commands on the nodes of this PBS job, through ssh or mpirun. The job's node file lists the nodes.
 
-PBS's own `pbsdsh` and `pbs_tmrsh` are not used: they write ranks' output into the job's files, where no caller can read
-it. Settings: `via` (`ssh` or `mpi`, [ssh]), and the settings of that launcher except its nodes.
+PBS's own `pbsdsh` and `pbs_tmrsh` are not used, because they write the ranks' output to the job's files, where the
+caller cannot read it. Settings: `via` (`ssh` or `mpi`, [ssh]), and all settings of that launcher except `nodes`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`slurm`: the nodes of this process's allocation (sbatch, salloc); commands run as srun steps.
+"""`slurm`: runs commands as srun steps on the nodes of this process's allocation (sbatch, salloc).
 
 Settings: `srun` (arguments of every srun, such as `--mpi=pmix --cpu-bind=none`), `python`.
 """
@@ -25,12 +25,12 @@ __all__ = ["SlurmLauncher", "launcher"]
 
 
 class SlurmLauncher(MultiRankLauncher):
-    """Overlapping srun steps: a pool's daemons and the ranks share the allocation."""
+    """Launcher that runs overlapping srun steps, so that a pool's daemons and the ranks share the allocation."""
 
     label = re.compile(rb"^\s*(?P<rank>\d+): ?")
 
     def __init__(self, environment: Mapping[str, str], nodes: list[Node], *, srun: list[str], python: str) -> None:
-        # Settings of the batch script that would otherwise apply to each of our steps.
+        # Variables of the batch script that would override the options of our srun steps; they are removed.
         own = (
             "SLURM_NTASKS",
             "SLURM_NPROCS",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ssh`: nodes that answer ssh, through asyncssh, with keys, agent, jump hosts and ~/.ssh/config as in OpenSSH.
+"""`ssh`: runs commands on nodes over ssh with asyncssh. Keys, agent, jump hosts and ~/.ssh/config work as in OpenSSH.
 
-A host that is not in known_hosts is refused, and no setting turns that off.
+A connection to a host that is not in known_hosts fails, and no setting can disable this check.
 
 Settings: `nodes` (`h1,alice@h2:2222` or `@FILE`, one per line), `user`, `port`, `key`, `known_hosts`, `config`, `jump`
 (`user@host:port`), `connect_s`, `python` (the nodes' interpreter, [python3]).
@@ -54,7 +54,7 @@ _SETTINGS = {
     "python": str,
 }  # fmt: skip
 _CHUNK = 1 << 18
-# Runs the program whose arguments are in the first line of stdin; the program reads the rest.
+# Reads a Python program and its arguments from the first line of stdin, and runs it. The program reads the other lines.
 _BOOTSTRAP = (
     "import base64,json,sys,zlib;"
     'text,*sys.argv[1:]=json.loads(zlib.decompress(base64.b64decode(open(0,"rb",0,closefd=False).readline())));exec(text)'
@@ -62,7 +62,7 @@ _BOOTSTRAP = (
 
 
 class SshLauncher:
-    """One connection per node, kept for the launcher's life and opened again if it is lost."""
+    """Launcher with one ssh connection per node. It stays open until `close`, and is reopened if it is lost."""
 
     def __init__(self, settings: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         found = parse_settings("launcher ssh", settings, _SETTINGS)
@@ -177,7 +177,8 @@ class SshLauncher:
                 out, err = sinks(request.on_line, node.name, rank)
                 await self._channel(connection, options, request, stdin, keep or out, err)
         except TimeoutError:
-            # The node's rank wrapper has the same deadline, so a command that could not be ended from here still ends.
+            # The rank wrapper on the node has the same deadline, so the command ends even if it is unreachable from
+            # here.
             fault = Deadline(f"{node.name}: it did not answer within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:
@@ -192,8 +193,8 @@ class SshLauncher:
     ) -> None:  # fmt: skip
         import asyncssh
 
-        # ssh has no argument lists: the login shell parses one text, and csh ends a quote at a newline. So the shell
-        # gets a text without newlines and `!`, and the arguments are sent first on stdin.
+        # ssh has no argument list: the login shell parses one command string. csh cannot parse quoted newlines or `!`.
+        # So the command string contains neither, and the arguments are sent as the first line of stdin.
         _, _, *items = rank_argv(self._python, {**options, "reads_env": True}, request.argv)
         packed = base64.b64encode(zlib.compress(json.dumps(items).encode()))
         line = shlex.join([self._python, "-c", _BOOTSTRAP])
@@ -214,8 +215,8 @@ class SshLauncher:
                 process.terminate()
                 raise
             except (asyncssh.Error, OSError) as error:
-                # The node hangs or its link is down (keep-alives without answer, say). Its rank wrapper ends the
-                # command.
+                # The node hangs, or its link is down (for example, keep-alives get no reply). The rank wrapper on the
+                # node ends the command.
                 self._connections.pop(options["node"], None)
                 raise Unreachable(
                     f"{options['node']}: the connection was lost: {error}", where=options["node"]
@@ -234,7 +235,8 @@ class SshLauncher:
         jump = self._settings.get("jump")
         if not jump:
             return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), None)
-        # A connection of our own: asyncssh's text form of a tunnel does not use our keys and our known hosts.
+        # Open the connection to the jump host here. If asyncssh opens it from a text, it ignores our keys and known
+        # hosts.
         [through], ports, users = parse(jump)
         async with self._meeting.setdefault(f"jump {jump}", asyncio.Lock()):
             if self._jump is None or self._jump.is_closed():
@@ -297,7 +299,7 @@ class SshLauncher:
             raise Denied(f"{node.name}: a key cannot be read: {error}", where=node.name) from error
         except (asyncssh.Error, OSError) as error:
             number = getattr(error, "errno", None) or 0
-            # asyncio replaces the system's message by its own.
+            # asyncio replaces the system's error message by its own text; restore the system's message.
             why = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
             why = "no answer" if isinstance(error, TimeoutError) else why
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error
@@ -324,7 +326,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
     """Parse `h1,alice@h2:2222` or a node file into nodes, with their ports and users.
 
     Raises:
-        ConfigError: The text names no node, one occurs twice, or an entry is not a host.
+        ConfigError: The text contains no node, contains a node twice, or an entry is not a host.
     """
     if text.startswith("@"):
         try:
@@ -343,7 +345,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
             raise ConfigError(
                 f"nodes: `{item}` is not a host", hint="write host, user@host or user@host:port, separated by commas"
             )
-        # Several entries may be one host with several ports: then the port is part of the name.
+        # The port is part of the node's name, because several nodes may be one host with different ports.
         name = found["host"].strip("[]") + (f":{port}" if port else "")
         if any(node.name == name for node in nodes):
             raise ConfigError(f"nodes: {name} occurs twice")

@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts that launchers run on nodes, sent as text by `node_program`; of Penstock they import only
-`penstock.ownership`.
-"""
+"""Scripts that launchers run on nodes. `node_program` sends them as text; they import only `penstock.ownership`."""

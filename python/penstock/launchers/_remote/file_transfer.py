@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""File transfer between machines: one end is sent to a node by `node_program` with receive|send PATH, the other runs here.
+"""File transfer between this machine and a node. The node runs this script with the arguments `receive|send PATH`.
 
-The stream is one line with its length, then a tar. The result gets its name only when the whole length has arrived. A folder
-is merged into an existing one, file by file; nothing is deleted. Imports nothing of Penstock.
+The stream is one line with the tar's length, then the tar. Files get their final names only when the whole tar has
+arrived. A folder is merged into an existing folder, file by file; nothing is deleted. Does not import Penstock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CHUNK = 1 << 20
 
 
 def pack(source: str, out: IO[bytes]) -> None:
-    """Write a file or folder as a stream; the length comes first, so a folder is packed into a temporary tar."""
+    """Write a file or folder as a stream. It is first packed into a temporary tar, because the length precedes it."""
     if not os.path.lexists(source):
         raise FileNotFoundError(2, "No such file or directory", source)
     with tempfile.TemporaryFile() as held:
@@ -33,7 +33,7 @@ def pack(source: str, out: IO[bytes]) -> None:
 
 
 def unpack(stream: IO[bytes], destination: str) -> None:
-    """Write the stream's file or folder to `destination`."""
+    """Read a stream, and store its file or folder at `destination`."""
     destination = os.path.abspath(destination)
     size = json.loads(stream.readline(200) or b'{"size": -1}')["size"]
     parent = os.path.dirname(destination)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wrapper of one rank, sent to a node by `node_program` with OPTIONS ARGV...: runs ARGV and guarantees its end.
+"""Rank wrapper: runs the command of one rank on its node, ends it in time, and reports its exit code.
 
-Needs only Python on the node. Of Penstock it imports only `penstock.ownership`, which is sent along. It does two things
-that a launcher cannot do remotely. It ends the command's process group at its deadline, with the launcher, or with the
-connection. And it reports the result as a record on stderr, because launchers change exit codes.
+`node_program` sends this script to the node and runs it with the arguments OPTIONS ARGV... It needs only Python on the
+node, and imports only `penstock.ownership`, which is sent along. It does two things that a launcher cannot do remotely:
+- It ends the command's process group at the deadline, or when the launcher or the connection ends.
+- It reports the result as a record on stderr, because launchers change exit codes.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 MARK = "\x1e"
 FRAME = b"\x1f"
-# srun cuts labelled lines at 1,024 bytes, including its label and our marker.
+# Maximum payload of a frame: srun truncates labelled lines to 1,024 bytes, including its label and our marker.
 FRAME_BYTES = 960
 CHUNK = 1 << 16
 GRACE_S = 5.0
-# A command that has ended may have left a child that keeps its streams open.
+# How long to read output after the command has ended: a child process that it left may keep its streams open.
 LINGER_S = 0.5
-# Rank, world size, local rank and node number, by the names of the launchers that number ranks themselves.
+# Variables with rank, world size, local rank and node number, set by launchers that number ranks themselves.
 RANK_VARIABLES = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", None),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", None),
@@ -41,12 +42,15 @@ RANK_VARIABLES = (
 
 
 def write_record(record: dict[str, Any]) -> None:
-    """A single write, so that lines of other ranks cannot be mixed in."""
+    """Write a record to stderr in a single write, so that it is not interleaved with lines of other ranks."""
     os.write(2, f"{MARK}{json.dumps(record)}{MARK}\n".encode())
 
 
 def frames(chunk: bytes) -> bytes:
-    """The chunk as lines short enough for every launcher; each shows whether a line ended there (`.`) or goes on (`+`)."""
+    """Split a chunk into frames: lines that are short enough for every launcher.
+
+    A flag in each frame shows whether the command's line ends there (`.`) or continues in the next frame (`+`).
+    """
     *whole, last = chunk.split(b"\n")
     made = []
     for line, flag in [*((line, b".") for line in whole), (last, b"+")]:
@@ -59,7 +63,7 @@ def frames(chunk: bytes) -> bytes:
 
 
 def pump(source: IO[bytes], to: int) -> None:
-    """Forward the command's output in frames, until it ends or the reader is gone."""
+    """Forward the command's output in frames, until the output ends or the reader has closed its end."""
     with suppress(OSError):
         while chunk := os.read(source.fileno(), CHUNK):
             left = memoryview(frames(chunk))
@@ -68,7 +72,10 @@ def pump(source: IO[bytes], to: int) -> None:
 
 
 class Pumps:
-    """Output streams of a command under a launcher that mixes those of all ranks; does nothing under others."""
+    """Threads that forward a command's output in frames, for launchers that mix the output of all ranks.
+
+    Does nothing for other launchers, where the command writes its output directly.
+    """
 
     def __init__(self, child: subprocess.Popen[bytes]) -> None:
         pairs = [(child.stdout, 1), (child.stderr, 2)]
@@ -93,7 +100,7 @@ def first_line(fd: int) -> bytes:
 
 
 def rank_identity(options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
-    """Identity of this rank, from the launcher's options, else from variables that the launcher has set."""
+    """Return this rank's numbers and node, from the options, or else from variables that the launcher has set."""
     if "rank" in options:
         return options
     for rank, world, local, node in RANK_VARIABLES:
@@ -110,7 +117,7 @@ def rank_identity(options: dict[str, Any], environment: dict[str, str]) -> dict[
 
 
 def torchrun_env(here: dict[str, Any]) -> dict[str, str]:
-    """The variables that torchrun would set, for ranks that no other launcher has numbered."""
+    """Return the variables that torchrun would set; empty if srun or mpirun numbers the ranks."""
     if "nodes" not in here:
         return {}
     return {
@@ -134,14 +141,14 @@ def stop(*_: object) -> None:
 
 
 def expand_placeholders(argv: Sequence[str], here: dict[str, Any]) -> list[str]:
-    """The arguments with this rank's own numbers and names."""
+    """Replace `{rank}`, `{world}`, `{local_rank}` and `{node}` in the arguments by this rank's values."""
     for name in ("rank", "world", "local_rank", "node"):
         argv = [arg.replace("{" + name + "}", str(here[name])) for arg in argv]
     return list(argv)
 
 
 def end_command(child: subprocess.Popen[bytes], ends: list[str]) -> None:
-    """End the command's process group: SIGTERM, then SIGKILL; then run `ends`, a command that ends the rest."""
+    """End the command's process group with SIGTERM, then SIGKILL. Then run `ends`, a clean-up command."""
     end_child(child, GRACE_S)
     if ends:
         with suppress(OSError, subprocess.TimeoutExpired):
@@ -188,7 +195,7 @@ def main() -> int:
             end_command(child, ends)
         write_record({**record, "fault": "stopped"})
         return 143
-    # Daemons that left the group on purpose survive; background processes in the group do not.
+    # End background processes that the command left in its process group. Daemons that left the group survive.
     signal_child(child, signal.SIGKILL)
     code = child.wait()
     pumps.end()

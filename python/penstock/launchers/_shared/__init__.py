@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases that several launchers share: subprocess and multi-rank launchers, child processes, allocations of batch systems."""
+"""Code that several launchers share: base classes, supervision of child processes, node lists of batch systems."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of the batch job that this process runs in: Slurm, PBS, Azure Batch. Starts nothing there."""
+"""Finds the nodes of the batch job in which this process runs (Slurm, PBS, Azure Batch). Starts nothing on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["allocated_hosts", "pbs_hosts", "slurm_hosts"]
 
 _COMMAND_TIMEOUT_S = 20
-# A list of hosts is a page of text.
+# Read limit for the node file.
 _MAX_BYTES = 16 << 20
 
 
@@ -42,10 +42,10 @@ def slurm_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
-    """Hosts of a PBS job, each once; the node file lists a host once per slot.
+    """Hosts of a PBS job without duplicates. The node file lists a host once per slot.
 
     Raises:
-        ConfigError: This is not a PBS job, or its file lists no host.
+        ConfigError: This is not a PBS job, or its node file is empty.
     """
     place = environment.get("PBS_NODEFILE")
     if not place:
@@ -65,10 +65,10 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
 
 
 def allocated_hosts(environment: Mapping[str, str]) -> list[str]:
-    """Hosts of the batch job that this process runs in, under any supported system; Slurm is the default.
+    """Hosts of the batch job in which this process runs: PBS, Azure Batch, or otherwise Slurm.
 
     Raises:
-        ConfigError: This is not a batch job.
+        ConfigError: This process does not run in a batch job.
     """
     if environment.get("PBS_NODEFILE"):
         return pbs_hosts(environment)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Supervised child process on this machine: its streams, its deadline, its end. Knows nothing of nodes."""
+"""Supervises a child process on this machine: reads its output, and ends it at a deadline. Independent of nodes."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ __all__ = ["MAX_TAIL_BYTES", "Lines", "Sink", "Tail", "supervise"]
 MAX_TAIL_BYTES = 4 << 20
 _CHUNK = 1 << 16
 _POLL_S = 0.1
-# A process that has ended may have left a child that keeps its streams open.
+# How long to read output after the process has ended: a child that it left may keep its streams open.
 _LINGER_S = 0.5
 _GRACE_S = 6.0
 
 
 class Sink(Protocol):
-    """Receives the chunks of a stream; a binary file is a sink."""
+    """Receives the chunks of a stream. A binary file is a valid sink."""
 
     def write(self, chunk: bytes, /) -> object: ...
 
 
 @dataclass
 class Tail:
-    """Keeps the end of a stream."""
+    """Sink that retains the end of a stream: at least the last `limit` bytes."""
 
     limit: int = MAX_TAIL_BYTES
     kept: bytearray = field(default_factory=bytearray)
@@ -50,7 +50,7 @@ class Tail:
 
 @dataclass
 class Lines:
-    """Keeps the end of a stream, and calls back for every line."""
+    """Sink that retains the end of a stream, and calls `on_line` for every line."""
 
     on_line: Callable[[bytes], None]
     tail: Tail = field(default_factory=Tail)
@@ -67,7 +67,7 @@ class Lines:
             self.end()
 
     def end(self) -> None:
-        """Pass on the last line if it has no newline."""
+        """Call `on_line` with the last line if it has no newline."""
         if self._open:
             self.on_line(bytes(self._open))
             self._open = bytearray()
@@ -83,8 +83,9 @@ def supervise(
     err: Sink,
     stdin: IO[bytes] | None = None,
 ) -> int | None:
-    """Run a command on this machine until it ends, `stop` is set or the limit has passed; the code is None if we ended
-    it.
+    """Run a command on this machine until it exits, `stop` is set or the time limit is reached.
+
+    Returns its exit code, or None if this function ended it.
 
     Raises:
         OSError: The command could not be started.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of launchers that start all ranks by one program (srun, mpirun), which numbers them and labels their lines.
+"""Base class of launchers that start all ranks with one program (srun, mpirun).
 
-The program's rank numbers stay, so that MPI works. A request with stdin runs node by node instead, since mpirun hands stdin
-to one rank only.
+The program numbers the ranks and labels their output lines. Its rank numbers are not changed, so that MPI works. A
+request with stdin starts a separate process for every rank instead, because mpirun passes stdin to only one rank.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e")
 
 
 class MultiRankLauncher(SubprocessLauncher):
-    """A subclass defines `nodes`, `on_node` (one rank on a node), `launch_argv` (all ranks) and the form of a label."""
+    """Base class. A subclass defines `nodes`, `on_node` (one rank on a node), `launch_argv` (all ranks) and `label`."""
 
     label: re.Pattern[bytes]
 
     def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
-        """Command line on this machine that starts `argv` on every rank of a request."""
+        """Return the command line on this machine that starts `argv` on every rank of a request."""
         raise NotImplementedError
 
     def check(self, request: RunRequest) -> None:
-        """Raise an error for an impossible request."""
+        """Raise an error for a request that this launcher cannot run."""
         check_request(request)
 
     def line(self, request: RunRequest) -> list[list[str]]:
@@ -92,10 +92,10 @@ class MultiRankLauncher(SubprocessLauncher):
 
 
 class _LabelledOutput:
-    """Output of the ranks, separated by label; output without a label is the launcher's own.
+    """Separates the output of the ranks by label. Output without a label comes from the launcher itself.
 
-    A label may occur inside a line: Open MPI puts one before every piece that it reads. So pieces are first joined by
-    rank, then split by the rank wrapper's frames, which mark the ends of lines.
+    A label may occur inside a line, because Open MPI adds one to every piece that it reads. So the pieces of each rank
+    are first joined, and then split at the rank wrapper's frames, which mark the ends of lines.
     """
 
     def __init__(self, label: re.Pattern[bytes], request: RunRequest) -> None:
@@ -143,10 +143,10 @@ class _LabelledOutput:
             )  # from the launcher itself on the rank's node: the rank wrapper was not reached
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
-        """Exit of a rank; `silent` is the record to use if its wrapper reported none."""
+        """Return the Exit of a rank. `silent` is the record to use if the rank wrapper has not sent one."""
         out, err = (captured(self._sinks[rank][stream]) for stream in ("out", "err"))
         record = self._records.get(rank, silent)
-        # If a rank has no output, the launcher's own output explains why; it is not the rank's stderr.
+        # If a rank has no stderr, the launcher's own output is used for the error message, but not as its stderr.
         stderr_lines = err or bytes(self.own.kept)
         ended = exit_from_record(self.node(rank), rank, record, out, stderr_lines, seconds, self._request.timeout_s)
         return replace(ended, err=err)

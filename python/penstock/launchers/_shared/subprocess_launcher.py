@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of launchers that start every rank by a program on this machine (nsenter, srun, mpirun).
+"""Base class of launchers that start every rank with a program on this machine (nsenter, srun, mpirun).
 
-A subclass defines the local command line that runs a command on a node. This module sends ranks through the rank
-wrapper, converts their records to Exits, and copies files. The ssh launcher has its own connections and shares only the
-functions.
+A subclass defines the local command line that runs a command on a node. This module runs every rank inside the rank
+wrapper, converts the wrapper's record to an Exit, and copies files. The ssh launcher has its own connections, and uses
+only the functions of this module.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
-# Time after the deadline until the launcher's own process is ended: the rank wrapper's grace period, and its start.
+# Time from the deadline until the local launcher process is ended: covers the rank wrapper's start and grace period.
 WRAPPER_GRACE_S = 8.0
 
 
@@ -58,30 +58,30 @@ def _node_script(name: str) -> str:
 
 
 def rank_argv(python: str, options: Mapping[str, Any], argv: Sequence[str]) -> list[str]:
-    """Command line that runs `argv` through the rank wrapper."""
+    """Command line that runs `argv` inside the rank wrapper."""
     return [python, "-c", _node_script("rank_wrapper.py"), json.dumps(options), *argv]
 
 
 def transfer_argv(python: str, verb: str, path: str) -> list[str]:
-    """Command line that sends or receives a file or folder on a node."""
+    """Command line that sends or receives a file or folder; it runs on a node."""
     return [python, "-c", _node_script("file_transfer.py"), verb, path]
 
 
 def display_argv(argv: Sequence[str]) -> list[str]:
-    """A command line for display: embedded scripts are replaced by their names."""
+    """Shorten a command line for display: replace embedded scripts by their names."""
     names = {_node_script(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
     return [names.get(arg, arg) for arg in argv]
 
 
 def split_records(err: bytes) -> tuple[list[dict[str, Any]], bytes]:
-    """The rank wrappers' records on stderr, and the rest of stderr."""
+    """Separate stderr into the rank wrappers' records and the remaining output."""
     return [json.loads(each) for each in _RECORD.findall(err)], _RECORD.sub(b"", err)
 
 
 def exit_from_record(
     node: str, rank: int, record: Mapping[str, Any] | None, out: bytes, err: bytes, seconds: float, limit_s: float
 ) -> Exit:
-    """Exit from the rank wrapper's record. Without a record, the command did not run, and stderr contains the reason."""
+    """Convert a rank wrapper's record to an Exit. Without a record, the command did not run; stderr has the reason."""
     fault: PenstockError | None = None
     if record is None:
         stderr_lines = err.decode(errors="replace").strip().splitlines()
@@ -101,7 +101,7 @@ def exit_from_record(
 
 
 def common_options(request: RunRequest) -> dict[str, Any]:
-    """Options that all rank wrappers of a request share."""
+    """Rank wrapper options that are equal for all ranks of a request."""
     rank_prefix = request.rank_prefix
     return {
         "limit_s": request.timeout_s, "cwd": request.cwd, "expand": request.expand_placeholders, "ranks_per_node": request.ranks_per_node,
@@ -110,8 +110,8 @@ def common_options(request: RunRequest) -> dict[str, Any]:
 
 
 def rank_options(request: RunRequest) -> list[tuple[Node, dict[str, Any]]]:
-    """Node and wrapper options of every rank, node by node, for launchers that do not number ranks themselves."""
-    # Address for the ranks' rendezvous. The port is not checked on the leader: if it is in use, the ranks report it.
+    """Node and rank wrapper options of every rank, in rank order, for launchers that do not number ranks themselves."""
+    # Rendezvous address of the ranks. The port is not checked on the first node; if it is in use, the ranks fail.
     rendezvous = (request.on[0].address, 20000 + time.time_ns() // 1_000_000 % 12000)
     node_slice = request.node_slice or NodeSlice(0, len(request.on), rendezvous)
     a_node = request.ranks_per_node
@@ -130,7 +130,7 @@ def rank_options(request: RunRequest) -> list[tuple[Node, dict[str, Any]]]:
 
 @dataclass(frozen=True)
 class _RankProcess:
-    """One local process that carries a rank: node, rank and command line."""
+    """One local process that runs one rank: node, rank and command line."""
 
     node: Node
     rank: int
@@ -138,19 +138,19 @@ class _RankProcess:
 
 
 class SubprocessLauncher:
-    """Base of launchers with one local process per rank. A subclass defines `nodes` and `on_node`."""
+    """Base class of launchers with one local process per rank. A subclass defines `nodes` and `on_node`."""
 
     def __init__(self, environment: Mapping[str, str], *, python: str = "") -> None:
         self.environment = dict(environment)
         self.python = python or sys.executable
-        # One event per call in progress: the end of one call must not end calls that clean up after it.
+        # One event per running call, so that stopping one call does not stop later calls that clean up after it.
         self._stops: set[Event] = set()
 
     def nodes(self) -> Sequence[Node]:
         raise NotImplementedError
 
     def on_node(self, node: Node, argv: Sequence[str]) -> list[str]:
-        """Local command line that runs `argv` on the node."""
+        """Return the local command line that runs `argv` on the node."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ the contract
@@ -189,7 +189,7 @@ class SubprocessLauncher:
 
     @contextmanager
     def stoppable(self) -> Iterator[Event]:
-        """An event that ends a call: set by `close`, and by an exception in the block (Ctrl-C)."""
+        """Context manager: an event that stops a call. It is set by `close`, or by an exception in the block."""
         stop = Event()
         self._stops.add(stop)
         try:
@@ -210,7 +210,8 @@ class SubprocessLauncher:
         ]
 
     def _all(self, starts: Sequence[_RankProcess], request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
-        # The executor's exit waits for processes that `stop` ends, so `stop` must be set first: it is entered last.
+        # On exit, the executor waits for processes that end when `stop` is set. So `stop` must be set first, and
+        # `stoppable` must be entered last.
         with ThreadPoolExecutor(len(starts), thread_name_prefix="penstock-launch") as pool, self.stoppable() as stop:
             return list(pool.map(lambda start: self._one(start, request, stdin, stop), starts))
 
@@ -245,15 +246,18 @@ class SubprocessLauncher:
 
 
 def missing_record(code: int | None, *, is_stopped: bool) -> dict[str, Any] | None:
-    """Record of a rank whose wrapper sent none: the reason, if Penstock ended the launcher's process."""
+    """Return a record for a rank whose wrapper has not sent one: the reason why Penstock ended the launcher process.
+
+    Returns None if the launcher process exited by itself.
+    """
     return None if code is not None else {"fault": "stopped" if is_stopped else "deadline"}
 
 
 def check_request(request: RunRequest, *, takes_step: bool = False, takes_outermost: bool = False) -> None:
-    """Raise an error for an impossible request.
+    """Raise an error for an invalid request.
 
     Raises:
-        ConfigError: The command, the nodes or the ranks are missing.
+        ConfigError: The command, the nodes or the ranks are missing or invalid.
         Unsupported: The launcher does not support the request's rank prefix.
     """
     if not request.argv or not all(isinstance(arg, str) and "\0" not in arg for arg in request.argv):
@@ -281,7 +285,7 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
 
 
 def line_sink(on_line: OnLine, node: str, rank: int, stream: str) -> Lines:
-    """A sink that keeps a stream's end and passes its lines on, without the rank wrapper's records."""
+    """Sink that retains the end of a stream, and passes its lines to `on_line`, except the rank wrapper's records."""
 
     def pass_on(line: bytes) -> None:
         if not (stream == "err" and line.startswith(b"\x1e")):
@@ -291,7 +295,7 @@ def line_sink(on_line: OnLine, node: str, rank: int, stream: str) -> Lines:
 
 
 def sinks(on_line: OnLine | None, node: str, rank: int) -> tuple[Tail | Lines, Tail | Lines]:
-    """Sinks for a rank's two streams."""
+    """Sinks for stdout and stderr of a rank."""
     return (
         (Tail(), Tail())
         if on_line is None
@@ -300,7 +304,7 @@ def sinks(on_line: OnLine | None, node: str, rank: int) -> tuple[Tail | Lines, T
 
 
 def captured(sink: Tail | Lines) -> bytes:
-    """The kept end of a finished stream; an unfinished last line is passed on first."""
+    """Return the retained end of a finished stream. An incomplete last line is passed to the callback first."""
     if isinstance(sink, Lines):
         sink.end()
         return bytes(sink.tail.kept)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proof that a folder, a file, a mount or a process is Penstock's, and the only code that removes, unmounts or signals one.
+"""Removes folders and files, unmounts mounts and signals processes, after proof that they belong to Penstock.
 
-Each function states its proof; docs/concepts/ownership.md lists the callers. Anything that is not provably Penstock's
-is left unchanged, and NotOwned is raised. Standard library only: `penstock.node_program` sends this package to nodes
-with the programs that need it.
+No other code of Penstock does this. Each function states its proof; docs/concepts/ownership.md lists the callers. If
+the proof fails, nothing is changed and NotOwned is raised. Uses only the standard library, because
+`penstock.node_program` sends this package to nodes with the programs that need it.
 """
 
 from __future__ import annotations

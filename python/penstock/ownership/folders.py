@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders and files: proof that one is ours, and its removal. Follows no link, and crosses no mount."""
+"""Checks that a folder or file was created by Penstock, and removes it. Does not follow links or cross mounts."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ __all__ = [
 LEASE = "lease.json"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-# Folders nested deeper than this are moved up before they are emptied, which limits open descriptors and recursion.
+# Maximum recursion depth of a removal, which limits open descriptors. Deeper folders are first moved to the top.
 _MAX_DEPTH = 64
 _MAX_LEASE_BYTES = 1 << 16
 
 
 class NotOwned(PermissionError):
-    """The path is not provably ours, and was left unchanged."""
+    """A path that Penstock cannot prove to be its own. The path was left unchanged."""
 
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(errno.EPERM, text)
@@ -53,12 +53,12 @@ class NotOwned(PermissionError):
 
 
 def check_parents(path: str) -> str:
-    """The path with its parents' links resolved; the last component stays as it is.
+    """Return the path with the links in its parent folders resolved; the last component is not resolved.
 
     Raises:
-        NotOwned: A user other than root and this one could replace a folder on the way: it is in a world-writable
-            folder without the sticky bit (for root: or in a group-writable one), or it belongs to another user in a
-            world-writable folder.
+        NotOwned: Another user (not root) could replace a part of the path. Either a parent folder is world-writable
+            without the sticky bit (for root, also group-writable), or a folder in a world-writable folder belongs to
+            another user.
     """
     parent, name = os.path.split(os.path.abspath(path))
     real, us = os.path.realpath(parent), os.geteuid()
@@ -89,21 +89,21 @@ def _prefixes(path: str) -> list[str]:
 
 
 class OwnedFolder:
-    """A folder of this user that no other user can write, held by its descriptor.
+    """A folder that belongs to this user and that no other user can write to. It is held open by a descriptor.
 
-    Every access below it starts from the descriptor, so a name that is redirected in the meantime has no effect.
+    Every access to its content starts from the descriptor, so replacing the path by a link has no effect.
     """
 
     def __init__(self, path: str, *, is_private: bool = True) -> None:
         """Open the folder.
 
         Args:
-            is_private: Require that no other user can write it; False if another proof replaces that, such as its
-                identity.
+            is_private: Require that no other user can write to the folder. False if the caller has another proof, such
+                as the folder's identity.
 
         Raises:
             FileNotFoundError: The path does not exist.
-            NotOwned: The path is a link or not a folder, belongs to another user, or can be written by other users.
+            NotOwned: The path is a link or not a folder, belongs to another user, or is writable by other users.
         """
         self.path = os.path.join(os.path.realpath(os.path.dirname(os.path.abspath(path))), os.path.basename(path))
         try:
@@ -151,11 +151,11 @@ class OwnedFolder:
         return found.st_dev, found.st_ino
 
     def names(self) -> list[str]:
-        """Names in the folder."""
+        """Names of the entries in the folder."""
         return os.listdir(self.fd)
 
     def folder(self, name: str) -> None:
-        """Create a folder in it, if it does not exist.
+        """Create a subfolder if it does not exist.
 
         Raises:
             NotOwned: The name is a link, a file or another user's folder.
@@ -167,10 +167,10 @@ class OwnedFolder:
             raise NotOwned(f"{self.path}/{name} is not a folder made by Penstock")
 
     def read(self, name: str) -> bytes | None:
-        """Content of our file in it; None if it does not exist.
+        """Read a file in the folder that belongs to this user; None if it does not exist.
 
         Raises:
-            NotOwned: The name is a link, not a file, or another user's.
+            NotOwned: The name is a link, not a file, or another user's file.
         """
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.fd)
@@ -207,10 +207,10 @@ class OwnedFolder:
         return True
 
     def unmount(self, points: Sequence[str]) -> list[str]:
-        """Unmount everything at or below these folders in it.
+        """Unmount everything at or below the given subfolders; return the unmounted paths.
 
         Raises:
-            NotOwned: There is a mount elsewhere below this folder; then nothing is unmounted.
+            NotOwned: Another place below this folder is a mount point. Then nothing is unmounted.
         """
         ours = tuple(f"{self.path}/{point}" for point in points)
         found = mounts_below(self.path)
@@ -223,14 +223,14 @@ class OwnedFolder:
         return [path for path in found if unmount(path)]
 
     def remove(self, keep: Collection[str] = ()) -> bool:
-        """Remove the folder's content, and the folder itself if nothing is kept; returns whether the folder is gone.
+        """Remove the folder's content, and the folder itself if it is then empty; return whether it was removed.
 
         Args:
             keep: Names in the folder that are not removed.
 
         Raises:
-            NotOwned: There is a mount below it: that is left, the rest is removed.
-            OSError: The first failed removal; the rest is removed.
+            NotOwned: The folder contains a mount point. The mount is left; everything else is removed.
+            OSError: The first failed removal; everything else is removed.
         """
         self._faults, moved = [], -1
         while self._moved != moved:
@@ -242,7 +242,8 @@ class OwnedFolder:
             return False
         with suppress(FileNotFoundError):
             found = os.lstat(self.path)
-            # Removal is by name, which another process may have redirected; only an empty folder could be lost.
+            # rmdir takes a path, which another process may have redirected in the meantime. In the worst case, it
+            # removes another empty folder.
             if os.path.samestat(found, os.fstat(self.fd)):
                 os.rmdir(self.path)
         return True
@@ -262,7 +263,7 @@ class OwnedFolder:
             except FileNotFoundError:
                 continue  # it has been removed in the meantime, perhaps by another command of ours
             except OSError as error:
-                # Continue with the other entries.
+                # Remember the error, and continue with the other entries.
                 error.filename = error.filename and f"{path}/{name}"
                 self._faults.append(error)
 
@@ -280,14 +281,14 @@ class OwnedFolder:
 
 
 def leased(path: str, name: str, lease: str = "") -> tuple[OwnedFolder, dict[str, Any]]:
-    """Open a folder with a lease of that pool name and path; returns the folder and the lease.
+    """Open a folder with a lease that states this pool name and path; return the folder and the lease.
 
     Args:
-        lease: The required lease; by default any.
+        lease: The required lease; by default, any lease is accepted.
 
     Raises:
         FileNotFoundError: The folder does not exist.
-        NotOwned: It is not an OwnedFolder, or its `lease.json` is missing or has another name, path or lease.
+        NotOwned: The path is not an OwnedFolder, or `lease.json` is missing or states another name, path or lease.
     """
     folder = OwnedFolder(path)
     try:
@@ -305,7 +306,7 @@ def leased(path: str, name: str, lease: str = "") -> tuple[OwnedFolder, dict[str
 
 
 def lease_of(folder: OwnedFolder) -> dict[str, Any] | None:
-    """The lease in a folder, or None."""
+    """Return the lease in a folder; None if it is missing or cannot be parsed."""
     data = folder.read(LEASE)
     try:
         held = json.loads(data) if data else None
@@ -316,7 +317,10 @@ def lease_of(folder: OwnedFolder) -> dict[str, Any] | None:
 
 @contextmanager
 def temporary_folder(parent: str | None, prefix: str) -> Iterator[str]:
-    """Create a new folder, and remove it at the end. Proof: this block created it, and has held its descriptor since."""
+    """Context manager: create a new folder, and remove it at the end.
+
+    Proof: this function created the folder, and has held its descriptor since then.
+    """
     with OwnedFolder(tempfile.mkdtemp(prefix=prefix, dir=parent)) as folder:
         try:
             yield folder.path
@@ -326,13 +330,13 @@ def temporary_folder(parent: str | None, prefix: str) -> Iterator[str]:
 
 
 def identity_of(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Device and inode number of a path; a link is not followed."""
+    """Return device and inode number of a path. A link is not followed."""
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
 
 def remove_made(path: str | os.PathLike[str], identity: tuple[int, int]) -> bool:
-    """Remove a folder that this process created; returns whether it is gone. Proof: its identity is unchanged."""
+    """Remove a folder that this process created; return whether it was removed. Proof: its identity is unchanged."""
     try:
         with OwnedFolder(os.fspath(path), is_private=False) as folder:
             return folder.identity == identity and folder.remove()
@@ -341,7 +345,7 @@ def remove_made(path: str | os.PathLike[str], identity: tuple[int, int]) -> bool
 
 
 def remove_empty_folder(path: str | os.PathLike[str]) -> bool:
-    """Remove an empty folder of this user; returns whether it existed."""
+    """Remove an empty folder of this user; return whether it was removed."""
     try:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
@@ -353,7 +357,7 @@ def remove_empty_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def remove_flat_folder(path: str, pattern: str) -> bool:
-    """Remove a folder that contains only our files with names that match the whole pattern; returns whether it is gone.
+    """Remove a folder that contains only files of this user whose names match `pattern`; return whether it was removed.
 
     For folders that several processes of this user share. A folder with any other content is left unchanged.
     """
@@ -370,10 +374,10 @@ def remove_flat_folder(path: str, pattern: str) -> bool:
 
 
 def remove_file(path: str | os.PathLike[str]) -> bool:
-    """Remove a regular file of this user; returns whether it existed.
+    """Remove a regular file of this user; return whether it existed.
 
     Raises:
-        NotOwned: The path is a link, not a file, or another user's.
+        NotOwned: The path is a link, not a file, or another user's file.
     """
     try:
         found = os.lstat(path)
@@ -387,10 +391,10 @@ def remove_file(path: str | os.PathLike[str]) -> bool:
 
 
 def remove_below(folder: str | os.PathLike[str], name: str) -> bool:
-    """Remove the file `name` (`a/b/c`) below a folder; returns whether it existed. Follows no link on the way.
+    """Remove the file `name` (`a/b/c`) below a folder without following links; return whether it existed.
 
     Raises:
-        NotOwned: A part of the name is a link.
+        NotOwned: A component of `name` is a link.
     """
     *parts, last = name.split("/")
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mounts: those below a folder, the one that contains a descriptor, and the removal of one of ours."""
+"""Lists mounts below a folder, identifies the mount of a descriptor, and unmounts mounts that Penstock created."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _PROGRAM_S = 5.0
 
 
 def mounts_below(path: str) -> list[str]:
-    """Mount points at or below a path without links, deepest first; a path with several mounts occurs once per mount."""
+    """Mount points at or below a path, deepest first. A path with several mounts occurs once per mount.
+
+    The path must not contain links.
+    """
     begin = os.fsencode(path)
     return [
         os.fsdecode(point) for point, _ in sorted(_mounts(), reverse=True) if (point + b"/").startswith(begin + b"/")
@@ -23,15 +26,15 @@ def mounts_below(path: str) -> list[str]:
 
 
 def _mounts() -> list[tuple[bytes, str]]:
-    """Every mount point, as raw bytes, with its device's `major:minor`, in the order of mounting."""
+    """Every mount point as raw bytes, with the `major:minor` of its device, in mount order."""
     with open("/proc/self/mountinfo", "rb") as file:
         rows = [line.split(b" ") for line in file]
-    # Blank, tab, newline and backslash are written as \040 and the like; all other bytes are literal.
+    # The kernel writes blank, tab, newline and backslash as octal escapes such as \040; all other bytes are literal.
     return [(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), row[4]), row[2].decode()) for row in rows]
 
 
 def mount_of(fd: int) -> str:
-    """Id of the mount that contains a descriptor; a bind mount of the same device has another id."""
+    """Id of the mount in which a descriptor was opened. A bind mount of the same device has a different id."""
     try:
         with open(f"/proc/self/fdinfo/{fd}") as file:
             return next(line for line in file if line.startswith("mnt_id:"))
@@ -40,7 +43,7 @@ def mount_of(fd: int) -> str:
 
 
 def _tried(*lines: list[str]) -> bool:
-    """Run command lines until one succeeds; returns whether one did."""
+    """Run the command lines in order until one succeeds; return whether one succeeded."""
     for command in lines:
         with suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(
@@ -52,7 +55,7 @@ def _tried(*lines: list[str]) -> bool:
 
 
 def unmount(path: str) -> bool:
-    """Unmount the topmost mount at a path, also a busy one. The caller has proved that it is ours."""
+    """Unmount the topmost mount at a path, even if it is busy. The caller has proved that Penstock mounted it."""
     return _tried(["umount", path], ["fusermount3", "-u", path], ["umount", "-l", path])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes with our mark, and process groups of our children. Never signals a pid that another process has reused."""
+"""Finds and ends processes with our mark, and process groups of our children. Never signals a reused pid."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 _LOOK_S = 0.05
-# Time in which a killed child ends; one that hangs in the kernel is left to its end.
+# Maximum wait for the end of a killed child. A child that hangs in the kernel is then not waited for any longer.
 _REAP_S = 10.0
 
 
 def start_time(pid: int) -> int:
-    """Start time of a process in clock ticks, which with its pid identifies it uniquely; 0 if it is gone or dead."""
+    """Start time of a process in clock ticks; 0 if the process has ended. Pid and start time identify it uniquely."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -42,7 +42,7 @@ def start_time(pid: int) -> int:
 
 
 def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
-    """Whether a process of this user has a variable (`NAME=VALUE`) in its environment that is our mark."""
+    """Whether a process belongs to this user and has our mark: an environment variable that `is_mark` accepts."""
     try:
         with open(f"/proc/{pid}/status") as file:
             user = next(line.split()[1] for line in file if line.startswith("Uid:"))
@@ -53,7 +53,7 @@ def has_mark(pid: int, is_mark: Callable[[bytes], bool]) -> bool:
 
 
 def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
-    """Live processes of this user with our mark, and their command lines."""
+    """Find live processes of this user with our mark; return their command lines by pid."""
     found = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdecimal()]:
         if pid != os.getpid() and has_mark(pid, is_mark):
@@ -63,10 +63,10 @@ def find_processes(is_mark: Callable[[bytes], bool]) -> dict[int, str]:
 
 
 def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> bool:
-    """Send a signal to a process that is not a child of ours; returns whether it was sent.
+    """Send a signal to a process that is not our child; return whether it was sent.
 
-    `is_ours` is called after a descriptor of the process is open. If the pid is reused after that, the process of the
-    descriptor is dead, and the signal has no effect.
+    The function opens a pidfd before it calls `is_ours`. If the pid is reused later, the pidfd still refers to the old
+    process, which has ended, and the signal has no effect.
     """
     fd = -1
     if hasattr(os, "pidfd_open") and hasattr(signal, "pidfd_send_signal"):
@@ -91,12 +91,12 @@ def signal_process(pid: int, number: int, is_ours: Callable[[int], bool]) -> boo
 
 
 def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int, str]:
-    """Terminate the marked processes, then kill the remaining ones; returns all that were found."""
+    """Terminate the processes with our mark, then kill the remaining ones; return the command lines of all, by pid."""
     ended: dict[int, str] = {}
     for number in (signal.SIGTERM, signal.SIGKILL):
         until = time.monotonic() + grace_s
         while True:
-            # Search again each time, because a process may have started another in the meantime.
+            # Search again each time, because a process may have started another one since the last search.
             now = find_processes(is_mark)
             ended.update(now)
             for pid in now:
@@ -110,7 +110,7 @@ def end_processes(is_mark: Callable[[bytes], bool], grace_s: float) -> dict[int,
 
 
 def has_ended(child: subprocess.Popen[Any]) -> bool:
-    """Whether a child has ended, without reaping it: until it is reaped, its pid and its process group are not reused."""
+    """Whether a child has ended. It is not reaped, so that its pid and its process group cannot be reused yet."""
     if child.returncode is not None:
         return True
     try:
@@ -120,7 +120,7 @@ def has_ended(child: subprocess.Popen[Any]) -> bool:
 
 
 def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
-    """Wait until a child has ended, without reaping it; False if it has not within the limit."""
+    """Wait until a child has ended, without reaping it; return False if it has not ended within the limit."""
     until, pause_s = time.monotonic() + limit_s, 0.0005
     while not has_ended(child):
         left = until - time.monotonic()
@@ -132,12 +132,13 @@ def wait_unreaped(child: subprocess.Popen[Any], limit_s: float) -> bool:
 
 
 def signal_child(child: subprocess.Popen[Any], number: int) -> None:
-    """Send a signal to a child, or to its process group if it leads one. Proof: the child is not reaped, so its pid is not
-    reused.
+    """Send a signal to a child, or to its process group if it leads one.
+
+    Proof: the child is not reaped yet, so its pid cannot have been reused.
     """
     if child.returncode is not None:
         return
-    # ChildProcessError: another caller has reaped the child, and the pid may be reused.
+    # ChildProcessError from waitid: other code has reaped the child. The pid may be reused, so no signal is sent.
     with suppress(ChildProcessError, ProcessLookupError, PermissionError):
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         leads_group = os.getpgid(child.pid) == child.pid
@@ -145,7 +146,7 @@ def signal_child(child: subprocess.Popen[Any], number: int) -> None:
 
 
 def end_child(child: subprocess.Popen[Any], grace_s: float) -> None:
-    """End a child, and its process group if it leads one: terminate, kill after the grace period, then reap the child."""
+    """End a child, and its process group if it leads one: SIGTERM, SIGKILL after the grace period, then reap it."""
     signal_child(child, signal.SIGTERM)
     wait_unreaped(child, grace_s)
     signal_child(child, signal.SIGKILL)

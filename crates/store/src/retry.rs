@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Retries: full-jitter exponential back-off, Retry-After, one request rate for all calls to a store that refuses,
-//! wall-clock budgets instead of counts, and an idle timeout. A read that breaks midway resumes from the byte it
-//! reached, at the same version (`resuming_stream`). Sends no requests itself: it repeats those of the wrapped store.
+//! Retries failed requests. It uses exponential back-off with full jitter, Retry-After, one request rate for all calls
+//! to a store that throttles, time budgets instead of attempt counts, and an idle timeout. A read that is interrupted
+//! resumes from the last byte received, at the same version (see `resuming_stream`). This wrapper only repeats requests
+//! of the wrapped store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,14 +16,14 @@ use crate::resuming_stream::{self, Source};
 use crate::tries::{RetryPolicy, Shared, Tries};
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, checksum};
 
-/// See the module.
+/// Store wrapper that retries failed requests.
 #[derive(Debug)]
 pub struct Retry {
     shared: Arc<Shared>,
 }
 
 impl Retry {
-    /// Wraps `inner` and repeats its requests.
+    /// Wraps `inner` and retries its requests.
     pub fn new(inner: Arc<dyn Store>, policy: RetryPolicy) -> Self {
         Self { shared: Shared::new(inner, policy, Arc::default()) }
     }
@@ -57,13 +58,13 @@ impl Store for Retry {
         self.shared.inner.capabilities()
     }
 
-    /// An interrupted listing resumes after its last key. If the store then starts at or before that key, the error of
-    /// the interruption is returned, because it would repeat for ever.
+    /// Lists keys; an interrupted listing resumes after its last key. If the store then starts again at or before that
+    /// key, the original error is returned, because resuming would repeat for ever.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_> {
         struct Listing<'a> {
             stream: Option<ListStream<'a>>,
             after: Option<Key>,
-            /// Error that caused the restart, until a key arrives.
+            /// Error that caused a restart; cleared when the next key arrives.
             broke: Option<Error>,
             tries: Tries,
         }
@@ -147,7 +148,7 @@ impl Store for Retry {
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {
         let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
-        // A large object takes longer: at least 1 MB/s is expected.
+        // A large object takes longer, so the timeout assumes at least 1 MB/s.
         let limit = self.shared.policy.stall_after + Duration::from_micros(size);
         let mut tries = self.tries("PUT", key, deadline);
         let mut is_doubtful = false;
@@ -155,7 +156,8 @@ impl Store for Retry {
             let work = self.shared.inner.put(key, parts.clone(), options, deadline);
             match tries.attempt(limit, work).await {
                 Ok(meta) => return Ok(meta),
-                // The connection broke after the store had written: the existing object may be ours.
+                // An earlier attempt may have succeeded although its connection broke, so the existing object may be
+                // the one that this call wrote.
                 Err(error @ Error::Precondition { .. }) if is_doubtful => {
                     let existing = self.head(key, deadline).await?;
                     let ours = existing.size == size

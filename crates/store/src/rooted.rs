@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Relative paths below an open folder, resolved so that no key and no symbolic link leads out of it.
+//! Resolves relative paths below an open folder, so that no key and no symbolic link leads out of the folder.
 //!
-//! Callers choose what happens at a link on the way ([`Links`]). This module opens and makes folders; it reads, writes and
-//! removes nothing.
+//! Callers choose how to treat symbolic links in a path ([`Links`]). This module opens and creates folders; it does not
+//! read, write or remove files.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,24 +11,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-/// Longest name that a Linux file system accepts.
+/// Maximum length of a file name on Linux file systems.
 const NAME_MAX: usize = 255;
 
-/// Flags for opening folders, which are listed and synced.
+/// Flags for opening a folder that will be listed or synced.
 pub const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Permissions of a new folder, before the umask.
 const FOLDER_MODE: Mode = Mode::from_raw_mode(0o777);
 
-/// Set to false once the kernel reports that it has no openat2 (before 5.6).
+/// Set to false when the kernel does not support openat2 (before 5.6).
 static HAS_OPENAT2: AtomicBool = AtomicBool::new(true);
 
 /// Policy for symbolic links in a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Followed if the target is beneath the folder; `XDEV` otherwise.
+    /// Follow a link whose target is below the folder; otherwise `XDEV`.
     Beneath,
-    /// Not followed: `LOOP` or `NOTDIR`.
+    /// Follow no link: `LOOP` or `NOTDIR`.
     Refused,
 }
 
@@ -37,24 +37,24 @@ pub enum Links {
 pub enum Missing {
     /// `NOENT`.
     Fail,
-    /// They are made.
+    /// Create missing folders.
     Make,
-    /// They are made, and the folder above is synced, so that they survive a power failure.
+    /// Create missing folders and sync their parents, so that they survive a power failure.
     MakeDurably,
 }
 
-/// Reason why a folder was not opened.
+/// Error from opening a folder.
 #[derive(Debug, Clone, Copy)]
 pub struct Blocked {
-    /// The error of the system call.
+    /// Error number of the system call.
     pub errno: Errno,
-    /// Length of the part of the path up to and including the name that failed, in bytes.
+    /// Length of the path up to and including the name that failed, in bytes.
     pub walked: usize,
-    /// Kind of the entry that is not a folder, for `LOOP` and `NOTDIR`.
+    /// Type of the entry that is not a folder, for `LOOP` and `NOTDIR`.
     pub entry: Option<FileType>,
 }
 
-/// Returns why `key` cannot be a path below a folder; `None` if it can.
+/// Returns the reason why `key` cannot be a path below a folder; `None` if it can.
 pub fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
         return Some("it is empty");
@@ -69,7 +69,7 @@ pub fn refusal(key: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Splits a path into its folder (may be empty) and its last name.
+/// Splits a path into its folder (possibly empty) and its last name.
 pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     match path.iter().rposition(|&byte| byte == b'/') {
         Some(cut) => (&path[..cut], &path[cut + 1..]),
@@ -77,11 +77,12 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Opens `path` (relative, with names that [`refusal`] accepts, or `.`) beneath `root`. Follows links that stay beneath it.
+/// Opens `path` below `root`. The path is relative, with names that [`refusal`] accepts, or `.`. Links are followed if
+/// their target is below `root`.
 pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let text = CString::new(path).map_err(|_| Errno::INVAL)?;
     if HAS_OPENAT2.load(Ordering::Relaxed) {
-        // EAGAIN: a rename raced with the lookup. After 16 tries it is returned like any other error.
+        // EAGAIN means that a rename raced with the lookup. After 16 attempts it is returned like any other error.
         for _ in 0..16 {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
             match rustix::fs::openat2(&root, &text, flags | OFlags::CLOEXEC, mode, resolve) {
@@ -90,7 +91,8 @@ pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> 
                     HAS_OPENAT2.store(false, Ordering::Relaxed);
                     return open_by_names(root, path, flags, mode);
                 }
-                // Some sandboxes forbid the call with this error. If the file itself is forbidden, the error comes again.
+                // Some sandboxes forbid openat2 with this error. If access to the file itself is forbidden, the
+                // fallback returns the same error.
                 Err(Errno::PERM) => return open_by_names(root, path, flags, mode),
                 result => return result,
             }
@@ -100,7 +102,7 @@ pub fn open_beneath(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> 
     open_by_names(root, path, flags, mode)
 }
 
-/// Like [`open_beneath`] without openat2: opens each name in turn, and follows no symbolic link at all.
+/// Like [`open_beneath`], but without openat2: opens each name in turn and follows no symbolic links.
 fn open_by_names(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let mut at = rustix::fs::openat(&root, c".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let mut names = path.split(|&byte| byte == b'/').peekable();
@@ -114,10 +116,11 @@ fn open_by_names(root: impl AsFd, path: &[u8], flags: OFlags, mode: Mode) -> Res
     Ok(at)
 }
 
-/// Opens the folder `path` beneath `root`, or `root` itself for an empty path, one name at a time. `XDEV` for `.` and `..`.
+/// Opens the folder `path` below `root` one name at a time; an empty path opens `root` itself. Returns `XDEV` for `.`
+/// and `..`.
 pub fn open_folder(root: impl AsFd, path: &[u8], links: Links, missing: Missing) -> Result<OwnedFd, Blocked> {
     let open = |at: &OwnedFd, walked: &[u8], name: &[u8]| match links {
-        // From the root each time: a link may lead to another folder beneath it.
+        // Resolve from the root each time, because a link may lead to another folder below the root.
         Links::Beneath => open_beneath(&root, walked, FOLDER, Mode::empty()),
         Links::Refused => rustix::fs::openat(at, name, FOLDER | OFlags::NOFOLLOW, Mode::empty()),
     };

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scoped settings: variables that apply only to URLs below one prefix, for another tenant's store.
+//! Scoped settings: environment variables that apply only to URLs below one prefix, for another tenant's store.
 //!
-//! `PENSTOCK_STORE_<NAME>_URL=s3://theirs` sets the prefix, and `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest` (any variable
-//! that a store reads) applies there. A tenant inherits no identity: neither the variables that hold one, nor the home
-//! folder with `~/.aws`, gcloud's default credentials and the login of `az`. If the tenant's own credentials fail, no
-//! others are tried. A tenant with its own `AWS_PROFILE` reads that profile from the user's AWS files.
+//! `PENSTOCK_STORE_<NAME>_URL=s3://theirs` sets the URL prefix of a tenant. Any variable that a store reads can then be
+//! set for that prefix, for example `PENSTOCK_STORE_<NAME>_AWS_PROFILE=guest`. A tenant inherits no identity: no
+//! variables that contain one, and no home folder with `~/.aws`, gcloud's default credentials or the login of `az`. If
+//! the tenant's own credentials fail, no others are tried. A tenant with its own `AWS_PROFILE` reads that profile from
+//! the user's AWS files.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,10 +13,10 @@ use penstock_types::{Error, Result, Url};
 
 const MARK: &str = "PENSTOCK_STORE_";
 
-/// Variables that locate the AWS tools' profiles; a tenant gets them only if it names a profile.
+/// Variables with the location of the AWS profile files. A tenant inherits them only if it sets `AWS_PROFILE`.
 const PROFILE_FILES: [&str; 3] = ["HOME", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"];
 
-/// True for variables that hold an identity, in any cloud.
+/// Returns true for variables that contain an identity, for any cloud.
 fn is_identity(name: &str) -> bool {
     let places = [
         "AWS_REGION",
@@ -38,13 +39,13 @@ fn is_identity(name: &str) -> bool {
     ours || hadoop || home || (theirs && !places.contains(&name) && !name.starts_with("AWS_ENDPOINT_URL"))
 }
 
-/// A tenant: the URL prefix of its stores, and its whole environment.
+/// A tenant: the URL prefix of its stores, and its complete environment.
 pub(crate) struct ScopedSettings {
     pub(crate) url: String,
     pub(crate) variables: HashMap<String, String>,
 }
 
-/// Tenants in the variables. Errs with `Config` for an incomplete one.
+/// Returns the tenants that the variables define. Returns a `Config` error for an incomplete tenant.
 pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedSettings>> {
     let mut found: BTreeMap<&str, String> = BTreeMap::new();
     for (name, value) in variables {
@@ -61,7 +62,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
     let mut theirs: HashMap<&str, Vec<(&str, &str)>> = HashMap::new();
     for (name, value) in variables {
         let Some(rest) = name.strip_prefix(MARK) else { continue };
-        // The longest name wins: `A_AWS` may be a tenant, and so may `A`.
+        // The longest tenant name wins, because both `A` and `A_AWS` may be tenants.
         let tenant =
             found.keys().filter(|tenant| rest.starts_with(&format!("{tenant}_"))).max_by_key(|tenant| tenant.len());
         let Some(tenant) = tenant else {
@@ -83,7 +84,8 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
                 let files = PROFILE_FILES.iter().filter_map(|name| variables.get_key_value(*name));
                 all.extend(files.map(|(name, value)| (name.clone(), value.clone())));
             }
-            // `az` finds its login through the process's own home folder, which a tenant's variables cannot hide.
+            // `az` finds its login in the home folder of the process, which a tenant's variables cannot change, so `az`
+            // is disabled.
             all.insert("PENSTOCK_AZURE_CLI".to_owned(), "0".to_owned());
             all.extend(own.into_iter().filter(|(name, _)| *name != "URL").map(|(n, v)| (n.to_owned(), v.to_owned())));
             ScopedSettings { url, variables: all }
@@ -91,7 +93,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
         .collect())
 }
 
-/// True for URLs at or below a tenant's URL.
+/// Returns true if a URL is equal to or below a tenant's URL.
 pub(crate) fn is_below(url: &Url, tenant: &str) -> bool {
     let text = url.to_string();
     text.strip_prefix(tenant).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
@@ -181,7 +183,7 @@ mod tests {
         let settings = StoreSettings::from_env(&env(&own)).unwrap();
         assert_eq!(settings.of(&theirs).hdfs.user.as_deref(), Some("them"));
         assert!(crate::open(&theirs, &settings, Arc::default()).is_ok());
-        // No user is set anywhere: both use the login's name.
+        // Without any user name in the settings, both stores use the login name.
         let none = StoreSettings::from_env(&env(&ours[1..])).unwrap();
         assert!(crate::open(&theirs, &none, Arc::default()).is_ok());
     }

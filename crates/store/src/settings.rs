@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store settings that a URL does not contain. Parsed once from the environment; printed without secrets.
+//! Store settings that are not part of a URL. They are parsed once from the environment, and their `Debug` output
+//! contains no secrets.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,51 +12,51 @@ use penstock_types::{Error, Result, Url, duration};
 use crate::scoped_settings::{is_below, tenants};
 use crate::{AzureSettings, GcsSettings, HdfsSettings, LocalReads, RetryPolicy};
 
-/// Settings of every kind of store.
+/// Settings for all kinds of stores.
 #[derive(Debug, Clone, Default)]
 pub struct StoreSettings {
-    /// Settings of S3.
+    /// Settings for S3.
     pub s3: S3Settings,
-    /// Settings of Azure Blob Storage.
+    /// Settings for Azure Blob Storage.
     pub azure: AzureSettings,
-    /// Settings of Google Cloud Storage.
+    /// Settings for Google Cloud Storage.
     pub gcs: GcsSettings,
-    /// Settings of HDFS.
+    /// Settings for HDFS.
     pub hdfs: HdfsSettings,
     /// Retry policy.
     pub retry: RetryPolicy,
-    /// Whether late GETs over a network are hedged; off if not set.
+    /// Whether late GETs over a network are hedged; disabled if not set.
     pub hedges: Option<bool>,
     /// Method of reading local files; threads if not set.
     pub local_reads: Option<LocalReads>,
-    /// Maximum chunk size of a local file in bytes; 2 MiB if not set.
+    /// Maximum chunk size of local file reads in bytes; 2 MiB if not set.
     pub local_piece_bytes: Option<u64>,
-    /// Other tenants' stores: URL prefix and settings.
+    /// Other tenants' stores, as pairs of URL prefix and settings.
     pub(crate) tenants: Vec<(String, StoreSettings)>,
 }
 
-/// Connection settings of S3 and compatible stores. Its `Debug` shows no credential.
+/// Connection settings of S3 and compatible stores. Its `Debug` output contains no credential.
 #[derive(Clone, Default)]
 pub struct S3Settings {
-    /// Endpoint other than AWS's; the bucket is then part of the path.
+    /// Endpoint to use instead of AWS's. The bucket name is then part of the path.
     pub endpoint: Option<String>,
     /// Region to sign for.
     pub region: Option<String>,
-    /// Plain HTTP to other machines is allowed.
+    /// Allows plain HTTP to other machines.
     pub allows_http: bool,
-    /// The instance metadata address may be used for credentials.
+    /// Allows requests to the instance metadata address for credentials.
     pub asks_instance: bool,
-    /// Requests are sent unsigned, for public buckets.
+    /// Sends requests unsigned, for public buckets.
     pub is_anonymous: bool,
-    /// Whether an ETag that is an MD5 is verified if the store has no CRC. Off by default: MD5 runs at 0.77 GB/s per
-    /// core.
+    /// Verifies an ETag that is an MD5 if the store has no CRC. Disabled by default, because MD5 runs at only 0.77 GB/s
+    /// per core.
     pub verifies_md5: bool,
-    /// Whether composite checksums of multipart uploads are verified; with several parts, that costs one or two HEAD
-    /// requests for their size.
+    /// Verifies composite checksums of multipart uploads. For an object with several parts, this needs one or two HEAD
+    /// requests for the part size.
     pub verifies_parts: bool,
-    /// Variables that the credential chain may read: AWS_*.
+    /// Environment variables that the credential chain may read: AWS_*.
     pub(crate) variables: HashMap<String, String>,
-    /// Folder that contains `.aws`.
+    /// Home folder, which contains `.aws`.
     pub(crate) home: Option<PathBuf>,
 }
 
@@ -74,12 +75,12 @@ impl fmt::Debug for S3Settings {
 }
 
 impl StoreSettings {
-    /// Reads the standard AWS variables and ours: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`, `PENSTOCK_S3_ANONYMOUS`,
-    /// `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_CLI`, `PENSTOCK_AZURE_ANONYMOUS`,
-    /// `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0), `PENSTOCK_GIVE_UP_AFTER_S` (seconds
-    /// of throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
+    /// Reads the standard AWS variables and Penstock's own: `PENSTOCK_ALLOW_HTTP`, `PENSTOCK_S3_IMDS`,
+    /// `PENSTOCK_S3_ANONYMOUS`, `PENSTOCK_S3_MD5`, `PENSTOCK_S3_PARTS`, `PENSTOCK_AZURE_IMDS`, `PENSTOCK_AZURE_CLI`,
+    /// `PENSTOCK_AZURE_ANONYMOUS`, `PENSTOCK_GS_METADATA`, `PENSTOCK_GS_ANONYMOUS`, `PENSTOCK_HEDGE` (1 or 0),
+    /// `PENSTOCK_GIVE_UP_AFTER_S` (seconds of throttling) and `PENSTOCK_LOCAL_READS` (auto, pread, uring).
     ///
-    /// `PENSTOCK_STORE_<NAME>_*` set other tenants' stores and their settings (`scoped_settings`).
+    /// `PENSTOCK_STORE_<NAME>_*` variables define other tenants' stores and their settings (see `scoped_settings`).
     pub fn from_env(variables: &HashMap<String, String>) -> Result<Self> {
         let tenants = tenants(variables)?.into_iter().map(|tenant| {
             let mut settings = Self::plain(&tenant.variables)?;
@@ -89,11 +90,11 @@ impl StoreSettings {
         Ok(Self { tenants: tenants.collect::<Result<_>>()?, ..Self::plain(variables)? })
     }
 
-    /// These settings with another limit for retries of one request, in seconds.
+    /// Returns these settings with another time limit for the retries of one request, in seconds.
     ///
     /// # Errors
     ///
-    /// Errs if the limit is not a duration.
+    /// Returns an error if the limit is not a valid duration.
     pub fn with_retry_timeout(mut self, seconds: Option<f64>) -> Result<Self> {
         if let Some(seconds) = seconds {
             let limit = duration("--retry-timeout", seconds)?;
@@ -105,7 +106,7 @@ impl StoreSettings {
         Ok(self)
     }
 
-    /// Settings for a URL: its scope's, or the process's own.
+    /// Returns the settings for a URL: those of its tenant, or the process's own.
     pub fn of(&self, url: &Url) -> Self {
         let tenants = self.tenants.iter().filter(|(prefix, _)| is_below(url, prefix));
         let mut settings = match tenants.max_by_key(|(prefix, _)| prefix.len()) {
@@ -133,7 +134,7 @@ impl StoreSettings {
         let config = text("AWS_CONFIG_FILE")
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(text("HOME")?).join(".aws/config")));
-        // A missing file is ignored, as in every AWS tool.
+        // A missing file is ignored, as in all AWS tools.
         let config = config.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
         let profile = aws_profile(&config, text("AWS_PROFILE").unwrap_or("default"));
         let bundle = profile.get("ca_bundle").filter(|_| text("AWS_CA_BUNDLE").is_none());
@@ -191,7 +192,8 @@ impl StoreSettings {
     }
 }
 
-/// Settings of one profile of an AWS configuration file, without nested ones (`s3 =` and its indented lines).
+/// Returns the settings of one profile in an AWS configuration file, without nested settings (`s3 =` and its indented
+/// lines).
 fn aws_profile(config: &str, name: &str) -> HashMap<String, String> {
     let mut is_ours = false;
     let mut found = HashMap::new();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The contract of stores. The store suite (`crate::suite`) tests it, per capability.
+//! The `Store` trait, which all stores implement. The store suite (`crate::suite`) tests its contract for each
+//! capability.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,47 +12,49 @@ use penstock_types::{ByteRange, Deadline, Key, Result, Url};
 
 use crate::{Capabilities, GetResult, Meta, MultipartStore, ObjectRef, PutOptions};
 
-/// Keys and their metadata, in the byte order of keys.
+/// Stream of keys and their metadata, in the byte order of keys.
 pub type ListStream<'a> = BoxStream<'a, Result<Meta>>;
 
-/// Serves requests for keys. Stateless and atomic: an object is visible whole or not at all, and nothing is remembered
-/// between calls. Cheap to share (`Arc<dyn Store>`).
+/// Object store: reads, writes and lists objects by key. A store is stateless between calls, and a write is atomic:
+/// readers never see a partial object. Cheap to share (`Arc<dyn Store>`).
 ///
-/// No method has a default body: a wrapper that omitted one would silently bypass the wrapped store.
+/// No method has a default body, because a wrapper that omitted the method would silently bypass the wrapped store.
 #[async_trait]
 pub trait Store: Send + Sync + fmt::Debug {
-    /// The root: keys are relative to it, and it appears in errors.
+    /// Returns the root URL. Keys are relative to it, and error messages contain it.
     fn root(&self) -> &Url;
 
-    /// Capabilities of this store.
+    /// Returns the capabilities of this store.
     fn capabilities(&self) -> Capabilities;
 
-    /// Objects whose key begins with `prefix` and sorts after `after`. `Unsupported` without the capability.
+    /// Lists the objects whose key begins with `prefix` and sorts after `after`. Returns `Unsupported` without the
+    /// `list` capability.
     fn list(&self, prefix: &Key, after: Option<&Key>, deadline: Deadline) -> ListStream<'_>;
 
-    /// Metadata of one object; `NotFound` if it does not exist.
+    /// Returns the metadata of one object, or `NotFound` if it does not exist.
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
 
-    /// Reads ranges of one object; `[ByteRange::WHOLE]` for all of it. The deadline covers the call and its stream.
+    /// Reads ranges of one object; `[ByteRange::WHOLE]` reads all of it. The deadline covers the call and its stream.
     ///
-    /// Errs with `NotFound`, `Changed` (the pinned version is gone) or, for a range that begins beyond the end,
-    /// `Corrupt`. A range that ends beyond the end is cut there.
+    /// Returns `NotFound` if the object does not exist, `Changed` if it no longer has the pinned version, and `Corrupt`
+    /// if a range begins beyond the end. A range that ends beyond the end is truncated.
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult>;
 
-    /// Writes one object, whole or not at all, from its parts in order.
+    /// Writes one object from `parts`, in order. The write is atomic.
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta>;
 
-    /// Interface for multipart uploads that outlive a process; `None` if the store has none, or needs none.
+    /// Returns the interface for multipart uploads that can outlive a process; `None` if the store does not support or
+    /// need it.
     fn multipart(&self) -> Option<&dyn MultipartStore>;
 
-    /// Deletes objects; one that does not exist is not an error.
+    /// Deletes objects. An object that does not exist is not an error.
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()>;
 }
 
-/// A store, and the key prefix of the URL.
+/// A store and the key prefix from its URL.
 #[derive(Debug, Clone)]
 pub struct Opened {
-    /// The store, with retries and with the metrics that it was opened with.
+    /// The store, with retries and metrics.
     pub store: Arc<dyn Store>,
     /// Prefix of the keys below the URL.
     pub prefix: Key,

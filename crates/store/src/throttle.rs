@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store slowed down to given limits: latency, bytes/s and requests/s. For tests, and where neither the block layer
-//! nor the emulator can do it. Bytes above the rate queue up to a bound. Above that bound, and for requests above the
-//! burst, it throttles as stores do.
+//! Store wrapper that limits the speed of a store: latency, bytes/s and requests/s. For tests, and for cases that
+//! neither the block layer nor the emulator can simulate. Bytes above the rate wait in a queue of limited length.
+//! Requests that find the queue too long, or that exceed the burst, are throttled with 503, as real stores do.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,25 +13,25 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result, Url, now};
 
 use crate::{Capabilities, Chunk, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store};
 
-/// Limits of a store; the default has none.
+/// Speed limits of a store; the default sets none.
 #[derive(Debug, Clone, Default)]
 pub struct ThrottleConfig {
-    /// Median time before a response begins.
+    /// Median time until a response begins.
     pub latency: Duration,
-    /// 99th percentile of the latency; together with the median it defines a log-normal distribution. Zero: every
-    ///    response takes the median.
+    /// 99th percentile of the latency; together with the median it defines a log-normal distribution. If it is zero,
+    /// every response takes the median time.
     pub latency_p99: Duration,
-    /// Body bytes per second, both directions together.
+    /// Maximum body bytes per second, reads and writes together.
     pub bytes_per_s: Option<f64>,
-    /// Requests per second.
+    /// Maximum requests per second.
     pub requests_per_s: Option<f64>,
-    /// Number of requests that may arrive at once before the rate applies.
+    /// Number of requests that may arrive at once before the rate limit applies.
     pub burst: u32,
-    /// Maximum queueing time of bytes; a request beyond it is throttled.
+    /// Maximum queueing time of bytes. A request that would wait longer is throttled.
     pub queue: Duration,
 }
 
-/// See the module.
+/// Store wrapper that limits the speed of the inner store.
 #[derive(Debug)]
 pub struct ThrottledStore {
     inner: Arc<dyn Store>,
@@ -41,7 +41,8 @@ pub struct ThrottledStore {
 #[derive(Debug)]
 struct Throttle {
     limits: ThrottleConfig,
-    /// Times at which the bytes, and the requests, admitted so far will have passed at the rate.
+    /// Time at which all admitted bytes will have passed at the limited rate; `requests_until` is the same for
+    /// requests.
     bytes_until: Mutex<Option<Instant>>,
     requests_until: Mutex<Option<Instant>>,
 }
@@ -84,19 +85,19 @@ impl Throttle {
         Ok(())
     }
 
-    /// A draw from the log-normal distribution through the median and the 99th percentile.
+    /// Draws a latency from the log-normal distribution defined by the median and the 99th percentile.
     fn latency(&self) -> Duration {
         let (median, p99) = (self.limits.latency.as_secs_f64(), self.limits.latency_p99.as_secs_f64());
         if p99 <= median || median == 0.0 {
             return self.limits.latency;
         }
-        // Box and Muller; 2.326 is the 99th percentile of the standard normal distribution.
+        // Box-Muller transform; 2.326 is the 99th percentile of the standard normal distribution.
         let (u, v) = (1.0 - rand::random::<f64>(), rand::random::<f64>());
         let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
         Duration::from_secs_f64(median * ((p99 / median).ln() / 2.326 * normal).exp())
     }
 
-    /// Waits until `bytes` more have passed at the rate.
+    /// Waits until `bytes` more bytes have passed at the limited rate.
     async fn pass(&self, bytes: u64, deadline: Deadline) -> Result<()> {
         let Some(rate) = self.limits.bytes_per_s.filter(|rate| *rate > 0.0) else { return Ok(()) };
         let until = {
@@ -105,7 +106,7 @@ impl Throttle {
             *until = Some(next);
             next
         };
-        // An abandoned read has used the bandwidth all the same.
+        // Wait only until the deadline. The bytes count in full, because an aborted read has used the bandwidth too.
         tokio::time::sleep_until(deadline.instant().map_or(until, |at| at.min(until)).into()).await;
         deadline.check("a transfer of a throttled store")
     }
@@ -122,7 +123,7 @@ impl ThrottledStore {
         &*self.inner
     }
 
-    /// Admits one request that carries `bytes`.
+    /// Admits one request with a body of `bytes` bytes.
     pub(crate) async fn pass(&self, key: &Key, bytes: u64, deadline: Deadline) -> Result<()> {
         self.enter(key, deadline).await?;
         self.gate.pass(bytes, deadline).await

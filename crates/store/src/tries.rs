@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attempts of one call: back-off, budgets and an idle timeout.
+//! Attempts of one call, with back-off, time budgets and an idle timeout.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,20 +10,21 @@ use penstock_types::{Deadline, Error, Metric, Metrics, Result, Stopwatch};
 use crate::Store;
 use crate::rate_backoff::AdaptiveRate;
 
-/// When to retry, and when to give up.
+/// Settings for retries: waits, time budgets and timeouts.
 #[derive(Debug, Clone)]
 pub struct RetryPolicy {
-    /// Wall-clock budget for one call while the store throttles.
+    /// Time budget of one call while the store throttles.
     pub give_up_after: Duration,
-    /// The same while nothing answers, or answers are 5xx.
+    /// Time budget of one call while the store does not respond or returns 5xx.
     pub unreachable_after: Duration,
-    /// The same before the store has answered anything at all: a wrong endpoint shall not cost a minute.
+    /// Time budget of one call before the store has ever responded; short, so that a wrong endpoint does not cost a
+    /// minute.
     pub never_reached_after: Duration,
-    /// Mean of the first wait is half of this; it doubles from try to try.
+    /// Upper limit of the first random wait, whose mean is half of this. The limit doubles with each attempt.
     pub first_wait: Duration,
-    /// Maximum wait, unless the store asks for a longer one.
+    /// Maximum wait between attempts, unless the store requests a longer one.
     pub max_wait: Duration,
-    /// A request that brings no byte for this long is sent again.
+    /// A request that receives no byte for this long is sent again.
     pub stall_after: Duration,
 }
 
@@ -31,7 +32,7 @@ impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             give_up_after: Duration::from_secs(300),
-            // Covers an outage of a minute plus the longest wait between two tries.
+            // Covers an outage of one minute plus the longest wait between two attempts.
             unreachable_after: Duration::from_secs(90),
             never_reached_after: Duration::from_secs(10),
             first_wait: Duration::from_millis(100),
@@ -41,15 +42,15 @@ impl Default for RetryPolicy {
     }
 }
 
-/// State that the attempts of all calls share.
+/// State that all calls to a store share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) inner: Arc<dyn Store>,
     pub(crate) policy: RetryPolicy,
     pub(crate) metrics: Arc<Metrics>,
-    /// Request rate since the store refused.
+    /// Adaptive request rate after the store has throttled.
     pace: AdaptiveRate,
-    /// The store has answered, were it with an error.
+    /// True once the store has responded, even with an error.
     reached: AtomicBool,
 }
 
@@ -59,7 +60,7 @@ impl Shared {
     }
 }
 
-/// The tries of one call, and the time that they took.
+/// The attempts of one call and their time budget.
 pub(crate) struct Tries {
     pub(crate) shared: Arc<Shared>,
     what: String,
@@ -67,7 +68,7 @@ pub(crate) struct Tries {
     started: Stopwatch,
     sent: u32,
     refused: u32,
-    /// Back-off steps since the last progress.
+    /// Number of back-off steps since the last progress.
     step: u32,
 }
 
@@ -76,12 +77,12 @@ impl Tries {
         Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
     }
 
-    /// One try when its turn has come, ended when it is silent for longer than `limit`.
+    /// Waits for the request rate limit and runs one attempt, which fails if it is idle for longer than `limit`.
     pub(crate) async fn attempt<T>(&mut self, limit: Duration, work: impl Future<Output = Result<T>>) -> Result<T> {
         let turn = self.silent_no_longer(Duration::MAX, async { Ok(self.shared.pace.turn().await) }).await?;
         self.shared.metrics.time(Metric::ThrottleWait, turn.waited);
         if self.sent == 0 {
-            // Waiting for other calls is not a refusal: the budget starts now.
+            // Waiting for the rate limit is not a failure, so the time budget starts after it.
             self.started = Stopwatch::start();
         }
         self.sent += 1;
@@ -89,7 +90,7 @@ impl Tries {
         match &result {
             Err(Error::Throttled { .. }) => self.shared.pace.refused(turn),
             Err(Error::Unreachable { .. } | Error::Server { .. } | Error::Deadline { .. } | Error::Interrupted) => {}
-            // Any other response shows that the store had capacity for the request.
+            // Any other result shows that the store had capacity for the request.
             Ok(_) | Err(_) => self.shared.pace.passed(turn),
         }
         if !matches!(result, Err(Error::Unreachable { .. })) {
@@ -114,20 +115,20 @@ impl Tries {
         }
     }
 
-    /// Bytes came: the next failure begins a new budget.
+    /// Records that bytes arrived, so that the next failure starts with a new time budget.
     pub(crate) fn progressed(&mut self) {
         (self.step, self.sent, self.refused, self.started) = (0, 1, 0, Stopwatch::start());
     }
 
-    /// The caller asks for more: while nothing has failed, the time that the caller took does not count against the
-    /// store.
+    /// Records that the caller requests more data. If no attempt has failed, the time that the caller spent does not
+    /// count against the budget.
     pub(crate) fn asked(&mut self) {
         if self.step == 0 {
             self.started = Stopwatch::start();
         }
     }
 
-    /// Waits before the next try, or errs when there shall be none.
+    /// Waits before the next attempt, or returns an error if the call must not be retried.
     pub(crate) async fn after(&mut self, error: Error) -> Result<()> {
         let policy = &self.shared.policy;
         let elapsed = self.started.elapsed();
@@ -143,7 +144,8 @@ impl Tries {
         self.refused += u32::from(throttled);
         let ceiling = policy.first_wait.saturating_mul(1 << self.step.min(16)).min(policy.max_wait);
         self.step += 1;
-        // Full jitter (M. Brooker, "Exponential backoff and jitter"); a wait that the store asks for is kept in full.
+        // Full jitter (M. Brooker, "Exponential backoff and jitter"). A wait that the store requests is never
+        // shortened.
         let jitter = ceiling.mul_f64(rand::random::<f64>());
         let wait = asked.map_or(jitter, |asked| asked.saturating_add(jitter.min(asked / 10)));
         if elapsed.saturating_add(wait) > budget {
@@ -164,7 +166,7 @@ impl Tries {
         if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) }
     }
 
-    /// The last error, with what was tried.
+    /// Adds the number of attempts and their duration to the last error.
     fn exhausted(&self, error: Error, elapsed: Duration) -> Error {
         let tries = format!(" ({} in {:.1} s)", self.tries(), elapsed.as_secs_f64());
         match error {

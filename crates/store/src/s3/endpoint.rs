@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Builds the URI of a request from endpoint, bucket and key, with every byte of the key preserved.
+//! Builds the URI of a request from endpoint, bucket and key; every byte of the key is preserved.
 
 use http::Uri;
 use penstock_types::{Error, Result};
@@ -7,11 +7,11 @@ use penstock_types::{Error, Result};
 use crate::S3Settings;
 use crate::transport::{is_loopback, uri};
 
-/// Endpoint of a bucket.
+/// Endpoint of one bucket.
 pub(super) struct Endpoint {
     scheme: &'static str,
     authority: String,
-    /// Path of the bucket: empty if the host name contains it.
+    /// URL path of the bucket; empty if the host name contains the bucket name.
     base: String,
     region: String,
     shown: String,
@@ -30,7 +30,7 @@ impl Endpoint {
         let Some(url) = &settings.endpoint else {
             let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
             let host = format!("s3.{region}.{domain}");
-            // The certificate covers one label, so the name of a bucket with dots goes into the path.
+            // AWS's certificate covers only one more label, so a bucket name with dots goes into the path.
             let (authority, base) = match bucket.contains('.') {
                 true => (host, format!("/{bucket}")),
                 false => (format!("{bucket}.{host}"), String::new()),
@@ -38,7 +38,7 @@ impl Endpoint {
             let shown = format!("https://{authority}");
             return Ok(Self { scheme: "https", authority, base, region, shown });
         };
-        // The URL is shown only once it is known to hold no password.
+        // The errors do not contain the URL until it is certain that it has no password in it.
         let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
         let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
         let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
@@ -74,12 +74,12 @@ impl Endpoint {
         &self.region
     }
 
-    /// The endpoint, for errors.
+    /// Endpoint as text for error messages.
     pub(super) fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// The URI of a key, or of the bucket.
+    /// Returns the URI of a key, or of the bucket if there is no key.
     pub(super) fn uri(&self, key: Option<&[u8]>, query: &str) -> Result<Uri> {
         let Self { scheme, authority, base, .. } = self;
         let root = if key.is_none() && base.is_empty() { "/" } else { "" };

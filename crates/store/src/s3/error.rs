@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts an error response to an error that a caller can act on.
+//! Converts an S3 error response to a Penstock error.
 
 use http::{HeaderMap, Method, Response, StatusCode};
 use hyper::body::Incoming;
@@ -8,7 +8,7 @@ use penstock_types::{Error, Key};
 use super::Bucket;
 use crate::transport::{self, status::shown, xml};
 
-/// Content of an error's body.
+/// Parsed body of an error response.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ErrorBody {
     pub(super) code: String,
@@ -19,7 +19,7 @@ pub(super) struct ErrorBody {
 impl ErrorBody {
     pub(super) fn parse(body: &[u8]) -> Self {
         let mut error = Self::default();
-        // If the body cannot be parsed, the status is used.
+        // If the body cannot be parsed, only the status is used.
         let _ = xml::elements(body, |path, text| match path {
             ["Error", "Code"] => error.code = shown(&text),
             ["Error", "Message"] => error.message = shown(&text),
@@ -46,7 +46,8 @@ pub(super) async fn of_answer(
     of_status(bucket, method, key, head.status, &head.headers, &error)
 }
 
-/// The store refuses the credential because it has expired. A response to HEAD has no body that could report it.
+/// Returns true if the store rejected the request because the credential has expired. A response to HEAD has no body,
+/// so any 400 counts.
 pub(super) fn tells_expiry(method: &Method, status: StatusCode, error: &Error) -> bool {
     match error {
         Error::Denied { reason, .. } => {
@@ -56,7 +57,7 @@ pub(super) fn tells_expiry(method: &Method, status: StatusCode, error: &Error) -
     }
 }
 
-/// Error for a status and its response body.
+/// Builds the error for a status and its parsed response body.
 pub(super) fn of_status(
     bucket: &Bucket,
     method: &Method,
@@ -74,7 +75,7 @@ pub(super) fn of_status(
         (code, message) => format!("{code}: {message}"),
     };
     match (status.as_u16(), code) {
-        // Some stores answer 404 here, whose hint would mislead.
+        // Some stores return these codes with status 404. `NotFound` and its hint would mislead the user.
         (_, "InvalidAccessKeyId" | "XAdminUserNotFound" | "SignatureDoesNotMatch" | "AccessDenied") => {
             Error::Denied { place, reason }
         }

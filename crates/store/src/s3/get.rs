@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HEAD and GET of one key; `transport::read` builds reads from them.
+//! HEAD and GET requests for one key, which `transport::read` uses for reads.
 
 use std::sync::Arc;
 

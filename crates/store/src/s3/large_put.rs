@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Large writes in parts over several connections. The object appears when the last request succeeds; after a failure
-//! the parts are removed.
+//! Writes large objects as multipart uploads over several connections. The object becomes visible when the last request
+//! succeeds. After a failure the parts are deleted.
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -14,7 +14,7 @@ use super::{Ask, Bucket, add_encoding, checksum_header, error};
 use crate::transport::{add_precondition, client::Parts, cut, pair, unmet, unquoted, within, xml};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Size of a part in bytes; larger if 10,000 parts would not suffice.
+/// Size of a part in bytes. It is larger if the object would otherwise need more than 10,000 parts.
 const PART: u64 = 16 << 20;
 /// Maximum number of parts.
 pub(super) const MAX_PARTS: u64 = 10_000;
@@ -49,7 +49,7 @@ pub(super) async fn put(
             modified_s: Some(unix_now().as_secs_f64()),
         }),
         Err(error) => {
-            // Best effort, with its own deadline: the first error is returned.
+            // Ignore errors here, because the first error is returned. The request has its own deadline.
             let ask = Ask { query: &upload, ..Ask::new(Method::DELETE, Metric::Puts, Some(key)) };
             let _ = bucket.send(ask, Deadline::within(std::time::Duration::from_secs(10))).await;
             Err(unmet(error, &options.precondition))
@@ -57,7 +57,7 @@ pub(super) async fn put(
     }
 }
 
-/// Starts an upload and returns its id.
+/// Starts an upload and returns its ID.
 pub(super) async fn begun(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: Deadline) -> Result<String> {
     let begun = answered(bucket, key, ask, deadline).await?;
     let mut upload = String::new();
@@ -89,7 +89,7 @@ async fn finish(
     complete(bucket, key, upload, &sent, whole, options, deadline).await
 }
 
-/// Completes an upload: the lines of its parts, and the CRC of the whole.
+/// Completes an upload. The request contains the entries of all parts and the CRC of the whole object.
 pub(super) async fn complete(
     bucket: &Bucket,
     key: &Key,
@@ -115,7 +115,7 @@ pub(super) async fn complete(
         [_, "ChecksumType"] => is_full = text == "FULL_OBJECT",
         _ => {}
     })?;
-    // S3 may return 200 with an error in the body: it answers before it has joined the parts.
+    // S3 may return status 200 with an error in the body, because it responds before it has joined the parts.
     let reply = ErrorBody::parse(&done);
     if !reply.code.is_empty() {
         let status = if reply.code == "InternalError" { 500 } else { 400 };
@@ -134,13 +134,13 @@ fn name_value(digest: &Digest) -> Result<(http::HeaderName, HeaderValue)> {
     checksum_header(digest).ok_or_else(|| Error::bug("a digest has no header"))
 }
 
-/// Entry of a part in the final list.
+/// Builds the XML entry of a part for the list of parts.
 pub(super) fn line(crc: &Digest, etag: &str, number: u32) -> String {
     let crc = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, &crc.value);
     format!("<Part><ChecksumCRC32C>{crc}</ChecksumCRC32C><ETag>{etag}</ETag><PartNumber>{number}</PartNumber></Part>")
 }
 
-/// Sends a part and returns its entry of the final list.
+/// Sends a part and returns its XML entry for the list of parts.
 async fn send_part(
     bucket: &Bucket,
     key: &Key,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! LIST, version 2: pages of keys as bytes, URL-encoded on the wire so that every key survives.
+//! Lists objects with ListObjectsV2. Keys are URL-encoded in the response, so that every key is preserved.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::page_tokens::PageTokens;
 use crate::transport::{client::innermost, pair, unquoted, within, xml};
 use crate::{ListStream, Meta, Version, http_date};
 
-/// Maximum size of a page: 1000 keys of 1,024 bytes, URL-encoded, take a quarter of this.
+/// Maximum size of a page in bytes, four times the size of 1000 URL-encoded keys of 1,024 bytes.
 const PAGE_LIMIT: usize = 16 << 20;
 
 /// One page of a listing.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Page {
     pub(super) objects: Vec<Meta>,
-    /// Token of the next page, if there is one.
+    /// Token of the next page, if there is a next page.
     pub(super) next: Option<String>,
 }
 
@@ -78,7 +78,7 @@ impl Listing {
     }
 }
 
-/// Fields of an object's element that were parsed so far.
+/// Fields parsed so far from the XML element of an object.
 #[derive(Default)]
 struct Entry {
     key: Option<String>,
@@ -87,7 +87,7 @@ struct Entry {
     modified_s: Option<f64>,
 }
 
-/// Parses a page. Errs with `Corrupt` if it is not one.
+/// Parses a page. Returns `Corrupt` if `body` is not a valid page.
 pub(super) fn parse(body: &[u8]) -> Result<Page> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut entry = Entry::default();
@@ -98,7 +98,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
             [_, "IsTruncated"] => is_truncated = text == "true",
             [_, "EncodingType"] => is_encoded = text == "url",
             [_, "NextContinuationToken"] => next = Some(text),
-            // Its fields come in any order.
+            // The fields of an entry can appear in any order, so it is complete only at the end of the element.
             [_, "Contents"] => entries.push(std::mem::take(&mut entry)),
             [_, "Contents", field] => match *field {
                 "Key" => entry.key = Some(text),
@@ -137,7 +137,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
     }
 }
 
-/// Decodes a URL-encoded key; a plus encodes a space, as in forms.
+/// Decodes a URL-encoded key. A plus sign means a space, as in forms.
 fn decode(text: &str) -> Key {
     let spaced: Vec<u8> = text.bytes().map(|byte| if byte == b'+' { b' ' } else { byte }).collect();
     Key::new(percent_decode(&spaced).collect::<Vec<u8>>())

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! S3 and compatible stores: our own requests over HTTP/1.1 and many connections, signed by `reqsign`.
+//! S3 and compatible stores: reads and writes one bucket over HTTP/1.1 with many connections; `reqsign` signs the
+//! requests.
 //!
-//! Owns one bucket's requests and the interpretation of responses. Every request is sent once (`Retry` repeats). No
-//! secret and no signed URL reaches an error or a `Debug`.
+//! This module builds the requests to a bucket and interprets the responses. It sends every request once; `Retry`
+//! repeats failed requests. No error or `Debug` output contains a secret or a signed URL.
 
 mod chain;
 mod composite_checksum;
@@ -37,7 +38,7 @@ use crate::{
     http_date,
 };
 
-/// See the module. Cheap to clone.
+/// S3 bucket as a store. Cheap to clone.
 #[derive(Clone)]
 pub struct S3 {
     bucket: Arc<Bucket>,
@@ -63,11 +64,11 @@ impl fmt::Debug for S3 {
     }
 }
 
-/// One request: its method, key and parameters.
+/// Parameters of one request.
 struct Ask<'a> {
     method: Method,
     kind: Metric,
-    /// `None` asks the bucket.
+    /// Object of the request; `None` for a request to the bucket.
     key: Option<&'a Key>,
     query: &'a str,
     headers: HeaderMap,
@@ -81,7 +82,8 @@ impl<'a> Ask<'a> {
 }
 
 impl S3 {
-    /// The store of a bucket; sends nothing yet. Errs with `Config` for an invalid endpoint or bucket name.
+    /// Creates the store of a bucket without sending a request. Returns a `Config` error for an invalid endpoint or
+    /// bucket name.
     pub fn new(bucket: &str, settings: &S3Settings, metrics: Arc<Metrics>) -> Result<Self> {
         let endpoint = Endpoint::new(bucket, settings)?;
         let http = Http::trusting(settings.variables.get("AWS_CA_BUNDLE").map(Path::new))?;
@@ -92,7 +94,7 @@ impl S3 {
         Ok(Self { bucket: Arc::new(bucket), verifies: true })
     }
 
-    /// Leaves the check of a whole object against its checksum to the caller (`Retry`).
+    /// Disables the checksum verification of whole objects, because the caller (`Retry`) does it.
     pub(crate) fn unverified(self) -> Self {
         Self { verifies: false, ..self }
     }
@@ -106,7 +108,7 @@ impl Bucket {
         }
     }
 
-    /// Sends one request and returns its response if that is a success.
+    /// Sends one request and returns its response if the status is a success.
     async fn send(&self, ask: Ask<'_>, deadline: Deadline) -> Result<Response<Incoming>> {
         let place = self.place_of(ask.key);
         if let Some(key) = ask.key {
@@ -140,7 +142,7 @@ impl Bucket {
             let status = answer.status();
             let error = error::of_answer(self, &ask.method, ask.key, answer).await;
             Err(match error::tells_expiry(&ask.method, status, &error) && self.sign.renews(stamp) {
-                // Sent again with a new credential.
+                // `Retry` sends the request again with a new credential.
                 true => Error::Server { place, status: status.as_u16(), reason: "the credentials expired".to_owned() },
                 false => error,
             })
@@ -152,7 +154,7 @@ impl Bucket {
         Error::KeyRefused { key: key.to_string(), place: self.place_of(None), reason: reason.to_owned() }
     }
 
-    /// Metadata from the headers of a response, for an object of `size` bytes.
+    /// Builds the metadata of an object of `size` bytes from the headers of a response.
     fn described(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta {
         let text = |name: &str| text(headers, name);
         let etag = text("etag").map(unquoted);
@@ -176,13 +178,13 @@ impl Bucket {
     }
 }
 
-/// Encrypted, so the ETag is not an MD5.
+/// Returns true if the object is encrypted in a way that makes its ETag something other than an MD5.
 fn is_encrypted(headers: &HeaderMap) -> bool {
     text(headers, "x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
         || text(headers, "x-amz-server-side-encryption-customer-algorithm").is_some()
 }
 
-/// Content-Encoding without `aws-chunked`, which describes the transfer and not the object.
+/// Returns the Content-Encoding without `aws-chunked`, which describes the transfer and not the object.
 fn stored_encoding(text: &str) -> Option<String> {
     let kept: Vec<&str> =
         text.split(',').map(str::trim).filter(|name| !name.is_empty() && *name != "aws-chunked").collect();
@@ -197,13 +199,15 @@ const CHECKSUMS: [(&str, Algorithm, usize); 5] = [
     ("x-amz-checksum-sha1", Algorithm::Sha1, 20),
 ];
 
-/// Whole-object checksums in a response; `composite_checksum` reads those of multipart uploads (`COMPOSITE`).
+/// Returns the whole-object checksums in a response. `composite_checksum` handles those of multipart uploads
+/// (`COMPOSITE`).
 fn checksums(headers: &HeaderMap) -> Vec<Digest> {
     if headers.get("x-amz-checksum-type").is_some_and(|kind| kind != "FULL_OBJECT") {
         return Vec::new();
     }
-    // A server that does not state a checksum type predates whole-object checksums of multipart uploads: its checksums
-    // are composite, even without the `-3` after the value (moto's HEAD). CRC64NVME always covers the whole object.
+    // If a multipart upload has no checksum type, the server does not support whole-object checksums for it. Its
+    // checksums are then composite, even if they have no `-3` suffix (moto's HEAD). CRC64NVME always covers the whole
+    // object.
     let has_only_part_sums =
         !headers.contains_key("x-amz-checksum-type") && text(headers, "etag").is_some_and(is_multipart);
     let decode = |text: &HeaderValue| base64::Engine::decode(&base64::prelude::BASE64_STANDARD, text).ok();
@@ -217,14 +221,14 @@ fn checksums(headers: &HeaderMap) -> Vec<Digest> {
         .collect()
 }
 
-/// True for the ETag of a multipart upload: `d41d8cd98f00b204e9800998ecf8427e-3`.
+/// Returns true for the ETag of a multipart upload, such as `d41d8cd98f00b204e9800998ecf8427e-3`.
 fn is_multipart(etag: &str) -> bool {
     unquoted(etag).split_once('-').is_some_and(|(digest, parts)| {
         digest.len() == 32 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()) && parts.parse::<u32>().is_ok()
     })
 }
 
-/// Request header for a digest, if S3 has one.
+/// Returns the request header for a digest, if S3 has one.
 fn checksum_header(digest: &Digest) -> Option<(HeaderName, HeaderValue)> {
     let name = match digest.algorithm {
         Algorithm::Md5 => "content-md5",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads that one process can begin and another can complete.
+//! Multipart uploads that one process can start and another process can complete.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -14,14 +14,14 @@ use crate::multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId
 use crate::transport::{pair, unmet, unquoted, xml};
 use crate::{Meta, PutOptions, checksum};
 
-/// Maximum pages of a listing of parts: 10,000 parts, 1,000 per page, and one spare.
+/// Maximum number of pages in a listing of parts: 10,000 parts at 1,000 per page, plus one spare page.
 const PAGES: usize = 11;
 
 fn query(id: &UploadId) -> String {
     pair("uploadId", id.0.as_bytes())
 }
 
-/// An unknown upload counts as missing.
+/// Converts the error for an unknown upload to `NotFound`.
 fn gone(error: Error) -> Error {
     match error {
         Error::Server { place, status: 404, .. } => Error::NotFound { place },

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! PUT: one request for small objects, several parts for large ones; each with a CRC-32C that the store verifies.
+//! Writes objects: one PUT request for a small object, several parts for a large one. S3 verifies the CRC-32C of each
+//! request.
 
 use bytes::Bytes;
 use http::Method;
@@ -10,7 +11,8 @@ use super::{Ask, Bucket, add_encoding, checksum_header, large_put};
 use crate::transport::{add_precondition, client::Parts, unmet, unquoted};
 use crate::{Meta, PutOptions, Version, checksum};
 
-/// Larger objects are sent in parts. S3 accepts 5 GiB at once, but with parts several connections share the work.
+/// Objects above this size (in bytes) are sent in parts. S3 accepts 5 GiB in one request, but parts can use several
+/// connections.
 const SINGLE: u64 = 64 << 20;
 
 pub(super) async fn put(
@@ -26,7 +28,7 @@ pub(super) async fn put(
         return large_put::put(bucket, key, parts, size, options, deadline).await;
     }
     let mut ask = Ask::new(Method::PUT, Metric::Puts, Some(key));
-    // The caller's digest is sent if S3 has a header for it; ours otherwise.
+    // Send the caller's digest if S3 has a header for it, otherwise our own CRC-32C.
     let digest = match &options.checksum {
         Some(digest) if checksum_header(digest).is_some() => digest.clone(),
         _ => checksum::of_parts(Algorithm::Crc32c, &parts).ok_or_else(|| Error::bug("no CRC-32C"))?,

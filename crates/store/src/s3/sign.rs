@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signs requests with credentials from the cache. Errors contain our own texts only, never a source's response.
+//! Signs requests with credentials from the cache. Errors contain only Penstock's own texts, never the response of a
+//! credential source.
 
 use std::sync::Arc;
 
@@ -18,12 +19,12 @@ use crate::transport::client::Http;
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Signs requests; see `credentials`.
+/// Signs requests with the cached credentials (see `credentials`).
 pub(super) struct Sign {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
     sources: String,
-    /// The environment's keys do not change during the life of the process.
+    /// True if the keys come from the environment, which does not change during the life of the process.
     is_fixed: bool,
 }
 
@@ -38,7 +39,7 @@ impl Sign {
             variable("AWS_CONTAINER_CREDENTIALS_FULL_URI"),
             variable("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI").map(|_| "http://169.254.170.2/"),
         );
-        // Only for hosts that serve containers: a variable must not send a token to an arbitrary host.
+        // Only known container endpoints are allowed, so that a variable cannot send a token to an arbitrary host.
         let full = full.filter(|url| is_container_host(url));
         let chain = Chain {
             region: region.to_owned(),
@@ -65,7 +66,7 @@ impl Sign {
         let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
         signed.map_err(|error| {
             let place = place.to_owned();
-            // Only the text: the source of the error may quote a file or a response that holds a secret.
+            // Use only the error's text: its source may quote a file or a response that contains a secret.
             let text = error.to_string();
             match error.kind() {
                 _ if text.contains(NOTHING) => {
@@ -79,13 +80,15 @@ impl Sign {
         })
     }
 
-    /// The store reported the credential as expired; true if the request may be sent again with a new one.
+    /// Handles a response that the credential has expired. Returns true if the request may be sent again with a new
+    /// credential.
     pub(super) fn renews(&self, stamp: Stamp) -> bool {
         !self.is_fixed && credentials::renews(self.keeper.as_deref(), stamp)
     }
 }
 
-/// Loopback, the two addresses by which ECS and EKS serve containers, or anything over TLS.
+/// Returns true for loopback, for the addresses at which ECS and EKS provide container credentials, and for any host
+/// over TLS.
 fn is_container_host(url: &str) -> bool {
     let Ok(uri) = url.parse::<http::Uri>() else { return false };
     let host = uri.host().unwrap_or_default();

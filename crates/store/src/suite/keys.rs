@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Conformance of keys and listings.
+//! Store suite: checks of keys and listings.
 
 use bytes::Bytes;
 use penstock_types::Key;
@@ -7,7 +7,7 @@ use penstock_types::Key;
 use super::Fixture;
 use crate::PutOptions;
 
-/// Keys that a folder can hold and that careless clients damage.
+/// Keys that any folder can contain, but that a careless client may escape or decode wrongly.
 const ODD: [&str; 12] = [
     "plain",
     "with space",
@@ -27,7 +27,8 @@ pub(super) async fn list_is_in_byte_order_under_its_prefix(fixture: &Fixture) {
     if !fixture.store.capabilities().list {
         return;
     }
-    // `a-` and `a.` sort before `a/`, `a0` after: the order of keys is not the order of a walk.
+    // `a-` and `a.` sort before `a/`, and `a0` sorts after it, so the byte order of keys differs from the order of a
+    // folder walk.
     let mut keys: Vec<Key> = ["a/b/c/d", "a/bb", "a-", "a.", "a0", "a/a", "b/x", "B", "a/é", "a/z"]
         .iter()
         .map(|tail| fixture.key(tail))
@@ -89,7 +90,8 @@ pub(super) async fn odd_keys_come_back_as_they_were(fixture: &Fixture) {
     for key in ODD.iter().map(|tail| fixture.key(format!("{tail}/{tail}"))) {
         let parts = vec![Bytes::copy_from_slice(key.as_bytes())];
         match fixture.store.put(&key, parts, &PutOptions::default(), fixture.deadline()).await {
-            // Azure turns a backslash into a slash, HDFS takes no colon: such a key is refused, and nothing is written.
+            // Azure turns a backslash into a slash, and HDFS allows no colon. Such a key must be rejected before
+            // anything is written.
             Err(error)
                 if !fixture.store.capabilities().any_key && key.as_bytes().iter().any(|b| b"\\:".contains(b)) =>
             {
@@ -118,7 +120,7 @@ pub(super) async fn odd_keys_come_back_as_they_were(fixture: &Fixture) {
     }
 }
 
-/// Either a store holds such a key as it is, or it refuses it with an error; it never writes somewhere else.
+/// Checks that a store either stores such a key unchanged or rejects it with an error, and never writes to another key.
 pub(super) async fn hostile_keys_are_held_or_refused(fixture: &Fixture) {
     let beside = fixture.key("beside");
     fixture.put(&beside, b"untouched").await;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The store suite: the contract of [`Store`](crate::Store) as checks that any store can be put through, per capability.
+//! Store suite: checks the contract of [`Store`](crate::Store) for each capability of a store.
 //!
-//! Shipped, so that a store from elsewhere is held to the same. A check panics with the place and what differs, as tests
-//! do; each works below a prefix of its own and takes its objects away again.
+//! The suite is part of the public API, so that stores of other crates can be tested too. A check panics with a
+//! description of the difference, like a test. Each check uses its own key prefix and deletes its objects afterwards.
 
 mod keys;
 mod reads;
@@ -18,7 +18,7 @@ use penstock_types::{ByteRange, Deadline, Key, Result};
 
 use crate::{GetResult, Meta, ObjectRef, PutOptions, Store};
 
-/// One check: its name, and what it does.
+/// One check: its name and its function.
 pub struct Check {
     /// `subject_condition_outcome`.
     pub name: &'static str,
@@ -27,7 +27,7 @@ pub struct Check {
 
 macro_rules! checks {
     ($($module:ident::$name:ident),+ $(,)?) => {
-        /// Every check, in order.
+        /// All checks, in the order in which they run.
         pub const CHECKS: &[Check] = &[$(Check {
             name: stringify!($name),
             run: |fixture| Box::pin($module::$name(fixture)),
@@ -70,13 +70,13 @@ checks! {
     keys::key_beside_its_own_folder_is_held_or_refused,
 }
 
-/// Puts a store through every check; panics at the first that it does not stand.
+/// Runs all checks on a store; panics at the first check that fails.
 pub async fn run(store: Arc<dyn Store>) {
     run_but(store, &[]).await;
 }
 
-/// The same without the checks named, for a peer that is known to fall short of the store it plays. Panics for a name
-/// that no check has.
+/// Runs all checks except those in `left_out`, for an emulator that is known to differ from the store that it emulates.
+/// Panics if `left_out` contains an unknown name.
 pub async fn run_but(store: Arc<dyn Store>, left_out: &[&str]) {
     assert!(left_out.iter().all(|name| CHECKS.iter().any(|check| check.name == *name)), "no such check");
     for check in CHECKS.iter().filter(|check| !left_out.contains(&check.name)) {
@@ -84,14 +84,14 @@ pub async fn run_but(store: Arc<dyn Store>, left_out: &[&str]) {
     }
 }
 
-/// Puts a store through one check.
+/// Runs one check on a store.
 pub async fn run_one(store: Arc<dyn Store>, check: &Check) {
     let fixture = Fixture { store, prefix: format!("suite-{:08x}/", rand::random::<u32>()), name: check.name };
     (check.run)(&fixture).await;
     fixture.clear().await;
 }
 
-/// A store, and a corner of it for one check.
+/// A store and a key prefix for one check.
 pub(crate) struct Fixture {
     pub(crate) store: Arc<dyn Store>,
     prefix: String,
@@ -107,7 +107,7 @@ impl Fixture {
         Key::from(self.prefix.as_str()).join(tail.as_ref())
     }
 
-    /// The value, or a panic that says in which check of which store it was wanted.
+    /// Returns the value, or panics with the name of the check and the store.
     #[track_caller]
     pub(crate) fn ok<T>(&self, result: Result<T>) -> T {
         result.unwrap_or_else(|error| panic!("{} on {}: {error}", self.name, self.store.root()))
@@ -124,7 +124,7 @@ impl Fixture {
         Ok((meta, self.collect(got, ranges).await?))
     }
 
-    /// The bytes of each range; panics on gaps, empty chunks and chunks of no range.
+    /// Returns the bytes of each range. Panics on gaps, on empty chunks, and on chunks that belong to no range.
     pub(crate) async fn collect(&self, mut got: GetResult, ranges: &[ByteRange]) -> Result<Vec<Vec<u8>>> {
         let mut out: Vec<Vec<u8>> = vec![Vec::new(); ranges.len()];
         while let Some(chunk) = got.chunks.try_next().await? {
@@ -155,7 +155,7 @@ impl Fixture {
     }
 }
 
-/// Bytes that differ from place to place, so that a wrong offset shows.
+/// Returns bytes that vary with the position, so that a wrong offset is detected.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
     (0..len as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 23) as u8).collect()
 }

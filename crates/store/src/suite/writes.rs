@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Conformance of writes.
+//! Store suite: checks of writes.
 
 use bytes::Bytes;
 use futures::future::join_all;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP/1.1 client: TCP_NODELAY, TLS where the URL asks for it, bodies that are not copied.
+//! HTTP/1.1 client with TCP_NODELAY, TLS for https URLs, and request and response bodies that are not copied.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ use penstock_types::Error;
 use super::proxy::{Connector, Proxies};
 use super::tls;
 
-/// A request body of parts in order.
+/// Request body that consists of several buffers in order.
 #[derive(Default)]
 pub(crate) struct Parts {
     parts: VecDeque<Bytes>,
@@ -37,7 +37,7 @@ impl Parts {
         Self { left: parts.iter().map(|part| part.len() as u64).sum(), parts }
     }
 
-    /// Bytes still to be sent.
+    /// Number of bytes that remain to be sent.
     pub(crate) fn left(&self) -> u64 {
         self.left
     }
@@ -62,14 +62,15 @@ impl Body for Parts {
     }
 }
 
-/// Idle time of a pooled connection: less than the 20 s after which S3 closes it.
+/// Maximum idle time of a pooled connection. It is less than the 20 s after which S3 closes a connection.
 const IDLE: Duration = Duration::from_secs(15);
-/// Timeout of the connection itself.
+/// Timeout for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
 type TlsClient = Client<HttpsConnector<Connector>, Parts>;
 
-/// Clients for both schemes; the TLS client is made at first use, because it reads the system's roots.
+/// HTTP clients for both schemes. The TLS client is created at first use, because it reads the system's root
+/// certificates.
 #[derive(Clone)]
 pub(crate) struct Http {
     plain: Client<Connector, Parts>,
@@ -98,19 +99,19 @@ fn builder() -> hyper_util::client::legacy::Builder {
     builder
 }
 
-/// Reason of a request that got no response.
+/// Reason why a request received no response.
 #[derive(Debug)]
 pub(crate) enum SendError {
-    /// A network error; a retry may succeed.
+    /// Network error; a retry may succeed.
     Network(String),
-    /// The server's certificate is not trusted; a retry would fail the same way.
+    /// The server's certificate is not trusted; a retry would fail in the same way.
     Certificate(String),
-    /// The proxy from the environment cannot be used.
+    /// The proxy from the environment variables cannot be used.
     Proxy(String),
 }
 
 impl SendError {
-    /// Converts it to the error of a request to `place`.
+    /// Converts this reason to the error of a request to `place`.
     pub(crate) fn at(self, place: &str) -> Error {
         let place = place.to_owned();
         match self {
@@ -130,7 +131,8 @@ impl Http {
         Self { plain: builder().build(connector(proxies.clone())), proxies, tls: Arc::default() }
     }
 
-    /// A client that trusts only the authorities of `bundle`, if one is given. Errs with `Config` if it cannot be read.
+    /// Creates a client that trusts only the certificate authorities in `bundle`, if one is given. Returns a `Config`
+    /// error if the file cannot be read.
     pub(crate) fn trusting(bundle: Option<&Path>) -> penstock_types::Result<Self> {
         Self::new().trust(bundle)
     }
@@ -145,7 +147,7 @@ impl Http {
     }
 
     pub(crate) async fn send(&self, mut request: Request<Parts>) -> Result<Response<Incoming>, SendError> {
-        // hyper sends no length for an empty body, and some S3 servers (rclone's) answer 411 to a PUT without it.
+        // hyper sends no Content-Length for an empty body, and some S3 servers (rclone's) then return 411 to a PUT.
         if request.body().left() == 0 && matches!(*request.method(), Method::PUT | Method::POST) {
             request.headers_mut().entry(CONTENT_LENGTH).or_insert(HeaderValue::from_static("0"));
         }
@@ -194,7 +196,7 @@ fn refusal(error: &(dyn std::error::Error + 'static)) -> SendError {
     }
 }
 
-/// Text of an error's innermost cause; the outer causes name parts of the client.
+/// Returns the text of an error's innermost cause. The outer causes only name parts of the HTTP client.
 pub(crate) fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
     let mut cause = error;
     while let Some(next) = cause.source() {
@@ -234,7 +236,8 @@ mod tests {
         assert!(server.await.unwrap().contains("\r\ncontent-length: 0\r\n"));
     }
 
-    /// A proxy that forwards every request to `server` and records the request heads; it requires `user:word`.
+    /// Starts a proxy that forwards every request to `server` and records the request heads. It requires the
+    /// credentials `user:word`.
     async fn proxy(server: SocketAddr) -> (String, Arc<Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (url, heads) = (listener.local_addr().unwrap().to_string(), Arc::<Mutex<Vec<String>>>::default());
@@ -270,7 +273,7 @@ mod tests {
         String::from_utf8(head).unwrap()
     }
 
-    /// Answers one request with 204.
+    /// Responds to one request with 204.
     async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
         head_of(&mut stream).await;
         stream.write_all(b"HTTP/1.1 204 Empty\r\n\r\n").await.unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP transport for all stores that use HTTP: the client, ranged reads, XML, and the meaning of plain statuses.
+//! HTTP transport for all stores that use HTTP: the client, ranged reads, an XML parser, and errors for HTTP statuses.
 
 pub(crate) mod client;
 mod proxy;
@@ -26,24 +26,26 @@ use reqsign_core::ErrorKind;
 
 use crate::{Meta, Precondition, Version};
 
-/// Characters that signatures do not encode; in a path, `/` too. Dots stay, so `..` reaches the store unchanged.
+/// Percent-encoding set of request signatures, for queries; paths also keep `/`. Dots are not encoded, so `..` reaches
+/// the store unchanged.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// A store as `read` uses it: sends one request at a time and interprets the response.
+/// HTTP store as used by `read`: sends single requests and interprets their responses.
 #[async_trait]
 pub(crate) trait Remote: Send + Sync + 'static {
-    /// A key, for errors.
+    /// URL of a key, for error messages.
     fn place(&self, key: &Key) -> String;
 
-    /// The endpoint, for errors.
+    /// Endpoint as text for error messages.
     fn shown(&self) -> &str;
 
     fn metrics(&self) -> &Arc<Metrics>;
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta>;
 
-    /// Sends one GET, for a range or (`None`) for everything, and returns its response if that is a success.
+    /// Sends one GET for a range, or for the whole object if `range` is `None`. Returns the response if its status is a
+    /// success.
     async fn get(
         &self,
         key: &Key,
@@ -52,19 +54,19 @@ pub(crate) trait Remote: Send + Sync + 'static {
         deadline: Deadline,
     ) -> Result<Response<Incoming>>;
 
-    /// Metadata in the headers of a response, for an object of `size` bytes.
+    /// Builds the metadata of an object of `size` bytes from the headers of a response.
     fn meta(&self, key: &Key, size: u64, headers: &HeaderMap) -> Meta;
 
-    /// Adds a digest that needs another request; used for whole objects that arrived without one.
+    /// Adds a digest that needs another request. Called for whole-object reads.
     async fn vouched(&self, meta: Meta, _: &HeaderMap, _: Deadline) -> Result<Meta> {
         Ok(meta)
     }
 
-    /// A server may answer a ranged read with the whole body; the ranges are then cut out here.
+    /// True if the server may respond to a ranged read with the whole body; the ranges are then cut out of the body.
     fn slices(&self) -> bool;
 }
 
-/// Runs `work` until the deadline.
+/// Runs `work` with a deadline.
 pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     match deadline.instant() {
         Some(at) => tokio::time::timeout_at(at.into(), work).await.unwrap_or_else(|_| Err(deadline.error(what))),
@@ -72,7 +74,8 @@ pub(crate) async fn within<T>(deadline: Deadline, what: &str, work: impl Future<
     }
 }
 
-/// The whole body of a small response; more than `limit` bytes, or an interrupted body, is an error at `place`.
+/// Reads the whole body of a small response. Returns an error at `place` for more than `limit` bytes or an interrupted
+/// body.
 pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place: &str) -> Result<Bytes> {
     within(deadline, place, async {
         let body = Limited::new(body, limit).collect().await;
@@ -85,7 +88,7 @@ pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place
     .await
 }
 
-/// Body of an error, limited in size and time.
+/// Reads the body of an error response, with limits for size and time.
 pub(crate) async fn error_body(body: Incoming) -> Bytes {
     const LIMIT: usize = 64 << 10;
     const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,12 +96,12 @@ pub(crate) async fn error_body(body: Incoming) -> Bytes {
     body.ok().and_then(Result::ok).map(|body| body.to_bytes()).unwrap_or_default()
 }
 
-/// A query parameter `name=value`.
+/// Formats a query parameter as `name=value`, percent-encoded.
 pub(crate) fn pair(name: &str, value: &[u8]) -> String {
     format!("{name}={}", percent_encode(value, QUERY))
 }
 
-/// The URI of a key below `base`, or of `base` itself.
+/// Builds the URI of a key below `base`, or of `base` itself if there is no key.
 pub(crate) fn uri(base: &str, key: Option<&[u8]>, query: &str) -> Result<Uri> {
     let mut text = base.to_owned();
     if let Some(key) = key {
@@ -115,7 +118,7 @@ pub(crate) fn uri(base: &str, key: Option<&[u8]>, query: &str) -> Result<Uri> {
     })
 }
 
-/// Adds a precondition to a write, where versions are ETags.
+/// Adds the headers for a precondition to a write, for stores whose versions are ETags.
 pub(crate) fn add_precondition(headers: &mut HeaderMap, precondition: &Precondition) -> Result<()> {
     match precondition {
         Precondition::None => None,
@@ -125,7 +128,7 @@ pub(crate) fn add_precondition(headers: &mut HeaderMap, precondition: &Precondit
     Ok(())
 }
 
-/// Adds the unmet condition of a write to the error.
+/// Adds the precondition that was not met to the error of a write.
 pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     match (error, precondition) {
         (Error::Precondition { place, .. }, Precondition::Absent) => {
@@ -138,10 +141,10 @@ pub(crate) fn unmet(error: Error, precondition: &Precondition) -> Error {
     }
 }
 
-/// Error of a request that could not be signed, with `advice` for a user without credentials.
+/// Builds the error of a request that could not be signed; `advice` is the hint for a user without credentials.
 pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -> Error {
     let place = place.to_owned();
-    // After the first colon a message may quote a file, a command or a server.
+    // Keep only the text before the first colon, because the rest may quote a file, a command or a server.
     let text = error.to_string();
     let problem = text.split(':').next().unwrap_or_default();
     match error.kind() {
@@ -151,36 +154,36 @@ pub(crate) fn unsigned(error: &reqsign_core::Error, place: &str, advice: &str) -
     }
 }
 
-/// A header's text, if it is text.
+/// Returns a header's value as text, if it is valid text.
 pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Removes the quotes of an ETag; a weak one is kept as it is.
+/// Removes the quotes of an ETag; a weak ETag is not changed.
 pub(crate) fn unquoted(etag: &str) -> &str {
     etag.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(etag)
 }
 
-/// Header value of a version.
+/// Formats a version as a quoted ETag header value.
 pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
     let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
     HeaderValue::from_str(&text)
         .map_err(|_| Error::config("version", format!("`{}` is not an ETag", text.escape_debug())))
 }
 
-/// A user's text as a header value.
+/// Converts a user's text to a header value.
 pub(crate) fn header_of(what: &str, text: &str) -> Result<HeaderValue> {
     HeaderValue::from_str(text)
         .map_err(|_| Error::config(what, format!("`{}` is not a valid header value", text.escape_debug())))
 }
 
-/// True for names and addresses of this machine.
+/// Returns true for names and addresses of this machine.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// Link-local, or a name or address of a cloud's metadata service.
+/// Returns true for link-local addresses, and for names and addresses of the clouds' metadata services.
 pub(crate) fn is_metadata(host: &str) -> bool {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host.parse::<IpAddr>() {
@@ -197,7 +200,8 @@ pub(crate) fn is_metadata(host: &str) -> bool {
     }
 }
 
-/// Deletes keys one by one, some concurrently. A missing key is not an error; a missing `root` is.
+/// Deletes keys with one request each, some of them concurrently. A missing key is not an error, but a missing `root`
+/// is.
 pub(crate) async fn delete_each<T, F>(keys: &[Key], root: &str, delete: impl Fn(Key) -> F) -> Result<()>
 where
     F: Future<Output = Result<T>>,
@@ -211,7 +215,7 @@ where
     stream::iter(keys.to_vec()).map(delete).buffer_unordered(AT_ONCE).map(gone).try_collect().await
 }
 
-/// Cuts the same bytes into parts of `size` without a copy.
+/// Splits a list of buffers into parts of `size` bytes without copying.
 pub(crate) fn cut(parts: Vec<Bytes>, size: u64) -> Vec<Vec<Bytes>> {
     let mut rest: VecDeque<Bytes> = parts.into();
     let mut out = Vec::new();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Forward proxies from `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, read as curl reads them. Plain HTTP
-//! goes to the proxy in absolute form, TLS through a tunnel (CONNECT). Loopback and the clouds' metadata addresses are
-//! never reached through a proxy, which would see the tokens of the latter.
+//! Forward proxies from `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, with the same rules as curl. Plain
+//! HTTP requests are sent to the proxy in absolute form; TLS uses a tunnel (CONNECT). Loopback and the clouds' metadata
+//! addresses are never reached through a proxy, which would see the metadata tokens.
 
 use std::fmt;
 use std::io;
@@ -23,7 +23,7 @@ use super::{is_loopback, is_metadata};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Chooses the proxy of a request.
+/// Chooses the proxy for a request.
 #[derive(Clone)]
 pub(super) struct Proxies(Arc<Matcher>);
 
@@ -32,7 +32,7 @@ impl Proxies {
         Self(Arc::new(Matcher::from_env()))
     }
 
-    /// The proxy for `target`; `None` for a direct connection.
+    /// Returns the proxy for `target`; `None` for a direct connection.
     pub(super) fn of(&self, target: &Uri) -> Option<Intercept> {
         let host = target.host()?;
         if is_loopback(host) || is_metadata(host) { None } else { self.0.intercept(target) }
@@ -46,7 +46,7 @@ impl From<Matcher> for Proxies {
     }
 }
 
-/// Connects to a server, or to its proxy.
+/// Connects to a server directly or through its proxy.
 #[derive(Clone)]
 pub(super) struct Connector {
     pub(super) direct: HttpConnector,
@@ -80,7 +80,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection; for one to a proxy, hyper sends requests in absolute form.
+/// A connection to a server or proxy. On a connection to a proxy, hyper sends requests in absolute form.
 pub(super) struct Stream {
     socket: TokioIo<TcpStream>,
     speaks_to_proxy: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HTTP reads: whole objects and ranges, pinned to one version, with body chunks passed on as they arrive.
+//! HTTP reads of whole objects and ranges, pinned to one version. Body chunks are passed on as they arrive.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use super::{Remote, within};
 use crate::metered::timed;
 use crate::{Chunk, GetResult, Meta, ObjectRef, Version, checksum};
 
-/// Neighbouring ranges are read in one request up to this size; above it a second connection is better.
+/// Maximum size in bytes of one request that reads several adjacent ranges. Above it, a second connection is faster.
 const JOINED: u64 = 8 << 20;
-/// Concurrent requests of one call.
+/// Maximum number of concurrent requests of one call.
 const AT_ONCE: usize = 16;
 
-/// Content-Length of a response.
+/// Returns the Content-Length of a response.
 pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Result<u64> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     length.ok_or_else(|| Error::Unsupported {
@@ -31,16 +31,16 @@ pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Res
     })
 }
 
-/// Neighbouring ranges that one request reads, in order.
+/// Adjacent ranges that one request reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Group {
     start: u64,
     len: u64,
-    /// The ranges and their lengths, in order; the sum is `len`.
+    /// Index and length of each range, in order. The lengths add up to `len`.
     members: VecDeque<(usize, u64)>,
 }
 
-/// Groups neighbours, in the requested order.
+/// Groups adjacent ranges, in the requested order.
 fn grouped(ranges: &[ByteRange]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (index, range) in ranges.iter().enumerate().filter(|(_, range)| range.len > 0) {
@@ -63,7 +63,7 @@ fn grouped(ranges: &[ByteRange]) -> Vec<Group> {
     groups
 }
 
-/// Reads ranges of one object in as few requests as possible.
+/// Reads ranges of one object with as few requests as possible.
 pub(crate) async fn ranges(
     remote: &Arc<dyn Remote>,
     object: &ObjectRef,
@@ -74,7 +74,7 @@ pub(crate) async fn ranges(
     let key = &object.key;
     let mut groups = grouped(ranges).into_iter();
     let Some(first) = groups.next() else {
-        // Only empty ranges: the object must still exist, in the pinned version.
+        // All ranges are empty, but the object must still exist and have the pinned version.
         let meta = remote.head(key, deadline).await?;
         check_pin(&**remote, key, object.version.as_ref(), &meta)?;
         check_starts(&**remote, key, ranges, meta.size)?;
@@ -96,7 +96,7 @@ pub(crate) async fn ranges(
         };
         return Ok(GetResult { meta, chunks });
     }
-    // Whatever was pinned, the other requests read the version that the first one found.
+    // The other requests are pinned to the version that the first one found, even if the caller pinned none.
     let (pin, size) = (meta.version.clone(), meta.size);
     let rest = groups.map(|group| {
         let (remote, key, pin) = (remote.clone(), key.clone(), pin.clone());
@@ -136,7 +136,7 @@ fn check_pin(remote: &dyn Remote, key: &Key, pin: Option<&Version>, meta: &Meta)
     }
 }
 
-/// Every range must begin within the object.
+/// Returns an error if a range does not begin within the object.
 fn check_starts(remote: &dyn Remote, key: &Key, ranges: &[ByteRange], size: u64) -> Result<()> {
     match ranges.iter().find(|range| range.start > size || (range.start == size && range.len > 0 && !range.is_whole()))
     {
@@ -148,7 +148,8 @@ fn check_starts(remote: &dyn Remote, key: &Key, ranges: &[ByteRange], size: u64)
     }
 }
 
-/// One GET: the object's metadata, its body, and whether the body is the whole object although a part was requested.
+/// Sends one GET. Returns the object's metadata, the body, and whether the body is the whole object although a part was
+/// requested.
 async fn get(
     remote: &Arc<dyn Remote>,
     key: &Key,
@@ -168,7 +169,7 @@ async fn get(
     let answer = match remote.get(key, pin, range, deadline).await {
         Ok(answer) => answer,
         Err(Error::Changed { .. }) => return Err(changed(&**remote, key, pin)),
-        // Not every store gives the size in that answer.
+        // Not every store returns the size with this error, so request it.
         Err(Error::Corrupt { .. }) => {
             let size = remote.head(key, deadline).await?.size;
             return Err(Error::corrupt(
@@ -184,7 +185,7 @@ async fn get(
         (true, _) => (sent, false),
         (false, StatusCode::PARTIAL_CONTENT) => {
             let range = content_range(&head.headers).ok_or_else(|| match stated_size(&head.headers) {
-                // Azurite answers so to a range that begins beyond the end.
+                // Azurite returns this for a range that begins beyond the end.
                 Some(size) if group.start >= size => {
                     Error::corrupt(&place, format!("has {size} bytes, but the range starts at byte {}", group.start))
                 }
@@ -197,7 +198,8 @@ async fn get(
             (size, false)
         }
         (false, StatusCode::OK) if remote.slices() => (sent, true),
-        // A store without range support returns everything; from offset 0 that still begins with the requested range.
+        // A store without range support returns the whole object. For offset 0, that is correct if the object is not
+        // longer than the range.
         (false, status) if group.start == 0 && sent <= group.len => {
             if status == StatusCode::OK {
                 (sent, false)
@@ -211,7 +213,7 @@ async fn get(
         }
     };
     let meta = remote.meta(key, size, &head.headers);
-    // Not every server holds to If-Match.
+    // Some servers ignore If-Match, so compare the version here too.
     check_pin(&**remote, key, pin, &meta)?;
     let meta = if is_whole { remote.vouched(meta, &head.headers, deadline).await? } else { meta };
     let at = if comes_whole { 0 } else { group.start };
@@ -223,7 +225,7 @@ pub(crate) fn odd(place: &str, what: &str) -> Error {
     Error::Server { place: place.to_owned(), status: 0, reason: format!("the answer has {what}") }
 }
 
-/// `bytes 5-9/20` as (5, 10, 20).
+/// Parses a Content-Range: `bytes 5-9/20` gives (5, 10, 20).
 fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
     let (range, size) = text.split_once('/')?;
@@ -232,12 +234,12 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, u64, u64)> {
     (first < end && end <= size).then_some((first, end, size))
 }
 
-/// The object's size in a Content-Range, whatever its range.
+/// Returns the object size from a Content-Range, ignoring its range.
 fn stated_size(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_RANGE)?.to_str().ok()?.rsplit_once('/')?.1.parse().ok()
 }
 
-/// A body in transfer.
+/// A response body that is being received.
 struct Body {
     body: Incoming,
     at: u64,
@@ -258,7 +260,7 @@ impl Body {
         .boxed()
     }
 
-    /// Cuts the ranges out of a body that is the whole object, in one pass; bytes after the last range are not read.
+    /// Cuts the ranges out of a body that is the whole object, in one pass. Bytes after the last range are not read.
     fn sliced(self, ranges: &[ByteRange], size: u64) -> BoxStream<'static, Result<Chunk>> {
         let wants: Vec<(usize, u64, u64)> =
             ranges.iter().enumerate().map(|(index, range)| (index, range.start, range.end(size))).collect();
@@ -284,7 +286,7 @@ impl Body {
         .boxed()
     }
 
-    /// The next bytes off the wire; `None` when all that was announced has come.
+    /// Returns the next bytes from the network; `None` after all announced bytes have arrived.
     async fn next(&mut self) -> Result<Option<bytes::Bytes>> {
         loop {
             let frame = within(self.deadline, &self.place, async { Ok(self.body.frame().await) }).await?;
@@ -312,7 +314,7 @@ impl Body {
         }
     }
 
-    /// Cuts bytes at the ranges' ends; nothing is copied.
+    /// Splits received bytes at the ends of the ranges, without copying.
     fn split(&mut self, mut bytes: bytes::Bytes) -> Vec<Chunk> {
         let mut chunks = Vec::with_capacity(1);
         while !bytes.is_empty()

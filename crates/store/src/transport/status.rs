@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Errors for plain HTTP statuses; a store with error codes of its own checks those first.
+//! Converts HTTP statuses to errors. A store with its own error codes checks those first.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use penstock_types::{Error, unix_now};
 
 use crate::http_date;
 
-/// Characters of a store's own words that are shown.
+/// Maximum number of characters of a store's message in an error.
 const SHOWN: usize = 200;
 
-/// Cut, and without what could draw on a terminal.
+/// Truncates a store's message and removes control characters, which could manipulate a terminal.
 pub(crate) fn shown(text: &str) -> String {
     text.chars().take(SHOWN).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Retry-After: seconds, or a date.
+/// Parses Retry-After: a number of seconds, or a date.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     wait(headers.get("retry-after")?.to_str().ok()?)
 }
@@ -29,13 +29,13 @@ fn wait(text: &str) -> Option<Duration> {
     }
 }
 
-/// The store refused for rate.
+/// Error for a request that the store throttled.
 pub(crate) fn throttled(place: String, status: StatusCode, headers: &HeaderMap) -> Error {
     let (retry_after, status) = (retry_after(headers), status.as_u16());
     Error::Throttled { place, refused: 1, sent: 1, window: Duration::ZERO, retry_after, status }
 }
 
-/// Error for a status alone. `reason` is the store's message; `by` is its endpoint.
+/// Error for a status without a store-specific code. `reason` is the store's message; `by` is its endpoint.
 pub(crate) fn of(
     place: String,
     by: &str,
@@ -58,7 +58,7 @@ pub(crate) fn of(
     }
 }
 
-/// Text of a status, if the response has no message.
+/// Standard text for a status, if the response has no message.
 pub(crate) fn reason_phrase(status: StatusCode) -> String {
     status.canonical_reason().unwrap_or("no reason given").to_owned()
 }

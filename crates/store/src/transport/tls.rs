@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TLS: the trusted certificate authorities, and the reasons why a certificate was refused.
+//! TLS: sets the trusted certificate authorities, and extracts the reason why a certificate was rejected.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -10,8 +10,8 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use rustls::{CertificateError, ClientConfig, RootCertStore};
 
-/// Trusts the authorities of a PEM file alone, as the AWS tools do with `AWS_CA_BUNDLE`. Errs with `Config` where the
-/// file does not read or holds no certificate.
+/// Builds a configuration that trusts only the authorities in a PEM file, like the AWS tools with `AWS_CA_BUNDLE`.
+/// Returns a `Config` error if the file cannot be read or contains no certificate.
 pub(super) fn trusting(bundle: &Path) -> Result<ClientConfig> {
     let bad =
         |problem: &dyn std::fmt::Display| Error::config("AWS_CA_BUNDLE", format!("{}: {problem}", bundle.display()));
@@ -32,11 +32,11 @@ pub(super) fn trusting(bundle: &Path) -> Result<ClientConfig> {
     Ok(config.with_root_certificates(roots).with_no_client_auth())
 }
 
-/// Reason why the server's certificate was refused, if the error is about that.
+/// Returns the reason why the server's certificate was rejected, if that caused the error.
 pub(super) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(found) = cause {
-        // An I/O error does not expose its inner error through `source`.
+        // An I/O error does not return its inner error through `source`.
         let inner = found.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let tls = found.downcast_ref::<rustls::Error>().or_else(|| inner?.downcast_ref());
         if let Some(rustls::Error::InvalidCertificate(problem)) = tls {
@@ -54,7 +54,7 @@ fn reason(problem: &CertificateError) -> String {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
         CertificateError::NotValidForName => "it is for another name".to_owned(),
         CertificateError::NotValidForNameContext { presented, .. } => {
-            // They come as `DnsName("a.example")`.
+            // rustls formats the names as `DnsName("a.example")`.
             let names: Vec<&str> = presented.iter().filter_map(|name| name.split('"').nth(1).or(Some(name))).collect();
             format!("it is for {}", names.join(", "))
         }

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parser of the small part of XML that S3 uses: elements and text. No attributes, no DTD, no entities except the five
-//! predefined ones and character references.
+//! Parser for the subset of XML in S3 responses: elements and text. It supports no attributes, no DTD, and no entities
+//! except the five predefined ones and character references.
 
 use penstock_types::{Error, Result};
 use quick_xml::Reader;
 use quick_xml::events::Event;
 
-/// Elements within elements; S3's answers need five.
+/// Maximum nesting depth of elements; S3 responses need five.
 const DEPTH: usize = 16;
 
-/// Calls `found` at the end of each element, with its path and, unless it has children, its text.
+/// Calls `found` at the end of each element with the element's path and its text. The text is empty for an element with
+/// children.
 pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> Result<()> {
     let bad = |problem: &str| Error::corrupt("the store's answer", format!("is not valid XML: {problem}"));
     let text = std::str::from_utf8(body).map_err(|_| bad("it is not UTF-8"))?;
@@ -61,7 +62,7 @@ pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> R
     }
 }
 
-/// Text as XML holds it; `None` when it cannot (control characters).
+/// Escapes text for XML. Returns `None` if XML cannot express it (control characters).
 pub(crate) fn escaped(text: &str) -> Option<String> {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings from index pages of Apache, nginx, lighttpd and Python's server: follows the links that lead below the
-//! page, folder by folder. Pages are untrusted: no link leads out of the prefix, and depth, pages and bytes are
-//! bounded.
+//! Lists objects from the index pages of Apache, nginx, lighttpd and Python's server. It follows the links that lead
+//! below each page, one folder at a time. Pages are untrusted: links out of the prefix are ignored, and the depth, the
+//! number of pages and their size are limited.
 
 use std::sync::Arc;
 
@@ -14,19 +14,20 @@ use super::Site;
 use crate::ListStream;
 use crate::transport::{Remote, body, text};
 
-/// The largest page that is read: 400,000 names of 100 bytes, twice each, with their markup.
+/// Maximum size of an index page in bytes: 400,000 names of 100 bytes, each of which appears twice, with markup.
 const PAGE_LIMIT: usize = 128 << 20;
-/// Folders within folders, and pages of one listing: a server whose links go round ends here.
+/// Maximum folder depth, and below it the maximum number of pages of one listing. A server whose links form a cycle
+/// reaches these limits.
 const DEPTH: usize = 32;
 const PAGES: u32 = 100_000;
-/// Number of concurrent HEADs for sizes and versions, which index pages do not have.
+/// Maximum number of concurrent HEAD requests for sizes and versions, which index pages do not contain.
 const AT_ONCE: usize = 16;
 
 struct Walk {
     site: Arc<Site>,
     prefix: Key,
     after: Option<Key>,
-    /// Pages still to visit, the next one last; folders end in `/`.
+    /// Pages and objects still to visit; the next one is last. Folders end in `/`.
     open: Vec<Key>,
     pages: u32,
     deadline: Deadline,
@@ -42,7 +43,7 @@ pub(super) fn stream(site: Arc<Site>, prefix: Key, after: Option<Key>, deadline:
             async move {
                 match site.head(&key, deadline).await {
                     Ok(meta) => Ok(Some(meta)),
-                    // Gone since the page was written, or never there.
+                    // The object was deleted since the page was generated, or it never existed.
                     Err(Error::NotFound { .. }) => Ok(None),
                     Err(error) => Err(error),
                 }
@@ -54,7 +55,7 @@ pub(super) fn stream(site: Arc<Site>, prefix: Key, after: Option<Key>, deadline:
 }
 
 impl Walk {
-    /// The next object, in byte order.
+    /// Returns the next object in byte order.
     async fn next(&mut self) -> Result<Option<Key>> {
         while let Some(key) = self.open.pop() {
             if !key.is_empty() && !key.as_bytes().ends_with(b"/") {
@@ -77,7 +78,7 @@ impl Walk {
         is_under && is_after
     }
 
-    /// Names on a folder's page, sorted; empty if the folder does not exist.
+    /// Returns the keys on a folder's page, sorted; empty if the folder does not exist.
     async fn page(&mut self, folder: &Key) -> Result<Vec<Key>> {
         let place = self.site.place(folder);
         let bad = |problem: String| Error::Unsupported { what: format!("a listing of {place}"), by: problem };
@@ -87,7 +88,7 @@ impl Walk {
         }
         let answer = self.site.send(&Method::GET, Metric::Lists, folder, HeaderMap::new(), self.deadline).await;
         let answer = match answer {
-            // No page names a key with `..` in it.
+            // A key that contains `..` is never on a page, so its listing is empty.
             Err(Error::NotFound { .. } | Error::KeyRefused { .. }) => return Ok(Vec::new()),
             Err(Error::Denied { .. }) => {
                 return Err(bad("its server, which denies access to its index page".to_owned()));
@@ -104,8 +105,8 @@ impl Walk {
     }
 }
 
-/// The keys below `folder` that its page links to, in byte order; folders end in `/`, and nothing within a linked folder
-/// lies beside it.
+/// Returns the keys below `folder` that its page links to, in byte order. Folders end in `/`. Keys below a linked
+/// folder are omitted, because they are listed with that folder.
 fn links(page: &[u8], origin: &str, folder: &Key) -> Vec<Key> {
     let mut keys: Vec<Key> = hrefs(page).filter_map(|href| target(&href, origin, folder)).collect();
     keys.sort();
@@ -121,10 +122,11 @@ fn links(page: &[u8], origin: &str, folder: &Key) -> Vec<Key> {
     kept
 }
 
-/// The key that a link of `folder`'s page means; `None` for all that does not lead below the folder.
+/// Returns the key to which a link on the page of `folder` refers; `None` for any link that does not lead below the
+/// folder.
 fn target(href: &[u8], origin: &str, folder: &Key) -> Option<Key> {
     let href = href.split(|byte| *byte == b'#').next()?;
-    // Sorting links and generated pages.
+    // Ignore links with a query: they sort the page or lead to generated pages.
     if href.is_empty() || href.contains(&b'?') {
         return None;
     }
@@ -147,7 +149,7 @@ fn target(href: &[u8], origin: &str, folder: &Key) -> Option<Key> {
     below.split(|byte| *byte == b'/').all(is_plain).then_some(key)
 }
 
-/// The `href` of each `<a>`, its character references resolved.
+/// Returns the `href` of each `<a>` with its character references resolved.
 fn hrefs(page: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     let mut rest = page;
     std::iter::from_fn(move || {
@@ -167,7 +169,7 @@ fn hrefs(page: &[u8]) -> impl Iterator<Item = Vec<u8>> + '_ {
     })
 }
 
-/// Text before the tag's `>`, and text after it; a `>` in quotes does not end the tag.
+/// Splits `bytes` at the tag's closing `>`. A `>` inside quotes does not end the tag.
 fn tag(bytes: &[u8]) -> (&[u8], &[u8]) {
     let mut quote = None;
     for (at, &byte) in bytes.iter().enumerate() {
@@ -181,7 +183,7 @@ fn tag(bytes: &[u8]) -> (&[u8], &[u8]) {
     (&bytes[..0], &bytes[..0])
 }
 
-/// The value of an attribute.
+/// Returns the value of an attribute.
 fn attribute<'a>(mut tag: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     loop {
         tag = tag.trim_ascii_start();
@@ -207,7 +209,7 @@ fn attribute<'a>(mut tag: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Text with HTML's character references resolved: the five that index pages write, and numbers.
+/// Resolves HTML character references: the five named ones that index pages contain, and numeric ones.
 fn unescaped(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plain web servers, read only: `http://` and `https://`, with and without ranges, listed by their index pages.
+//! Plain web servers as read-only stores: `http://` and `https://`, with and without range support. Listings come from
+//! the servers' index pages.
 //!
-//! Owns the requests to one host. Sends no credentials, and refuses URLs that contain them. Follows redirects within
-//! the scheme, but never to this machine, a private network or a metadata address. Reports Content-Encoding and never
-//! decodes it.
+//! This module sends the requests to one host. It sends no credentials, and rejects URLs that contain them. It follows
+//! redirects within the scheme, but never to loopback or link-local addresses (this machine or a metadata service). It
+//! returns the Content-Encoding and never decodes it.
 
 mod index;
 mod redirect;
@@ -27,10 +28,11 @@ use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
 
-/// Before the time of a version that is one, where a server gives no ETag; the size follows it, as a second is long.
+/// Prefix of a version that is built from Last-Modified, if the server returns no ETag. The version also contains the
+/// size, because a time of whole seconds is too coarse.
 const MODIFIED: &str = "modified:";
 
-/// See the module. Cheap to clone.
+/// Web server as a store. Cheap to clone.
 #[derive(Clone)]
 pub struct Web {
     site: Arc<Site>,
@@ -45,7 +47,7 @@ pub(crate) struct Site {
     ranges: AtomicU8,
 }
 
-/// Whether the server supports ranges, from its answers so far.
+/// Whether the server supports ranges, according to its responses so far.
 const UNKNOWN: u8 = 0;
 const YES: u8 = 1;
 const NO: u8 = 2;
@@ -57,9 +59,10 @@ impl fmt::Debug for Web {
 }
 
 impl Web {
-    /// The store of a host; sends nothing yet. Errs with `Config` for a host that cannot be, or with a password in it.
+    /// Creates the store of a host without sending a request. Returns a `Config` error for an invalid host or a URL
+    /// that contains a password.
     pub fn new(url: &Url, metrics: Arc<Metrics>) -> Result<Self> {
-        // Not shown before it is known to hold no password.
+        // The errors do not contain the URL until it is certain that it has no password in it.
         let bad = |problem: &str| Error::config("url", problem);
         let authority: Authority = url.authority.parse().map_err(|_| bad("it has no host"))?;
         if authority.as_str().contains('@') {
@@ -77,7 +80,7 @@ impl Site {
         uri(&self.shown, Some(key.as_bytes()), "")
     }
 
-    /// Sends one request, through redirects, and gives its answer back if that is a success.
+    /// Sends one request, follows redirects, and returns the response if its status is a success.
     async fn send(
         &self,
         method: &Method,
@@ -100,7 +103,7 @@ impl Site {
                 *request.method_mut() = method.clone();
                 *request.uri_mut() = uri.clone();
                 *request.headers_mut() = headers.clone();
-                // What is stored is wanted, not what could be squeezed on the way.
+                // Request the stored bytes, without compression for the transfer.
                 request.headers_mut().insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
                 self.metrics.count(Metric::Requests);
                 self.metrics.count(kind);
@@ -135,7 +138,7 @@ impl Site {
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))
     }
 
-    /// Takes from an answer whether ranges are read here.
+    /// Records from a response whether the server supports ranges.
     fn learn(&self, code: StatusCode, headers: &HeaderMap) {
         let known = match (code, text(headers, "accept-ranges").map(str::trim)) {
             (StatusCode::PARTIAL_CONTENT, _) | (_, Some("bytes")) => YES,
@@ -149,7 +152,7 @@ impl Site {
         self.ranges.load(Ordering::Relaxed) != NO
     }
 
-    /// Asks for one byte of an object, once for a server whose answers do not say whether it reads ranges.
+    /// Requests one byte of an object, if no response has shown yet whether the server supports ranges.
     async fn probe(&self, key: &Key, deadline: Deadline) -> Result<()> {
         if self.ranges.load(Ordering::Relaxed) == UNKNOWN {
             let range = Some(HeaderValue::from_static("bytes=0-0"));
@@ -175,7 +178,7 @@ impl Remote for Site {
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let answer = match self.send(&Method::HEAD, Metric::Heads, key, HeaderMap::new(), deadline).await {
-            // Some servers of generated answers know GET only; its body is not read.
+            // Some servers with generated responses support only GET. Its body is not read.
             Err(Error::Unsupported { .. }) => {
                 self.send(&Method::GET, Metric::Heads, key, HeaderMap::new(), deadline).await?
             }
@@ -200,7 +203,7 @@ impl Remote for Site {
             Some((_, Some((date, _)))) => {
                 headers.insert(header::IF_UNMODIFIED_SINCE, header_of("version", date)?);
             }
-            // A weak ETag never matches; the answer's own is compared.
+            // A weak ETag never matches If-Match, so the version in the response is compared instead.
             Some((version, None)) if !version.0.starts_with("W/") => {
                 headers.insert(header::IF_MATCH, quoted(version)?);
             }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Checks redirects: same scheme, and no internal address. The target is never printed, because it may be signed.
+//! Validates redirects: the scheme must not change, and the target must not be an internal address. Errors do not
+//! contain the target, because it may be a signed URL.
 
 use std::net::IpAddr;
 
@@ -9,10 +10,11 @@ use penstock_types::{Error, Result};
 
 use crate::transport::is_loopback;
 
-/// Redirects that one request follows.
+/// Maximum number of redirects that one request follows.
 pub(super) const MAX_REDIRECTS: usize = 5;
 
-/// Target of the redirect `location` from the server of `from`; `place` is the request's URL, on the host `home`.
+/// Returns the target of the redirect `location`, received for `from`. `place` is the URL of the original request,
+/// whose host is `home`.
 pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) -> Result<Uri> {
     let refused = |why: &str| {
         let reason = format!("its server redirects {why}");
@@ -43,14 +45,14 @@ pub(super) fn follow(from: &Uri, location: &str, home: &Authority, place: &str) 
     if is_inward(host) && !host.eq_ignore_ascii_case(home.host()) {
         return Err(refused("to an address of this machine or of a metadata service, which is not followed"));
     }
-    // A folder's own page: there is no object of that name.
+    // The redirect adds a `/`, so the key is a folder and not an object.
     if to.authority() == authority && to.path().strip_suffix('/') == Some(from.path()) {
         return Err(Error::NotFound { place: place.to_owned() });
     }
     Ok(to)
 }
 
-/// True for addresses that mean something else to this machine than to the rest of the world.
+/// Returns true for addresses that refer to this machine or its local link, such as loopback and link-local addresses.
 fn is_inward(host: &str) -> bool {
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     is_loopback(host)

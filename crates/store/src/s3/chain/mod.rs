@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AWS's credential chain, in the order of AWS's tools: the environment; the profile's role; web identity (IRSA); the
-//! profile's SSO, keys or credential_process; the container's endpoint; the instance's, if the settings allow it.
+//! AWS credential chain, with the sources in the order of AWS's tools. First come the environment, the profile's role,
+//! and web identity (IRSA). Then come the profile's SSO, keys or credential_process, the container endpoint, and the
+//! instance metadata if the settings allow it.
 //!
-//! The first configured source ends the search, even if it fails: the next one would be another identity.
+//! The first configured source ends the search, even if it fails, because the next source would be another identity.
 
 mod profile_files;
 mod sso;
@@ -19,7 +20,7 @@ use serde::Deserialize;
 use self::profile_files::{Files, ProfileSource, RoleSource, words};
 use crate::credentials::Expiring;
 
-/// Maximum depth of roles that assume roles.
+/// Maximum number of roles that assume each other in a chain.
 const DEEPEST: usize = 8;
 
 impl Expiring for Credential {
@@ -32,7 +33,7 @@ impl Expiring for Credential {
     }
 }
 
-/// See the module.
+/// Chain of AWS credential sources.
 #[derive(Debug)]
 pub(super) struct Chain {
     pub(super) region: String,
@@ -41,7 +42,7 @@ pub(super) struct Chain {
 }
 
 impl Chain {
-    /// The sources that were tried, for a user without credentials.
+    /// Lists the sources that were tried, for the error if none has credentials.
     pub(super) fn sources(&self) -> String {
         let mut sources = vec!["the environment", "the profile files", "SSO", "web identity", "credential_process"];
         sources.extend(self.has_container.then_some("the container's address"));
@@ -72,7 +73,7 @@ impl Chain {
         }
     }
 
-    /// Keys that assume a role. Boxed, because roles can refer to roles.
+    /// Returns the keys that assume a role. The future is boxed, because a role can refer to another role.
     fn source_of_role<'a>(
         &'a self,
         context: &'a Context,
@@ -89,7 +90,7 @@ impl Chain {
                         return Err(Error::config_invalid(format!("the source profiles of {role} form a cycle")));
                     }
                     let whom = format!("profile {source}");
-                    // A profile may name itself: its own keys then assume its own role.
+                    // A profile may name itself as its source: its own keys then assume its own role.
                     let own = matches!(files.means(&source, false)?, Some(ProfileSource::Role { from: RoleSource::Profile(next), .. }) if next == source);
                     let means = files.means(&source, own)?.ok_or_else(|| nothing(&whom))?;
                     self.of_profile(context, files, means, depth + 1).await
@@ -149,7 +150,7 @@ impl ProvideCredential for Chain {
     }
 }
 
-/// Runs a `credential_process`. Its stderr may hold anything, and is not repeated.
+/// Runs a `credential_process`. Errors do not quote its stderr, which may contain secrets.
 async fn process(context: &Context, command: &str) -> Result<Credential> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `~/.aws/config` and `~/.aws/credentials`, and the credential source of a profile. Files are read again at each
-//! renewal, because other tools rewrite them during a job.
+//! Reads `~/.aws/config` and `~/.aws/credentials`, and determines the credential source of a profile. The files are
+//! read again at each renewal, because other tools may rewrite them during a job.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 use reqsign_core::{Context, Error, Result};
 
-/// A section's settings, names in lower case.
+/// Settings of one section, with names in lower case.
 pub(super) type Section = HashMap<String, String>;
 
-/// Maximum size of a settings file.
+/// Maximum number of bytes read from a settings file.
 const MAX_BYTES: usize = 4 << 20;
 
-/// Both files. A missing file counts as empty, as in every AWS tool.
+/// Content of both files. A missing file counts as empty, as in all AWS tools.
 #[derive(Debug, Default)]
 pub(super) struct Files {
     config: HashMap<String, Section>,
@@ -30,7 +30,7 @@ pub(super) enum ProfileSource {
     Role { role: String, session: Option<String>, external: Option<String>, from: RoleSource },
 }
 
-/// Base credentials for assuming a role.
+/// Source of the credentials that assume a role.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum RoleSource {
     Profile(String),
@@ -40,16 +40,16 @@ pub(super) enum RoleSource {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sso {
-    /// Key of the cached token: the session's name, or the start URL of the older form.
+    /// Key of the cached token: the session name, or the start URL in the older configuration format.
     pub(super) cached_as: String,
     pub(super) region: String,
     pub(super) account: String,
     pub(super) role: String,
-    /// Only tokens of sessions can be renewed.
+    /// True if the profile uses an sso-session. Only tokens of sessions can be renewed.
     pub(super) is_session: bool,
 }
 
-/// Parses the sections of an AWS file; indented lines belong to nested settings, none of which matter here.
+/// Parses the sections of an AWS file. Indented lines are nested settings, which are not needed here.
 fn parse(text: &str) -> HashMap<String, Section> {
     let mut sections: HashMap<String, Section> = HashMap::new();
     let mut current: Option<String> = None;
@@ -105,9 +105,9 @@ impl Files {
         self.config_of(profile).is_some() || self.credentials.contains_key(profile)
     }
 
-    /// Credential source of the profile; `None` if it has none (it may set only a region).
+    /// Returns the credential source of a profile; `None` if it has none (a profile may set only a region).
     ///
-    /// `is_source` is for the profile that assumes its own role with its own keys.
+    /// `is_source` is true if the profile is the source for its own role; the role is then ignored.
     pub(super) fn means(&self, profile: &str, is_source: bool) -> Result<Option<ProfileSource>> {
         let empty = Section::new();
         let config = self.config_of(profile).unwrap_or(&empty);
@@ -174,7 +174,7 @@ impl Files {
     }
 }
 
-/// Splits a command line like a POSIX shell, without expansions.
+/// Splits a command line like a POSIX shell, but without expansions.
 pub(super) fn words(line: &str) -> Result<Vec<String>> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

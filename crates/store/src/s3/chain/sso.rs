@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IAM Identity Center: exchanges the token that `aws sso login` left in `~/.aws/sso/cache` for keys of a role. A
-//! session's token is renewed and stored there again, so that the next rank and the AWS tools find the new one.
+//! IAM Identity Center (SSO): exchanges the token that `aws sso login` saved in `~/.aws/sso/cache` for the keys of a
+//! role. The token of a session is renewed and saved there again, so that other ranks and the AWS tools can use it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use super::profile_files::Sso;
 use crate::transport::QUERY;
 
-/// A token with less than this left is renewed.
+/// Remaining lifetime below which a token is renewed.
 const LEAD: Duration = Duration::from_secs(300);
 
-/// The file in the form that the AWS CLI writes; unknown fields are kept.
+/// Token file in the format of the AWS CLI. Unknown fields are preserved.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Cached {
@@ -61,7 +61,7 @@ async fn cached(context: &Context, path: &Path) -> Option<Cached> {
     serde_json::from_slice(&context.file_read(&path.to_string_lossy()).await.ok()?).ok()
 }
 
-/// Keys of the profile's role.
+/// Returns the keys of the profile's role.
 pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
     let path = place(context, sso)?;
     let mut token = cached(context, &path).await.ok_or_else(|| login(sso, "was never done on this machine"))?;
@@ -71,7 +71,8 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
                 keep(path, &new).await;
                 token = new;
             }
-            // Another process may have been faster; its token works for us too, and ours is used up.
+            // Another process may have renewed the token first. That has invalidated our refresh token, but its new
+            // token works for us too.
             Err(error) => match cached(context, &path).await {
                 Some(other) if other.left_s() > 0 => token = other,
                 _ => return Err(error),
@@ -105,7 +106,7 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
         access_key_id: String,
         secret_access_key: String,
         session_token: String,
-        /// Milliseconds since the epoch.
+        /// Expiry time in milliseconds since the epoch.
         expiration: i64,
     }
     #[derive(Deserialize)]
@@ -160,8 +161,8 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
     })
 }
 
-/// Stores the new token as the AWS CLI would: atomically, readable by this user only. If that fails, the token is still
-/// used.
+/// Saves the new token like the AWS CLI: atomically, and readable only by this user. Errors are ignored, because the
+/// token in memory can still be used.
 async fn keep(path: PathBuf, token: &Cached) {
     let Ok(json) = serde_json::to_vec(token) else { return };
     let _ = tokio::task::spawn_blocking(move || {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each source against recorded answers of the service behind it.
+//! Tests each AWS credential source against recorded responses of its service.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -15,7 +15,7 @@ const STS: &str = "<AssumeRoleResponse xmlns=\"https://sts.amazonaws.com/doc/201
     </SessionToken><Expiration>EXPIRES</Expiration></Credentials></AssumeRoleResult></AssumeRoleResponse>";
 const KEYS: &str = r#"{"AccessKeyId":"ASIABOX","SecretAccessKey":"bs","Token":"box-token","Expiration":"EXPIRES","Code":"Success","Message":""}"#;
 
-/// Answers of the services behind AWS's credential sources.
+/// Returns the recorded response to a request.
 fn recorded(request: &str) -> (u16, String) {
     let line = request.lines().next().unwrap_or_default();
     let hour = in_s(3600);
@@ -60,7 +60,7 @@ fn sign(env: &HashMap<String, String>) -> Sign {
     Sign::new(&settings, settings.region.as_deref().unwrap_or("us-east-1"), &crate::transport::client::Http::new())
 }
 
-/// The access key and session token that a request is signed with.
+/// Returns the access key and the session token that sign a request.
 async fn signed(env: &HashMap<String, String>) -> Result<(String, String), Error> {
     let mut request = head("https://b.example/k");
     sign(env).sign(&mut request, "s3://b/k").await?;
@@ -85,7 +85,7 @@ const ENDS: [(&str, &str); 4] = [
 ];
 
 fn cache(home: &Path, access: &str, refresh: &str, left_s: i64) -> std::path::PathBuf {
-    // SHA-1 of `lab`, as the AWS CLI names it.
+    // The AWS CLI names the cache file after the SHA-1 of the session name (`lab`).
     let path = home.join(".aws/sso/cache").join(format!("{}.json", reqsign_core::hash::hex_sha1(b"lab")));
     let settings = serde_json::json!({
         "startUrl": "https://lab.example", "region": "eu-west-1", "accessToken": access, "expiresAt": in_s(left_s),
@@ -107,7 +107,7 @@ async fn test_sso_session_is_renewed_and_filed_for_others() {
     assert_eq!(kept["startUrl"], "https://lab.example", "what others wrote there is kept");
     let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&path).unwrap());
     assert_eq!(mode & 0o777, 0o600);
-    // The next process finds it and renews nothing.
+    // The next process finds the renewed token and renews nothing.
     signed(&env).await.unwrap();
     assert_eq!(server.seen().iter().filter(|request| request.starts_with("POST /token")).count(), 1);
 }
@@ -182,7 +182,7 @@ async fn test_container_is_asked_where_its_variables_are_set() {
         [("AWS_CONTAINER_CREDENTIALS_FULL_URI", "DESK/box"), ("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "HOME/pod")];
     let env = variables(&pod, &server, home.path());
     assert_eq!(signed(&env).await.unwrap(), ("ASIABOX".to_owned(), "box-token".to_owned()));
-    // A host that serves no containers is not handed the token.
+    // The token is not sent to a host outside of the container endpoints.
     let mut env = env;
     env.insert("AWS_CONTAINER_CREDENTIALS_FULL_URI".to_owned(), "http://collector.example/box".to_owned());
     assert!(signed(&env).await.unwrap_err().to_string().contains("no credentials in"));

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The clock: the only module that reads the time (`clippy.toml` forbids others), so that a deadline is a value.
+//! Clock and deadlines. This is the only module that reads the time (`clippy.toml` forbids it elsewhere), so that
+//! deadlines can be passed as values.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::{Error, Result};
 
-/// The monotonic time now.
+/// Returns the current monotonic time.
 #[expect(clippy::disallowed_methods, reason = "this is the one door to the clock")]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Time since the Unix epoch; zero on a machine whose clock is before it.
+/// Returns the time since the Unix epoch; zero if the clock is set to a time before the epoch.
 #[expect(clippy::disallowed_methods, reason = "this is the one door to the clock")]
 pub fn unix_now() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Time by which a call must return. Every store call takes one.
+/// Time by which a call must return. Every store call has a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
     at: Option<Instant>,
@@ -25,41 +26,41 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// A deadline `limit` from now.
+    /// Returns a deadline that is `limit` from now.
     pub fn within(limit: Duration) -> Self {
         Self { at: now().checked_add(limit), limit }
     }
 
-    /// No deadline: only for calls whose caller already has one.
+    /// No deadline. Only for calls whose caller enforces its own deadline.
     pub const NEVER: Self = Self { at: None, limit: Duration::MAX };
 
-    /// Remaining time; `None` without a deadline, zero when it has passed.
+    /// Returns the remaining time: `None` without a deadline, zero after the deadline.
     pub fn left(&self) -> Option<Duration> {
         self.at.map(|at| at.saturating_duration_since(now()))
     }
 
-    /// The deadline as an instant, for timers; `None` without a deadline.
+    /// Returns the deadline as an instant, for timers; `None` without a deadline.
     pub fn instant(&self) -> Option<Instant> {
         self.at
     }
 
-    /// True once it has passed.
+    /// Returns true after the deadline.
     pub fn passed(&self) -> bool {
         self.left() == Some(Duration::ZERO)
     }
 
-    /// Errs with [`Error::Deadline`] once it has passed.
+    /// Returns [`Error::Deadline`] after the deadline.
     pub fn check(&self, what: &str) -> Result<()> {
         if self.passed() { Err(self.error(what)) } else { Ok(()) }
     }
 
-    /// Error for this deadline.
+    /// Builds the error for this deadline.
     pub fn error(&self, what: &str) -> Error {
         Error::Deadline { what: what.to_owned(), limit: self.limit }
     }
 }
 
-/// Time since a start.
+/// Measures the time since its start.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch(Instant);
 
@@ -74,7 +75,7 @@ impl Stopwatch {
         now().saturating_duration_since(self.0)
     }
 
-    /// Time since the start or the last lap; restarts the count.
+    /// Returns the time since the start or the last lap, and starts the next lap.
     pub fn lap(&mut self) -> Duration {
         let at = now();
         let took = at.saturating_duration_since(self.0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Digests of stored and of decompressed bytes, with their algorithm.
+//! Digests (checksums and hashes) of stored or decompressed bytes.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Algorithm of a digest. Stores provide all except `Xxh3` (128 bits), which is Penstock's own.
+/// Algorithm of a digest. All of them may come from stores, except `Xxh3` (128 bits), which only Penstock uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Algorithm {
     /// CRC-32 (ISO-HDLC), as in gzip.
@@ -21,28 +21,28 @@ pub enum Algorithm {
     Sha1,
     /// SHA-256, as S3 may store it.
     Sha256,
-    /// MD5, as ETags and Content-MD5 hold it.
+    /// MD5, as in ETags and Content-MD5 headers.
     Md5,
-    /// XXH3, 128 bits: detects damage, resists no attacker.
+    /// XXH3 (128 bits): detects accidental damage, but is not a cryptographic hash.
     Xxh3,
-    /// A digest of the digests of parts with this size in bytes, the last of which may be shorter: S3's checksum of a
-    /// multipart upload.
+    /// Composite digest: a digest of the digests of parts. The parts have this size in bytes, except for the last one.
+    /// S3 returns it for multipart uploads.
     Parts(PartDigest, u64),
 }
 
-/// Algorithm of the parts' digests, and of the digest over them.
+/// Algorithm of the digests of parts and of the composite digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum PartDigest {
     /// CRC-32.
     Crc32,
     /// CRC-32C.
     Crc32c,
-    /// MD5, as in the ETag `...-8`.
+    /// MD5, as in an ETag like `...-8`.
     Md5,
 }
 
 impl PartDigest {
-    /// Algorithm of each part's digest.
+    /// Returns the algorithm of each part's digest.
     pub fn of_a_part(self) -> Algorithm {
         match self {
             Self::Crc32 => Algorithm::Crc32,
@@ -57,7 +57,7 @@ impl PartDigest {
 }
 
 impl Algorithm {
-    /// Name in manifests and journals; for composite digests, that of the parts.
+    /// Name in manifests and journals. For a composite digest, it is the name of the algorithm of the parts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32 => "crc32",
@@ -90,23 +90,23 @@ impl fmt::Display for Algorithm {
     }
 }
 
-/// A digest: an algorithm and its big-endian value. Printed and stored as `algorithm:hex`, composite digests as
-/// `algorithm@part-bytes:hex`.
+/// A digest: an algorithm and a big-endian value. It is printed and stored as `algorithm:hex`, or as
+/// `algorithm@part-bytes:hex` for a composite digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {
     /// Algorithm.
     pub algorithm: Algorithm,
-    /// Its bytes, most significant first.
+    /// Bytes of the digest, most significant first.
     pub value: Vec<u8>,
 }
 
 impl Digest {
-    /// A digest of 32 bits.
+    /// Creates a digest of 32 bits.
     pub fn of_u32(algorithm: Algorithm, value: u32) -> Self {
         Self { algorithm, value: value.to_be_bytes().to_vec() }
     }
 
-    /// A digest of 128 bits.
+    /// Creates a digest of 128 bits.
     pub fn of_u128(algorithm: Algorithm, value: u128) -> Self {
         Self { algorithm, value: value.to_be_bytes().to_vec() }
     }

@@ -1,66 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The error type of all calls. A variant is something that a caller can act on; everything else is `Bug`.
+//! The error type of all Penstock calls. Each variant is an error that the caller can act on; all other errors are
+//! `Bug`.
 //!
-//! Messages name the thing, the problem and the numbers. `crates/python` matches this enum without a wildcard, so a
-//! variant without a Python class does not compile.
+//! Messages contain the object, the problem and the numbers. `crates/python` matches this enum without a wildcard, so a
+//! new variant without a Python class does not compile.
 
 use std::time::Duration;
 
 use crate::with_separators;
 
-/// Shorthand for results with our [`Error`].
+/// `Result` with Penstock's [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Error of any Penstock call, by what the caller can do about it.
+/// Error of any Penstock call, classified by what the caller can do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No object, bucket, folder or file has that name.
+    /// No object, bucket, folder or file has this name.
     #[error("{}", not_found(place))]
     NotFound {
         /// URL or path, or `any object under URL`.
         place: String,
     },
-    /// Credentials or permissions do not allow it.
+    /// The credentials or permissions do not allow the operation.
     #[error("{place} cannot be accessed: {reason}")]
     Denied {
         /// URL or path.
         place: String,
-        /// Message of the store or the system, without secrets.
+        /// Message of the store or the operating system, without secrets.
         reason: String,
     },
-    /// The store refused because of its rate limit, and the time budget for waiting is used up.
+    /// The store throttled the requests, and the time budget for retries is used up.
     #[error("{place} refused {refused} of {sent} requests in {:.1} s", window.as_secs_f64())]
     Throttled {
         /// URL.
         place: String,
-        /// Requests refused with 429 or 503.
+        /// Number of requests that failed with 429 or 503.
         refused: u32,
         /// Requests sent.
         sent: u32,
-        /// Time for which requests were repeated.
+        /// Time during which the requests were retried.
         window: Duration,
-        /// Time to wait before the next attempt, if the store gave one.
+        /// Wait that the store requested before the next attempt, if it did.
         retry_after: Option<Duration>,
-        /// HTTP status of the last refusal; 0 if it was not HTTP.
+        /// HTTP status of the last throttled request; 0 for other protocols.
         status: u16,
     },
-    /// No answer: name resolution, connection or TLS failed, or the connection broke.
+    /// No response: name resolution, connection or TLS failed, or the connection was interrupted.
     #[error("{place} cannot be reached: {reason}")]
     Unreachable {
         /// Endpoint or URL.
         place: String,
-        /// Message of the network.
+        /// Message of the network library.
         reason: String,
     },
-    /// This machine does not trust the server's certificate: unknown authority, other name, or expired.
+    /// This machine does not trust the server's certificate: its authority is unknown, it is for another name, or it
+    /// has expired.
     #[error("the certificate of {place} is not trusted: {reason}")]
     Untrusted {
         /// Endpoint or URL.
         place: String,
-        /// Reason of the refusal.
+        /// Reason why the certificate is not trusted.
         reason: String,
     },
-    /// The store answered 5xx (other than throttling) or broke the protocol; another try may help.
+    /// The store returned 5xx (other than throttling) or violated the protocol. A retry may succeed.
     #[error("{place} answered {status}: {reason}")]
     Server {
         /// URL.
@@ -70,28 +72,28 @@ pub enum Error {
         /// Its message.
         reason: String,
     },
-    /// The deadline of the call passed.
+    /// The call did not finish before its deadline.
     #[error("{what} did not finish in {:.1} s", limit.as_secs_f64())]
     Deadline {
         /// The call.
         what: String,
-        /// Its time limit.
+        /// Time limit of the call.
         limit: Duration,
     },
-    /// Wrong bytes: truncated, wrong checksum, or not of the format.
+    /// The bytes are wrong: truncated, with a wrong checksum, or in another format.
     #[error("{place} {problem}")]
     Corrupt {
-        /// URL or path, with the record when known.
+        /// URL or path, and the record if it is known.
         place: String,
-        /// Problem with its numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
+        /// Problem with numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
         problem: String,
     },
-    /// A record that is whole, but does not hold what a field requires.
+    /// A complete record whose content does not match the definition of a field.
     #[error("{place}: {problem}")]
     Mismatch {
-        /// URL or path, with the record.
+        /// URL or path, and the record.
         place: String,
-        /// The field, what it requires, and what the record holds.
+        /// The field, its definition, and the content of the record.
         problem: String,
     },
     /// The object no longer has the pinned version.
@@ -99,17 +101,17 @@ pub enum Error {
     Changed {
         /// URL.
         place: String,
-        /// The version pinned.
+        /// Pinned version.
         want: String,
-        /// The version found, or `another`.
+        /// Version found, or `another`.
         have: String,
     },
-    /// The condition of a conditional write was false (for example, an object already exists).
+    /// The precondition of a write was not met (for example, the object already exists).
     #[error("{place} was not written: {reason}")]
     Precondition {
         /// URL or path.
         place: String,
-        /// The condition, and what was found.
+        /// The precondition, and what was found instead.
         reason: String,
     },
     /// Another process holds the lock.
@@ -117,7 +119,7 @@ pub enum Error {
     Busy {
         /// URL or path.
         place: String,
-        /// The other process, and what it does.
+        /// The process that holds the lock, and what it is doing.
         holder: String,
     },
     /// An invalid setting, flag or argument.
@@ -125,10 +127,10 @@ pub enum Error {
     Config {
         /// The setting.
         what: String,
-        /// Problem, with the value.
+        /// Problem with the value, including the value.
         problem: String,
     },
-    /// The store or build cannot do this.
+    /// The store or this build does not support the operation.
     #[error("{what} is not supported by {by}")]
     Unsupported {
         /// The operation.
@@ -155,30 +157,30 @@ pub enum Error {
     NoSpace {
         /// Path.
         place: String,
-        /// Bytes needed; 0 if only a write was refused.
+        /// Bytes needed; 0 if only a single write failed.
         need: u64,
         /// Bytes free.
         free: u64,
     },
-    /// A key that cannot be a file under the destination, or two that cannot coexist.
+    /// A key cannot be a file under the destination, or two keys cannot both be files there.
     #[error("key `{key}` cannot be written under {place}: {reason}")]
     KeyRefused {
-        /// The key, escaped.
+        /// Key in escaped form.
         key: String,
         /// The destination.
         place: String,
-        /// Reason: leaves the folder, too long, equal except for case, file against folder.
+        /// Reason, for example: leads out of the folder, too long, differs only in case, both a file and a folder.
         reason: String,
     },
-    /// The operating system refused for another reason (EIO, ELOOP, ...).
+    /// The operating system returned another error (EIO, ELOOP, ...).
     #[error("{place}: {reason}")]
     System {
         /// Path or endpoint.
         place: String,
-        /// Message of the system.
+        /// Message of the operating system.
         reason: String,
     },
-    /// Another rank of the job failed, so this one cannot continue.
+    /// Another rank of the job failed, so this rank cannot continue.
     #[error("rank {rank} failed: {reason}")]
     RankFailed {
         /// Its number.
@@ -186,10 +188,10 @@ pub enum Error {
         /// Details.
         reason: String,
     },
-    /// The user interrupted.
+    /// The user interrupted the call.
     #[error("interrupted")]
     Interrupted,
-    /// A bug in Penstock: a state that should be impossible.
+    /// A bug in Penstock: the program reached a state that should be impossible.
     #[error("this is a bug in Penstock: {what}")]
     Bug {
         /// Violated invariant.
@@ -212,7 +214,7 @@ fn no_space(place: &str, need: u64, free: u64) -> String {
 }
 
 impl Error {
-    /// A short stable name, printed as `error[code]`.
+    /// Short stable name of the error, printed as `error[code]`.
     pub fn code(&self) -> &'static str {
         match self {
             Self::NotFound { .. } => "not-found",
@@ -238,12 +240,12 @@ impl Error {
         }
     }
 
-    /// True if the same request may succeed later.
+    /// Returns true if the same request may succeed later.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Throttled { .. } | Self::Unreachable { .. } | Self::Server { .. } | Self::Deadline { .. })
     }
 
-    /// One line of advice, if there is any.
+    /// Returns one line of advice, if there is any.
     pub fn hint(&self) -> Option<String> {
         let text = match self {
             Self::NotFound { place } if place.starts_with("s3:") => {
@@ -311,7 +313,7 @@ impl Error {
         Some(text.to_owned())
     }
 
-    /// Value of `Unsupported` for URLs of the Hugging Face Hub; its hint gives the address that works.
+    /// Value of `Unsupported` for Hugging Face Hub URLs; its hint contains the supported form of the address.
     pub const HUB: &str = "hf://, a dataset of the Hugging Face Hub,";
 
     /// A [`Error::Config`].
@@ -324,7 +326,7 @@ impl Error {
         Self::Corrupt { place: place.into(), problem: problem.into() }
     }
 
-    /// A [`Error::Changed`] detected by an object's size.
+    /// Builds an [`Error::Changed`] for an object whose size has changed.
     pub fn resized(place: impl Into<String>, want: u64, have: u64) -> Self {
         let (want, have) = (with_separators(want), with_separators(have));
         Self::Changed { place: place.into(), want: format!("of {want} bytes"), have: format!("one of {have} bytes") }
@@ -340,7 +342,7 @@ impl Error {
         Self::Bug { what: what.into() }
     }
 
-    /// The variant for an operating system's error at `place`.
+    /// Converts an operating system error at `place`.
     pub fn from_io(place: impl Into<String>, error: &std::io::Error) -> Self {
         use std::io::ErrorKind;
         let place = place.into();

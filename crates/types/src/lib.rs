@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Types that every Penstock crate uses: errors, URLs, keys, ranges, shapes, digests, metrics, the clock and a timer.
 //!
-//! Does no I/O and depends on no other Penstock crate.
+//! This crate does no I/O and depends on no other Penstock crate.
 
 mod clock;
 mod digest;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Registry of counters: each name and unit is defined here once.
+//! Registry of counters, which defines each name and unit once.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Unit of a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unit {
-    /// A number of things.
+    /// Number of events.
     Count,
     /// Bytes.
     Bytes,
@@ -22,10 +22,10 @@ macro_rules! metrics {
         pub enum Metric { $($(#[doc = $doc])* $variant),+ }
 
         impl Metric {
-            /// Every counter, in the order of the registry.
+            /// All counters, in the order of the registry.
             pub const ALL: &'static [Metric] = &[$(Metric::$variant),+];
 
-            /// Name in reports and JSON; times end in `_s`.
+            /// Name in reports and JSON; names of times end in `_s`.
             pub fn name(self) -> &'static str {
                 match self { $(Metric::$variant => $name),+ }
             }
@@ -39,15 +39,15 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// Requests of any kind sent to a store.
+    /// Number of requests of any kind sent to a store.
     Requests = ("requests", Count),
-    /// GET requests sent.
+    /// Number of GET requests sent.
     Gets = ("gets", Count),
-    /// LIST pages requested.
+    /// Number of LIST pages requested.
     Lists = ("lists", Count),
-    /// HEAD requests sent.
+    /// Number of HEAD requests sent.
     Heads = ("heads", Count),
-    /// PUT and multipart requests sent.
+    /// Number of PUT and multipart requests sent.
     Puts = ("puts", Count),
     /// Objects deleted.
     Deletes = ("deletes", Count),
@@ -59,15 +59,15 @@ metrics! {
     BytesSent = ("bytes_sent", Bytes),
     /// Retried requests.
     Retries = ("retries", Count),
-    /// GETs sent a second time because the first response was late.
+    /// GETs sent a second time (hedged) because the first response was late.
     Hedges = ("hedges", Count),
-    /// Second responses that arrived before the first.
+    /// Hedged GETs whose second response arrived before the first.
     HedgesWon = ("hedges_won", Count),
-    /// Responses 429 and 503.
+    /// Responses with status 429 or 503.
     Throttles = ("throttles", Count),
-    /// Other error responses.
+    /// Error responses other than throttling.
     Errors = ("errors", Count),
-    /// Time spent waiting because a store asked for it.
+    /// Time spent waiting because a store throttled.
     ThrottleWait = ("throttle_wait_s", Nanoseconds),
     /// Time from sending a GET to its first body byte, summed over requests.
     FirstByteWait = ("first_byte_s", Nanoseconds),
@@ -77,7 +77,7 @@ metrics! {
     CacheHits = ("cache_hits", Count),
     /// Objects fetched into the node cache.
     CacheMisses = ("cache_misses", Count),
-    /// Reads that bypass the node cache, because every entry in it is needed sooner.
+    /// Reads that bypass the node cache, because all of its entries are needed sooner.
     CacheBypasses = ("cache_bypasses", Count),
     /// Bytes served from the node cache.
     CacheBytes = ("cache_bytes", Bytes),
@@ -85,27 +85,27 @@ metrics! {
     CacheEvictions = ("cache_evictions", Count),
     /// Objects that the node cache has transposed.
     CacheTranscodes = ("cache_transcodes", Count),
-    /// Corrupt entries of the node cache, which were fetched again.
+    /// Corrupt entries of the node cache that were fetched again.
     CacheCorrupt = ("cache_corrupt", Count),
-    /// Reads and writes of the node cache that its disk refused.
+    /// Reads and writes of the node cache that failed on its disk.
     CacheFailures = ("cache_failures", Count),
-    /// Reads in a pool from this node's own files.
+    /// Pool reads that this node's own files served.
     PoolOwnReads = ("pool_own_reads", Count),
-    /// Bytes of those reads.
+    /// Bytes of pool reads that this node's own files served.
     PoolOwnBytes = ("pool_own_bytes", Bytes),
-    /// Reads in a pool through the engine's protocol, possibly from this node.
+    /// Pool reads through the engine's protocol, possibly served by this node.
     PoolEngineReads = ("pool_engine_reads", Count),
-    /// Bytes of those reads.
+    /// Bytes of pool reads through the engine's protocol.
     PoolEngineBytes = ("pool_engine_bytes", Bytes),
-    /// Reads of objects that a pool had lost, from its origin.
+    /// Reads from the origin of objects that the pool has lost.
     PoolBucketReads = ("pool_bucket_reads", Count),
-    /// Bytes of those reads, in the pool's form.
+    /// Bytes of objects that the pool has lost, read from the origin; counted in the pool's format.
     PoolBucketBytes = ("pool_bucket_bytes", Bytes),
-    /// Lost objects that were put into the pool again.
+    /// Lost objects that were written to the pool again.
     PoolRefills = ("pool_refills", Count),
 }
 
-/// A set of counters that any thread may add to.
+/// A set of counters that several threads can update.
 #[derive(Debug)]
 pub struct Metrics {
     values: Vec<AtomicU64>,
@@ -118,7 +118,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Adds `amount` (in the metric's unit; nanoseconds for times).
+    /// Adds `amount` in the metric's unit (nanoseconds for times).
     pub fn add(&self, metric: Metric, amount: u64) {
         self.values[metric as usize].fetch_add(amount, Ordering::Relaxed);
     }
@@ -128,13 +128,13 @@ impl Metrics {
         self.add(metric, 1);
     }
 
-    /// Adds a time.
+    /// Adds a duration to a time counter.
     pub fn time(&self, metric: Metric, took: Duration) {
         debug_assert_eq!(metric.unit(), Unit::Nanoseconds);
         self.add(metric, took.as_nanos() as u64);
     }
 
-    /// The value now.
+    /// Returns the current value of a counter.
     pub fn get(&self, metric: Metric) -> u64 {
         self.values[metric as usize].load(Ordering::Relaxed)
     }

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Catches panics of libraries that meet hostile input, without printing them.
+//! Catches panics of libraries that process hostile input, without printing them.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// Nesting depth of [`catch_panic`] on this thread.
+    /// Nesting depth of [`catch_panic`] calls on this thread.
     static CAUGHT: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A call panicked.
+/// Error for a call that panicked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Panicked;
 
-/// Runs `call`; a panic inside it on this thread becomes an error and prints nothing.
+/// Runs `call` and converts a panic on this thread to an error, without printing it.
 ///
-/// The first use wraps the process's panic hook: other panics still go to the previous hook.
+/// The first use wraps the process's panic hook. Other panics still go to the previous hook.
 pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, Panicked> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // A thread that is ending has no counter any more; its panics are printed.
+            // A thread that is ending no longer has a counter, so its panics are printed.
             if CAUGHT.try_with(Cell::get).unwrap_or(0) == 0 {
                 before(info);
             }
@@ -47,7 +47,7 @@ mod tests {
         assert_eq!(CAUGHT.get(), 0);
     }
 
-    /// The hook belongs to the process, so a child runs the test alone and its output is read.
+    /// The panic hook is global to the process, so a child process runs this test alone and its output is checked.
     #[test]
     fn catch_panic_prints_nothing_and_panics_elsewhere_still_print() {
         const ROLE: &str = "catch_panic_prints_nothing_and_panics_elsewhere_still_print";

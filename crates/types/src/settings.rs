@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Settings that Python passes to the core as one JSON document.
+//! Parses the settings that Python passes to the core as one JSON document.
 
 use std::time::Duration;
 
@@ -7,27 +7,28 @@ use serde::Deserialize;
 
 use crate::{Error, Result};
 
-/// Reads a JSON document of settings.
+/// Parses a JSON document of settings.
 ///
 /// # Errors
 ///
-/// Errs if a field is missing, unknown or of another type; the error names the field, or `what` without one.
+/// Returns an error if a field is missing, unknown or has a wrong type. The error contains the name of the field, or
+/// `what` if no field is known.
 pub fn parse_settings<'de, T: Deserialize<'de>>(what: &str, json: &'de str) -> Result<T> {
     let mut document = serde_json::Deserializer::from_str(json);
     serde_path_to_error::deserialize(&mut document).map_err(|error| {
         let path = error.path().to_string();
-        // The document is internal, so its positions are not shown.
+        // The document is internal, so the error does not contain positions in it.
         let text = error.inner().to_string();
         let problem = text.rsplit_once(" at line ").map_or(text.as_str(), |(problem, _)| problem);
         Error::config(if matches!(&*path, "." | "?") { what } else { &path }, problem)
     })
 }
 
-/// A setting in seconds as a duration.
+/// Converts a setting in seconds to a duration.
 ///
 /// # Errors
 ///
-/// Errs if it is negative, not finite, or too large; the error is about `what`.
+/// Returns an error for the setting `what` if the value is negative, not finite, or too large.
 pub fn duration(what: &str, seconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds)
         .map_err(|_| Error::config(what, format!("{seconds} is not a duration in seconds")))

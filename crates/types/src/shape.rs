@@ -6,10 +6,10 @@ use std::str::FromStr;
 
 use crate::{Error, Result};
 
-/// Element type of a tensor, little-endian in memory.
+/// Element type of a tensor; little-endian in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
-    /// One byte, 0 or 1.
+    /// One byte with the value 0 or 1.
     Bool,
     /// 8-bit unsigned.
     U8,
@@ -36,7 +36,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type.
+    /// All element types.
     pub const ALL: [Self; 12] = [
         Self::Bool,
         Self::U8,
@@ -52,7 +52,7 @@ impl DType {
         Self::F64,
     ];
 
-    /// NumPy's name for it.
+    /// NumPy's name for the element type.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bool => "bool",
@@ -70,7 +70,7 @@ impl DType {
         }
     }
 
-    /// Bytes per element.
+    /// Size of an element in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::Bool | Self::U8 | Self::I8 => 1,
@@ -98,7 +98,7 @@ impl fmt::Display for DType {
     }
 }
 
-/// Element type and shape of one field of one sample, C order.
+/// Element type and shape of one field of a sample, in C order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Element type.
@@ -108,7 +108,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Number of elements in one sample; errs on overflow.
+    /// Returns the number of elements in one sample, or an error if it overflows.
     pub fn elements(&self) -> Result<usize> {
         self.shape
             .iter()
@@ -117,7 +117,7 @@ impl TensorSpec {
             .ok_or_else(|| Error::config("shape", format!("{:?} has more bytes than the address space", self.shape)))
     }
 
-    /// Bytes in one sample.
+    /// Returns the number of bytes in one sample, or an error if it overflows.
     pub fn size_bytes(&self) -> Result<usize> {
         Ok(self.elements()? * self.dtype.size())
     }

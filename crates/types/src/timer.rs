@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A timer that fires within a tenth of a millisecond. A runtime's own timer rounds up to whole milliseconds, which is
-//! a twentieth of a store's latency or more. Code that measures or imitates a latency waits here. Works with any
-//! runtime: it wakes the task that polls it.
+//! Timer with a resolution of a tenth of a millisecond, for code that measures or simulates a latency. A runtime's own
+//! timer rounds up to whole milliseconds, which is a twentieth of a store's latency or more. This timer works with any
+//! runtime, because it wakes the task that polls it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -12,11 +12,11 @@ use std::time::Instant;
 
 use crate::{Error, Result, lock, now};
 
-/// One thread that wakes futures at their times. Clones share it; it ends with the last of them.
+/// Timer thread that wakes futures at their times. Clones share the thread, which ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct Timer(Arc<Owner>);
 
-/// Stops the thread when dropped. The thread itself holds only the shared state.
+/// Stops the thread when dropped. The thread itself holds only a reference to the shared state.
 #[derive(Debug)]
 struct Owner(Arc<Shared>);
 
@@ -28,7 +28,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Ordered by time, then by number, because two may have the same time.
+    /// Waiting futures, ordered by time and then by number, because two may have the same time.
     wakers: BTreeMap<(Instant, u64), Waker>,
     numbers: u64,
     has_ended: bool,
@@ -49,7 +49,7 @@ impl Shared {
             let left = first.key().0.saturating_duration_since(now());
             if left.is_zero() {
                 let waker = first.remove();
-                // A waker may run code that calls this timer again.
+                // Release the lock first, because a waker may run code that calls this timer again.
                 drop(queue);
                 waker.wake();
                 queue = self.queue();
@@ -61,7 +61,7 @@ impl Shared {
 }
 
 impl Timer {
-    /// Starts the thread.
+    /// Starts the timer thread.
     pub fn start() -> Result<Self> {
         let shared = Arc::<Shared>::default();
         let its = shared.clone();
@@ -72,7 +72,7 @@ impl Timer {
         Ok(Self(Arc::new(Owner(shared))))
     }
 
-    /// A future that is ready at `at`.
+    /// Returns a future that completes at `at`.
     pub fn until(&self, at: Instant) -> Sleep {
         Sleep { timer: self.clone(), at, number: None }
     }
@@ -155,7 +155,7 @@ mod tests {
         for (waker, until) in &mut waits {
             assert!(Pin::new(until).poll(&mut Context::from_waker(waker)).is_pending());
         }
-        // A dropped one wakes no task.
+        // A dropped future wakes no task.
         let (_, given_up) = waits.remove(2);
         drop(given_up);
         let order: Vec<u64> = (0..3).map(|_| woken.recv_timeout(Duration::from_secs(60)).unwrap()).collect();

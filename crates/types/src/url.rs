@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! URLs of objects. Keys are bytes: a store may hold any bytes, and none are trusted.
+//! URLs and keys of objects. Keys are bytes, because a store may contain any bytes in a key. They are untrusted.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use crate::{Error, Result};
 
-/// The kind of a store.
+/// Kind of store, from the scheme of a URL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
     /// A local folder.
@@ -21,9 +21,9 @@ pub enum Scheme {
     Azure,
     /// Google Cloud Storage.
     Gcs,
-    /// A plain web server.
+    /// Plain web server.
     Http,
-    /// The same with TLS.
+    /// Plain web server with TLS.
     Https,
     /// HDFS.
     Hdfs,
@@ -33,7 +33,7 @@ impl Scheme {
     const ALL: [Self; 8] =
         [Self::File, Self::Memory, Self::S3, Self::Azure, Self::Gcs, Self::Http, Self::Https, Self::Hdfs];
 
-    /// As written before `://`.
+    /// Name of the scheme, as written before `://`.
     pub fn name(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -48,12 +48,12 @@ impl Scheme {
     }
 }
 
-/// An object's key below its store's root: bytes, not a path, not necessarily UTF-8.
+/// Key of an object below its store's root. A key consists of bytes: it is not a path and not necessarily UTF-8.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Key(Bytes);
 
 impl Key {
-    /// A key of these bytes.
+    /// Creates a key from bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -63,34 +63,34 @@ impl Key {
         &self.0
     }
 
-    /// True for the root.
+    /// Returns true for the empty key, which is the root.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The key with `tail` appended, byte for byte: no separator is added.
+    /// Returns the key with `tail` appended byte for byte; no separator is added.
     pub fn join(&self, tail: &[u8]) -> Self {
         let mut bytes = self.0.to_vec();
         bytes.extend_from_slice(tail);
         Self(bytes.into())
     }
 
-    /// Taken as a folder: ends in `/` unless empty, so that `a` does not match `ab`.
+    /// Returns the key as a folder prefix: it ends in `/` unless it is empty, so that `a` does not match `ab`.
     pub fn as_folder(&self) -> Self {
         if self.is_empty() || self.0.ends_with(b"/") { self.clone() } else { self.join(b"/") }
     }
 
-    /// The key after `prefix`; `None` if the key does not begin with it.
+    /// Returns the part of the key after `prefix`; `None` if the key does not begin with it.
     pub fn strip_prefix(&self, prefix: &Key) -> Option<Key> {
         self.0.starts_with(&prefix.0).then(|| Self(self.0.slice(prefix.0.len()..)))
     }
 
-    /// The first `len` bytes, sharing memory with the whole.
+    /// Returns the first `len` bytes of the key without copying.
     pub fn head(&self, len: usize) -> Self {
         Self(self.0.slice(..len.min(self.0.len())))
     }
 
-    /// The key as text, if it is UTF-8.
+    /// Returns the key as text if it is valid UTF-8.
     pub fn as_str(&self) -> Option<&str> {
         std::str::from_utf8(&self.0).ok()
     }
@@ -102,7 +102,7 @@ impl From<&str> for Key {
     }
 }
 
-/// Printed with control and non-UTF-8 bytes escaped, so that a hostile key cannot draw on a terminal.
+/// Formats the key with control and non-UTF-8 bytes escaped, so that a hostile key cannot manipulate a terminal.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for chunk in self.0.utf8_chunks() {
@@ -121,29 +121,29 @@ impl fmt::Debug for Key {
     }
 }
 
-/// A store and a key (or key prefix) in it: `s3://bucket/key`, `file:///folder/key`, or a plain path.
+/// URL of a store with a key or key prefix in it: `s3://bucket/key`, `file:///folder/key`, or a plain path.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Url {
-    /// The kind of store.
+    /// Kind of store.
     pub scheme: Scheme,
-    /// Bucket, container or host; empty for `file`, and for `hdfs` with the configuration's default.
+    /// Bucket, container or host. Empty for `file`, and for `hdfs` if the Hadoop configuration's default is used.
     pub authority: String,
-    /// The rest, unescaped. For `file` the path without its leading `/`.
+    /// Key, without any escaping. For `file`, it is the path without its leading `/`.
     pub key: Key,
 }
 
 impl Url {
-    /// The same store, another key.
+    /// Returns a URL of the same store with another key.
     pub fn with_key(&self, key: Key) -> Self {
         Self { key, ..self.clone() }
     }
 
-    /// The same URL with its key as a folder.
+    /// Returns the same URL with its key as a folder prefix.
     pub fn as_folder(&self) -> Self {
         self.with_key(self.key.as_folder())
     }
 
-    /// The local path of a `file` URL.
+    /// Returns the local path of a `file` URL.
     pub fn to_path(&self) -> Option<std::path::PathBuf> {
         use std::os::unix::ffi::OsStrExt;
         (self.scheme == Scheme::File).then(|| {
@@ -153,7 +153,7 @@ impl Url {
         })
     }
 
-    /// The `file` URL of an absolute path.
+    /// Returns the `file` URL of an absolute path.
     pub fn from_path(path: &std::path::Path) -> Result<Self> {
         use std::os::unix::ffi::OsStrExt;
         let bytes = path.as_os_str().as_bytes();
@@ -179,12 +179,13 @@ impl fmt::Display for Url {
     }
 }
 
-/// Schemes of other programs (Hadoop, gcsfs, adlfs) for stores that are supported here.
+/// Schemes that other programs (Hadoop, gcsfs, adlfs) use for the supported stores.
 const SYNONYMS: [(&str, &str); 4] = [("s3a", "s3"), ("s3n", "s3"), ("gcs", "gs"), ("azure", "az")];
 
-/// Text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of web servers are
-/// percent-encoded, as browsers take them; their queries are refused, because they sign or generate. A text without a
-/// scheme must be an absolute path; the caller resolves relative ones, because it knows the working directory.
+/// Parses a URL. Text is taken literally, not percent-decoded, because keys may contain `%` and `+`. Only URLs of web
+/// servers are percent-decoded, as in browsers; their queries are rejected, because they are signatures or parameters
+/// of generated content. A text without a scheme must be an absolute path. The caller resolves relative paths, because
+/// it knows the working directory.
 impl FromStr for Url {
     type Err = Error;
 
@@ -206,12 +207,12 @@ impl FromStr for Url {
             ));
         };
         if scheme == Scheme::File {
-            // file://host/path is refused; file:///path and file://localhost/path are local.
+            // `file://host/path` is rejected; `file:///path` and `file://localhost/path` are local.
             let path = rest.strip_prefix("localhost").unwrap_or(rest);
             return Self::from_path(std::path::Path::new(path));
         }
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
-        // hdfs:///path refers to the default file system of the Hadoop configuration.
+        // `hdfs:///path` refers to the default file system of the Hadoop configuration.
         if authority.is_empty() && scheme != Scheme::Hdfs {
             return Err(Error::config("url", format!("{name}:// needs a bucket")));
         }
@@ -227,11 +228,11 @@ impl FromStr for Url {
     }
 }
 
-/// Refuses a bucket URL that contains credentials. The URL is not shown, because it would appear in logs.
+/// Rejects a bucket URL that contains credentials. The error does not contain the URL, because errors appear in logs.
 fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     let bad = |problem: &str| Err(Error::config("url", problem));
-    // A secret may itself contain a `/`, which ends the authority; the `:` before it remains, and no bucket name
-    // contains one.
+    // A secret may contain a `/`, which then ends the authority. The `:` before the secret remains in the authority,
+    // and no bucket name contains a `:`.
     if authority.contains(['@', ':']) {
         return bad("it contains credentials or a port; set credentials by environment variables, files or a login");
     }
@@ -245,7 +246,8 @@ fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     Ok(())
 }
 
-/// Parses the key of a web URL that holds `?`, `#` or `@`. Refused text is not shown: it may be a secret.
+/// Parses the key of a web URL. Rejects a URL with a query, a fragment or a password. The error does not contain the
+/// URL, because these parts may be secret.
 fn web_key(authority: &str, key: &str) -> Result<Key> {
     let bad = |problem: &str| Err(Error::config("url", problem));
     if authority.contains('@') {
@@ -257,7 +259,7 @@ fn web_key(authority: &str, key: &str) -> Result<Key> {
     Ok(percent_decoded(key))
 }
 
-/// Decodes `%2F` and the like to bytes; any other `%` is literal.
+/// Decodes percent-encoded bytes such as `%2F`. Any other `%` is taken literally.
 fn percent_decoded(text: &str) -> Key {
     let bytes = text.as_bytes();
     let digit = |at: usize| bytes.get(at).and_then(|&byte| char::from(byte).to_digit(16));

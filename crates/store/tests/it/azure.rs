@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Azure Blob Storage against Azurite: the store suite, blocks, and who may read what.
+//! Tests Azure Blob Storage against Azurite: the store suite, block uploads and access rights.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ async fn test_azure_large_blob_goes_in_blocks_and_comes_back() {
     let peer = peer::Azurite::start().await;
     let metrics = Arc::new(Metrics::default());
     let store = Azure::new(peer::BUCKET, &settings(&peer.env()), metrics.clone()).unwrap();
-    // 65 MiB and a byte, in pieces that no block ends with.
+    // Slightly more than 65 MiB, in buffers whose ends do not coincide with the ends of blocks.
     let piece = Bytes::from((0..1_000_003u32).map(|at| (at % 251) as u8).collect::<Vec<_>>());
     let parts: Vec<Bytes> = std::iter::repeat_n(piece, 69).collect();
     let key = Key::from("large blob");

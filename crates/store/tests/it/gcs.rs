@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Google Cloud Storage against fake-gcs-server: the store suite, and what leaves us.
+//! Tests Google Cloud Storage against fake-gcs-server: the store suite and the requests that are sent.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ fn settings(env: &HashMap<String, String>) -> StoreSettings {
     StoreSettings::from_env(env).unwrap()
 }
 
-/// fake-gcs-server 1.56.1: see the reasons beside each.
+/// Suite checks that fake-gcs-server 1.56.1 fails.
 const FALLS_SHORT: &[&str] = &[];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,7 +37,7 @@ async fn test_gcs_object_carries_its_crc_and_its_encoding() {
     let store = Gcs::new(peer::BUCKET, &settings(&peer.env()).gcs, Arc::default()).unwrap();
     let key = Key::from("a b/+%.gz");
     let options = PutOptions { encoding: Some("gzip".to_owned()), ..PutOptions::default() };
-    // Not gzip at all: whoever undoes the encoding errs here.
+    // The content is not gzip, so a client or server that decodes it would fail.
     let put = store.put(&key, vec![Bytes::from_static(b"not really")], &options, soon()).await.unwrap();
     let (meta, bytes) = read_whole(&store, &ObjectRef::current(key.clone()), None, soon()).await.unwrap();
     assert_eq!(&bytes[..], b"not really");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDFS against a real NameNode and two DataNodes: the store suite, and reads while a DataNode dies or hangs.
+//! Tests HDFS with a real NameNode and two DataNodes: the store suite, and reads while a DataNode dies or hangs.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,10 +14,10 @@ use penstock_store::{Hdfs, ObjectRef, Precondition, PutOptions, Store, StoreSett
 use penstock_types::{ByteRange, Deadline, Key, Result, Stopwatch};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// One cluster for all tests of this binary, and one test at a time: some of them stop its nodes.
+/// One cluster for all tests of this binary. Tests run one at a time, because some of them stop a node.
 static CLUSTER: Mutex<Option<Cluster>> = Mutex::const_new(None);
 
-/// `tests/hdfs/cluster.py`, which ends when its stdin does: with this process at the latest.
+/// Handle of `tests/hdfs/cluster.py`, which ends when its stdin is closed, at the latest with this process.
 struct Cluster {
     _child: Child,
     stdin: ChildStdin,
@@ -111,7 +111,7 @@ async fn test_hdfs_writes_of_one_size_differ_in_version_and_leave_nothing_else()
     assert_eq!(listed.iter().map(|meta| &meta.key).collect::<Vec<_>>(), [&key]);
 }
 
-/// Reads every object whole; the longest that any took.
+/// Reads every object whole and returns the longest read time.
 async fn read_all(store: &dyn Store, keys: &[(Key, Bytes)]) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for (key, want) in keys {
@@ -138,7 +138,8 @@ async fn test_hdfs_reads_go_on_while_a_datanode_hangs_and_after_it_died() {
     }
     read_all(&*store, &objects).await.unwrap();
 
-    // A read that has begun, and seven that have not. hdfs-native alone takes 60 s and more for each.
+    // One read has started when the DataNode hangs, and seven start afterwards. hdfs-native alone takes at least 60 s
+    // for each.
     let object = ObjectRef::current(objects[0].0.clone());
     let mut begun = store.get_ranges(&object, &[ByteRange::WHOLE], soon()).await.unwrap();
     let first = begun.chunks.try_next().await.unwrap().unwrap();
@@ -148,7 +149,7 @@ async fn test_hdfs_reads_go_on_while_a_datanode_hangs_and_after_it_died() {
     assert_eq!(total, objects[0].1.len());
     let hung = read_all(&*store, &objects[1..]).await.unwrap();
     cluster.signal(1, "-CONT");
-    // No clock is the judge here, but for the stall that all this is about.
+    // The limit is generous, because shared machines vary; it only has to be below the stall of hdfs-native.
     assert!(hung < Duration::from_secs(40), "one read took {hung:?} beside a DataNode that hangs");
     eprintln_of(&format!("slowest read beside a hung DataNode: {hung:?}"));
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Behaviour that only a real folder shows: links, permissions, files that change while they are read.
+//! Tests behaviour that only a real folder has: links, permissions, and files that change during a read.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -39,11 +39,11 @@ async fn test_planted_link_out_of_the_folder_is_neither_read_nor_written_through
         assert_eq!(store.delete(&[Key::from(key)], Deadline::NEVER).await.unwrap_err().code(), "key", "{key}");
     }
     assert_eq!(get(&store, "file").await.unwrap_err().code(), "system");
-    // A write under the link's own name replaces the link, not what it points to.
+    // A write to the key of a link replaces the link, not its target.
     put(&store, "file").await.unwrap();
     assert_eq!(std::fs::read(outside.path().join("secret")).unwrap(), b"secret");
     assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
-    // A listing does not pass over what it cannot show.
+    // A listing fails rather than omit an entry that it cannot list.
     let error = list(&store).await.unwrap_err();
     assert!(error.to_string().contains("/out: a symbolic link in the path leads out of the folder"), "{error}");
 }
@@ -88,7 +88,7 @@ async fn test_missing_folder_lists_as_not_found_and_is_made_by_a_write() {
 
 #[tokio::test]
 async fn test_write_that_the_system_refuses_is_denied() {
-    // The kernel lets nobody make files there, root neither.
+    // The kernel allows no new files in this folder, not even to root.
     let error = put(&Local::new(Path::new("/sys/kernel")).unwrap(), "k").await.unwrap_err();
     assert_eq!(error.code(), "denied", "{error}");
     assert!(error.to_string().contains("/sys/kernel"), "{error}");
@@ -102,7 +102,7 @@ async fn test_file_written_to_while_it_is_read_is_changed() {
     let store = Local::new(dir.path()).unwrap();
     let object = ObjectRef::current(Key::from("k"));
     for size in [5 << 20, 1 << 20, 6 << 20] {
-        // Long ago: two writes within one tick of the file system's clock have one time.
+        // Set an old time, because two writes within one clock tick of the file system get the same mtime.
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1000)).unwrap();
         let mut got = store.get_ranges(&object, &[ByteRange::WHOLE], Deadline::NEVER).await.unwrap();

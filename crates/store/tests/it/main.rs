@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the crate from outside, in one program: it links once.
+//! Integration tests of the crate, linked into one binary to save link time.
 
 mod azure;
 mod gcs;

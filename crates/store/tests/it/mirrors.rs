@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several stores of one dataset: the suite through the wrapper, and mirrors that die, lie, lack and lag.
+//! Tests mirrors of one dataset: the store suite through the wrapper, and mirrors that fail, return wrong bytes, lack
+//! objects or are slow.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ fn body(at: usize) -> Bytes {
     Bytes::from(vec![at as u8; 20_000])
 }
 
-/// A store of all objects, but for those that `change` gives otherwise or not at all.
+/// Creates a store with all objects; `change` may return other bytes for an object, or `None` to omit it.
 async fn filled(name: &str, change: impl Fn(usize) -> Option<Bytes>) -> Arc<dyn Store> {
     let store = Memory::named(name);
     for at in 0..OBJECTS {
@@ -32,7 +33,7 @@ async fn filled(name: &str, change: impl Fn(usize) -> Option<Bytes>) -> Arc<dyn 
     Arc::new(store)
 }
 
-/// Reads every object at the version that the first store has; every byte must be right.
+/// Reads every object at the version of the first store, and checks every byte.
 async fn read_all(mirrors: &Mirrors, first: &Arc<dyn Store>) -> Vec<MirrorReport> {
     let store = Retry::new(Arc::new(mirrors.clone()), RetryPolicy::default());
     let mut versions: Vec<(Key, Option<Version>)> = Vec::new();
@@ -70,7 +71,7 @@ async fn test_mirrors_spread_the_reads() {
 #[tokio::test]
 async fn test_mirror_that_lies_is_named_and_left_out() {
     let a = filled("lies-a", |at| Some(body(at))).await;
-    // The same size, another byte, and a checksum of its own that fits it.
+    // Objects of the same size with one wrong byte; the checksum on the mirror matches the wrong bytes.
     let b = filled("lies-b", |at| {
         let mut bytes = body(at).to_vec();
         bytes[17] ^= 1;
@@ -98,7 +99,7 @@ async fn test_mirror_that_dies_or_lacks_objects_costs_no_object() {
     let mirrors = Mirrors::new(vec![opened(a.clone()), opened(dead), opened(c)]).unwrap();
     let report = read_all(&mirrors, &a).await;
     assert!(report[1].errors > 0 && report.iter().all(|one| one.left_out.is_none()), "{report:?}");
-    // What the dead one gave before it broke is not read again.
+    // The bytes that the failed mirror delivered are not read again from another mirror.
     assert_eq!(report.iter().map(|one| one.bytes).sum::<u64>(), OBJECTS as u64 * 20_000, "{report:?}");
 }
 

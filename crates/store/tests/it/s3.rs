@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Behaviour that only a real S3 server shows: signatures, buckets, parts.
+//! Tests behaviour that only a real S3 server has: signatures, buckets and multipart uploads.
 
 use std::sync::Arc;
 
@@ -30,7 +30,8 @@ async fn test_wrong_secret_is_denied_and_missing_bucket_not_found() {
         let error = listed.unwrap_err();
         assert_eq!(error.code(), want, "{error}");
         assert!(error.to_string().starts_with(&format!("s3://{bucket}/")), "{error}");
-        // HEAD has no body to say more with: to it, versitygw's 404 for an unknown access key is a 404.
+        // A response to HEAD has no body with an error code, so versitygw's 404 for an unknown access key looks like a
+        // missing object.
         let code = store.head(&Key::from("k"), soon()).await.unwrap_err().code();
         assert!(code == want || (code == "not-found" && change.is_some_and(|(_, value)| value == "nobody")), "{code}");
     }
@@ -41,7 +42,7 @@ async fn test_large_object_goes_in_parts_and_comes_back() {
     let Some(peer) = peer::Peer::start().await else { return };
     let metrics = Arc::new(Metrics::default());
     let store = S3::new(peer::BUCKET, &peer.settings().s3, metrics.clone()).unwrap();
-    // 65 MiB and a byte, in pieces that no part ends with.
+    // Slightly more than 65 MiB, in buffers whose ends do not coincide with the ends of parts.
     let piece = Bytes::from((0..1_000_003u32).map(|at| (at % 251) as u8).collect::<Vec<_>>());
     let parts: Vec<Bytes> = std::iter::repeat_n(piece, 69).collect();
     let key = Key::from("large object");
@@ -54,7 +55,7 @@ async fn test_large_object_goes_in_parts_and_comes_back() {
     assert!(meta.digests.contains(&put.digests[0]), "{:?}", meta.digests);
     let again = store.put(&key, parts, &options, soon()).await.unwrap_err();
     assert_eq!(again.code(), "precondition", "{again}");
-    // The parts of the refused one were taken away.
+    // The parts of the rejected upload were deleted.
     assert!(store.list(&Key::default(), None, soon()).try_collect::<Vec<_>>().await.unwrap().len() == 1);
 }
 

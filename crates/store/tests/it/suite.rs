@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The store suite against every store, and through every wrapper.
+//! Runs the store suite on memory, local folders and S3, and through every store wrapper.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ async fn test_local_stands_the_suite() {
 
 #[tokio::test]
 async fn test_local_past_the_page_cache_stands_the_suite() {
-    // On a disk's file system.
+    // Use a directory on disk, because tmpfs may not support O_DIRECT.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     suite::run(Arc::new(Local::new(dir.path()).unwrap().with_reads(LocalReads::Uring))).await;
 }
@@ -101,8 +101,9 @@ async fn test_retry_over_faults_stands_the_suite() {
     }
 }
 
-/// versitygw keeps objects as files: it resolves `x/../y` to `y`, and holds no `fd` beside `fd/x`. `tests/it/transport.rs` holds
-/// that such keys leave us as they are, and the emulator's suite that they come back.
+/// Suite checks that versitygw fails. It stores objects as files: it resolves `x/../y` to `y`, and cannot store `fd`
+/// beside `fd/x`. `tests/it/transport.rs` checks that such keys are sent unchanged; the emulator's own suite run checks
+/// that they are returned unchanged.
 const PEER_FALLS_SHORT: &[&str] = &["hostile_keys_are_held_or_refused", "key_beside_its_own_folder_is_held_or_refused"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A server with a certificate of a private authority: who trusts it, and what is said where it is not trusted.
+//! Tests certificates from a private authority: which settings trust them, and the errors if they are not trusted.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -19,14 +19,14 @@ use tokio_rustls::rustls::{ServerConfig, crypto};
 const ANSWER: &[u8] =
     b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nx-amz-meta: 1\r\nlast-modified: Mon, 23 Nov 2026 00:00:00 GMT\r\n\r\n";
 
-/// A server on loopback, and how often it was connected to.
+/// TLS server on loopback that counts its connections.
 struct Server {
     url: String,
     authority: String,
     connections: Arc<AtomicUsize>,
 }
 
-/// Serves an empty object under a certificate for `name` that a private authority signs.
+/// Starts a server that returns an empty object. Its certificate is for `name` and is signed by a private authority.
 async fn serve(name: &str, has_expired: bool) -> Server {
     let mut of_authority = CertificateParams::default();
     of_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

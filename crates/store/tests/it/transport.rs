@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What leaves us and what we make of what comes back, against a server on loopback that answers from a script.
+//! Tests the requests that the S3 store sends and how it handles responses, with a loopback server that returns
+//! scripted responses.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -20,7 +21,7 @@ use tokio::net::TcpListener;
 const SECRET: &str = "wire-secret-key";
 const TOKEN: &str = "wire-session-token";
 
-/// What a connection does after an answer.
+/// Action of the server after a response.
 #[derive(Clone, Copy)]
 enum Then {
     Keep,
@@ -28,7 +29,8 @@ enum Then {
     Hang,
 }
 
-/// Answers in order, one a request, whatever the connection; then closes.
+/// Server that returns its responses in order, one per request on any connection. After the last one, it closes
+/// connections.
 struct Script {
     address: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
@@ -81,7 +83,7 @@ impl Script {
         .into()
     }
 
-    /// The store of the bucket `b`, impatient.
+    /// Opens the store of bucket `b` with short timeouts.
     fn open(&self) -> (Arc<dyn Store>, Arc<Metrics>) {
         let mut settings = StoreSettings::from_env(&self.env()).unwrap();
         settings.retry = impatient();
@@ -97,7 +99,7 @@ impl Script {
 fn impatient() -> RetryPolicy {
     RetryPolicy {
         give_up_after: Duration::from_secs(20),
-        // Longer than `stall_after`, so that a silent call is sent again.
+        // Longer than `stall_after`, so that a stalled call is sent again.
         unreachable_after: Duration::from_secs(3),
         never_reached_after: Duration::from_secs(3),
         first_wait: Duration::from_millis(1),
@@ -106,7 +108,7 @@ fn impatient() -> RetryPolicy {
     }
 }
 
-/// Head and body of a request, the head in lower case but for its first line.
+/// Reads a request from the socket and returns its head and body.
 async fn request(socket: &mut tokio::net::TcpStream) -> Option<String> {
     let mut bytes = Vec::new();
     loop {
@@ -127,7 +129,7 @@ fn answer(status: &str, headers: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n{headers}\r\n{body}", body.len())
 }
 
-/// An answer of `len` bytes of which only `body` is sent.
+/// Builds a response that announces `len` bytes but contains only `body`.
 fn short(status: &str, headers: &str, len: usize, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\ncontent-length: {len}\r\n{headers}\r\n{body}")
 }
@@ -225,7 +227,7 @@ async fn test_object_replaced_while_it_is_read_is_changed() {
     assert_eq!((place.as_str(), want.as_str()), ("s3://b/k", "v1"));
 }
 
-/// The CRC-32C of "123456789" in base64, and of something else.
+/// Headers with the CRC-32C of "123456789" in base64, and with a wrong one.
 const RIGHT: &str = "x-amz-checksum-crc32c: 4waSgw==\r\n";
 const WRONG: &str = "x-amz-checksum-crc32c: 4waSgg==\r\n";
 
@@ -235,7 +237,7 @@ async fn test_whole_object_is_held_against_its_checksum() {
         (RIGHT, true),
         (WRONG, false),
         ("x-amz-checksum-type: COMPOSITE\r\nx-amz-checksum-crc32c: 4waSgg==-2\r\n", true),
-        // moto's HEAD and older servers name no type: the value is of the checksums of three parts.
+        // moto's HEAD and older servers return no checksum type; the value is then a composite checksum of three parts.
         ("etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-crc32c: 4waSgg==\r\n", true),
         (
             "etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-type: FULL_OBJECT\r\n\
@@ -258,7 +260,7 @@ async fn test_whole_object_is_held_against_its_checksum() {
     }
 }
 
-/// moto compares If-Match with the ETag of the part, and its HEAD gives a checksum of the parts' checksums without a type.
+/// moto compares If-Match with the ETag of the part. Its HEAD returns a composite checksum without a checksum type.
 #[tokio::test]
 async fn multipart_object_without_a_checksum_type_or_part_lengths_has_no_digest() {
     let headers = "etag: \"00000000000000000000000000000000-3\"\r\nx-amz-checksum-crc32c: 4waSgg==\r\n";
@@ -372,7 +374,7 @@ async fn test_secrets_stand_in_no_error_and_no_debug() {
     for secret in [SECRET, TOKEN, "wire-access", "Signature="] {
         assert!(!told.contains(secret), "{told}");
     }
-    // They did travel, in the headers.
+    // The credentials were sent in the headers, except for the secret key.
     let seen = script.seen().remove(0);
     assert!(seen.contains("Credential=wire-access/") && seen.contains(TOKEN) && !seen.contains(SECRET));
 }
@@ -441,7 +443,7 @@ async fn test_credentials_come_from_a_profile_and_from_a_process() {
     }
 }
 
-/// A bucket whose credentials come from a program that counts how often it is asked.
+/// Opens a bucket whose credentials come from a program that counts its calls.
 fn counting(script: &Script, home: &std::path::Path) -> Arc<dyn Store> {
     let program = home.join("give");
     let json = r#"{\"Version\": 1, \"AccessKeyId\": \"AK$n\", \"SecretAccessKey\": \"s\", \"SessionToken\": \"t\"}"#;
@@ -474,7 +476,7 @@ async fn test_credentials_that_the_store_calls_expired_are_renewed_and_the_read_
     let store = counting(&script, home.path());
     assert_eq!(whole(&*store, "k").await.unwrap(), "x");
     assert_eq!(whole(&*store, "k").await.unwrap(), "x");
-    // A fresh one that is refused at once is reported.
+    // A new credential that is immediately rejected is an error.
     assert_eq!(whole(&*store, "k").await.unwrap_err().code(), "denied");
     let keys: Vec<bool> = script.seen().iter().map(|seen| seen.contains("Credential=AK1/")).collect();
     assert_eq!(keys, [true, true, false, false]);
@@ -556,7 +558,7 @@ fn page(keys: &str, tail: &str) -> String {
 
 #[tokio::test]
 async fn test_listing_that_comes_round_for_ever_ends() {
-    // The same page twice; and two pages that lead to each other.
+    // First one page that repeats, then two pages that refer to each other.
     for cycle in [&["t"][..], &["t", "u"]] {
         let pages = cycle.iter().cycle().take(5).map(|token| {
             let more = format!("<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>");
@@ -567,7 +569,8 @@ async fn test_listing_that_comes_round_for_ever_ends() {
         let listed: Result<Vec<_>> = store.list(&Key::from(""), None, Deadline::within(SOON)).try_collect().await;
         let error = listed.unwrap_err();
         assert_eq!((error.code(), error.to_string().contains("earlier page")), ("server", true), "{error}");
-        // The listing is begun once more behind the last key, and comes to a key before it.
+        // The retry starts the listing again after the last key. It receives a key before that one, which ends the
+        // listing.
         assert_eq!(script.seen().len(), cycle.len() + 2);
     }
 }

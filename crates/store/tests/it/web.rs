@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plain web servers: the store suite over published folders, and what servers do that no object store would.
+//! Tests plain web servers: the store suite on published folders, and behaviour that object stores do not have.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -27,8 +27,9 @@ async fn test_web_with_and_without_ranges_stands_the_suite() {
     }
 }
 
-/// Its versions are times of whole seconds, and sizes: a rewrite of one size within a second does not show. It keeps five
-/// connections waiting and drops the rest, which makes a thousand objects a matter of minutes.
+/// Suite checks that Python's server fails. Its versions are a time in whole seconds and a size, so a rewrite of the
+/// same size within a second is not detected. It queues five connections and drops the rest, so a test with a thousand
+/// objects takes minutes.
 const FALLS_SHORT: &[&str] = &[
     "put_over_an_object_changes_its_version",
     "get_of_another_version_is_changed",
@@ -85,7 +86,8 @@ async fn test_web_listing_follows_pages_and_tells_sizes() {
     assert_eq!(refused.code(), "unsupported", "{refused}");
 }
 
-/// Answers every connection's first request with what `script` makes of it, and closes.
+/// Starts a server that responds to the first request of each connection with the result of `script` and then closes
+/// it.
 async fn server(script: impl Fn(&str) -> String + Send + Sync + 'static) -> std::net::SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -139,7 +141,7 @@ async fn test_web_redirect_within_the_host_is_followed_and_a_loop_ends() {
 
 #[tokio::test]
 async fn test_web_object_replaced_between_requests_is_changed() {
-    // This server ignores If-Match, as many do.
+    // This server ignores If-Match, like many others.
     let address = server(|request| {
         let tag = if request.contains("range: bytes=5-") { "second" } else { "first" };
         let range = if request.contains("bytes=5-") { "5-6" } else { "0-1" };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real servers to test against (versitygw for S3, Azurite, fake-gcs-server): one process for each test, on a port of its
-//! own, ended with the test.
+//! Starts real servers for the tests: versitygw (S3), Azurite and fake-gcs-server. Each test has its own process on its
+//! own port, which stops when the test ends.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use penstock_store::StoreSettings;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// The prepared bucket.
+/// Name of the bucket that each server contains.
 pub const BUCKET: &str = "bucket";
 const ACCESS: &str = "test-access";
 const SECRET: &str = "test-secret-key";
@@ -25,7 +25,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts one; `None` only where `PENSTOCK_SKIP_S3=1` asks for it.
+    /// Starts a server. Returns `None` only if `PENSTOCK_SKIP_S3=1` is set.
     #[expect(clippy::disallowed_methods, reason = "a test's own switch")]
     pub async fn start() -> Option<Self> {
         if std::env::var("PENSTOCK_SKIP_S3").is_ok_and(|value| value == "1") {
@@ -84,7 +84,7 @@ fn program(name: &str) -> Option<PathBuf> {
         .find(|program| program.is_file())
 }
 
-/// Starts a server that listens on the address it is given, and waits until it answers HTTP; in five tries.
+/// Starts a server that listens on the given address, and waits until it responds to HTTP. Tries up to five ports.
 pub async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Child, SocketAddr) {
     for _ in 0..5 {
         let address = free_address();
@@ -105,8 +105,8 @@ pub async fn launch(name: &str, command: impl Fn(SocketAddr) -> Command) -> (Chi
     panic!("{name} did not come up in five tries");
 }
 
-/// A port below those that the kernel hands out, so that no connection of another test can hold it, and never the same
-/// one twice in a process: a server's port stays its own from the choice to the test's end.
+/// Returns a free port below the kernel's ephemeral range, so that no connection of another test uses it. A process
+/// never returns the same port twice, so a server's port is not reused before its test ends.
 fn free_address() -> SocketAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id() * 64;
@@ -128,7 +128,7 @@ async fn answers_http(address: SocketAddr) -> bool {
         && &answer == b"HTTP/"
 }
 
-/// One request, and the status of its answer.
+/// Sends one request and returns the status of the response.
 async fn sent(address: SocketAddr, head: &http::request::Parts, body: &str) -> u16 {
     let mut text = format!(
         "{} {} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n",
@@ -147,7 +147,7 @@ async fn sent(address: SocketAddr, head: &http::request::Parts, body: &str) -> u
     answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_else(|| panic!("answered {answer:?}"))
 }
 
-/// Azurite, Microsoft's own emulator of Azure Storage.
+/// A running Azurite, Microsoft's emulator of Azure Storage.
 pub struct Azurite {
     child: Child,
     pub address: SocketAddr,
@@ -155,11 +155,11 @@ pub struct Azurite {
 }
 
 const ACCOUNT: &str = "testaccount";
-/// Base64 of `test-key-of-azurite`: made up, and given to the emulator at its start.
+/// Base64 of `test-key-of-azurite`: an invented key, which the emulator receives at its start.
 const KEY: &str = "dGVzdC1rZXktb2YtYXp1cml0ZQ==";
 
 impl Azurite {
-    /// Starts one, with a container named [`BUCKET`] and a public one, `public`.
+    /// Starts Azurite with a container named [`BUCKET`] and a public container named `public`.
     pub async fn start() -> Self {
         let program = program("azurite-blob").expect("azurite-blob is not here: `make setup-peers`");
         let dir = tempfile::tempdir().unwrap();
@@ -200,7 +200,7 @@ impl Azurite {
     }
 }
 
-/// A SAS that lists and reads one container, for ten minutes.
+/// Returns a SAS that allows listing and reading one container for ten minutes.
 pub async fn sas(account: &str, key: &str, container: &str) -> String {
     let uri = format!("https://{account}.blob.core.windows.net/{container}");
     let (mut head, ()) = http::Request::get(uri).body(()).unwrap().into_parts();
@@ -218,14 +218,14 @@ impl Drop for Azurite {
     }
 }
 
-/// fake-gcs-server, with its objects in memory.
+/// A running fake-gcs-server that stores its objects in memory.
 pub struct FakeGcs {
     child: Child,
     pub address: SocketAddr,
 }
 
 impl FakeGcs {
-    /// Starts one, with the bucket [`BUCKET`].
+    /// Starts fake-gcs-server with the bucket [`BUCKET`].
     pub async fn start() -> Self {
         let program = program("fake-gcs-server").expect("fake-gcs-server is not here: `make setup-peers`");
         let (child, address) = launch("fake-gcs-server", |address| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A folder published by a web server of our own, which can be set to serve no ranges; and by Python's, a real one.
+//! Web servers for the tests, which publish a folder: one implemented here, with or without range support, and Python's
+//! `http.server`.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::convert::Infallible;
@@ -22,11 +23,11 @@ use penstock_types::{ByteRange, Deadline, Key, Result, Url};
 
 use crate::peer;
 
-/// How the server behaves.
+/// Capabilities of the test server.
 #[derive(Clone, Copy)]
 pub struct Manners {
     pub ranges: bool,
-    /// ETags, else only times of whole seconds.
+    /// Send ETags; otherwise only modification times in whole seconds.
     pub etags: bool,
 }
 
@@ -70,7 +71,7 @@ impl Site {
         Self { address, dir, server: Some(server), child: None }
     }
 
-    /// `python3 -m http.server`, which knows neither ranges nor ETags.
+    /// Starts `python3 -m http.server`, which supports neither ranges nor ETags.
     pub async fn python() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (child, address) = peer::launch("Python's server", |address| {
@@ -87,7 +88,7 @@ impl Site {
         format!("http://{}/", self.address).parse().unwrap()
     }
 
-    /// The site to read, over the folder to write: the suite needs both.
+    /// Returns a store that reads from the web server and writes to its folder, because the suite needs both.
     pub fn published(&self) -> Arc<Published> {
         let web = Web::new(&self.url(), Arc::default()).unwrap();
         Arc::new(Published { web, folder: Local::new(self.dir.path()).unwrap() })
@@ -105,7 +106,8 @@ fn quoted(bytes: &[u8]) -> String {
     percent_encoding::percent_encode(bytes, percent_encoding::NON_ALPHANUMERIC).to_string()
 }
 
-/// `Sun Nov  6 08:49:37 1994`, the oldest of HTTP's three forms (days to a date: H. Hinnant).
+/// Formats a time like `Sun Nov  6 08:49:37 1994`, the oldest of the three forms of HTTP dates (calendar algorithm: H.
+/// Hinnant).
 fn http_date(seconds: i64) -> String {
     let (days, clock) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let z = days + 719_468;
@@ -184,7 +186,7 @@ fn answer(root: &Path, manners: Manners, request: &Request<Incoming>) -> Respons
     response
 }
 
-/// Reads by the web, writes into the folder behind it.
+/// Store that reads through the web server and writes to the folder that it publishes.
 #[derive(Debug)]
 pub struct Published {
     pub web: Web,
@@ -198,7 +200,7 @@ impl Store for Published {
     }
 
     fn capabilities(&self) -> Capabilities {
-        // Ranges are read from any server, were it by reading all of it.
+        // Ranges can be read from any server, if necessary by reading the whole object.
         Capabilities { put: true, ranges: true, ..self.web.capabilities() }
     }
 

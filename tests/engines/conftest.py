@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts to bring pools up on, and a home that keeps pools' records to the test."""
+"""Fixtures for pool tests: hosts for pools, and a home folder that keeps pool records inside the test."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine `beeond` against a stand-in that holds BeeOND's grammar (`beeond` beside this file): no BeeGFS runs here."""
+"""Tests the engine `beeond` with a stand-in that accepts BeeOND's command-line grammar (`beeond` beside this file).
+
+BeeGFS itself cannot run here.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _STANDIN = Path(__file__).with_name("beeond")
 
 @pytest.fixture
 def standin(monkeypatch, tmp_path):
-    """`standin(trouble)`: the next `beeond` does that; gives the command lines so far."""
+    """`standin(trouble)` sets how the next `beeond` call fails; returns all command lines so far."""
     monkeypatch.setenv("PATH", f"{_STANDIN.parent}:{os.environ['PATH']}")
     monkeypatch.setenv("STANDIN_VERSION", "8")
     monkeypatch.setenv("STANDIN_HOSTS", str(tmp_path))

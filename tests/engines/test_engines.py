@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every engine that runs here passes the suite, a stranger's too, and refuses what cannot be. Issue 5, point 3."""
+"""Tests that every engine, also a third party's, passes the suite and rejects bad input. Issue 5, point 3."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
     spec = PoolSpec("p", f"{tmp_path}/{{node}}")
     with Cluster.open("local", {"nodes": 2}) as cluster:
         lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
-        lifecycle.forget("p")  # the machine that knew of it is gone
+        lifecycle.forget("p")  # as if the machine with the pool's record were gone
         with pytest.raises(
             PenstockError,
             match=r"n0: .* belongs to another start of the pool `p` .*: none of its processes runs any more",
@@ -196,7 +196,7 @@ def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):
 
 
 def test_mount_tells_how_lustre_stripes_where_its_tool_is(home, tmp_path, monkeypatch):
-    # As `lfs getstripe -d` of Lustre 2.15 prints a folder's default.
+    # Output of `lfs getstripe -d` in Lustre 2.15: a folder's default layout.
     tool = tmp_path / "bin/lfs"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho 'stripe_count:  4 stripe_size:   1048576 pattern:       0 stripe_offset: -1'\n")

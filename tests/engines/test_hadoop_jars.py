@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose jars run: Hadoop's lie in the user's own cache, on this machine and on nodes."""
+"""Tests which Hadoop jars run: only those in the user's own cache, on this machine and on nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JAR = "hadoop-client-minicluster-3.4.1.jar"
 
 @pytest.fixture
 def jars(tmp_path):
-    """A cache folder of this user with one jar."""
+    """A cache folder of the current user that contains one jar."""
     folder = tmp_path / "cache/penstock/hadoop"
     folder.mkdir(parents=True, mode=0o755)
     (folder / JAR).touch()

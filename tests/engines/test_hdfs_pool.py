@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine `hdfs` on three hosts of their own: the suite, owner reads, lost hosts, and what it is refused for. Issue 5."""
+"""Tests the engine `hdfs` on three hosts: the suite, owner reads, lost hosts, and rejected settings. Issue 5."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.needs_root, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def suite(cluster, hosts, jars, tmp_path):
-    """`suite(copies)`: the tools of the suite over a pool that is up, ended with the test."""
+    """`suite(copies)` brings up a pool and returns its test suite; the pool is taken down with the test."""
     made = []
 
     def up(copies: int) -> EngineSuite:
@@ -65,7 +65,7 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
     assert whole == {name for name in one.bodies if copies == 2 or not name.startswith("2/")}
     assert (
         time.monotonic() - began < 110
-    )  # nine reads of which three ask for what is gone: seconds each, not two minutes
+    )  # nine reads, three of lost objects: each takes seconds, not two minutes
     record = lifecycle.find(one.spec.name)
     assert record is not None
     states = lifecycle.status(cluster, record, timeout_s=30)
@@ -76,7 +76,7 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
     while (lost := engine.heal(one.pool, cluster, timeout_s=30)) != want and time.monotonic() < until:
         time.sleep(1)
     assert lost == want
-    if lost:  # fetched again, by a node that is left
+    if lost:  # a remaining node writes the lost objects again
         assert one.put("h2", {name: one.bodies[name] for name in lost}) == [None] * len(lost)
     answers = one.do("h1", *(["read", name, 0, 10**6] for name in one.bodies))
     assert all(one.is_body(answer, body) for answer, body in zip(answers, one.bodies.values(), strict=True))
@@ -85,7 +85,7 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
     assert ended.unreached == ("h3",)
     left = lifecycle.audit(cluster, record, timeout_s=60)
     assert (left.unreached, [found["left"] for found in left.receipts.values()]) == (("h3",), [[], []])
-    assert lifecycle.find(one.spec.name) is not None  # h3 may come back, and with it what is on its disk
+    assert lifecycle.find(one.spec.name) is not None  # the record stays, since h3 may come back with its data
 
 
 @pytest.mark.needs_pool
@@ -102,7 +102,7 @@ def test_hdfs_node_that_hangs_costs_seconds_and_is_told_apart(suite, hosts, clus
             began = time.monotonic()
             [answer] = one.do("h1", ["read", name, 0, 10**6])
             assert one.is_body(answer, body)
-            assert time.monotonic() - began < 30  # the hung DataNode's own answer takes two minutes
+            assert time.monotonic() - began < 30  # waiting for the hung DataNode would take two minutes
         until = time.monotonic() + 60
         while (states := lifecycle.status(cluster, record, timeout_s=20))[
             "h3"
@@ -141,7 +141,7 @@ def test_hdfs_daemon_that_dies_is_told_with_its_last_words(cluster, hosts, jars)
 
 @pytest.mark.needs_pool
 def test_hdfs_that_cannot_come_up_in_time_is_taken_back_within_its_deadline(cluster, hosts, jars):
-    hosts.cut("h3")  # it can be ordered about, and reaches nobody: a node that hangs rather than dies
+    hosts.cut("h3")  # h3 can be controlled but reaches no other host, like a hung node
     began = time.monotonic()
     with pytest.raises(Deadline, match="h3"):
         lifecycle.up(cluster, PoolSpec("p", hosts.own_disk), "hdfs", {"hadoop": jars}, timeout_s=60)

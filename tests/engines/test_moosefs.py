@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine `moosefs` on three hosts of their own: the suite by its FUSE mounts, and a lost host. Issue 5, point 3."""
+"""Tests the engine `moosefs` on three hosts: the suite through its FUSE mounts, and a lost host. Issue 5, point 3."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_moosefs_of_one_copy_tells_programs_that_what_a_lost_host_held_is_gone(c
         hosts.kill("h3")
         read = 'for name; do cat "$name" > /dev/null 2>&1 && echo whole || echo gone; done'
         paths = [f"{one.pool.url}/{name}" for name in bodies]
-        # A mount that goes on asking holds its programs fast, also those that are told to end.
+        # A mount that keeps retrying blocks the programs that use it, even after a signal to end.
         [ended] = cluster.run(["sh", "-c", read, "sh", *paths], on=[cluster.leader], timeout_s=18)
         assert ended.fault is None, ended
         assert ended.out.decode().split() == ["gone" if on[name] == ["h3"] else "whole" for name in bodies]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strangers around every verb that removes something: links, mounts, files, other users' folders, leases of others, and process
-numbers that other processes have. None is touched, and what is ours still goes. Issue 19, item 1.
+"""Tests that commands remove, unmount and signal only what is their own, and all of that. Issue 19, item 1.
+
+The unrelated things ("strangers") are links, mounts, files, other users' folders, leases of other pools, and processes
+that reuse a pid.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ _LEASE = "00c0ffee00c0ffee"
 
 @dataclass
 class Verb:
-    """A verb that is about to remove `place`, which it made; `own` is a file of its own in there, or `place` itself."""
+    """A command that is about to remove `place`, which it made; `own` is one of its files there, or `place` itself."""
 
     place: Path
     own: Path
@@ -88,7 +90,7 @@ def _pool_down_that_keeps(home: Path) -> Verb:
 
 
 def _pool_up(home: Path) -> Verb:
-    """Removes nothing; its own folder is cleared here."""
+    """`pool up` removes nothing, so `pool down` removes the folder here."""
     verb = _pool_down(home)
 
     def up() -> None:
@@ -181,7 +183,7 @@ def _launch(home: Path) -> Verb:
     board = SharedProgress(home / "0123456789abcdef01234567", 0, 2, period_s=0.01)
     board.post({})
     place = board._folder
-    while not (place / "0.json").exists():  # from then on it holds its folder
+    while not (place / "0.json").exists():  # once this file exists, the board keeps its folder open
         time.sleep(0.001)
     (place / "1.json").write_text("{}")
     return Verb(place, place / "1.json", lambda: _closed(board), inside=())
@@ -243,7 +245,7 @@ _NAMES = (
 
 @dataclass
 class World:
-    """`home`, where verbs work, and strangers outside of it: files and processes."""
+    """`home`, where the commands work, and files and processes outside of it that they must not touch."""
 
     base: Path
     processes: dict[int, int]
@@ -257,14 +259,14 @@ class World:
         return self.base / "victim"
 
     def assert_processes_live(self) -> None:
-        """They run, and no signal is on its way to one."""
+        """Asserts that the processes run and have no pending signal."""
         for pid, at in self.processes.items():
             text = Path(f"/proc/{pid}/status").read_text()
             rows = dict(re.findall(r"^(SigPnd|ShdPnd):\s*([0-9a-f]+)$", text, re.MULTILINE))
             assert (start_time(pid), int(rows["SigPnd"], 16), int(rows["ShdPnd"], 16)) == (at, 0, 0)
 
     def plant(self, at: Path, kind: str, was: Path | None = None) -> None:
-        """A stranger under a name; `was` is what had the name before."""
+        """Puts a stranger at the path `at`; `was` is the original that it replaces."""
         if kind in ("link", "file link"):
             at.symlink_to(self.victim / ("own.bin" if kind == "file link" else "."))
         elif kind == "mount":
@@ -296,7 +298,7 @@ def world(tmp_path_factory):
     ]  # fmt: skip
     processes = {}
     for mark in marks:
-        # Not a child of this process, as a process that came by a number that one of ours had.
+        # The process is not a child of this one, like a process that reuses the pid of an ended child.
         line = ["env", mark, "sh", "-c", "setsid sleep 600 > /dev/null & echo $!"]
         pid = int(subprocess.run(line, stdout=subprocess.PIPE, check=True).stdout)
         processes[pid] = start_time(pid)
@@ -314,7 +316,7 @@ def world(tmp_path_factory):
 
 
 def _seen(path: Path) -> dict[str, Any]:
-    """All that lies there, links as links."""
+    """State of all files and links below `path`; links are not followed."""
     inner = [Path(folder, name) for folder, *names in os.walk(path) for name in (*names[0], *names[1])]
     found = {str(at): os.lstat(at) for at in (path, *inner)}
     return {
@@ -342,7 +344,7 @@ def test_prop_removal_touches_no_stranger(verb, world, beside):
 
 
 def _try(verb: Callable[[Path], Verb], world: World, beside: dict[str, str], at: int) -> int:
-    """Lets the verb run among strangers: those `beside` its place, and of the rest the number `at`; how many there are."""
+    """Runs the command among strangers: those in `beside`, and variant number `at`; returns the number of variants."""
     shutil.rmtree(world.home, ignore_errors=True)
     shutil.rmtree(world.base / "aside", ignore_errors=True)
     for folder in ("home/run", "home/disk", "home/bucket", "aside"):
@@ -389,7 +391,7 @@ def test_signal_goes_to_no_process_that_has_the_number_of_a_child_that_ended(wor
         child = subprocess.Popen(["true"])
         child.wait()
         signal_child(child, signal.SIGKILL)
-        child.returncode, child.pid = None, pid  # as of a child that another thread has reaped
+        child.returncode, child.pid = None, pid  # as for a child that another thread has reaped
         signal_child(child, signal.SIGKILL)
         end_child(child, 0.1)
     world.assert_processes_live()

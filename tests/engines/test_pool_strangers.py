@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies at a pool's place and is not the pool's stays, whatever it is. Issue 19, line 1."""
+"""Tests that a pool command never removes files at the pool's place that do not belong to the pool. Issue 19, line 1."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_disk_in_which_others_could_replace_the_pool_is_refused(one, disk):
     ):
         lifecycle.up(one, spec, "local", {}, timeout_s=60)
     os.chown(disk / "scratch", 0, -1)
-    (disk / "scratch").chmod(0o1777)  # as /tmp: nobody replaces what is another's
+    (disk / "scratch").chmod(0o1777)  # as /tmp: users cannot replace each other's files
     lifecycle.up(one, spec, "local", {}, timeout_s=60)
     record = lifecycle.find("p")
     assert record is not None
@@ -187,7 +187,7 @@ def test_mount_of_the_pools_own_is_ended_with_it(one, disk, victim):
     at = disk / "penstock-pool-p/mnt"
     at.mkdir()
     before = _seen(victim)
-    for _ in range(2):  # one over the other
+    for _ in range(2):  # two mounts at the same place
         subprocess.run(["mount", "--bind", victim, at], check=True)
     ended = lifecycle.down(one, record, timeout_s=60)
     assert ended.receipts["n0"]["mounts"] == [str(at)] * 2

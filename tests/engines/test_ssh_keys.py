@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys between nodes by real sshds on hosts of their own: made on the first, let in by all, gone with the pool. Issue 5, point 2."""
+"""Tests ssh keys between nodes with real sshds: made by one, accepted by all, removed with the pool. Issue 5, point 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.protocols import PoolSpec
 
 pytestmark = pytest.mark.needs_root
 
-# ssh goes by the user's entry, whatever HOME says.
+# ssh uses the home folder of the user's passwd entry, not HOME.
 _HOME = Path(pwd.getpwuid(os.geteuid()).pw_dir, ".ssh")
 _STANDIN = Path(__file__).with_name("beeond")
 _SSHD = """
@@ -29,7 +29,7 @@ _OWN = {"authorized_keys": "ssh-ed25519 AAAA somebody\n", "config": "Port 22\nHo
 
 @pytest.fixture
 def sshds(hosts, monkeypatch):
-    """A root of its own with an sshd on every host; gives its ~/.ssh by host, as this machine sees it."""
+    """Runs an sshd with its own root folder on every host; yields each host's ~/.ssh as a path on this machine."""
     for folder in ("/run/sshd", _HOME, "/etc/ssh"):
         Path(folder).mkdir(exist_ok=True)
     homes = {}
@@ -122,7 +122,7 @@ def test_keys_that_a_crash_left_are_found_and_taken_back_and_those_of_another_po
     record = lifecycle.find("keyed")
     assert record is not None
     lifecycle.down(cluster, record, timeout_s=60)
-    # As a node has them that was away meanwhile, or whose start was killed after its folder was gone.
+    # A node has such a line left if it was away during `down`, or if its start was killed after its folder was removed.
     (sshds["h3"] / "authorized_keys").write_text(held)
     record = lifecycle.PoolRecord(state="unknown", engine="beeond", engine_settings={}, spec=spec, lease="")
     left = {node: found["left"] for node, found in lifecycle.audit(cluster, record, timeout_s=60).receipts.items()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keyring's own verbs on a ~/.ssh of the test's: exactly one line comes, and exactly that goes. Issue 19, line 1."""
+"""Tests the key agent on a test's own ~/.ssh: it adds exactly one line, and removes exactly that. Issue 19, line 1."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TYPE_ONLY = "ssh-ed25519 " + "A" * 68
 
 @pytest.fixture
 def ssh(tmp_path):
-    """What stands for ~/.ssh in the agents' mount namespace."""
+    """The folder that is mounted as ~/.ssh in the agents' mount namespace."""
     _HOME.mkdir(mode=0o700, exist_ok=True)
     (tmp_path / "ssh").mkdir(mode=0o700)
     return tmp_path / "ssh"
@@ -36,7 +36,7 @@ def ssh(tmp_path):
 
 @pytest.fixture
 def ask(ssh, tmp_path):
-    """`ask("authorize", key=...)`: the answer of a verb, asked as engines ask it, on the node n0."""
+    """`ask("authorize", key=...)` sends a request to the agent on node n0, as an engine does, and returns the response."""
 
     def do(verb: str, agent: str = "ssh_keys_agent", **order: Any) -> Any:
         alike = {
@@ -67,7 +67,7 @@ def prepared(ask):
 
 
 def test_key_is_not_taken_from_a_folder_of_another_user(ask, ssh, tmp_path):
-    """A stranger lays the pool's folder down first, with a key and a public half of two lines."""
+    """An attacker first creates the pool's folder, with a private key and a public key file of two lines."""
     keys = tmp_path / "disk/penstock-pool-p/keys"
     keys.mkdir(parents=True)
     keys.parent.parent.chmod(0o1777)
@@ -140,7 +140,7 @@ def test_lines_that_only_speak_of_the_pool_stay(ask, ssh):
     assert ask("authorize", key=_KEY) == {"ok": None}
     ask("remove")
     assert (ssh / "authorized_keys").read_text() == text
-    # With no lease it is every life of this pool's, and still no other line.
+    # An empty lease matches every start of this pool, but no other line.
     assert ask("remove", lease="") == {"ok": [f"key in {_HOME}/authorized_keys"]}
     assert (ssh / "authorized_keys").read_text().splitlines() == [line for at, line in enumerate(others) if at != 5]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small datasets whose samples say who they are: sample i holds i in every element of x and y."""
+"""Small datasets whose samples identify themselves: every element of x and y in sample i is i."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def record(sample: int) -> bytes:
 
 
 def write(folder: Path, counts: Sequence[int], codec: str = "gzip") -> Path:
-    """Objects of these record counts; sample numbers run on from object to object."""
+    """Writes one object per count, with `count` records each; sample numbers continue from object to object."""
     folder.mkdir(parents=True, exist_ok=True)
     sample = 0
     for number, count in enumerate(counts):
@@ -40,7 +40,7 @@ def write(folder: Path, counts: Sequence[int], codec: str = "gzip") -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of the test's own, which no other can have filled."""
+    """An empty cache of the test's own."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("PENSTOCK_CACHE", str(folder))
     return folder
@@ -48,7 +48,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., Path]:
-    """`made([1, 1, 3], codec="none")`: a folder."""
+    """`made([1, 1, 3], codec="none")` writes a dataset and returns its folder."""
     return lambda counts, codec="gzip", name="data": write(tmp_path / name, counts, codec)
 
 
@@ -58,7 +58,7 @@ def dataset(url: object, **arguments: object) -> penstock.Dataset:
 
 
 def samples(batch: dict[str, np.ndarray]) -> list[int]:
-    """Who is in a batch; both fields must say the same."""
+    """Sample numbers of a batch; both fields must give the same numbers."""
     x, y = batch["x"], batch["y"]
     assert x.shape == (len(y), *SHAPE)
     assert (x == x[:, :1, :1]).all()

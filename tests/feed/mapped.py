@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that spawned processes can import."""
+"""Functions for `map` tests, in a module that spawned processes can import."""
 
 from __future__ import annotations
 

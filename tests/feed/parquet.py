@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes Parquet by hand: columns of required values in plain, uncompressed pages; or one column of pages as they are given."""
+"""Writes Parquet files by hand: columns of required values in plain, uncompressed pages; or one column of given pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _varint(value):
 
 
 def _struct(*fields):
-    """Thrift's compact form of (number, kind, value), ascending."""
+    """Thrift's compact encoding of (number, kind, value) fields in ascending order."""
     out, last = b"", 0
     for number, kind, value in fields:
         out += bytes([(number - last) << 4 | {"i32": 5, "i64": 6, "bytes": 8, "list": 9, "struct": 12}[kind]])
@@ -48,7 +48,7 @@ def _page(kind, values):
 
 
 def parquet_bytes(group=3, **columns):
-    """A file of row groups of `group` rows. Numbers are int64, a list of bytes binary, a tuple of bytes fixed-size binary."""
+    """A file with row groups of `group` rows; the values of a column determine its type."""
     out = io.BytesIO()
     out.write(b"PAR1")
     kinds = {
@@ -91,7 +91,7 @@ def parquet_bytes(group=3, **columns):
 
 
 def page(body, values, *, size=None, encoding=PLAIN, levels=3, dictionary=False):
-    """A page, its header included: `size` is what the header says that `body` decompresses to."""
+    """A page with its header; `size` is the decompressed size of `body` that the header states."""
     about = [(1, "i32", values), (2, "i32", encoding)]
     header = _struct(
         (1, "i32", 2 if dictionary else 0),
@@ -105,7 +105,7 @@ def page(body, values, *, size=None, encoding=PLAIN, levels=3, dictionary=False)
 
 
 def one_column(pages, *, kind, rows, values=None, codec=0, repetition=REQUIRED, encodings=(PLAIN,), named="x"):
-    """A file of one column chunk of these pages, whose footer says what is given here."""
+    """A file of one column chunk of these pages; its footer has the given values."""
     content = b"".join(pages)
     metadata = _struct(
         (1, "i32", kind),
@@ -126,5 +126,5 @@ def one_column(pages, *, kind, rows, values=None, codec=0, repetition=REQUIRED, 
 
 
 def run(count, value):
-    """One run of the RLE hybrid encoding, of values that fit a byte."""
+    """One run of the RLE hybrid encoding, for values that fit in one byte."""
     return _varint(count << 1) + bytes([value])

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX, TensorFlow and torch's trainers: the same order, whole and sharded. Each runs in a process of its own, as its
-library owns devices and threads."""
+"""Tests the adapters for JAX, TensorFlow and torch trainers: the same order, whole and sharded.
+
+Each test runs in its own process, since each library owns devices and threads.
+"""
 
 from __future__ import annotations
 
@@ -202,7 +204,7 @@ def tar_of(path: Path, members: dict[str, bytes]) -> None:
 
 def run(program: str, folder: Path, *arguments: object, **env: str) -> str:
     script = folder / "program.py"
-    # Workers are forked from a process with threads here and there; that is torch's business and warns on newer Pythons.
+    # torch forks its workers from a process with threads. That is torch's decision, but newer Pythons warn about it.
     script.write_text(program)
     done = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],
@@ -226,7 +228,7 @@ def test_jax_loader_gives_sharded_global_arrays(tmp_path):
 @pytest.mark.needs_adapters
 @pytest.mark.parametrize("mode", ["narrow", "wide"])
 def test_jax_loader_cuts_no_value_and_names_fields_that_are_no_arrays(tmp_path, mode):
-    """64-bit values that do not fit are one error, unless x64 is on."""
+    """64-bit values that do not fit in 32 bits give one error, unless x64 is on."""
     arrays = {
         "small.npy": np.array([0, 1, -(2**31), 2**31 - 1]),
         "odd.npy": np.array([np.nan, np.inf, -np.inf, np.inf]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zarr arrays and HDF5 datasets as samples: every layout gives the rows that zarr-python and h5py wrote, in the one order."""
+"""Tests Zarr arrays and HDF5 datasets as samples: every layout gives zarr-python's or h5py's rows in the same order."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_damage_is_named(tmp_path):
         list(penstock.Loader(dataset, batch_size=8))
     (batch,) = penstock.Loader(dataset, batch_size=8, on_error="skip")
     assert len(batch["array"]) == 4
-    # Gone since it was listed.
+    # Deleted after the listing.
     chunk.unlink()
     with pytest.raises(NotFound):
         list(penstock.Loader(dataset, batch_size=8))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zarr and HDF5 in a bucket: the rows and the order of the local folder, no more requests than stretches, and the node's cache."""
+"""Tests Zarr and HDF5 in a bucket: the local folder's rows and order, one request per range, and the node's cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def zarr_sharded(folder):
 
 
 def zarr_group(folder):
-    """Labels in chunks that several blocks of images share."""
+    """Each chunk of labels belongs to several blocks of images."""
     group = zarr.create_group(folder / "train")
     group.create_array("x", shape=ROWS.shape, chunks=(4, 5, 3), dtype="<i2")[:] = ROWS
     group.create_array("y", shape=LABELS.shape, chunks=(9,), dtype="<i8")[:] = LABELS
@@ -58,7 +58,7 @@ def both(request, tmp_path, emulator, monkeypatch):
 
 
 def epochs(loader, count=1):
-    """Bytes of every batch; a row says who it is."""
+    """Sample numbers of every batch; each row identifies its sample."""
     seen = []
     for _ in range(count):
         for batch in loader:
@@ -89,11 +89,11 @@ def test_arrays_in_the_nodes_cache_leave_the_store_once(both, tmp_path):
     assert epochs(loader, 3) == want
     assert want[: len(alone)] == alone
     first = server.stats()["gets"] - before
-    # A stretch that two blocks read leaves the store once, too.
+    # A stretch that two blocks share is also fetched from the store only once.
     assert 0 < first <= uncached
     assert (loader.report()["cache_misses"], loader.report()["bytes_in"]) == (0, 0)
     before = server.stats()["gets"]
-    for rank in range(3):  # other processes of the node, as it were: other ranks, another batch
+    for rank in range(3):  # simulates other processes of the node: other ranks, another batch
         assert epochs(penstock.Loader(kept, global_batch=6, rank=rank, world=3))
     assert server.stats()["gets"] == before
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged, missing and odd input: one clear error at the batch it belongs to, and a loader that can go on."""
+"""Tests damaged, missing and unusual input: one clear error at the affected batch, and a loader that can continue."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_bad_object_errs_at_its_batch_names_itself_and_ends_the_iterator(made, c
         next(walk)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert list(walk) == []  # closed
-    assert loader.state_dict()["cursor"] == 2  # what was delivered
+    assert list(walk) == []  # the iterator is closed
+    assert loader.state_dict()["cursor"] == 2  # the delivered samples
     damaged(folder, 3, gzip.compress(record(3)))
     mended = penstock.Loader(dataset(folder, records_per_object=1), batch_size=2)
     mended.load_state_dict(loader.state_dict())
@@ -131,7 +131,7 @@ def test_jpegs_of_odd_kinds_are_pictures_and_absurd_sizes_are_refused_alone(tmp_
         seen.extend(penstock.Loader(opened, batch_size=4))
     (batch,) = seen
     means = batch["image"].reshape(4, -1, 3).mean(axis=1)
-    # All are the one picture, as they were saved; grey has one channel three times.
+    # All have the same content up to the encoding; the grey image has three equal channels.
     assert abs(means[[0, 1, 3]] - means[0]).max() < 12
     assert (means[2] == means[2][0]).all()
     loader = penstock.Loader(opened, batch_size=5, on_error="skip")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists of byte strings and feature lists: boundaries are kept or refused, never lost."""
+"""Tests lists of byte strings and feature lists: their boundaries are preserved, or the read fails."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_bytes_lists_are_shuffled_like_other_fields(tmp_path, indexed):
         for batch in penstock.Loader(dataset, batch_size=3)
         for number, words in zip(batch["id"], batch["words"], strict=True)
     ]
-    # A record that lacks the feature has no strings.
+    # A record that lacks the feature gives an empty list.
     assert sorted(found) == sorted([*2 * list(enumerate(WORDS)), (4, [])])
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches on a CUDA device: over a stand-in whose copies are done late, and over a GPU too where torch sees one."""
+"""Tests batches on a CUDA device: with a stand-in that copies late, and also on a real GPU if torch finds one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ pytestmark = pytest.mark.needs_torch
 
 
 class Late:
-    """A device whose copies begin when the gate is open, and take their time: what reads a slot that was used again gives
-    another batch's bytes.
+    """Stand-in for a device whose copies start when the gate opens, and are slow.
+
+    A copy from a slot that was reused too early therefore has another batch's bytes.
     """
 
     def __init__(self, _device=None):
@@ -70,7 +71,7 @@ class Late:
         self.live += 1
         self.max_live = max(self.max_live, self.live)
         weakref.finalize(there, self._gone)
-        # By address: as a device, it keeps nothing here from being used again.
+        # Passes only the address: like a real device, it does not keep the host memory from being reused.
         self._jobs.put((there, here.data_ptr()))
         return there
 
@@ -84,7 +85,7 @@ class Late:
         self.copies_begun().synchronize()
 
     def give(self, tensors, copied):
-        copied.synchronize()  # the consumer's stream is this thread
+        copied.synchronize()  # this thread acts as the consumer's stream
         self.given += 1
         return _Given(self, self.given - 1)
 
@@ -102,7 +103,7 @@ class _Copied:
 
 
 class _Given:
-    """Where the consumer stood when it was given a batch."""
+    """Position of the consumer's stream when it was given a batch; synchronizing with it is recorded."""
 
     def __init__(self, device, number):
         self._device, self._number = device, number
@@ -116,7 +117,7 @@ class _Given:
 
 
 class Ready:
-    """A run whose next batch is always said to be there: the look-ahead waits for it where it is not."""
+    """A run that always reports its next batch as ready; the look-ahead then waits until it is."""
 
     def __init__(self, run):
         self._run = run
@@ -139,7 +140,7 @@ _DEVICES = ["stand-in", *(["cuda"] if torch.cuda.is_available() else [])]
 
 @pytest.fixture
 def late(monkeypatch):
-    """The devices that loaders have made so far."""
+    """The devices that loaders have created so far."""
     made = []
 
     def make(device):
@@ -229,7 +230,7 @@ def test_the_next_batch_is_on_its_way_before_this_one_is_worked_on(made, late):
     walk = ready(loader)
     for number in range(5):
         assert numbers(next(walk)) == [2 * number, 2 * number + 1]
-        assert late[0].begun == 2 * (number + 2)  # of two fields
+        assert late[0].begun == 2 * (number + 2)  # each batch has two fields
         assert loader.state_dict()["cursor"] == 2 * (number + 1)
     state = loader.state_dict()
     del walk
@@ -239,7 +240,7 @@ def test_the_next_batch_is_on_its_way_before_this_one_is_worked_on(made, late):
 
 
 def is_gone_when_dropped(walks):
-    """True when a pass goes with the list that holds it, and not when the collector comes by."""
+    """True if dropping the list frees the pass at once, without the garbage collector."""
     left = weakref.ref(walks[0])
     gc.disable()
     try:
@@ -272,14 +273,14 @@ def test_a_device_without_memory_ends_the_pass_and_what_it_had_begun_stays_untou
     walk = iter(loader)
     kept = [next(walk)]
     late[0].gate.clear()
-    late[0].refuses_at = late[0].begun + 1  # a batch's second field
+    late[0].refuses_at = late[0].begun + 1  # fails at the second field of a batch
     threading.Timer(0.3, late[0].gate.set).start()
     with pytest.raises(torch.cuda.OutOfMemoryError):
         kept.extend(walk)
     assert [numbers(batch) for batch in kept] == [[2 * at, 2 * at + 1] for at in range(len(kept))]
     assert late[0].done == late[0].begun
     assert loader.state_dict()["cursor"] == 2 * len(kept)
-    # The same epoch once more, whole.
+    # The same epoch again, complete.
     assert len(list(loader)) == 10
 
 
@@ -290,9 +291,9 @@ def test_the_consumer_is_two_steps_ahead_of_the_device_and_no_more(made, late):
         next(walk)
         assert late[0].waited == list(range(max(0, number - 1)))
     assert next(walk, None) is None
-    # What the device took is the consumer's time.
+    # The time that the device took counts as the consumer's compute time.
     assert loader.report()["compute_s"] >= 6 * 0.01
-    # Also where each pass is shorter than that, or broken off.
+    # The same holds for passes that are shorter than that, or broken off.
     for _ in range(4):
         next(iter(loader))
     assert late[0].waited == list(range(10))
@@ -301,7 +302,7 @@ def test_the_consumer_is_two_steps_ahead_of_the_device_and_no_more(made, late):
 def test_the_device_holds_a_few_batches(made, late):
     for batch in ready(on_device(dataset(made([1] * 30)), batch_size=1)):
         assert len(batch) == 2
-    assert late[0].max_live == 2 * 3  # of two fields: the loop's last one, this one and one ahead
+    assert late[0].max_live == 2 * 3  # two fields of three batches: the loop's last one, this one and one ahead
 
 
 def test_a_pass_that_is_broken_off_waits_for_its_copies(made, late, monkeypatch):
@@ -328,7 +329,7 @@ def test_a_pass_that_another_thread_ends_gives_nothing_that_is_not_its_own(made,
     wrong, until = [], time.monotonic() + 2
 
     def steps(walk):
-        with contextlib.suppress(ConfigError):  # a newer iterator was made
+        with contextlib.suppress(ConfigError):  # raised when a newer iterator exists
             for batch in walk:
                 try:
                     numbers(batch)
@@ -379,7 +380,7 @@ def test_an_end_waits_for_copies_that_another_thread_is_beginning(made, late, mo
 
 
 def test_an_end_within_the_beginning_of_copies_leaves_none_alone(made, late, monkeypatch):
-    """As a signal's handler does that gives the loader another state."""
+    """A signal handler that loads another state into the loader does the same."""
     loader = on_device(dataset(made([1] * 4)), batch_size=2)
     loader._prepare()
     (device,), copies = late, loader._delivery()

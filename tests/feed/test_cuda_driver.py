@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches' memory registered with a CUDA driver, over a stand-in for it: once, let go in time, and what becomes of refusals."""
+"""Tests registering batch memory with a CUDA driver stand-in: once, released in time, with a fallback on errors."""
 
 from __future__ import annotations
 
@@ -76,9 +76,10 @@ def test_memory_is_registered_once_and_let_go_before_it_is_given_back(made, driv
     assert ran.returncode == 0, ran.stderr
     result, left = ran.stdout.splitlines()
     counts = json.loads(result)["counts"]
-    # 120 batches; as many slots as are in use at once: three under way, one that is kept, one or two on their way back.
+    # 120 batches need only as many slots as are in use at once: three in flight, one in `kept`, one or two being
+    # returned.
     assert 4 <= counts[0] <= counts[-1] <= 8
-    # The last batch's slot and the device outlive the loader, for as long as a tensor does.
+    # The last batch's slot and the device stay alive as long as a tensor uses them.
     assert (json.loads(result)["held"], left) == (2, "0")
     log = (tmp_path / "log").read_text()
     assert log.count("+") == log.count("-")
@@ -137,7 +138,7 @@ def test_memory_of_one_size_is_registered_once_whatever_the_budget_and_no_other(
     ran = _with_driver(driver, tmp_path, _ONE_SIZE, folder, tmp_path / "log")
     result = [[int(word) for word in line.split()] for line in ran.stdout.splitlines()]
     assert [row[:2] for row in result] == [[60, 0], [60, 60], [60, 60]], ran.stderr
-    # As many as are in use at once, of the six batches of an epoch and the one before.
+    # As many slots as are in use at once, for the six batches of an epoch and one of the epoch before.
     registered = result[0][2], result[1][2], result[2][2] - result[1][2]
     assert registered[0] == 0
     assert 1 <= registered[1] <= registered[2] <= 8
@@ -191,7 +192,7 @@ def test_a_driver_that_refuses_costs_a_copy(made, driver, tmp_path, refuses, pin
 
 
 def test_a_machine_without_the_driver_is_told(tmp_path):
-    (tmp_path / "libcuda.so.1").write_bytes(b"")  # also where a real one is installed
+    (tmp_path / "libcuda.so.1").write_bytes(b"")  # hides a real driver, if one is installed
     ran = _with_driver(tmp_path, tmp_path, "from penstock import _native; _native.CudaDevice(0)")
     assert "Unsupported: registering memory with CUDA device 0 is not supported by this machine:" in ran.stderr
     assert "libcuda.so.1" in ran.stderr

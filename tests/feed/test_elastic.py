@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic resume across processes: 8, 6, 32, 1 ranks, 64 to 48 by the launcher's variables, torch's DCP, and 10^9 records."""
+"""Tests elastic resume across processes: 8, 6, 32, 1 ranks, 64 to 48 by launcher variables, torch's DCP, 10^9 records."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ print(json.dumps({"rank": loader.rank, "world": loader.world, "mine": mine, "sta
 
 
 def test_requeued_job_of_48_ranks_goes_on_where_64_stood(tmp_path):
-    """What `sbatch --requeue` with fewer nodes does: the ranks know nothing but Slurm's variables and the checkpoint. Of the
-    ranks, every 16th runs as a process; the others' rows are known by the slices."""
+    """As `sbatch --requeue` with fewer nodes: the ranks get only Slurm's variables and the checkpoint.
+
+    Only the first and the last rank run as processes; the slices give the rows of the others.
+    """
     folder, checkpoint = write(tmp_path / "data", [4] * 100), tmp_path / "state.json"
 
     def launch(world: int, rank: int, steps: int) -> dict:
@@ -141,7 +143,7 @@ def test_loader_is_stateful_for_distributed_checkpoints(tmp_path):
 
 
 def test_resume_in_the_middle_of_a_billion_records_reads_a_window_and_no_more(tmp_path):
-    """10^9 records by names: links to a few real objects of 100,000. Opening one window is all that resume may cost."""
+    """10^9 records: hard links to one real object of 100,000. Resume may cost no more than the objects of one window."""
     each, objects = 100_000, 10_000
     folder = tmp_path / "data"
     folder.mkdir()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards without records, which Beam, Spark and TFX write: they hold 0 samples wherever they stand, with a notice."""
+"""Tests shards without records, as Beam, Spark and TFX write them: they hold 0 samples anywhere, and cause a notice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tfrecord_of(samples):
     return b"".join(record(at) for at in samples)
 
 
-# Format: suffix, a shard of these samples, a shard without any, the format to give, the part of the field.
+# Format name: suffix, writer of a shard, an empty shard, the `format` argument, the field's part name.
 SHARDS = {
     "tfrecord": ("tfrecord", tfrecord_of, b"", None, "x"),
     "tfrecord-gzip": ("tfrecord.gz", lambda ids: gzip.compress(tfrecord_of(ids)), gzip.compress(b""), None, "x"),
@@ -81,7 +81,7 @@ SHARDS = {
 
 
 def write(folder, kind, empty):
-    """Four shards of 3 samples in all, or of none."""
+    """Writes four shards, with 3 samples in total or none."""
     suffix, shard, without, _, _ = SHARDS[kind]
     folder.mkdir()
     for number, samples in enumerate([[], [0, 1], [], [2]]):
@@ -95,7 +95,7 @@ def opened(folder, kind, **arguments):
 
 @pytest.mark.parametrize("kind", SHARDS)
 def test_empty_shards_hold_no_samples_and_stop_nothing(tmp_path, kind, caplog):
-    # Mend 2.10: one empty shard made the dataset unreadable, or only its schema where it came first by name.
+    # Regression (mend 2.10): one empty shard made the dataset unreadable, or only its schema if it came first by name.
     write(tmp_path / "d", kind, empty=False)
     assert len(penstock.open(tmp_path / "d", format=SHARDS[kind][3]).schema().specs) > 0
     dataset = opened(tmp_path / "d", kind)

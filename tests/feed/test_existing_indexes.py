@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexes that other programs left: DALI's `.idx` of TFRecords and tars, wids' list of shards."""
+"""Tests index files of other programs: DALI's `.idx` of TFRecords and tars, and wids' list of shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_formats import INT, tar_bytes
 
 
 def tfrecord_index(file):
-    """As DALI's tfrecord2idx writes it: `offset size` a line, the size with its frame."""
+    """Index as DALI's tfrecord2idx writes it: `offset size` per line; the size includes the frame."""
     content, at, lines = file.read_bytes(), 0, []
     while at < len(content):
         size = struct.unpack_from("<Q", content, at)[0] + 16
@@ -28,7 +28,7 @@ def tfrecord_index(file):
 
 
 def tar_index(file):
-    """As DALI's wds2idx writes it, version 1.2."""
+    """Index as DALI's wds2idx writes it, version 1.2."""
     found: dict[str, list[str]] = {}
     with tarfile.open(file) as archive:
         for member in archive:
@@ -65,7 +65,7 @@ def test_index_beside_a_tfrecord_gives_counts_and_ranges_without_a_scan(made, ca
 
 
 def test_index_beside_objects_is_no_object(made):
-    # Names that say nothing: all are taken for TFRecords, but not their indexes.
+    # The names have no suffix: all objects are taken for TFRecords, but their indexes are not.
     folder = made([2, 1], codec="none")
     for number, file in enumerate(sorted(folder.iterdir())):
         plain = file.rename(folder / f"train-{number:05d}-of-00002")
@@ -119,7 +119,7 @@ def test_list_of_shards_gives_counts_unless_a_size_differs(tmp_path, caplog):
 
 
 def test_indexes_elsewhere_are_used_where_they_are_said_to_be(made, tmp_path, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_CACHE", "")  # nothing is kept: the index lives in memory
+    monkeypatch.setenv("PENSTOCK_CACHE", "")  # no cache: the index is only in memory
     folder = made([3, 2], codec="none")
     elsewhere = tmp_path / "idx"
     elsewhere.mkdir()
@@ -153,7 +153,7 @@ def test_tar_index_of_other_bytes_is_found_out_when_it_is_read(tmp_path):
     (file,) = folder.glob("*.tar")
     text = tar_index(file)
     file.with_suffix(".idx").write_text(text)
-    # As long as before, and something else.
+    # Same length as before, but other content.
     file.write_bytes(bytes(np.random.default_rng(1).integers(1, 255, file.stat().st_size, dtype="u1")))
     opened = penstock.open(folder).fields(x=INT.of("x.npy"))
     with pytest.raises(penstock.errors.Corrupt, match=r"part-000\.tar"):

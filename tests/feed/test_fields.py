@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of field: ragged values, raw bytes, records of one size and windows of tokens."""
+"""Tests kinds of fields: ragged values, raw bytes, records of one size and windows of tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, Corrupt, Mismatch
 
 
 def lengths(folder, per_object=4):
-    """Objects of records whose sample i has i % 5 tokens of value i, and a text of i letters."""
+    """Writes objects of records: sample i has i % 5 tokens of value i, and a text of i letters."""
     folder.mkdir()
     sample = 0
     for number in range(3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the folders of a dataset mean: classes of images, and Hive partitions of Parquet."""
+"""Tests the meaning of a dataset's folders: image classes, and Hive partitions of Parquet."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def partitioned(tmp_path):
 
 def test_hive_partition_is_left_out_by_schema_with_its_values(partitioned, caplog):
     dataset = penstock.open(partitioned)
-    # `kind` is in the files, too: only `year` is missing.
+    # `kind` is also a column in the files, so only `year` is missing.
     assert [name for name, _ in dataset.schema().left_out] == ["year"]
     assert "a Hive partition of 2 values (`year=2023`, `year=2024`)" in str(dataset.schema())
     (batch,) = penstock.Loader(dataset, batch_size=8)

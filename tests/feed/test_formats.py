@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats as they lie: every format, codec and world size gives the samples once, in the one order; the record index."""
+"""Tests that every format, codec and world size gives each sample once, in the same order; and the record index."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .tfrecords import frame, sequence_example
 
 
 def tar_bytes(samples, **arguments):
-    """A WebDataset shard: sample i has a class, an array and some bytes."""
+    """A WebDataset shard: each sample i has a class, an array and i bytes of text."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", **arguments) as archive:
         for sample in samples:
@@ -51,7 +51,7 @@ def npz_bytes(sample):
 
 
 INT = penstock.tensor("int16", (3, 2))
-# Format: how to write samples, the suffix, the format to say (None: by name), the fields, how many samples an object.
+# Format name: writer of samples, suffix, `format` argument (None: detected by name), fields, samples per object.
 FORMATS = {
     "tfrecord": (lambda ids: b"".join(record(i) for i in ids), "tfrecord", None, {"x": INT}, 4),
     "tar": (tar_bytes, "tar", None, {"x": INT.of("x.npy")}, 4),
@@ -128,7 +128,7 @@ def test_every_codec_and_world_size_gives_the_one_sequence(tmp_path, kind):
             reference = found if reference is None else reference
             assert found == reference
         assert sorted(chain(*reference)) == list(range(samples))
-        # An index must change nothing but what is read.
+        # An index may change only which bytes are read.
         dataset.index()
         assert dataset.counted().is_indexed == (kind != "parquet")
         assert sequence(dataset, 3) == reference
@@ -168,7 +168,7 @@ def test_index_is_kept_used_again_and_made_anew_for_what_changed(tmp_path, monke
     (kept,) = (tmp_path / "cache/records").iterdir()
     again = opened(folder, "tar")
     assert (again.counted().rung, again.samples) == ("index", samples)
-    # The counts travel with their index, and a process that has no such file reads whole objects.
+    # The pickled loader includes the index, so a process without the index file still reads ranges.
     loader = pickle.loads(pickle.dumps(penstock.Loader(again, batch_size=4)))
     assert loader.dataset.counted().is_indexed
     (folder / "part-001.tar").write_bytes(tar_bytes([4, 5, 6]))
@@ -207,7 +207,7 @@ def test_tar_cut_short_is_named_with_its_numbers(tmp_path):
 
 
 def png(colour, side=12):
-    """A picture of one colour."""
+    """A PNG image of one colour."""
     row = b"\x00" + bytes(colour) * side
     chunks = [
         (b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The fsspec filesystem: listings and reads as fsspec's own local one gives them, on a folder and on S3."""
+"""Tests the fsspec filesystem: listings and reads equal those of fsspec's local filesystem, on a folder and on S3."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_fs_reads_whole_files_and_ranges(root):
 
 
 def test_fs_serves_those_who_take_a_file_system(root):
-    # As the entry point of an installed package does.
+    # An installed package does the same through its entry point.
     fsspec.register_implementation("penstock", penstock.fs.FileSystem, clobber=True)
     with fsspec.filesystem("penstock").open(f"{root}/a.csv", "r") as file:
         assert file.readlines() == ["x,y\n", "1,2\n"]

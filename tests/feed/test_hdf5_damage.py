@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged HDF5 files: whatever h5py raises, the reader gets Penstock's own errors."""
+"""Tests damaged HDF5 files: whatever h5py raises, the reader raises Penstock's own errors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES = [made(libver, layout) for libver in ("earliest", "latest") for layout in
 
 @st.composite
 def damaged(draw) -> bytes:
-    """A real file with a few bits flipped, bytes overwritten, ranges cut out and numbers made absurd."""
+    """A real file with flipped bits, overwritten bytes, removed ranges and absurd numbers."""
     content = bytearray(draw(st.sampled_from(FILES)))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(content) - 1)))
@@ -82,7 +82,7 @@ def test_hdf5_with_a_damaged_group_is_corrupt_and_has_h5pys_words(tmp_path):
 
 
 def test_hdf5_with_an_undefined_fill_value_reads(tmp_path):
-    """As in files of HDF5 1.4; rows that were never written are zeros, as h5py reads them."""
+    """As in files of HDF5 1.4. Rows that were never written are zeros, as h5py reads them."""
     stream = io.BytesIO()
     with h5py.File(stream, "w", libver="earliest") as file:
         file.create_dataset("a/x", (16, 5), "<i2", **LAYOUTS["filtered"])[:12] = ROWS

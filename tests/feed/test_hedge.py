@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests in a store's tail are asked a second time, within a budget, and the batches stay what they are."""
+"""Tests hedging: late requests are sent a second time, within a budget, and the batches stay the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECTS = 400
 
 @pytest.fixture
 def tailed(made, tmp_path, monkeypatch):
-    """`tailed()`: a loader of 400 objects in a bucket of whose requests 1 in 20 takes 1.5 s, its server, and its batches."""
+    """`tailed()`: a loader of 400 objects from a server where 1 in 20 requests takes 1.5 s, the server, the batches."""
     running = []
 
     def start(limits: str = "", samples: int = OBJECTS) -> tuple[penstock.Loader, Emulator, list[list[int]]]:
@@ -49,9 +49,9 @@ def test_late_requests_are_asked_again_within_the_budget(tailed):
     assert batches(loader) == want
     report = loader.report()
     asked = server.stats()["gets"] - before
-    # 20 of 400 are expected in the tail; that none of the last 350 is has a chance of 2 in 10^8.
+    # 20 of 400 requests are expected to be late. The chance that none of the last 350 is late is 2 in 10^8.
     assert 0 < report["hedges_won"] <= report["hedges"] <= 0.05 * OBJECTS
-    # One that ends before it was read is not counted there.
+    # The server does not count a request whose connection closes before it was read.
     assert OBJECTS < asked <= OBJECTS + report["hedges"]
     assert "hedged" in str(report)
 

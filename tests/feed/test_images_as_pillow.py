@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures against Pillow: JPEGs with stray bytes, and how far decoding at a reduced scale is from decoding in full."""
+"""Tests JPEG decoding against Pillow: stray bytes, and the error of decoding at a reduced scale."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import penstock
 
 
 def picture(side, seed):
-    """Noise whose spectrum falls as in photographs (1/f), with sharp-edged squares on it; mostly grey."""
+    """Noise with the spectrum of photographs (1/f) and sharp-edged squares; mostly grey."""
     rng = np.random.default_rng(seed)
     waves = np.hypot(*np.meshgrid(np.fft.fftfreq(side), np.fft.fftfreq(side)))
     waves[0, 0] = 1
@@ -49,7 +49,7 @@ def resized(content, side):
 
 @pytest.mark.parametrize("side", [448, 256, 200, 128, 64, 32])
 def test_image_that_is_exact_is_pillow_s_at_every_size(tmp_path, side):
-    # Mend 2.12: there was no way to turn decoding at a reduced scale off.
+    # Regression (mend 2.12): decoding at a reduced scale could not be turned off.
     content = jpeg()
     mean, most = apart(
         decoded(tmp_path, content, penstock.image(side, crop="none", exact=True)), resized(content, side)
@@ -59,7 +59,7 @@ def test_image_that_is_exact_is_pillow_s_at_every_size(tmp_path, side):
 
 
 def test_image_at_a_reduced_scale_stays_within_the_documented_difference(tmp_path):
-    # docs/guides/formats.md has these limits.
+    # docs/guides/formats.md states these limits.
     for seed in range(4):
         content = jpeg(seed=seed)
         for side, mean_limit, max_limit in [(300, 0.5, 2), (256, 5, 70), (128, 5, 70), (64, 5, 70)]:
@@ -75,7 +75,7 @@ def stray(content, marker, junk):
 
 
 def cut_app14(content):
-    """An Adobe segment that says fewer bytes than it has: the rest stands between markers."""
+    """An Adobe segment whose header states too few bytes, so the rest is stray bytes between markers."""
     return stray(content, b"\xff\xdb", b"\xff\xee\x00\x09Adobe\x00\x64\x00\x00\x00\x00\x00")
 
 
@@ -90,7 +90,7 @@ def cut_app14(content):
     ],
 )
 def test_jpeg_with_stray_bytes_between_markers_is_read_as_pillow_reads_it(tmp_path, odd):
-    # Mend 2.12: "no marker at byte 81", where libjpeg passes over what is no marker.
+    # Regression (mend 2.12): the error was "no marker at byte 81", but libjpeg skips bytes that are not a marker.
     content = odd(jpeg(side=48))
     want = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
     assert not ImageFile.LOAD_TRUNCATED_IMAGES

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs, states, arguments and the memory of batches."""
+"""Tests the loader: epochs, states, arguments and the memory of batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_loader_after_a_break_starts_the_same_epoch_again(shuffled):
     for batch in loader:
         assert samples(batch) == want[0]
         break
-    assert loader.state_dict()["cursor"] == 6  # what was delivered, until a new iterator begins
+    assert loader.state_dict()["cursor"] == 6  # the delivered samples, until a new iterator starts
     assert batches(loader) == want
 
 
@@ -58,7 +58,7 @@ def test_loader_goes_on_from_a_state_once_and_set_epoch_of_the_same_epoch_keeps_
     for batch in other:
         assert samples(batch) == want[1]
         break
-    assert batches(other) == want  # the state was for one iterator
+    assert batches(other) == want  # the loaded state applied to one iterator only
 
 
 def test_loader_state_of_a_finished_pass_ends_its_epoch(shuffled):
@@ -161,7 +161,7 @@ def test_iterator_ended_while_a_thread_waits_in_it_says_so_and_the_epoch_is_not_
     manifest = made([]) / "manifest.json"
     manifest.write_text(listing.replace(json.loads(listing)["url"], "s3://frames/d/"))
     errors: list[Exception] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:  # lets clients connect, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections, but never responds
         endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
             monkeypatch.setenv(name, "us-east-1")
@@ -178,9 +178,9 @@ def test_iterator_ended_while_a_thread_waits_in_it_says_so_and_the_epoch_is_not_
 
         waiting = threading.Thread(target=pull)
         waiting.start()
-        while not walk._turn.locked():  # until the thread is in it
+        while not walk._turn.locked():  # until the thread holds the lock
             assert waiting.is_alive()
-        assert loader.report()["samples"] == 0  # a look from outside neither waits nor fails
+        assert loader.report()["samples"] == 0  # a report from another thread neither waits nor fails
         loader.set_epoch(5)
         waiting.join(60)
         assert not waiting.is_alive()
@@ -280,7 +280,7 @@ def test_loader_and_dataset_pickle_without_connections(shuffled):
 
 @pytest.mark.parametrize("tail", ["ragged", "drop", "pad"])
 def test_loader_whose_last_batch_was_taken_goes_on_to_the_next_epoch(made, tail):
-    """Lightning takes len(loader) batches and asks for no more."""
+    """Lightning takes exactly len(loader) batches, and never reaches the end of the iterator."""
     loader = penstock.Loader(dataset(made([1] * 10)).shuffle(2), batch_size=4, tail=tail)
     epochs = []
     for _ in range(3):
@@ -288,9 +288,9 @@ def test_loader_whose_last_batch_was_taken_goes_on_to_the_next_epoch(made, tail)
         epochs.append([samples(next(walk)) for _ in range(len(loader))])
     other = penstock.Loader(dataset(loader.dataset.url).shuffle(2), batch_size=4, tail=tail)
     assert epochs == [batches(other) for _ in range(3)]
-    loader.set_epoch(2)  # once more
+    loader.set_epoch(2)  # epoch 2 again
     assert batches(loader) == epochs[2]
     walk = iter(loader)
     next(walk)
     assert loader.epoch == 3
-    assert batches(loader) == batches(other)  # after a break, the same epoch again
+    assert batches(loader) == batches(other)  # after a broken pass, the same epoch again

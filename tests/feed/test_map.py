@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Functions over samples: the same batches in this process and in others, and what happens when they fail."""
+"""Tests functions over samples: the same batches in this process and in workers, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_map_in_processes_gives_the_order_and_the_values_of_map_in_this_one(shuf
     assert there[0]["x"].dtype == np.float32
     assert there[0]["x"].ctypes.data % 256 == 0
     kept = [batch["x"].copy() for batch in there]
-    assert len(list(loader)) == 7  # the next epoch, by the same processes
+    assert len(list(loader)) == 7  # the next epoch, in the same processes
     assert all((batch["x"] == copy).all() for batch, copy in zip(there, kept, strict=True))
 
 
@@ -116,7 +116,7 @@ def test_map_kept_batches_stay_and_slots_are_used_again(made):
         pass
     gc.collect()
     (worker,) = loader._worker_pool.workers
-    assert len(worker.outputs) <= 4  # two at work, two spare, whatever the number of batches
+    assert len(worker.outputs) <= 4  # two in use, two spare, for any number of batches
     kept = list(loader)
     want = batches(penstock.Loader(shuffled, batch_size=2))
     loader.set_epoch(0)
@@ -232,7 +232,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_map_ends_with_its_parent(made, tmp_path, how):
-    """Ctrl-C as a terminal sends it, to the whole group; and a parent that has no time to say good-bye."""
+    """Ctrl-C as a terminal sends it, to the whole process group; and a parent that is killed without clean-up."""
     script = tmp_path / "interrupted.py"
     script.write_text(INTERRUPTED)
     root = Path(__file__).resolve().parents[2]
@@ -267,7 +267,7 @@ def with_group_gone(child: subprocess.Popen) -> None:
 
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
-    child.communicate()  # closes its pipes, too
+    child.communicate()  # also closes its pipes
 
 
 def _children(pid: int) -> list[int]:

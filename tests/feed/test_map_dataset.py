@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples by index inside torch's own DataLoader: any way of starting workers, any sampler."""
+"""Tests samples by index inside torch's own DataLoader: any start method of workers, any sampler."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_map_dataset_gives_samples_by_index(made):
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_map_dataset_feeds_a_data_loader_after_it_was_used_here(made, method):
     mapped_set = penstock.torch.MapDataset(dataset(made([2] * 10)))
-    assert int(mapped_set[3]["y"][0]) == 3  # threads and a runtime live here when the workers are made
+    assert int(mapped_set[3]["y"][0]) == 3  # starts threads and a runtime before the workers start
     loader = torch.utils.data.DataLoader(
         mapped_set, batch_size=6, num_workers=2, multiprocessing_context=method, timeout=60
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs of a MapDataset: fresh augmentation in each, in workers of any kind, and a warning where none is ever set."""
+"""Tests epochs of a MapDataset: new augmentation in each, in any kind of worker, and a warning if no epoch is ever set."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def two_passes(indexed, *, sets_epoch=False):
 
 def test_second_pass_of_random_crops_without_set_epoch_warns_once(pictures, caplog):
     indexed = penstock.torch.MapDataset(pictures.fields(image=RANDOM))
-    assert indexed[0]["image"].shape == indexed[0]["image"].shape  # a look at one sample is not a pass
+    assert indexed[0]["image"].shape == indexed[0]["image"].shape  # reading one sample does not count as a pass
     with caplog.at_level(logging.WARNING):
         for _ in torch.utils.data.DataLoader(indexed, batch_size=4, shuffle=True):
             pass
@@ -153,5 +153,5 @@ def test_second_pass_is_noticed_over_all_workers(pictures, capfd):
     )
     assert len(list(loader)) == SAMPLES // 4
     assert "set_epoch" not in capfd.readouterr().err
-    assert len(list(loader)) == SAMPLES // 4  # other processes than those of the first pass
+    assert len(list(loader)) == SAMPLES // 4  # new worker processes
     assert "Call set_epoch(n)" in capfd.readouterr().err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipes of map's worker processes: one thread of one process uses them, whoever drops a batch and wherever."""
+"""Tests the pipes of map's workers: only one thread of one process uses them, whichever thread drops a batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMIT_S = 60
 
 
 def unread_bytes(connection) -> int:
-    """Bytes that were written to a socket pair and that the other end has not read (SIOCOUTQ)."""
+    """Bytes written to a socket pair that the other end has not read yet (SIOCOUTQ)."""
     return struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
 
 
@@ -52,7 +52,7 @@ def test_batches_dropped_by_another_thread_write_to_no_pipe(made):
     gc.collect()
     for _ in loader:
         pass
-    assert len(worker.outputs) <= 5  # two at work, two spare, one with the consumer
+    assert len(worker.outputs) <= 5  # two in use, two spare, one held by the consumer
 
 
 def test_results_without_arrays_use_their_slots_again(made):
@@ -139,7 +139,7 @@ def test_batch_held_by_a_forked_child_keeps_its_values(made, tmp_path):
 
 
 def test_large_bytes_through_workers_both_ways_do_not_block_each_other(tmp_path):
-    """Both ends write more than the pipe holds: each must read meanwhile."""
+    """Both ends write more than the pipe can hold, so each must read while it writes."""
     with tarfile.open(tmp_path / "large.tar", "w") as tar:
         for number in range(8):
             member = tarfile.TarInfo(f"{number}.bin")

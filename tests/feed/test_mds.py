@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MosaicML's MDS: columns by their declared encodings, whole folders by their index, and what is refused by name."""
+"""Tests MosaicML's MDS: columns by their declared encodings, folders by their index, and errors that name the cause."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES = {"int": 8, "uint32": 4, "uint64": 8, "ndarray:uint32:3": 12}
 
 
 def write(folder, columns, shards, compression=None):
-    """Writes MDS shards (version 2) of samples whose values are encoded already, and their index."""
+    """Writes MDS shards (version 2) and their index; the values of the samples are already encoded."""
     listed = []
     for number, samples in enumerate(shards):
         rows = []
@@ -68,7 +68,8 @@ def test_mds_shards_are_read_by_their_index(tmp_path):
 
 
 def test_mds_columns_default_to_their_declared_types(tmp_path):
-    # Mend 2.3: text whose first value is digits was taken for a number, and one column could refuse all others.
+    # Regression (mend 2.3): a text column was taken for numbers if its first value was digits; one bad column failed
+    # all.
     columns = {
         "zip": ("str", [b"00501", b"a cat"]),
         "digits": ("str_int", [b"00501", b"-7"]),
@@ -77,7 +78,7 @@ def test_mds_columns_default_to_their_declared_types(tmp_path):
         "u32": ("uint32", [struct.pack("<I", 2**32 - 1), bytes(4)]),
         "u64": ("uint64", [struct.pack("<Q", 2**64 - 1), bytes(8)]),
         "ids": ("ndarray:uint32:3", [struct.pack("<3I", 1, 2, 2**31), bytes(12)]),
-        # A shape before its values: one dimension, of one byte.
+        # The shape precedes the values: one dimension, stored in one byte.
         "free": ("ndarray:uint64", [b"\x04\x01" + struct.pack("<Q", 2**63), b"\x04\x01" + bytes(8)]),
         "any": ("ndarray", [b"\x20\x04\x01" + struct.pack("<I", 2**31), b"\x20\x04\x01" + bytes(4)]),
         "info": ("json", [b'{"a": 1}', b"{}"]),

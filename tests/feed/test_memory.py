@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small files that would take gigabytes: each is refused within its limit, in a process whose memory is bounded."""
+"""Tests small files that would expand to gigabytes: each is rejected at its limit, in a process with bounded memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ except PenstockError as error:
 
 
 def bounded(url: Path, expression: str, headroom: int = HEADROOM) -> str:
-    """What `expression` (of `ps`, `url` and MEMORY) prints, line by line, in a process that cannot have gigabytes."""
+    """Output of `expression` (which uses `ps`, `url` and MEMORY), line by line, from a process with limited memory."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD.replace("{expression}", expression), str(url), str(headroom)],
         env={**os.environ, "MALLOC_ARENA_MAX": "2", "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -76,20 +76,20 @@ def bounded(url: Path, expression: str, headroom: int = HEADROOM) -> str:
 
 
 def zeros_gzip(count: int, before: bytes = b"") -> bytes:
-    """`before` and `count` zero bytes as gzip members: one is made and repeated."""
+    """`before` and then `count` zero bytes, as gzip members; one member is compressed and repeated."""
     whole, rest = divmod(count, len(BLOCK))
     return gzip.compress(before, 1) + gzip.compress(BLOCK, 1) * whole + gzip.compress(bytes(rest), 1)
 
 
 def header(length: int) -> bytes:
-    """What stands before a TFRecord's payload of that length."""
+    """The header of a TFRecord whose payload has `length` bytes."""
     size = struct.pack("<Q", length)
     crc = _native.crc32c(size)
     return size + struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def frame(payload: bytes) -> bytes:
-    """A TFRecord whose payload's checksum is not looked at."""
+    """A TFRecord with a zero payload checksum, for readers that do not check it."""
     return header(len(payload)) + payload + bytes(4)
 
 
@@ -120,7 +120,7 @@ def test_parquet_page_that_inflates_beyond_its_header_stops_there(tmp_path):
 
 
 def levels(count: int) -> bytes:
-    """Levels of one row of `count` values: where it begins and goes on, then all of them defined."""
+    """Repetition and definition levels of one row of `count` values, all of them defined."""
     return b"".join(struct.pack("<I", len(one)) + one for one in (run(1, 0) + run(count - 1, 1), run(count, 1)))
 
 
@@ -141,7 +141,7 @@ def test_parquet_list_of_two_billion_equal_values_is_refused_by_its_header(tmp_p
     ("pages", "encodings", "problem"),
     [
         ([page(b"\0\0\0\0", 2**31 - 1, dictionary=True)], [PLAIN], "cannot contain a dictionary of 2,147,483,647 values"),
-        # A header of deltas (blocks of 128 in 4 parts) of 2^40 lengths, all 0.
+        # A delta header (blocks of 128 in 4 parts) of 2^40 lengths, all 0.
         ([page(b"\x80\x01\x04" + b"\x80\x80\x80\x80\x80\x20" + b"\0", 1, encoding=DELTA_LENGTHS)], [DELTA_LENGTHS], "deltas|value|lengths"),
         ([page(b"\x80\x01\x04\x01\0" + b"\x80\x01\x04" + b"\x80\x80\x80\x80\x80\x20" + b"\0", 1, encoding=DELTA_STRINGS)], [DELTA_STRINGS], "deltas|value|lengths"),
     ],
@@ -154,7 +154,7 @@ def test_parquet_counts_that_a_page_cannot_hold_are_damage(tmp_path, pages, enco
 
 
 def test_parquet_page_that_makes_the_library_panic_is_damage_and_prints_nothing(tmp_path):
-    # Bit-packed levels (encoding 4) of 1,000 values in a page of 4 bytes.
+    # Bit-packed levels (encoding 4) of 1,000 values in a page of only 4 bytes.
     content = one_column([page(bytes(4), 1000, levels=4)], kind=BYTES, rows=1000, repetition=OPTIONAL)
     (tmp_path / "a.parquet").write_bytes(content)
     assert bounded(tmp_path, RAW).endswith("is damaged Parquet: its pages contradict each other\n")
@@ -191,7 +191,7 @@ def test_scan_of_a_compressed_tar_holds_no_more_than_a_window(tmp_path):
 
 
 def write_npz(path, length):
-    """One deflated member `x` of `length` zero bytes, which takes a thousandth of that."""
+    """An npz file with one deflated member `x` of `length` zero bytes; it takes about a thousandth of that."""
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("x.npy", "w", force_zip64=True) as out,
@@ -220,7 +220,7 @@ def test_raw_values_of_a_batch_beyond_the_budget_are_refused(tmp_path):
 
 
 def item_sizes(kind):
-    """An expression: the bytes of `x` in every batch of one sample. After the first, the feed reads ahead until it uses no CPU."""
+    """An expression for the size of each batch of one sample; after the first batch it waits until the feed is idle."""
     values = "x.values if isinstance(x, ps.Ragged) else np.frombuffer(x[0], 'u1') if isinstance(x, list) else x"
     batches = BATCHES.replace("{kind}", kind).replace("MEMORY", "MEMORY, read_ahead=16")
     each = f"for number, batch in enumerate({batches}) for x in [batch['x']]"
@@ -242,7 +242,7 @@ def test_npy_object_of_millions_of_rows_is_read_in_stretches_within_the_budget(t
     assert size == 3_000_000 + header
 
     def loader(form):
-        # Planned at once, its batches alone take 48 MB.
+        # All batches planned at once would take 48 MB.
         return f"ps.Loader(ps.open(url, format={form}){shuffle}, batch_size=256, memory_bytes=40 << 20)"
 
     rows, fixed = (

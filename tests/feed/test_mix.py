@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take, shard, repeat and mixtures: what they hold, on any ranks and after any restart."""
+"""Tests take, shard, repeat and mixtures: their samples, on any ranks and after any restart."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def plain(folder):
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
-    """Two datasets of two folders: samples of the second are numbered from 0 too."""
+    """Two datasets in two folders; the sample numbers of both start at 0."""
     root = tmp_path_factory.mktemp("parts")
     return dataset(write(root / "a", [3] * 5)).shuffle(1), dataset(write(root / "b", [1] * 7)).shuffle(2)
 
@@ -179,7 +179,7 @@ def test_state_of_many_steps_stays_small(plain):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(window=st.integers(1, 8), world=st.integers(1, 4), batch=st.integers(1, 12))
 def test_prop_expected_gets_are_those_that_the_order_makes(tmp_path_factory, window, world, batch):
-    """Counted over the positions of 40 epochs: every rank reads an object once a window."""
+    """Counts reads over the positions of 40 epochs: every rank reads an object once per window."""
     folder = tmp_path_factory.getbasetemp() / "gets"
     shuffled = dataset(folder if folder.exists() else write(folder, [6] * 24)).shuffle(3, window=window)
     batch *= world

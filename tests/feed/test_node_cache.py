@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's cache behind a loader: every object leaves the store once, whatever dies, fills up or rots on the way."""
+"""Tests the node's cache behind a loader: each object leaves the store once, despite kills, full disks and bit rot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTS = [1, 2, 1, 3, 1, 1, 2, 1, 1, 1, 2, 1]
 
 @pytest.fixture
 def remote(made, emulator, monkeypatch):
-    """The dataset in a bucket, and the emulator that counts what is asked of it."""
+    """The dataset in a bucket, and the emulator that counts its requests."""
     server = emulator(folder=made(COUNTS))
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
@@ -59,7 +59,7 @@ def test_epochs_after_the_first_ask_the_store_for_nothing(remote, tmp_path):
     report = loader.report()
     assert (report["cache_misses"], report["cache_hits"], report["bytes_in"]) == (0, len(COUNTS), 0)
     assert "node cache" in str(report)
-    # Another run on the same node, later.
+    # A later run on the same node.
     before = gets(remote)
     assert epochs(penstock.Loader(ds.cache(tmp_path / "nvme"), batch_size=5, rank=0, world=1), 1)
     assert gets(remote) == before
@@ -160,7 +160,7 @@ def test_scratch_folder_is_found_and_used_only_for_what_is_remote_and_fits(tmp_p
     ours = {**found, "PENSTOCK_SCRATCH": str(tmp_path / "none")}
     again = node_cache.resolve(node_cache.AUTO, "s3://b/", 1000, ours)
     assert again is not None
-    assert again.folder == place.folder  # its limit follows the free space, which other tests change
+    assert again.folder == place.folder  # its limit depends on the free space, which other tests change
 
 
 def test_mounts_of_scratch_disks_are_told_from_memory_and_shares(tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples that cannot be read: raised, left out or replaced, alike on every rank and counted."""
+"""Tests samples that cannot be read: raised, left out or substituted, in the same way on every rank, and counted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def flipped(content: bytes) -> bytes:
 
 
 def with_bad_samples(made, codec="gzip"):
-    """4 objects of 3: sample 4 (the middle of object 1) is damaged, and object 2 (samples 6 to 8) does not read at all."""
+    """4 objects of 3 samples: sample 4 (middle of object 1) is damaged, and object 2 (samples 6 to 8) is unreadable."""
     folder = made([3] * 4, codec=codec)
     suffix = ".gz" if codec == "gzip" else ""
     pack = gzip.compress if codec == "gzip" else bytes
@@ -30,7 +30,7 @@ def with_bad_samples(made, codec="gzip"):
 
 
 def epoch(opened, world=1, **arguments):
-    """Samples by batch over all ranks, and what the reports count."""
+    """Samples of each step over all ranks, and the sums of the reports' counters."""
     steps, counted = {}, []
     for rank in range(world):
         loader = penstock.Loader(opened, global_batch=4, rank=rank, world=world, **arguments)
@@ -58,7 +58,7 @@ def test_substitute_puts_the_same_samples_on_any_world(made, codec):
     one, counted = epoch(opened, on_error="substitute")
     assert counted == (0, 4)
     assert [len(rows) for rows in one] == [4, 4, 4]
-    # 4 becomes the next record of its object; 6, 7 and 8 those of the next object.
+    # The substitute for 4 is the next record of its object; those for 6, 7 and 8 are from the next object.
     assert sorted(chain(*one)) == sorted([0, 1, 2, 3, 5, 9, 10, 11, 5, 9, 10, 11])
     for world in (2, 3, 5):
         assert epoch(opened, world, on_error="substitute") == (one, (0, 4))

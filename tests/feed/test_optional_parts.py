@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts that records may lack: defaults for tensors and bytes, no items for ragged fields, and what schema() makes of it."""
+"""Tests parts that records may lack: defaults for tensors and bytes, no items for ragged fields, and schema()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def field(number, payload):
 
 
 def feature(value):
-    """A Feature message: of no kind (None), or of the kind of the list's elements; an empty tuple is an empty int64_list."""
+    """A Feature message of the kind of the list's elements; None gives an empty one, () an empty int64_list."""
     if value is None:
         return b""
     if value == ():
@@ -75,7 +75,7 @@ def whole(dataset, **arguments):
 
 
 def test_optional_features_have_defaults_or_no_items(taxi):
-    # Mend 2.8: no spec could read a feature that some records lack (TFX's taxi shards).
+    # Regression (mend 2.8): no spec could read a feature that some records lack (TFX's taxi shards).
     asked = taxi.fields(
         fare=penstock.tensor("float32", (), default=-1),
         pair=penstock.tensor("int16", (2,), default=7),
@@ -103,7 +103,7 @@ def test_feature_that_is_missing_is_an_error_without_a_default(taxi):
     for name, spec in {"fare": penstock.tensor("float32", ()), "company": penstock.raw()}.items():
         with pytest.raises(Mismatch, match=rf"record 1.*field `{name}`"):
             whole(taxi.fields(**{name: spec}))
-    # A default does not hide a value that does not fit.
+    # A default does not apply to a value that does not fit.
     with pytest.raises(Mismatch, match=r"record 0.*field `pair`"):
         whole(taxi.fields(pair=penstock.tensor("int64", (3,), default=0)))
 
@@ -131,7 +131,7 @@ def test_schema_of_lists_that_differ_in_length_is_ragged(tmp_path):
 
 
 def test_schema_of_records_without_features_says_so(tmp_path):
-    for records in (example() * 2, framed(b"\x08\x01") * 2):  # no feature; another protobuf message
+    for records in (example() * 2, framed(b"\x08\x01") * 2):  # without features; another protobuf message
         (tmp_path / "a.tfrecord").write_bytes(records)
         with pytest.raises(penstock.errors.Unsupported, match=r"need tf\.Example"):
             penstock.open(tmp_path).schema()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The promise of order: every sample once, the same sequence on any ranks, batches, paths and restarts."""
+"""Tests the order guarantee: each sample once, and the same sequence for any ranks, batch sizes, paths and restarts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def flat(lists) -> list[int]:
 
 
 def merged(parts: list[list[list[int]]]) -> list[list[int]]:
-    """Batches of all ranks, rank after rank."""
+    """Joins the batches of all ranks for each step, in rank order."""
     assert len({len(part) for part in parts}) == 1, "all ranks make equal steps"
     return [flat(rows) for rows in zip(*parts, strict=True)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong around a pass that is under way: stores that go away, keys that expire, disks that fill, bombs."""
+"""Tests faults during a pass: stores that go away, keys that expire, disks that fill, compression bombs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 60
 
 
 class Served:
-    """A folder behind an endpoint that can go away and come back at the same address."""
+    """A folder behind an endpoint that can stop and start again at the same address."""
 
     def __init__(self, folder, **arguments):
         self.folder, self.arguments = folder, arguments
@@ -98,7 +98,7 @@ def test_consumer_that_stops_asks_the_store_for_nothing_more(served):
     for batch in loader:
         assert samples(batch) == [0, 1]
         break
-    # What was under way comes to its end first.
+    # Requests in flight complete first.
     asked, before, until = served.server.stats()["gets"], -1, time.monotonic() + 20
     while asked != before and time.monotonic() < until:
         time.sleep(0.3)
@@ -114,7 +114,7 @@ def test_object_replaced_during_the_epoch_is_told_and_never_mixed_in(served):
     loader = penstock.Loader(opened(served), batch_size=2, max_in_flight=1, read_ahead=0)
     walk = iter(loader)
     assert samples(next(walk)) == [0, 1]
-    # As long as before, and the same record: only its version tells.
+    # Same length and same record as before: only the object's version differs.
     path = served.folder / "part-0020.tfrecord.gz"
     content = bytearray(path.read_bytes())
     content[4] ^= 1  # gzip's time stamp
@@ -145,7 +145,7 @@ print(json.dumps(dict(Version=1, AccessKeyId={served.env["AWS_ACCESS_KEY_ID"]!r}
     walk = iter(loader)
     seen = samples(next(walk))
     before = len(asked.read_text().splitlines())
-    # Past the moment from which a credential counts as about to expire.
+    # Longer than the time at which a credential counts as about to expire.
     time.sleep(10)
     for batch in walk:
         seen += samples(batch)
@@ -189,7 +189,7 @@ def test_cache_on_a_full_disk_costs_requests_alone_and_on_a_read_only_one_is_ref
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
     if how == "read-only":
-        # Said at the start, with the folder's name.
+        # The error comes at the start, and names the folder.
         assert ran.returncode != 0
         assert "errors.Denied: " in ran.stderr
         assert "/disk cannot be accessed: Read-only file system" in ran.stderr

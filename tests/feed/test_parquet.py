@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet as a dataset: what columns become, counts without a scan, and files that do not read."""
+"""Tests Parquet datasets: the types of columns, counts without a scan, and unreadable files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.errors import BudgetExceeded, Corrupt, Mismatch, Unsupported
 from .parquet import parquet_bytes
 from .test_formats import png
 
-# The same 10 rows under several settings, by pyarrow; see make_parquet.py beside it.
+# The same 10 rows with several settings, written by pyarrow; see make_parquet.py beside the archive.
 GOLDEN = Path(__file__).parents[2] / "crates/record/tests/golden/parquet.tar.gz"
 
 
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_named(golden):
         loaded(url, holes=number)
     with pytest.raises(Unsupported, match=r"decimal"):
         loaded(url, price=number)
-    # A null costs its own row, whatever else is wanted of the row group.
+    # A null costs only its own row, whichever other rows of the row group are read.
     for world in (1, 3):
         kept = []
         for rank in range(world):
@@ -143,7 +143,7 @@ def test_pictures_in_a_column(tmp_path):
 
 def test_rows_are_counted_by_footers_and_a_file_is_read_once(tmp_path):
     for number in range(3):
-        # Many row groups, so that one footer is larger than what is asked of it at first.
+        # One file has many row groups, so that its footer is larger than the first request for it.
         rows = list(range(4000 if number == 1 else 5))
         (tmp_path / f"{number}.parquet").write_bytes(parquet_bytes(group=2, x=rows, blob=[bytes(50)] * len(rows)))
     dataset = penstock.open(tmp_path)
@@ -177,7 +177,7 @@ def test_files_that_do_not_read(tmp_path):
 
 def test_a_page_that_is_damaged_costs_its_rows_on_any_world(tmp_path):
     good = bytearray(parquet_bytes(x=list(range(9)), y=list(range(9))))
-    # The header of the second group's first page.
+    # The header of the second row group's first page.
     at = good.index(b"".join(row.to_bytes(8, "little") for row in (3, 4, 5)))
     good[at - 4 : at] = b"\xff" * 4
     (tmp_path / "a.parquet").write_bytes(good)
@@ -214,7 +214,7 @@ def test_null_numbers_have_defaults_or_no_items(golden):
     schema = penstock.open(url).schema()
     assert isinstance(schema["holes"], type(penstock.ragged("int64")))
     assert "a value in 9 of 10 records" in str(schema)
-    # A column that no row has is a mistake, which a default must not hide.
+    # A column that is missing in all rows is a mistake, which a default must not hide.
     with pytest.raises(Mismatch, match=r"is read from `hole`"):
         loaded(url, hole=penstock.tensor("int64", (), default=0))
 
@@ -233,7 +233,7 @@ def test_lists_of_strings_keep_their_boundaries(golden):
 
 @pytest.mark.parametrize("field", [penstock.raw(), penstock.ragged("uint8"), penstock.tensor("uint8", (2,))])
 def test_lists_of_strings_are_not_joined_by_other_fields(golden, field):
-    # Row 1 holds one string of 2 bytes, whose boundaries nothing could lose: refused like every other row.
+    # Row 1 holds only one string of 2 bytes, so no boundary could be lost. It is rejected like every other row.
     dataset = penstock.open(golden / "plain.parquet").fields(words=field).shard(1, 10)
     with pytest.raises(Mismatch, match="the record contains a list of 1 byte strings") as caught:
         list(penstock.Loader(dataset, batch_size=1))
@@ -254,5 +254,5 @@ def test_text_is_not_read_as_numbers(golden):
     )
     assert batch["text"] == [row.tobytes() for row in batch["characters"]]
     assert batch["text"][4] == b"the same beginning 4"
-    # Binaries may hold numbers.
+    # A binary column may hold numbers.
     assert batch["binary"].tolist() == np.frombuffer(b"12345678" * 5, "<i8").tolist()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `open` takes: folders, patterns, single objects, manifests; local and over S3."""
+"""Tests the paths that `open` accepts: folders, patterns, single objects, manifests; local and over S3."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_open_takes_the_listing_from_a_manifest(made, tmp_path):
 @pytest.mark.needs_s3
 def test_feed_over_s3_has_the_order_of_the_local_copy(versitygw, monkeypatch, tmp_path):
     write(versitygw.bucket("feed") / "train", [1] * 30)
-    write(versitygw.bucket("feed") / "training", [1])  # a neighbour that shares the prefix
+    write(versitygw.bucket("feed") / "training", [1])  # another folder with the same prefix
     local = write(tmp_path / "plain", [1] * 30, codec="none")
     for name, value in versitygw.env.items():
         monkeypatch.setenv(name, value)

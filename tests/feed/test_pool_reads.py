@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of a dataset in a pool: own files first, then the engine, then the bucket; a node's own part. Issue 5, point 4.
+"""Tests reads in a pool: own files first, then the engine, then the bucket; a node's own part. Issue 5, point 4.
 
-Lost hosts and HDFS itself: tests/job/test_lost_host.py.
+Lost hosts and HDFS itself are in tests/job/test_lost_host.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OBJECTS, _EACH = 8, 5
 
 
 class _Access:
-    """Objects on two nodes by turns, the even ones' files under another name on node `a`."""
+    """Objects alternate between two nodes; each node has its own ones as block files."""
 
     def __init__(self, node: str, files: Path) -> None:
         self.node, self.files = node, files
@@ -45,7 +45,7 @@ def _number(name: str) -> int:
 
 @pytest.fixture
 def pool(tmp_path, monkeypatch):
-    """A dataset in a pool of two nodes, its own copy as blocks, and the bucket; this process is on node `a`."""
+    """A dataset in a pool of two nodes, its block files, and the bucket; this process is on node `a`."""
     for folder in ("pool/data", "blocks", "bucket"):
         (tmp_path / folder).mkdir(parents=True)
     for at in range(_OBJECTS):
@@ -93,7 +93,7 @@ def test_what_the_pool_has_lost_comes_from_the_bucket_and_is_put_back(pool):
     ids, loader = _read(pickle.loads(pickle.dumps(dataset)))
     assert sorted(ids) == list(range(_OBJECTS * _EACH))
     assert loader.report()["pool_bucket_bytes"] == 2 * _EACH * 8
-    # In the background: the last of them may outlive the epoch.
+    # The refill runs in the background and may outlast the epoch.
     until = time.monotonic() + 30
     while not all(path.exists() for path in lost) and time.monotonic() < until:
         time.sleep(0.02)
@@ -110,7 +110,7 @@ def test_what_is_known_to_be_lost_is_asked_of_nobody(pool, monkeypatch):
     ids, loader = _read(dataset.shuffle(3))
     assert sorted(ids) == list(range(_OBJECTS * _EACH))
     report = loader.report()
-    # Its objects stand there still, and could be read: as where a host is gone that the engine has not missed yet.
+    # The lost node's objects are still readable here, as in a pool whose engine has not yet noticed a lost host.
     assert (report["pool_engine_bytes"], report["pool_bucket_bytes"]) == (0, report["pool_own_bytes"])
     assert sorted(_read(dataset.shuffle(3, scope="node"))[0]) == list(range(_OBJECTS * _EACH))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forks, spawns, Ctrl-C and what is left behind: nothing."""
+"""Tests forks, spawns and Ctrl-C, and that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT_S = 60
 def threads_of_ours() -> list[str]:
     names = []
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the thread has ended
             names.append((task / "comm").read_text().strip())
     return [name for name in names if name.startswith("penstock-dec")]
 
@@ -100,7 +100,7 @@ def test_iterator_of_the_parent_is_refused_in_a_forked_child(made):
 def test_break_and_del_end_the_threads(made):
     loader = penstock.Loader(dataset(made([1] * 10)).shuffle(2), batch_size=1, threads=3, read_ahead=0)
     for _ in loader:
-        until = time.monotonic() + 10  # a thread has its name some time after it was asked for
+        until = time.monotonic() + 10  # a thread gets its name some time after its start
         while len(threads_of_ours()) < 3 and time.monotonic() < until:
             time.sleep(0.01)
         assert len(threads_of_ours()) == 3
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_wait_on_a_stalled_store(made, tmp_path):
     manifest = tmp_path / "manifest.json"
     listing = penstock.open(folder).source.manifest().decode()
     manifest.write_text(listing.replace(penstock.open(folder).url, "s3://b/d/"))
-    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections, but never responds
         held = []
         accepted = threading.Event()
 

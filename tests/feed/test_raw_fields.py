@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Raw fields are `bytes`: what collates, pickles, hashes and parses bytes takes them."""
+"""Tests that raw fields are `bytes`, so that collating, pickling, hashing and parsing work on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.needs_torch
 
 @pytest.fixture
 def captions(tmp_path):
-    """Samples of one JSON text each, of lengths that differ; keys of one length."""
+    """Samples of one JSON text each; the texts have different lengths, the keys have the same length."""
     with tarfile.open(tmp_path / "captions.tar", "w") as tar:
         for number in range(4):
             content = json.dumps({"caption": "x" * number}).encode()
@@ -56,7 +56,7 @@ def test_raw_values_of_a_map_dataset_collate_as_lists(captions):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_raw_values_of_a_map_dataset_pass_through_data_workers(captions, method):
-    """A sample that does not pickle ends the worker's feeder thread, and the main process waits for ever."""
+    """A sample that cannot be pickled ends the worker's feeder thread, and the main process would wait for ever."""
     (batch,) = torch.utils.data.DataLoader(
         penstock.torch.MapDataset(captions),
         batch_size=4,

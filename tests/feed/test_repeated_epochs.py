@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A warning where a loop that breaks off its epochs would read the same batches in each."""
+"""Tests the warning for a loop that breaks off its epochs and would read the same batches in each."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_broken_epochs_are_silent_if_the_caller_chooses_the_next(shuffled, caplo
             penstock.mix({shuffled: 1}),
         ):
             other = penstock.Loader(each, batch_size=4)
-            next(iter(other))  # a look at one batch
+            next(iter(other))  # reads only one batch
             broken_pass(other)
             list(other)
             other.set_epoch(7)
             list(other)
             list(other)
-    assert len(warnings_of(caplog)) == 2  # the whole pass after each broken one
+    assert len(warnings_of(caplog)) == 2  # one for each complete pass after a broken one
 
 
 def test_broken_epoch_of_a_dataset_that_is_alike_in_all_epochs_is_silent(made, caplog):

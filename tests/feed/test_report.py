@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report: every second in one class, what limits, and numbers that add up."""
+"""Tests the report: every second is in one class, the limit is named, and the numbers add up."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ confidence = "ours"
 
 
 def test_report_counts_the_requests_and_refusals_that_the_store_counted(made, tmp_path, monkeypatch):
-    """Counts are exact; benches/accounting.py holds the seconds against what was injected."""
+    """The counts must be exact. benches/accounting.py compares the seconds with injected values."""
     folder = made([1] * 40)
     book = tmp_path / "truth.toml"
     book.write_text(THROTTLED)

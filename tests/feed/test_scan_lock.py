@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset is scanned once on a node: one process reads, the others wait for its index, whatever becomes of it."""
+"""Tests that a dataset is scanned once per node: one process reads and the others wait for its index, even if it dies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ with scan_lock.held(cache_dirs.record_index_dir(env.read()), dataset.source.cach
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """An endpoint of small tars of different lengths, 3 samples in each."""
+    """An endpoint with small tars of different lengths, each of 3 samples."""
     folder = tmp_path / "data"
     folder.mkdir()
     for number in range(OBJECTS):
@@ -53,14 +53,14 @@ def served(tmp_path, monkeypatch):
     with Emulator(folder) as server:
         for name, value in server.env.items():
             monkeypatch.setenv(name, value)
-        # A request that is late on a busy machine would be asked, and counted, twice.
+        # On a busy machine, a late request would be hedged, and thus counted twice.
         monkeypatch.setenv("PENSTOCK_HEDGE", "0")
         yield server
 
 
 @pytest.fixture
 def start(served):
-    """`start(script)`: a process that has listed the dataset and waits for a line."""
+    """`start(script)` starts a process that has listed the dataset and waits for a line of input."""
     running = []
 
     def begin(script):
@@ -89,7 +89,7 @@ def ended(process):
 
 
 def test_scan_reads_each_object_once_for_four_processes(served, start, cache):
-    # Mend 2.11: every rank read the whole dataset before its first batch.
+    # Regression (mend 2.11): every rank read the whole dataset before its first batch.
     processes = [start(COUNT) for _ in range(4)]
     before = served.stats()["gets"]
     for process in processes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader says of itself and of a state that does not fit, and the tail that it takes by default."""
+"""Tests a loader's repr, its errors for a state that does not fit, and its default tail."""
 
 from __future__ import annotations
 

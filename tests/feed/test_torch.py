@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch adapter: the same order, no copy, empty slices, the process group."""
+"""Tests the torch adapter: the same order, no copy, empty slices, the process group."""
 
 from __future__ import annotations
 

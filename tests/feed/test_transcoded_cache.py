@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's cache in planes: the same samples as stored, whatever rots, dies or is said; and a choice that is told."""
+"""Tests the node's cache in byte planes: the same samples as stored, despite bit rot, kills and other settings."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SHAPE = (32, 32, 16)
 
 
 def volume(number: int) -> np.ndarray:
-    """Counts like those of cosmology volumes: small, so that upper bytes are alike."""
+    """Counts like those of cosmology volumes: they are small, so the upper bytes are nearly all equal."""
     generator = np.random.default_rng(number)
     return generator.poisson(np.exp(generator.normal(0, 1, SHAPE))).astype("<i2")
 
 
 @pytest.fixture
 def volumes(tmp_path) -> Callable[..., Path]:
-    """A folder of gzip'd TFRecords, one or two volumes each."""
+    """Writes a folder of gzip'd TFRecords with one or two volumes each."""
 
     def write(each: int = 1) -> Path:
         folder = tmp_path / "volumes"
@@ -51,7 +51,7 @@ def opened(folder: Path, each: int = 1) -> penstock.Dataset:
 
 
 def hashed(loader: penstock.Loader, epochs: int) -> list[str]:
-    """Every byte of every batch, in order: a digest an epoch."""
+    """A digest per epoch of all bytes of all batches, in order."""
     found = []
     for _ in range(epochs):
         digest = hashlib.blake2b()
@@ -76,7 +76,7 @@ def test_samples_in_planes_are_those_as_stored(volumes, tmp_path, each):
     assert hashed(loader, 3) == want[1:]
     report = loader.report()
     assert (report["cache_hits"], report["cache_misses"], report["cache_transcodes"]) == (OBJECTS, 0, 0)
-    # Another process later, which says nothing of planes, reads what it knows.
+    # A later process that does not request transcoding ignores the transcoded entries.
     plain = penstock.Loader(ds.cache(tmp_path / "nvme"), batch_size=4)
     assert hashed(plain, 1) == want[:1]
     assert plain.report()["cache_misses"] == OBJECTS

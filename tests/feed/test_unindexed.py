@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unindexed mode: nothing is counted, every record comes once, and a state is good for its own rank and world alone."""
+"""Tests the unindexed mode: no count, each record once, and a state that is valid only for its own rank and world."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_object_larger_than_a_window_is_read_in_stretches_and_within_the_budget(
     loader = penstock.Loader(data, batch_size=8, memory_bytes=320 << 20, threads=2)
     order = [int(i) for batch in loader for i in batch["x"][:, 17]]
     assert sorted(order) == list(range(count))
-    # Within a window (32 MiB, less the record that it ends in and the one before), not beyond it.
+    # Records are shuffled inside a window (32 MiB, minus the record that it ends in and the one before), not beyond it.
     assert sorted(order[:30]) == list(range(30)) != order[:30]
     iterator = iter(loader)
     for _ in range(6):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects whose names say no format: named by suffix and content, read where the content shows a format that is read."""
+"""Tests objects whose names show no format: detection by content, and errors that name an unsupported format."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_format_that_is_not_read_is_named_and_not_called_damaged(tmp_path, name):
-    # Mend 2.9: all of these were damaged TFRecords, to be fetched again.
+    # Regression (mend 2.9): all of these were reported as damaged TFRecords that should be fetched again.
     content, output = FOREIGN[name]
     (tmp_path / name).write_bytes(content)
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_images_are_read_beside_small_tables_and_arrays(tmp_path, caplog):
     (tmp_path / ".DS_Store").write_bytes(b"x")
     with pytest.warns(UserWarning, match=r"1 of 4 objects are read, as images; 3 of .*Give a pattern"):
         assert penstock.open(tmp_path).format == "images"
-    # A format that the user gives, and a folder that holds mostly images, need only a log line.
+    # If the user gives the format, or most files are images, a log line is enough.
     penstock.open(tmp_path, format="images")
     assert caplog.text.count("3 objects are ignored: by name they are not images") == 1
     for number in range(1, 4):
@@ -166,7 +166,7 @@ def test_gzip_under_a_plain_name_is_named_and_read_when_told(tmp_path):
     assert samples(penstock.open(tmp_path, format=result)) == [0, 1, 2]
     unindexed = penstock.open(tmp_path, format=result, indexed=False)
     assert samples(pickle.loads(pickle.dumps(unindexed))) == [0, 1, 2]
-    # A name that says its compression is believed.
+    # If the name states a compression, it is used.
     (tmp_path / "b.tfrecord.gz").write_bytes(gzip.compress(record(3)))
     assert samples(penstock.open(tmp_path, format=result)) == [0, 1, 2, 3]
     with pytest.raises(ConfigError, match="`zlib` is not one of gzip, zstd, lz4"):

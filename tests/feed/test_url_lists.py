@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `open` takes as a place: lists, braces, `~`, and the schemes of other programs."""
+"""Tests the other locations that `open` accepts: lists, braces, `~`, and the URL schemes of other programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, NotFound, Unsupported
 
 @pytest.fixture
 def shards(tmp_path):
-    """Twelve objects of two records in two folders; record n is the number n."""
+    """Writes twelve objects of two records in two folders; record n is the number n."""
     for number in range(12):
         folder = tmp_path / ("train" if number < 8 else "val")
         folder.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ def _message(number, payload):
 
 
 def feature(values):
-    """A feature: of floats, of integers, or of byte strings."""
+    """A Feature message of floats, integers or byte strings."""
     if values and isinstance(values[0], bytes):
         return _message(1, b"".join(_message(1, value) for value in values))
     if values and isinstance(values[0], float):
@@ -36,18 +36,18 @@ def _map(entries):
 
 
 def example(**features):
-    """A tf.Example of features by name, each a list of values."""
+    """A tf.Example of features by name; each is a list of values."""
     return _message(1, _map({name: feature(values) for name, values in features.items()}))
 
 
 def sequence_example(context, **lists):
-    """A tf.SequenceExample: `context` as an example has it, and lists of steps, each a list of values."""
+    """A tf.SequenceExample: `context` holds features, and `lists` holds lists of steps, each a list of values."""
     steps = {name: b"".join(_message(1, feature(step)) for step in steps) for name, steps in lists.items()}
     return example(**context) + _message(2, _map(steps))
 
 
 def frame(payload):
-    """The frame of one record."""
+    """Frames one record as a TFRecord."""
 
     def masked(data):
         crc = _native.crc32c(data)

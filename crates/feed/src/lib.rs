@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Feed: reads the records of a dataset in the order of an epoch, and delivers them in batches whose memory the
-//! consumer may keep.
+//! Feed: reads the records of a dataset in the order of an epoch, and delivers them in batches. The consumer may keep
+//! the memory of a batch for any length of time.
 //!
 //! Owns the path from the store to the batch: record counts, batch plan, fetches, decoding threads, batch memory, the
-//! node cache and the reads of a pool. The caller chooses the epoch, the position and the rank. Independent of Python.
+//! node cache and reads from a pool. The caller chooses the epoch, the position and the rank. Independent of Python.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
@@ -76,47 +76,51 @@ use memory::PartMemory;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use read_split::{AccessPattern, read_ahead_for};
 
-/// The field that a padded tail adds: 1 for a sample, 0 for a repeat.
+/// Name of the field that a padded tail adds: 1 for a sample, 0 for a repeated sample.
 pub const WEIGHT: &str = "weight";
 
-/// Default budget, unless the batches need more.
+/// Default memory budget in bytes, unless the batches need more.
 const DEFAULT_MEMORY: u64 = 1 << 30;
 
-/// Maximum number of positions planned ahead for reads of single records: about 100 bytes of memory and 1 us each.
+/// Maximum number of positions to plan ahead if records are read one by one. Each takes about 100 bytes of memory and 1
+/// us.
 const MAX_PLANNED: u64 = 1 << 21;
 
-/// The same for an unshuffled order: a smaller number causes no second read.
+/// Maximum number of positions to plan ahead if records are read one by one in stored order. This lower limit causes no
+/// second read of an object.
 const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
 
-/// Spare slots kept if no read-ahead sets their number; more would hold unused memory.
+/// Number of spare slots for variable-length values, for which the read-ahead sets no number. More would waste memory.
 const SPARE_SLOTS: usize = 4;
 
-/// Assumed compression ratio if the fields do not give a size; text and integers are not much better.
+/// Assumed compression ratio if the fields do not determine the size. The ratio of text and integers is not much
+/// higher.
 const LIKELY_RATIO: u64 = 4;
 
-/// A dataset with its order, fields and limits, ready to run. Threads and requests exist only while a [`Run`] does.
+/// A dataset with its order, fields and limits, ready to run. Threads and requests exist only during a [`Run`].
 #[derive(Debug)]
 pub struct Feed {
     sources: Vec<Arc<Source>>,
     leaves: Arc<[DatasetView]>,
     course: Arc<Sampler>,
-    /// Maximum number of positions between the batches in progress for one object.
+    /// Maximum distance, in positions, between the records of one object that are read together.
     horizon: u64,
     fields: Vec<Field>,
-    /// True if decoding a record takes as long as reading megabytes.
+    /// True if decoding a record takes as long as reading megabytes, as for images.
     decodes_images: bool,
     weighted: bool,
     layout: Arc<Layout>,
     pool: Arc<Pool>,
-    /// Memory for fields of variable length.
+    /// Memory pool for fields of variable length.
     loose: Arc<Pool>,
-    /// Maximum bytes of the budget per batch, limited by the batches of a shuffle window.
+    /// Maximum bytes that a batch takes of the budget, so that all batches of a shuffle window fit.
     max_batch_bytes: u64,
-    /// Bytes per row of such fields: the mean of the batches so far, initially the stored size of a sample.
+    /// Bytes per row of variable-length fields: initially the stored size of a sample, then the largest mean of a batch
+    /// so far.
     value_bytes: AtomicU64,
-    /// True if such fields may hold many times their stored size.
+    /// True if variable-length fields may be many times larger than their stored size.
     inflates_values: bool,
-    /// For objects whose single records can be read: the maximum size of a read, a quarter of the budget.
+    /// Maximum size of a read from an object whose records can be read one by one: a quarter of the budget.
     part: u64,
     /// Access pattern of each source.
     patterns: Vec<AccessPattern>,
@@ -131,22 +135,23 @@ pub struct Feed {
     limit: u64,
     object_timeout: Duration,
     prefetch_next_epoch: bool,
-    /// Share of the budget for objects of the next epoch: the rest is enough for its first window.
+    /// Part of the budget for prefetching the next epoch, in bytes. The rest is enough for that epoch's first shuffle
+    /// window.
     ahead_bytes: u64,
     ahead: Mutex<Option<epoch_prefetch::EpochPrefetch>>,
     gathered: random_access::Cache,
-    /// Memory for parts that are decompressed one by one.
+    /// Memory for values that are decompressed one by one.
     part_memory: PartMemory,
-    /// Held by the one thread that decompresses an object beyond its share of memory.
+    /// Lock of the one thread that may exceed its share of memory to decompress a large object.
     large_object: Mutex<()>,
 }
 
 impl Feed {
-    /// Creates a feed for batches with the shape of `steps` (whose cursor is ignored).
+    /// Creates a feed for batches with the shape that `steps` sets; the cursor of `steps` is ignored.
     ///
-    /// `sources` and `leaves` correspond: one of each for every leaf of the sampler.
+    /// `sources` and `leaves` each have one element per leaf of the sampler, in the same order.
     ///
-    /// Errs with `BudgetExceeded` if the budget cannot hold the minimum: the batches that a shuffle window spans, one
+    /// Returns `BudgetExceeded` if the budget cannot hold the minimum: the batches that overlap one shuffle window, one
     /// stored object, and the decompressed content of one thread.
     pub fn new(
         sources: Vec<Arc<Source>>,
@@ -197,21 +202,22 @@ impl Feed {
             }
             let compressed = (0..objects.len() as u64).any(|object| source.codec(object) != Codec::None);
             inflates |= compressed || source.framing().is_table() || source.framing().inflates_parts();
-            // The exact decompressed size of an object is known only afterwards; its fields are nearly all of it.
+            // An estimate: the exact decompressed size of an object is not known yet, but its fields account for nearly
+            // all of it.
             let inflated = leaf.counts().most().saturating_mul(sample_bytes + 64).max(largest);
             let inflated = if has_loose { inflated.max(largest.saturating_mul(LIKELY_RATIO)) } else { inflated };
-            // Objects whose single records can be read are read in parts of at most this size.
+            // An object whose records can be read one by one is read in parts of at most this size.
             stored = stored.max(if grain.is_partial { largest.min(part) } else { largest });
             scratch = scratch.max(if compressed { inflated } else { 0 });
         }
-        // A window that begins at a batch's last sample keeps that batch and all later batches of the window open.
+        // Number of batches that are open at once for `span` positions, which may start at the last sample of a batch.
         let batches = |span: u64| (1 + (span.max(1) - 1).div_ceil(steps.global_batch)).min(steps.count().max(1));
         let span = course.span(&leaves).min(course.samples().max(1));
-        // The windows of a mixture spread as widely as its weights are uneven. If half of the budget holds fewer
-        // batches than that, objects are read again instead.
+        // With uneven weights, a mixture spreads its windows over many batches. If half of the budget holds fewer
+        // batches than that, objects are read more than once instead.
         let room = (settings.memory_bytes.unwrap_or(DEFAULT_MEMORY) / 2).checked_div(slot + 4096).unwrap_or(1);
         let fits = room.saturating_sub(1).saturating_mul(steps.global_batch).max(1);
-        // For ranged reads, planning further ahead would only delay the first batch.
+        // If all objects are read in ranges, planning further ahead would only delay the first batch.
         let planned = match patterns.iter().all(|grain| grain.is_partial) {
             true if leaves.iter().any(|leaf| leaf.order().is_shuffled()) => MAX_PLANNED,
             true => MAX_PLANNED_IN_ORDER,
@@ -219,7 +225,7 @@ impl Feed {
         };
         let horizon = if course.is_mixed() || planned < u64::MAX { span.min(fits).min(planned) } else { u64::MAX };
         let spanned = batches(span.min(horizon));
-        let pages = 4096 * (spanned + 2); // reservations are whole pages
+        let pages = 4096 * (spanned + 2); // a reservation is a whole number of pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
         let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
         let parts = if sources.iter().any(|source| source.framing().inflates_parts()) { memory_bytes / 4 } else { 0 };
@@ -239,7 +245,7 @@ impl Feed {
         let most = settings.max_in_flight.max(1);
         let (max_in_flight, read_ahead) = read_ahead_for(&patterns, most, threads, rows as u64, slot, rest / 4);
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
-        // As many spare slots as batches in progress, so that each delivered batch's memory is reused by the next.
+        // One spare slot per batch in progress, so that each delivered batch's memory is reused by the next batch.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
         let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts);
         let budget = MemoryBudget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
@@ -279,50 +285,49 @@ impl Feed {
         }))
     }
 
-    /// A cursor over the order of its samples.
+    /// Creates a cursor over the order of the samples.
     pub fn walk(&self) -> Result<SamplerCursor> {
         SamplerCursor::new(self.course.clone(), self.leaves.clone())
     }
 
-    /// The fields of a batch; with a padded tail, last, the weights.
+    /// Fields of a batch. With a padded tail, the last one is the weight.
     pub fn fields(&self) -> &[Field] {
         &self.fields
     }
 
-    /// The fields that records hold.
+    /// Fields that are read from records, which excludes the weight.
     fn record_fields(&self) -> &[Field] {
         &self.fields[..self.fields.len() - usize::from(self.weighted)]
     }
 
-    /// Decision of each source's node cache about transposed copies, and its reason.
+    /// For each source: whether its node cache creates transposed copies, and why.
     pub fn transcoding(&self) -> Vec<Option<String>> {
         self.sources.iter().map(|source| source.transcoding()).collect()
     }
 
-    /// Bytes that may be in flight.
+    /// Memory budget in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.limit
     }
 
-    /// Decoding threads of a run.
+    /// Number of decoding threads of a run.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Bytes of the budget that a batch of `rows` takes. The batches that a window spans, one object and its
-    /// decompressed content fit the budget at the same time, whatever this returns.
+    /// Bytes that a batch of `rows` rows takes of the budget. For any result, the batches of a shuffle window, one
+    /// object and its decompressed content fit the budget together.
     fn batch_bytes(&self, rows: usize) -> u64 {
         let values = self.value_bytes.load(Ordering::Relaxed).saturating_mul(rows as u64);
         (self.layout.bytes as u64).saturating_add(values).min(self.max_batch_bytes)
     }
 
-    /// Number of batches in progress besides `next`. It starts small if the size of a batch is known only after
-    /// decoding.
+    /// Number of batches in progress besides `next`. It starts small if batch sizes are known only after decoding.
     fn ahead_of(&self, next: u64) -> u64 {
         if self.inflates_values { self.read_ahead.min(1 << next.min(32)) } else { self.read_ahead }
     }
 
-    /// Starts an epoch at `steps.cursor`.
+    /// Starts `epoch` at the position `steps.cursor`.
     pub fn start(self: &Arc<Self>, runtime: &Handle, epoch: u64, steps: Steps) -> Result<Run> {
         steps.check()?;
         if steps.samples != self.course.samples() || steps.max_rows() as usize > self.layout.rows {
@@ -331,12 +336,12 @@ impl Feed {
         Run::over(self.clone(), runtime, epoch, steps)
     }
 
-    /// A buffer for decompression: empty, or with old content.
+    /// Returns a decompression buffer, which may be empty or contain old data.
     fn scratch(&self) -> Vec<u8> {
         let kept = lock(&self.scratches).pop();
         kept.unwrap_or_else(|| {
             let mut scratch = Vec::new();
-            // If memory is short, each decoder requests what it needs, or reports an error.
+            // If this fails, each decoder requests the memory that it needs, or returns an error.
             if scratch.try_reserve_exact(self.scratch_bytes).is_ok() {
                 penstock_store::advise_huge(scratch.as_mut_ptr(), scratch.capacity());
             }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory whose size is known only while a record is decoded: values of variable length, and parts that are
-//! decompressed one by one. Each is requested here before it is allocated.
+//! Memory limits for data whose size is known only during decoding: values of variable length, and values that are
+//! decompressed one by one. Memory is reserved here before it is allocated.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use penstock_types::{Error, Result, lock};
 
-/// Bytes of variable-length values in one batch.
+/// Limits the bytes of variable-length values in one batch.
 #[derive(Debug)]
 pub(crate) struct Values {
     limit: u64,
@@ -15,12 +15,12 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// Values of at most `limit` bytes.
+    /// Creates a limit of `limit` bytes.
     pub fn limited(limit: u64) -> Self {
         Self { limit, used: Mutex::default() }
     }
 
-    /// Counts `new` bytes of a row in place of the `old` ones. Errs with `BudgetExceeded` beyond the limit.
+    /// Counts `new` bytes for a row instead of its `old` bytes. Returns `BudgetExceeded` if the limit is exceeded.
     pub fn admit(&self, old: usize, new: usize, field: &str) -> Result<()> {
         let mut used = lock(&self.used);
         let need = used.saturating_sub(old as u64).saturating_add(new as u64);
@@ -32,13 +32,13 @@ impl Values {
         Ok(())
     }
 
-    /// Bytes that each of `rows` rows has on average.
+    /// Average number of bytes per row, for `rows` rows.
     pub fn per_row(&self, rows: usize) -> u64 {
         *lock(&self.used) / rows.max(1) as u64
     }
 }
 
-/// Memory for parts that are decompressed one by one, shared by decoding threads.
+/// Memory for values that are decompressed one by one, shared by the decoding threads.
 #[derive(Debug)]
 pub(crate) struct PartMemory {
     total: u64,
@@ -48,18 +48,19 @@ pub(crate) struct PartMemory {
 }
 
 impl PartMemory {
-    /// Limits the bytes in use to `total`; one part may take up to `limit`, and then holds all of it.
+    /// Limits the reserved bytes to `total`. A single value may have up to `limit` bytes; if it exceeds `total`, it
+    /// reserves all of `total`.
     pub fn new(total: u64, limit: u64) -> Self {
         Self { total, limit, free: Mutex::new(total), freed: Condvar::new() }
     }
 
-    /// A thread's reservation, initially empty.
+    /// Creates an empty reservation for a thread.
     pub fn hold(&self) -> PartHold<'_> {
         PartHold { memory: self, bytes: Cell::new(0) }
     }
 }
 
-/// Memory that one thread holds for its current part. Dropping it returns the memory.
+/// Memory reserved by one thread for the value that it is decompressing. Dropping it releases the memory.
 #[derive(Debug)]
 pub(crate) struct PartHold<'a> {
     memory: &'a PartMemory,
@@ -67,8 +68,8 @@ pub(crate) struct PartHold<'a> {
 }
 
 impl PartHold<'_> {
-    /// Reserves memory for a part of `bytes`, replacing the previous part. Waits for other threads, which hold nothing
-    /// while they wait.
+    /// Reserves memory for a value of `bytes` bytes, and releases that of the previous value. Waits until other threads
+    /// release enough; a waiting thread holds no memory.
     pub fn take(&self, what: &str, bytes: u64) -> Result<()> {
         self.give_back();
         if bytes > self.memory.limit {
@@ -106,7 +107,7 @@ mod tests {
         values.admit(0, 60, "x").unwrap();
         let error = values.admit(0, 41, "x").unwrap_err();
         assert!(matches!(error, Error::BudgetExceeded { need: 101, budget: 100, .. }), "{error}");
-        // A row that is written again is counted once.
+        // A row that is written a second time is counted once.
         values.admit(60, 90, "x").unwrap();
         values.admit(0, 10, "x").unwrap();
         assert_eq!(values.per_row(3), 33);

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory budget: data in flight reserve their bytes here first and return them when they are released.
+//! Memory budget: limits the bytes in flight. A task reserves bytes before it allocates them; dropping the reservation
+//! releases them.
 
 use std::sync::Arc;
 
 use penstock_types::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Reservations are counted in pages, so that a terabyte fits the semaphore's 32-bit permits.
+/// Reservations are counted in pages, so that the number of permits for a terabyte fits in 32 bits.
 const PAGE: u64 = 4096;
 
-/// A shared number of bytes. Waiters are served in order of arrival.
+/// A shared memory budget. Requests are served in order of arrival.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
     bytes: u64,
     pages: Arc<Semaphore>,
 }
 
-/// Bytes reserved, until dropped.
+/// Reserved bytes. Dropping it releases them.
 #[derive(Debug)]
 pub struct Reservation(#[expect(dead_code, reason = "held for its drop")] Option<OwnedSemaphorePermit>);
 
 impl MemoryBudget {
-    /// A budget of `bytes`.
+    /// Creates a budget of `bytes` bytes.
     pub fn new(bytes: u64) -> Self {
         let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
         Self { bytes, pages: Arc::new(Semaphore::new(pages)) }
@@ -32,12 +33,13 @@ impl MemoryBudget {
         self.bytes
     }
 
-    /// Bytes that are not reserved now.
+    /// Number of bytes that are not reserved.
     pub fn free(&self) -> u64 {
         self.pages.available_permits() as u64 * PAGE
     }
 
-    /// Waits until `bytes` are free and reserves them. Errs at once if they can never be free.
+    /// Waits until `bytes` bytes are free, and reserves them. Returns an error at once if the budget is smaller than
+    /// that.
     pub async fn reserve(&self, what: &str, bytes: u64) -> Result<Reservation> {
         if bytes == 0 {
             return Ok(Reservation(None));

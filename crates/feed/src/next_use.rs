@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Next-use oracle for the node cache: when this node reads each object next, computed from the order.
+//! Next-use oracle for the node cache: computes from the sample order when this node reads each object next.
 //!
-//! Decides nothing: the cache chooses what to evict.
+//! The cache uses it to choose which entry to evict.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,33 +19,35 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::order::{EpochOrder, Place};
 use penstock_dataset::sampler::DatasetView;
 
-/// Epochs looked ahead: in a job of many nodes the next reader of an object may be another node for a while.
+/// Number of epochs to look ahead. In a job of many nodes, other nodes may read an object in the next few epochs.
 const EPOCHS_AHEAD: u64 = 4;
 
-/// Records of an object that are looked up one by one. With more, some rank of every node reads it in its window.
+/// Maximum number of records per object for which each record is looked up. An object with more records is read by some
+/// rank of every node in each of its windows.
 const FEW_RECORDS: u64 = 16;
 
-/// The times of one node's reads of one dataset, as positions counted over all epochs.
+/// Computes when one node reads the objects of one dataset. A time is a position counted over all epochs.
 #[derive(Debug)]
 pub(super) struct NextUse {
-    /// The objects in the store.
+    /// Listing of the objects in the store.
     listing: Arc<Manifest>,
-    /// Prefix of the listing's keys.
+    /// Prefix of the listing's keys in the store.
     base: Key,
-    /// For arrays: which block reads what.
+    /// Only for arrays: the ranges that each block reads.
     readers: Option<Readers>,
     leaf: DatasetView,
-    /// Assignment of reads to ranks; `None` if a mixture or a selection of positions intervenes.
+    /// Batches that assign reads to ranks. `None` if the sampler is a mixture or selects positions, so the assignment
+    /// is unknown.
     steps: Option<Steps>,
-    /// The ranks of this node.
+    /// Ranks of this node.
     node: Range<u64>,
     epoch: AtomicU64,
-    /// The position of the epoch up to which reads have begun.
+    /// Position in the epoch up to which reads have started.
     front: AtomicU64,
     orders: Mutex<Vec<(u64, Arc<EpochOrder>)>>,
 }
 
-/// One block's read of a range of an object.
+/// Read of a range of an object by a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct BlockRead {
     object: u32,
@@ -60,7 +62,7 @@ impl BlockRead {
     }
 }
 
-/// Ranges that the blocks of arrays read; sorted, as there may be millions.
+/// Ranges that the blocks of arrays read. Stored in a sorted vector, because there may be millions.
 #[derive(Debug)]
 struct Readers {
     stretches: Vec<BlockRead>,
@@ -82,7 +84,7 @@ impl Readers {
         Self { stretches }
     }
 
-    /// Blocks that read from the start of `range`.
+    /// Returns the blocks that read a range with the same start as `range`.
     fn of(&self, object: u64, range: ByteRange) -> impl Iterator<Item = u64> {
         let place = |read: &BlockRead| (u64::from(read.object), read.start);
         let first = self.stretches.partition_point(|read| place(read) < (object, range.start));
@@ -92,14 +94,15 @@ impl Readers {
 }
 
 impl NextUse {
-    /// Oracle for the ranks `node` of the job that `steps` describes (whose cursor and rank are ignored).
+    /// Creates an oracle for the ranks `node` of a job with the batches `steps`. The cursor and rank of `steps` are
+    /// ignored.
     pub fn new(listing: Arc<Manifest>, base: Key, leaf: DatasetView, steps: Option<Steps>, node: Range<u64>) -> Self {
         let steps = steps.map(|steps| Steps { cursor: 0, ..steps });
         let (epoch, front, orders) = Default::default();
         Self { listing, base, readers: None, leaf, steps, node, epoch, front, orders }
     }
 
-    /// Oracle for arrays, which are read in ranges of at most `part` bytes.
+    /// Extends the oracle to arrays, which are read in ranges of at most `part` bytes.
     pub fn of_blocks(self, blocks: &Blocks, part: u64) -> Self {
         Self { readers: Some(Readers::new(blocks, part)), ..self }
     }
@@ -112,9 +115,10 @@ impl NextUse {
         Some((found as u64, &self.listing.objects[found]))
     }
 
-    /// Records that a run of `epoch` starts, or has reached the position `front`.
+    /// Records that the run of `epoch` has reached the position `front`.
     pub fn reached(&self, epoch: u64, front: u64) {
-        // Two concurrent runs, which a loader does not make, would cost a poor choice only.
+        // If two runs were active at once, the only effect would be a poor choice of entries to evict. A loader has one
+        // run.
         self.epoch.store(epoch, Ordering::Relaxed);
         self.front.store(front, Ordering::Relaxed);
     }
@@ -131,7 +135,7 @@ impl NextUse {
         order
     }
 
-    /// First position of an object after `front` that this node reads.
+    /// First position after `front` at which this node reads an object.
     fn position(&self, epoch: u64, object: u64, front: Option<u64>) -> Option<u64> {
         let records = self.leaf.order().counts().records(object);
         if records == 0 {
@@ -151,14 +155,14 @@ impl NextUse {
         let Some(steps) = self.steps else { return true };
         let batch = position / steps.global_batch;
         if batch >= steps.count() {
-            return false; // the tail is dropped
+            return false; // this batch is part of a dropped tail
         }
         let first = Steps { rank: self.node.start, ..steps }.slice(batch).start;
         let last = Steps { rank: self.node.end - 1, ..steps }.slice(batch).end;
         (first..last).contains(&position)
     }
 
-    /// Time of the next read of an object of the order.
+    /// Time of the next read of an object of the sample order.
     fn next_read(&self, object: u64) -> u64 {
         let Some(object) = self.leaf.selected(object) else { return u64::MAX };
         let (epoch, front) = (self.epoch.load(Ordering::Relaxed), self.front.load(Ordering::Relaxed));
@@ -195,7 +199,7 @@ impl AccessPlan for NextUse {
         let size = self.entry(key)?.1.size;
         match (&self.readers, ranges) {
             (None, _) => Some(CachedRange { range: ByteRange::WHOLE, size }),
-            // Each read of an array is one of its ranges.
+            // A read of an array is cached as exactly that range.
             (Some(_), [range]) => Some(CachedRange { range: *range, size }),
             (Some(_), _) => None,
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content of an object that was read: all of it, or ranges.
+//! Content that was read from an object: the whole object, or ranges of it.
 
 use bytes::Bytes;
 use penstock_codec::{Codec, GzipCheck, decompress_into_checked, restore_transposed};
@@ -8,34 +8,34 @@ use penstock_types::{ByteRange, Error, Result};
 use super::format::Framing;
 use penstock_dataset::record_index::Span;
 
-/// Ranges to read.
+/// Ranges of an object to read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reads {
-    /// Ascending ranges that do not touch; `None` for the whole object.
+    /// Ascending ranges with gaps between them; `None` for the whole object.
     pub ranges: Option<Vec<ByteRange>>,
-    /// Total bytes.
+    /// Total size of the ranges in bytes.
     pub bytes: u64,
 }
 
-/// Bytes that were read.
+/// Bytes that were read from an object.
 #[derive(Debug, Clone)]
 pub(crate) enum Content {
     /// The whole object, as stored.
     Whole(Bytes),
-    /// The whole object as a transposed copy, from the node cache.
+    /// The whole object, as a transposed copy from the node cache.
     Planes(Bytes),
-    /// Ranges with their offsets, ascending.
+    /// Ranges as (offset, bytes), in ascending order.
     Ranges(Vec<(u64, Bytes)>),
 }
 
-/// How gzip's own CRC-32 is verified: if every record has a checksum, it would be a needless second pass over the
-/// bytes.
+/// How to verify gzip's own CRC-32. It is skipped if every record has a checksum, because verifying it takes a second
+/// pass over the bytes.
 pub(super) fn gzip_check(framing: &dyn Framing) -> GzipCheck {
     if framing.checks_itself() { GzipCheck::SizeOnly } else { GzipCheck::Full }
 }
 
 impl Content {
-    /// Bytes of a span of the content as stored.
+    /// Returns the stored bytes at a span; `None` if they were not read.
     pub fn slice(&self, span: &Span) -> Option<&[u8]> {
         let (start, bytes) = match self {
             Self::Whole(bytes) => (0, bytes),
@@ -49,7 +49,7 @@ impl Content {
         bytes.get(from..from.checked_add(usize::try_from(span.len).ok()?)?)
     }
 
-    /// Decompresses a whole object into `out`, at most `limit` bytes.
+    /// Decompresses a whole object into `out`. The result may have at most `limit` bytes.
     pub fn decompress_into(
         &self,
         codec: Codec,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Offset cache: positions of records in large objects without an index.
 //!
-//! Offsets of consecutive records are noted when an object is read in full; from the next epoch on it is read in parts.
-//! Offsets of rows after a header are noted from the header before the first epoch, if there are very many. Owns no
-//! file: offsets are kept as long as their source, whose objects are pinned.
+//! The offsets of framed records are stored when their object is first read in full; from the next epoch on, the object
+//! is read in parts. The offsets of rows after a header are taken from the header before the first epoch, if an object
+//! has very many rows. The cache has no file: its lifetime is that of its source, whose object versions are pinned.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,46 +13,47 @@ use bytes::Bytes;
 use super::format::HeadRows;
 use penstock_dataset::record_index::Span;
 
-/// Smaller objects are read whole in any case.
+/// Minimum object size in bytes. Smaller objects are always read whole.
 const MIN_BYTES: u64 = 8 << 20;
 
-/// Maximum number of objects whose offsets are kept.
+/// Maximum number of objects in the dataset. The cache of a larger dataset stores nothing.
 const MAX_OBJECTS: usize = 1 << 16;
 
-/// Maximum memory for all offsets.
+/// Maximum memory for all offsets, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
 /// Positions of the records of one object.
 #[derive(Debug)]
 enum Layout {
     Spans(Box<[Span]>),
-    /// With the bytes before the first row.
+    /// Rows of equal size, and the object's bytes before the first row.
     Rows(HeadRows, Bytes),
 }
 
-/// See the module.
+/// Cache of record offsets by object; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct OffsetCache {
-    /// By object; empty if there are too many.
+    /// One cell per object. Empty if the dataset has too many objects.
     layouts: Box<[OnceLock<Layout>]>,
     bytes: AtomicU64,
 }
 
 impl OffsetCache {
-    /// Creates a cache for `objects` objects.
+    /// Creates a cache for a dataset of `objects` objects.
     pub fn new(objects: usize) -> Self {
         let objects = if objects <= MAX_OBJECTS { objects } else { 0 };
         Self { layouts: (0..objects).map(|_| OnceLock::new()).collect(), bytes: AtomicU64::new(0) }
     }
 
-    /// Notes the positions of all records of an object of `size` bytes. Beyond the memory limit, nothing is noted.
+    /// Stores the positions of all records of an object of `size` bytes. Stores nothing if that would exceed the memory
+    /// limit.
     pub fn note(&self, object: u64, size: u64, spans: &[Span]) {
         if size >= MIN_BYTES && spans.len() >= 2 {
             self.keep(object, size_of_val(spans) as u64, || Layout::Spans(spans.into()));
         }
     }
 
-    /// Notes the rows of an object, given its first bytes.
+    /// Stores the positions of an object's rows, and the header from its `first` bytes.
     pub fn note_rows(&self, object: u64, rows: HeadRows, first: &[u8]) {
         if let Some(head) = first.get(..rows.head as usize) {
             self.keep(object, rows.head, || Layout::Rows(rows, Bytes::copy_from_slice(head)));
@@ -70,7 +71,7 @@ impl OffsetCache {
         self.layouts.get(object as usize)?.get()
     }
 
-    /// Position of a record, if it was noted.
+    /// Returns the position of a record, if it is stored.
     pub fn span(&self, object: u64, record: u64) -> Option<Span> {
         match self.layout(object)? {
             Layout::Spans(spans) => spans.get(record as usize).copied(),
@@ -78,7 +79,7 @@ impl OffsetCache {
         }
     }
 
-    /// The bytes of an object before its rows, if they were noted.
+    /// Returns the object's bytes before its rows, if they are stored.
     pub fn head(&self, object: u64) -> Option<&[u8]> {
         match self.layout(object)? {
             Layout::Spans(_) => None,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Error policy for samples that cannot be read: the epoch ends, the sample is skipped, or another one replaces it.
+//! Error policy for samples that cannot be read: end the epoch, skip the sample, or replace it by another one.
 //!
-//! The replacement is a function of the data alone, so every rank, world size and path uses the same one. Skipping a
-//! sample shortens the batch of its rank, and never changes the number of batches.
+//! The replacement depends only on the data, so it is the same for every rank, number of ranks and path. Skipping a
+//! sample shortens the batch of its rank, but never changes the number of batches.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -18,28 +18,30 @@ use penstock_dataset::order::Counts;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnError {
-    /// The epoch ends with the error, at the batch of the sample.
+    /// End the epoch with the error, at the batch of the sample.
     #[default]
     Raise,
-    /// Its row is left out of the batch; with a padded tail, it stays as zeros of weight 0.
+    /// Leave the sample's row out of the batch. With a padded tail, keep the row as zeros with weight 0.
     Skip,
-    /// Another sample takes its row: the object's next record, or where the object itself is unreadable, the next object's.
+    /// Fill the row with another sample: the next record of the same object or, if the whole object cannot be read, a
+    /// record of the next object.
     Substitute,
 }
 
-/// True for errors that are about a sample's bytes; all others (a store that refuses, a changed object) always raise.
+/// True for errors in a sample's bytes. All other errors, such as a failing store or a changed object, always end the
+/// epoch.
 pub(crate) fn is_about_data(error: &Error) -> bool {
     matches!(error, Error::Corrupt { .. } | Error::Mismatch { .. })
 }
 
-/// Maximum number of substitutes tried before the error is raised: with that many bad samples in a row, the fields or
-/// the dataset are wrong.
+/// Maximum number of substitutes to try before the error is returned. If so many samples in a row are bad, the fields
+/// or the dataset are wrong.
 pub(crate) const MAX_TRIES: u32 = 16;
 
-/// Number of these tries that stay in the same object.
+/// Number of these attempts that use records of the same object.
 const TRIES_INSIDE: u32 = 8;
 
-/// The (object, record) that replaces one that cannot be read, after `tries` others.
+/// Returns the object and the request that replace a record that cannot be read, after `tries` other substitutes.
 pub(crate) fn substitute(
     object: u64,
     want: &RowRequest,
@@ -57,8 +59,8 @@ pub(crate) fn substitute(
     (next, RowRequest { record: want.record % counts.records(next).max(1), ..*want })
 }
 
-/// Fetches of substitutes, which no caller waits for. They keep the decoding threads' queue open, and end with the
-/// epoch: a store may hang until their deadline.
+/// Fetches of substitutes, which no caller waits for. Each holds the decoding threads' queue open. They are cancelled
+/// at the end of the epoch, because a store may hang until their deadline.
 #[derive(Debug)]
 pub(crate) struct Retries(Mutex<Option<JoinSet<()>>>);
 
@@ -73,7 +75,7 @@ impl Retries {
         lock(&self.0)
     }
 
-    /// Starts one, unless the pass has ended.
+    /// Starts a fetch, unless the epoch has ended.
     pub fn spawn(&self, runtime: &Handle, fetch: impl Future<Output = ()> + Send + 'static) {
         if let Some(tasks) = self.tasks().as_mut() {
             while tasks.try_join_next().is_some() {}
@@ -81,27 +83,27 @@ impl Retries {
         }
     }
 
-    /// Ends the reads in progress; no more are started.
+    /// Cancels the fetches in progress, and prevents new ones.
     pub fn end(&self) {
         drop(self.tasks().take());
     }
 }
 
-/// Maximum number of messages kept for the report.
+/// Maximum number of error messages stored for the report.
 const KEPT: usize = 8;
 
-/// Counts of bad samples in a pass.
+/// Counts of unreadable samples in an epoch, and the first errors.
 #[derive(Debug, Clone, Default)]
 pub struct ErrorCounts {
-    /// Rows left out.
+    /// Number of rows left out of batches.
     pub skipped: u64,
-    /// Rows filled with another sample.
+    /// Number of rows filled with another sample.
     pub substituted: u64,
-    /// The first few errors.
+    /// Messages of the first few errors.
     pub errors: Vec<String>,
 }
 
-/// [`ErrorCounts`], as several threads count it.
+/// [`ErrorCounts`] that several threads can update.
 #[derive(Debug, Default)]
 pub struct ErrorLog(Mutex<ErrorCounts>);
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random access: reads records by position, in any order, for map-style datasets. It needs no plan and no threads of
-//! its own.
+//! Random access: reads records by position, in any order, for map-style datasets. Needs no batch plan and no threads
+//! of its own.
 //!
-//! Owns one call's reads and a small cache of decompressed objects. The unit of reading is an object: a call that asks
-//! for several records of an object reads it once.
+//! Owns the reads of one call and a small cache of decompressed objects. The unit of reading is an object: a call that
+//! requests several records of an object reads the object once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -21,10 +21,10 @@ use super::decode::{Object, decode};
 use super::memory::Values;
 use super::object_content::{Content, Reads};
 
-/// Share of the memory budget that inflated objects may keep between calls.
+/// Divisor of the memory budget: at most 1/4 of it caches decompressed objects between calls.
 const CACHED: u64 = 4;
 
-/// Decompressed objects, the most recently used ones.
+/// Cache of the most recently used decompressed objects.
 #[derive(Debug, Default)]
 pub(crate) struct Cache {
     objects: Mutex<Entries>,
@@ -32,7 +32,7 @@ pub(crate) struct Cache {
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// Least recently used first: few enough that a walk costs less than a hash of their keys.
+    /// Least recently used objects first. A linear search costs less than hashing, because there are only a few.
     queue: VecDeque<((usize, u64), Bytes)>,
     bytes: u64,
 }
@@ -60,12 +60,13 @@ impl Cache {
     }
 }
 
-/// A record to read: dataset of the sampler, object, record.
+/// A record to read, as (dataset of the sampler, object, record).
 pub type RecordRef = (usize, u64, u64);
 
 impl Feed {
-    /// The fields of these records, a row each in the order given. Objects that several rows need are read once. Each row
-    /// is at one of `positions` of `epoch`: random crops follow from that, as in a pass.
+    /// Reads the fields of the records in `wanted`, one row per record, in the given order. An object is read once for
+    /// all of its rows. Row i is at `positions[i]` of `epoch`, which sets its random crop as in a normal run of the
+    /// epoch.
     pub async fn gather(
         self: Arc<Self>,
         wanted: Vec<RecordRef>,
@@ -119,7 +120,8 @@ impl Feed {
                 (source.fetch_reads(object, &reads, deadline).await?.content, false)
             }
         };
-        // Inflating takes milliseconds: not on a thread that others' sockets wait for.
+        // Decompression takes milliseconds, so it runs on a blocking thread and does not delay the runtime's network
+        // threads.
         let decoding = tokio::task::spawn_blocking(move || {
             let place = source.place(object);
             let content = match (fetched, source.codec(object)) {

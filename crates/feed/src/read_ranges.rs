@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Byte ranges of an object that the records of a batch need, or the whole object.
+//! Byte ranges of an object that the records of a batch need; the whole object if ranges do not pay off.
 //!
-//! Ranges need the positions of records (an index, or arithmetic) and an object that is stored uncompressed. Nearby
-//! ranges are merged if the gap between them costs less than another request.
+//! Ranges require the positions of the records (from an index or by arithmetic), and an object that is stored
+//! uncompressed. Nearby ranges are merged if reading the gap between them costs less than another request.
 
 use super::batch_plan::RowRequest;
 use super::source::Source;
@@ -12,20 +12,20 @@ use penstock_types::ByteRange;
 
 use super::object_content::Reads;
 
-/// Maximum gap that is read and discarded: at 90 MB/s per connection, 20 ms of request latency equal 1.8 MB. With half
-/// a MiB, the discarded bytes stay below the requested ones on the usual mix.
+/// Maximum gap in bytes that is read and discarded. At 90 MB/s per connection, 20 ms of request latency equal 1.8 MB.
+/// With half a MiB, a typical mix discards fewer bytes than it uses.
 const GAP: u64 = 512 << 10;
 
-/// From this percentage of an object on, all of it is read: one request, or concurrent parts.
+/// If at least this percentage of an object is needed, the whole object is read, in one request or in concurrent parts.
 const WHOLE_FROM: u64 = 75;
 
 impl Reads {
-    /// The whole of an object.
+    /// Reads the whole object.
     pub fn whole(source: &Source, object: u64) -> Self {
         Self { ranges: None, bytes: source.entry(object).size }
     }
 
-    /// Ranges that these records of an object need.
+    /// Reads the ranges of an object that these records need, or the whole object.
     pub fn of(source: &Source, object: u64, wants: &[RowRequest]) -> Self {
         let whole = Self::whole(source, object);
         if source.codec(object) != Codec::None {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Splits the tasks of an epoch into reads, and sets the number of concurrent reads.
 //!
-//! Records in storage order are read in small parts: only the bytes that are used next are held, and several threads
-//! decode them. Shuffled records are split only if the budget requires it, since each part of a shuffled object is
-//! scattered over all of it.
+//! Records in stored order are read in small parts, so that only the bytes needed next are in memory and several
+//! threads decode them. A task of shuffled records is split only if the memory budget requires it, because the records
+//! of each part are scattered over the whole object.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,28 +14,28 @@ use super::read_sizes::PART;
 use super::source::Source;
 use penstock_dataset::sampler::DatasetView;
 
-/// A portion of a local file: the copy is still in the processor's last cache when it is decoded.
+/// Part size for a local file in bytes. A part of this size is still in the last-level CPU cache when it is decoded.
 const LOCAL_PORTION: u64 = 4 << 20;
 
-/// Bytes requested from a local folder at a time: more does not help the page cache or the disk, and fresh memory costs
-/// a page fault for every 4 KiB.
+/// Maximum bytes that are requested from a local folder at a time. More does not help the page cache or the disk, and
+/// new memory costs a page fault per 4 KiB.
 const LOCAL_IN_FLIGHT: u64 = 32 << 20;
 
-/// Size of a part for reads in storage order, in bytes.
+/// Part size for reads in stored order, in bytes.
 fn portion(source: &Source) -> u64 {
     if source.is_local() { LOCAL_PORTION } else { PART }
 }
 
-/// Request pattern of a dataset.
+/// Request pattern of a dataset, from which the number of concurrent requests is computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AccessPattern {
-    /// Single records of every object can be read.
+    /// True if single records of every object can be read.
     pub is_partial: bool,
-    /// Size of a part for reads in storage order, in bytes.
+    /// Part size for reads in stored order, in bytes.
     portion: u64,
-    /// Bytes that a request brings, about.
+    /// Average number of bytes per request.
     request_bytes: u64,
-    /// Samples that a request brings, about.
+    /// Average number of samples per request.
     request_samples: u64,
     is_local: bool,
 }
@@ -56,7 +56,8 @@ impl AccessPattern {
     }
 }
 
-/// Number of concurrent requests, at most `most`, and of batches besides the next one that keep them busy.
+/// Returns the number of concurrent requests (at most `most`), and the number of batches after the next one that keep
+/// these requests busy.
 pub(super) fn read_ahead_for(
     patterns: &[AccessPattern],
     most: usize,
@@ -71,19 +72,19 @@ pub(super) fn read_ahead_for(
         requests = usize::try_from(LOCAL_IN_FLIGHT / bytes).unwrap_or(most).max(2 * threads).min(most);
     }
     let batches = |samples: u64| samples.div_ceil(rows.max(1)) + 1;
-    // At least a sample a request; as many as it brings where memory has room for their batches.
+    // Read ahead at least one sample per request. If memory allows, read ahead all samples that the requests deliver.
     let samples = patterns.iter().map(|grain| grain.request_samples).min().unwrap_or(1);
     let wanted = batches(samples.saturating_mul(requests as u64));
     (requests, wanted.min(room / batch_bytes.max(1)).max(batches(requests as u64)))
 }
 
-/// Tasks of an epoch, in the order of need, each with its reads.
+/// Iterator over the tasks of an epoch with their reads, in the order in which they are needed.
 #[derive(Debug)]
 pub(super) struct ReadSplitter<'f> {
     feed: &'f Feed,
     tasks: std::iter::Peekable<Tasks>,
-    /// Remainders of tasks that were split, by the first batch and row that wait for them: the second part of one
-    /// object may be needed before the first part of another, and would otherwise come too late.
+    /// Parts of split tasks, by the first batch and row that need them. They are sorted because the second part of one
+    /// object may be needed before the first part of another object.
     left: BTreeMap<(u64, u32), VecDeque<Task>>,
 }
 
@@ -92,7 +93,7 @@ impl<'f> ReadSplitter<'f> {
         Self { feed, tasks: tasks.peekable(), left: BTreeMap::new() }
     }
 
-    /// Next task, and whether it was cut already.
+    /// Returns the next task, and whether it is a part of a split task.
     fn task(&mut self) -> Option<(Task, bool)> {
         let next = self.tasks.peek().map(need);
         match self.left.first_entry() {
@@ -107,8 +108,8 @@ impl<'f> ReadSplitter<'f> {
         }
     }
 
-    /// In how many portions a task is read. One `is_cut` is of whole records and may have some bytes more than a portion:
-    /// it is cut again only where it must be.
+    /// Number of parts in which to read a task. A part (`is_cut`) consists of whole records and may exceed the part
+    /// size by some bytes, so it is split again only if it exceeds the memory limit.
     fn number(&self, task: &Task, bytes: u64, is_cut: bool) -> u64 {
         let grain = &self.feed.patterns[task.leaf];
         if task.wants.len() < 2 || !self.feed.sources[task.leaf].locator().reads_ranges(task.object) {
@@ -123,7 +124,7 @@ impl<'f> ReadSplitter<'f> {
     }
 }
 
-/// The first batch, and its row, that wait for a task.
+/// First batch and row that need a task.
 fn need(task: &Task) -> (u64, u32) {
     (task.wants[0].batch, task.wants[0].row)
 }
@@ -184,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Two objects of 20 records of 1 MiB, which hold their number in each byte.
+    /// Creates a feed of two objects with 20 records of 1 MiB. Each byte of a record is the record's number.
     fn feed(
         name: &str,
         runtime: &tokio::runtime::Runtime,
@@ -241,14 +242,14 @@ mod tests {
         let tasks = || Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
         let whole: Vec<RowRequest> = tasks().flat_map(|task| task.wants).collect();
         let portions: Vec<(Task, Reads)> = ReadSplitter::new(&feed, tasks()).collect();
-        // 20 MiB are three portions of 8 MiB at most.
+        // 20 MiB are read in three parts of at most 8 MiB.
         assert_eq!(portions.iter().map(|(task, _)| task.wants.len()).collect::<Vec<_>>(), [7, 7, 6, 7, 7, 6]);
         assert!(portions.iter().all(|(task, reads)| reads.bytes == (task.wants.len() * RECORD) as u64));
         assert_eq!(portions.into_iter().flat_map(|(task, _)| task.wants).collect::<Vec<_>>(), whole);
         assert_eq!(delivered(&feed, &runtime, steps), (0..40).collect::<Vec<u8>>());
     }
 
-    /// Records of one object as its portions hold them, if no position is known.
+    /// Returns the number of records in each part of one object of `number` records.
     fn cut(name: &str, record: u64, number: u64, routes: &Placements) -> Vec<usize> {
         let entry = Entry::new(Key::from("o.bin"), number * record);
         let manifest = Manifest::new(format!("memory://{name}/"), vec![entry]);
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn portions_of_framed_records_are_cut_once() {
-        // As many as the requests are reckoned with, each a hair above 8 MiB.
+        // Each part has eight records and slightly more than 8 MiB, and is not split again.
         assert_eq!(cut("portions-framed", (1 << 20) + 16, 64, &Placements::default()), [8; 8]);
     }
 
@@ -288,7 +289,7 @@ mod tests {
         let (feed, steps) = feed("portions-shuffled", &runtime, Some(Shuffle { seed: 3, window: 2 }), 256 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
         let sizes: Vec<u64> = ReadSplitter::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
-        // Read whole, 20 MiB each in parts that are put together.
+        // Each object of 20 MiB is one read, even if its parts are fetched concurrently.
         assert_eq!(sizes, [EACH * RECORD as u64; 2]);
         let mut ids = delivered(&feed, &runtime, steps);
         assert!(!ids.is_sorted());
@@ -299,8 +300,8 @@ mod tests {
     #[test]
     fn portions_of_two_shuffled_objects_come_in_the_order_of_need() {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        // An object does not fit into a quarter of this, so each is read in parts, and each part is scattered over all
-        // of it.
+        // An object exceeds a quarter of this budget, so it is read in parts. The records of each part are scattered
+        // over the whole object.
         let (feed, steps) = feed("portions-of-need", &runtime, Some(Shuffle { seed: 3, window: 2 }), 72 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
         let needs: Vec<(u64, u32)> = ReadSplitter::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
@@ -318,13 +319,13 @@ mod tests {
             is_local,
         };
         let room = 256 << 20;
-        // A sample a request, over a network: as many requests as are allowed, and batches for them.
+        // One sample per request over a network: all allowed requests, and enough batches for them.
         assert_eq!(read_ahead_for(&[grain(7 << 20, 1, false)], 64, 2, 4, 64 << 20, room), (64, 17));
-        // Local files: few large ones, many small ones, two a thread in any case.
+        // Local files: few requests for large files and many for small ones, but at least two per thread.
         assert_eq!(read_ahead_for(&[grain(7 << 20, 1, true)], 64, 2, 4, 64 << 20, room), (4, 2));
         assert_eq!(read_ahead_for(&[grain(100 << 10, 1, true)], 64, 2, 32, 3 << 20, room), (64, 3));
         assert_eq!(read_ahead_for(&[grain(16 << 20, 1, true)], 64, 16, 4, 64 << 20, room), (32, 9));
-        // Requests that bring many samples need many batches ahead, if there is room for them.
+        // Requests with many samples each need many batches ahead, if memory allows.
         assert_eq!(read_ahead_for(&[grain(8 << 20, 80, false)], 64, 2, 32, 1 << 20, room), (64, 161));
         assert_eq!(read_ahead_for(&[grain(8 << 20, 80, false)], 64, 2, 32, 8 << 20, room), (64, 32));
     }

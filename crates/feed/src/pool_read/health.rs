@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Health of a pool: nodes that failed recently, and lost objects that are back.
+//! Health of a pool: nodes that failed recently, and lost objects that were put back.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use penstock_types::{Error, Key, lock, now};
 
-/// Back-off of a node after its first failure, if there is an origin; it doubles with each further failure.
+/// Back-off of a node after its first failure, if the pool has an origin. It doubles with each further failure.
 const FIRST_REST: Duration = Duration::from_secs(5);
 const MAX_REST: Duration = Duration::from_secs(300);
-/// Back-off of the engine's directory after a failure.
+/// Back-off after a failure of the engine's directory.
 const ENGINE_REST: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
@@ -21,20 +21,20 @@ pub(super) struct Health {
 #[derive(Debug, Default)]
 struct State {
     away: HashMap<u32, Backoff>,
-    /// End of the back-off of the engine's directory.
+    /// Time at which the back-off of the engine's directory ends.
     engine: Option<Instant>,
-    /// Lost objects that were put into the pool again.
+    /// Lost objects that were put back into the pool.
     back: HashSet<Key>,
-    /// Own files that no longer exist.
+    /// Files of this node that no longer exist.
     gone: HashSet<Key>,
 }
 
-/// A node that did not answer the last request.
+/// Back-off of a node whose last read failed.
 #[derive(Debug, Clone, Copy)]
 struct Backoff {
     until: Instant,
     rest: Duration,
-    /// Its back-off has ended, and one read is trying it.
+    /// True if the back-off has ended and one read is trying the node.
     is_asked: bool,
 }
 
@@ -43,9 +43,9 @@ impl Health {
         lock(&self.state)
     }
 
-    /// True if all of these nodes have failed recently; if the nodes are unknown, if the engine has. After a back-off,
-    /// one caller gets false and tries; the others skip the nodes for another `timeout`, until that attempt has a
-    /// result.
+    /// True if reads of an object on these nodes should be skipped: all of the nodes failed recently or, if `nodes` is
+    /// `None`, the engine did. When a back-off ends, one caller gets false and tries the node. The other callers skip
+    /// it for another `timeout`, or until that attempt has a result.
     pub fn are_away(&self, nodes: Option<&[u32]>, timeout: Duration) -> bool {
         let Some(nodes) = nodes else { return self.is_engine_away() };
         let mut state = self.state();
@@ -62,14 +62,14 @@ impl Health {
         is_resting
     }
 
-    /// True if this node has failed, and has not answered since.
+    /// True if a read from this node failed, and none has succeeded since.
     pub fn is_away(&self, node: u32) -> bool {
         self.state().away.contains_key(&node)
     }
 
-    /// Records a failed read from these nodes. Concurrent reads count once. An error about the object alone says
-    /// nothing about the nodes. If the nodes are unknown, only silence of the engine causes a back-off: an immediate
-    /// refusal costs no wait.
+    /// Records a failed read from these nodes. Concurrent failures count once. An error that concerns only the object
+    /// is ignored, because the nodes may be fine. If the nodes are unknown, only an engine that does not respond gets a
+    /// back-off: an immediate error costs no time.
     pub fn failed(&self, nodes: Option<&[u32]>, error: &Error) {
         match error {
             Error::NotFound { .. } | Error::Changed { .. } | Error::Corrupt { .. } | Error::Denied { .. } => return,
@@ -87,8 +87,8 @@ impl Health {
         }
     }
 
-    /// Records a successful read from these nodes: if all of them were backed off, they no longer are. If only some
-    /// were, another node may have answered.
+    /// Records a successful read from these nodes. If all of them were in back-off, their back-off ends. If only some
+    /// were, the read may have been served by another node, so nothing changes.
     pub fn answered(&self, nodes: Option<&[u32]>) {
         let (mut state, nodes) = (self.state(), nodes.unwrap_or_default());
         if nodes.iter().all(|node| state.away.contains_key(node)) {
@@ -112,7 +112,7 @@ impl Health {
         self.state().back.contains(key)
     }
 
-    /// The object was put back, but still cannot be read.
+    /// Records that an object that was put back still cannot be read.
     pub fn lost_again(&self, key: &Key) {
         self.state().back.remove(key);
     }
@@ -139,13 +139,13 @@ mod tests {
         let over = || health.state().away.get_mut(&3).unwrap().until = now();
         assert!(!health.are_away(Some(&[3]), PATIENCE));
         health.failed(Some(&[3]), &silent);
-        health.failed(Some(&[3]), &silent); // was under way together with the first
+        health.failed(Some(&[3]), &silent); // a read that was in flight at the same time
         assert_eq!(health.state().away[&3].rest, FIRST_REST);
         assert!(health.are_away(Some(&[3]), PATIENCE) && health.is_away(3));
         assert!(!health.are_away(Some(&[3, 4]), PATIENCE) && !health.are_away(None, PATIENCE));
         over();
         assert!(!health.are_away(Some(&[3]), PATIENCE));
-        assert!(health.are_away(Some(&[3]), PATIENCE)); // another read asks already
+        assert!(health.are_away(Some(&[3]), PATIENCE)); // another read is already trying the node
         health.failed(Some(&[3]), &silent);
         assert_eq!(health.state().away[&3].rest, 2 * FIRST_REST);
         for _ in 0..20 {
@@ -154,7 +154,7 @@ mod tests {
             health.failed(Some(&[3]), &silent);
         }
         assert_eq!(health.state().away[&3].rest, MAX_REST);
-        health.answered(Some(&[3, 4])); // by the other one, perhaps
+        health.answered(Some(&[3, 4])); // node 4 may have served this read
         assert!(health.is_away(3));
         health.answered(Some(&[3]));
         assert!(!health.are_away(Some(&[3]), PATIENCE) && !health.is_away(3));

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads in a pool: first the node's own files, then the engine's protocol, then the origin bucket of the pool.
+//! Reads objects of a pool: first from the node's own files, then through the engine's protocol, then from the pool's
+//! origin bucket.
 //!
-//! Owns the choice of the source and the repair: an object that the pool has lost is fetched from the origin,
-//! decompressed if the stage had decompressed it, and put into the pool again. Independent of the engine: the caller
-//! passes the positions of objects ([`Placements`]). A read returns exactly the size in the pool's listing, or an
-//! error. A node that does not answer costs one timeout; after it, the node's objects are read from the origin for a
-//! while. One process of the pool, chosen by the name of the object, fetches a lost object first; the others wait a
-//! moment for it to put the object back.
+//! Owns the choice of the source, and the repair of lost objects: an object that the pool has lost is fetched from the
+//! origin, decompressed if the stage had decompressed it, and put back into the pool. Independent of the engine: the
+//! caller passes the locations of objects ([`Placements`]). A read returns exactly the size in the pool's listing, or
+//! an error.
+//!
+//! A node that does not respond costs one timeout; after it, the node's objects are read from the origin for a while.
+//! One process of the pool, chosen by the object's name, fetches a lost object first. The other processes wait a moment
+//! until it has put the object back.
 
 mod health;
 mod origin;
@@ -35,58 +38,58 @@ use self::read::Read;
 use self::timeout_store::TimeoutStore;
 use penstock_dataset::manifest::Manifest;
 
-/// Time that a process waits for each process before it in fetching a lost object, and the maximum number that it waits
-/// for.
+/// Time that a process waits per process that precedes it in the order of fetching a lost object.
 const TURN: Duration = Duration::from_millis(500);
+/// Maximum number of processes that a process waits for.
 const TURNS: u32 = 3;
-/// Polling interval for the object to be back.
+/// Polling interval while waiting for a lost object to be put back.
 const GLANCE: Duration = Duration::from_millis(100);
-/// Nodes of a pool, and processes of a node.
+/// Maximum number of nodes per pool, and of processes per node.
 const MAX_READERS: u32 = 1 << 15;
 
-/// Positions of a pool's objects, as one node knows them.
+/// Locations of a pool's objects, as known to one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placements {
-    /// Origin URL of the pool; without one, objects that the pool loses stay lost.
+    /// URL of the pool's origin bucket. Without an origin, objects that the pool loses cannot be read.
     #[serde(default)]
     pub bucket: Option<String>,
-    /// By key below the dataset's folder. For an object that is missing here, the engine is asked.
+    /// Locations by key relative to the dataset's folder. An object that is missing here is read through the engine.
     #[serde(default)]
     pub objects: HashMap<String, Placement>,
-    /// Identity of this process; if unknown, lost objects are fetched at once.
+    /// Identity of this process. If it is unknown, the process fetches lost objects at once.
     #[serde(default)]
     pub reader: Option<Reader>,
 }
 
-/// One of a pool's processes.
+/// Identity of a process that reads from a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reader {
-    /// Its node's number.
+    /// Number of the process's node.
     pub node: u32,
-    /// Number of nodes of the pool.
+    /// Number of nodes in the pool.
     pub nodes: u32,
-    /// Its number on the node.
+    /// Number of the process on its node.
     pub local: u32,
     /// Number of processes that read on this node.
     pub locals: u32,
 }
 
-/// Position of one object.
+/// Location of one object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
-    /// A plain file of this node with exactly the object's bytes.
+    /// Path of a plain file on this node with exactly the object's bytes.
     #[serde(default)]
     pub own: Option<PathBuf>,
-    /// Nodes that hold a copy, by number; `None` if the engine does not report them.
+    /// Numbers of the nodes that hold a copy; `None` if the engine does not report them.
     #[serde(default)]
     pub nodes: Option<Vec<u32>>,
 }
 
 impl Placements {
-    /// Parses JSON; `Config` if it is invalid.
+    /// Parses JSON. Returns a `Config` error if it is invalid.
     pub fn from_json(text: &str) -> Result<Self> {
         let routes: Self = serde_json::from_str(text).map_err(|error| Error::config("routes", error.to_string()))?;
         match routes.reader {
@@ -100,18 +103,18 @@ impl Placements {
         }
     }
 
-    /// True if this node has the object of `key` as a plain file.
+    /// True if this node has the object with this key as a plain file.
     pub fn has_own(&self, key: &Key) -> bool {
         key.as_str().and_then(|key| self.objects.get(key)).is_some_and(|placed| placed.own.is_some())
     }
 
-    /// As JSON.
+    /// Returns the placements as JSON.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| Error::bug(format!("routes cannot be serialised: {error}")))
     }
 }
 
-/// See the module. Cheap to clone.
+/// Store that reads the objects of a pool; see the module documentation. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct PoolStore {
     shared: Arc<Shared>,
@@ -121,7 +124,7 @@ pub struct PoolStore {
 struct Shared {
     pool: Arc<dyn Store>,
     known: Arc<HashMap<Key, ObjectState>>,
-    /// Own files, by their absolute paths.
+    /// Store of this node's files, by absolute path.
     files: MeteredStore,
     bucket: Option<OriginStore>,
     reader: Option<Reader>,
@@ -130,19 +133,20 @@ struct Shared {
     metrics: Arc<Metrics>,
 }
 
-/// State of an object.
+/// Known facts about an object.
 #[derive(Debug)]
 struct ObjectState {
     size: u64,
-    /// Below the file system's root.
+    /// Path of this node's own file, relative to the root of the file system.
     own: Option<Key>,
     nodes: Option<Vec<u32>>,
-    /// The version of the bucket's object that it was made from, if the listing has it.
+    /// Version of the origin object that this object was made from, if the listing records it.
     made_from: Option<Version>,
 }
 
 impl ObjectState {
-    /// Timeout of an answer of the engine: copies are tried one after the other.
+    /// Timeout of an engine request for this object. It is longer for several copies, because the engine tries one
+    /// after the other.
     fn timeout(&self) -> Duration {
         match self.nodes.as_ref().map(Vec::len) {
             Some(0 | 1) => Duration::from_secs(2),
@@ -152,9 +156,9 @@ impl ObjectState {
 }
 
 impl PoolStore {
-    /// The pool's store, rate-limited by `governor`, with the read paths of `routes`, for the objects of its listing
-    /// `manifest`, whose keys are below `pool.prefix`. `bucket` is the opened store of `routes.bucket`, rate-limited if
-    /// necessary.
+    /// Creates a store for the pool's objects in `manifest`, whose keys are below `pool.prefix`. `governor` limits the
+    /// rate of the pool's requests, and `routes` contains the locations of the objects. `bucket` is the opened store of
+    /// `routes.bucket`, already rate-limited if necessary.
     pub fn new(
         pool: Opened,
         governor: Option<Arc<AdaptiveLimit>>,
@@ -185,7 +189,8 @@ impl PoolStore {
         if let Some(governor) = governor {
             pool = Arc::new(LimitStore::new(pool, governor));
         }
-        // A local file is requested like the pool's object: content that arrives in one chunk is not copied again.
+        // A local file is read with the piece size of a pool's object: content that arrives in one chunk is not copied
+        // again.
         let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::MAX_AT_ONCE);
         let shared = Shared {
             known,
@@ -202,7 +207,8 @@ impl PoolStore {
 }
 
 impl Shared {
-    /// True if the engine need not be asked: every node with the object has failed, and it was not put back.
+    /// True if the object is lost, so that no read from the engine is needed: all nodes with a copy have failed, and
+    /// the object was not put back.
     async fn is_lost(&self, object: &ObjectRef, known: &ObjectState, deadline: Deadline) -> bool {
         let key = &object.key;
         if self.bucket.is_none() || !self.health.are_away(known.nodes.as_deref(), known.timeout()) {
@@ -217,7 +223,7 @@ impl Shared {
         !self.is_put_back(object, deadline).await
     }
 
-    /// True if the engine holds another version of the object than the lost one.
+    /// True if the engine holds a different version of the object than the lost one.
     async fn is_put_back(&self, object: &ObjectRef, deadline: Deadline) -> bool {
         let (key, version) = (&object.key, object.version.as_ref());
         match self.pool.head(key, deadline).await {
@@ -229,7 +235,7 @@ impl Shared {
                 is_back
             }
             Err(Error::NotFound { .. }) => false,
-            // The caller's own deadline has passed; the engine may be fine.
+            // The caller's own deadline has passed, so the engine may be fine.
             Err(_) if deadline.passed() => false,
             Err(_) => {
                 self.health.engine_failed();
@@ -238,20 +244,20 @@ impl Shared {
         }
     }
 
-    /// Number of the pool's processes that fetch a lost object before this one: those of nodes that are up, in an order
-    /// that depends on the object.
+    /// Number of this process in the order in which the pool's processes fetch a lost object. The order depends on the
+    /// object, and leaves out nodes that are down.
     fn turn(&self, key: &Key) -> u32 {
         let Some(Reader { node, nodes, local, locals }) = self.reader else { return 0 };
         let draw = |at: u32| xxh3_64_with_seed(key.as_bytes(), at.into());
         let before = (0..nodes).filter(|&other| other != node && !self.health.is_away(other));
         let before = before.filter(|&other| (draw(other), other) < (draw(node), node)).count() as u32;
-        // Among a node's processes, a different one is first for each object.
+        // Rotate the order of the node's processes, so that a different one is first for each object.
         let local = (u64::from(local) + draw(node) % u64::from(locals)) % u64::from(locals);
         before + local as u32 * nodes
     }
 
-    /// True as soon as another process has put a lost object back, within the time that the processes before this one
-    /// get.
+    /// Waits for another process to put a lost object back, and returns true as soon as one does. Returns false when
+    /// the time of the processes before this one is over.
     async fn is_healed(&self, object: &ObjectRef, deadline: Deadline) -> bool {
         let wait = TURN * self.turn(&object.key).min(TURNS);
         let until = now() + wait;
@@ -273,7 +279,7 @@ impl Store for PoolStore {
         let Some(known) = self.shared.known.get(&object.key) else {
             return self.shared.pool.get_ranges(object, ranges, deadline).await;
         };
-        // Invalid ranges send no request.
+        // Reject invalid ranges without a request.
         penstock_store::plan(ranges, known.size, &penstock_store::place(self.root(), &object.key))?;
         let meta = Meta {
             key: object.key.clone(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Origin of a pool: the source of an object that the pool has lost, in the form that the pool had.
+//! Origin of a pool: reads an object that the pool has lost from its source, in the form that it had in the pool.
 
 use std::collections::HashMap;
 
@@ -17,9 +17,9 @@ use penstock_dataset::manifest::{Entry, index};
 pub(super) struct OriginStore {
     url: Url,
     opened: Opened,
-    /// Folder of the pool, to which keys are relative.
+    /// Folder of the pool that keys are relative to.
     base: Key,
-    /// Objects by the names that they may have in the pool; listed when the first object is lost.
+    /// Origin objects by the names that they may have in the pool. Listed when the first object is lost.
     listed: OnceCell<HashMap<Vec<u8>, Entry>>,
 }
 
@@ -28,11 +28,12 @@ impl OriginStore {
         Self { url: url.as_folder(), opened, base, listed: OnceCell::new() }
     }
 
-    /// Source object of the pool's object, at the recorded version if it is known.
+    /// Returns the origin object of a pool's object. If the listing records a version, checks that the origin has the
+    /// same one.
     async fn entry(&self, key: &Key, known: &ObjectState, deadline: Deadline) -> Result<&Entry> {
         let lists = || async {
             let listed = index(&*self.opened.store, &self.opened.prefix, &self.url, deadline).await?;
-            // An object with its own name wins over one whose suffix was removed.
+            // An object with exactly this name takes precedence over one whose codec suffix was removed.
             let names = |strips: bool| listed.objects.iter().map(move |entry| (strips, entry));
             let named = names(true).chain(names(false)).map(|(strips, entry)| {
                 let name = if strips { entry.logical_name() } else { entry.key.as_bytes() };
@@ -52,7 +53,7 @@ impl OriginStore {
         }
     }
 
-    /// Name of the object in the pool, below its folder.
+    /// Key of the object relative to the pool's folder.
     fn name(&self, key: &Key) -> Key {
         key.strip_prefix(&self.base).unwrap_or_else(|| key.clone())
     }
@@ -61,8 +62,8 @@ impl OriginStore {
         ObjectRef { key: self.opened.prefix.as_folder().join(entry.key.as_bytes()), version: entry.version.clone() }
     }
 
-    /// Ranges of the pool's object, if the origin has the same bytes by its name and size; `None` if it may have to be
-    /// decompressed.
+    /// Reads ranges of a pool's object, if the origin object has the same name and size. Returns `None` if the sizes
+    /// differ, because the origin object may have to be decompressed.
     pub async fn ranges(
         &self,
         key: &Key,
@@ -77,13 +78,13 @@ impl OriginStore {
         }
     }
 
-    /// The whole object that the pool had under this key.
+    /// Fetches the whole object that the pool had under this key.
     pub async fn fetch(&self, key: &Key, known: &ObjectState, deadline: Deadline) -> Result<Bytes> {
         let (entry, size) = (self.entry(key, known, deadline).await?, known.size);
         let (meta, stored) =
             read_whole(&*self.opened.store, &self.reference(entry), Some(entry.size), deadline).await?;
         let place = format!("{}{}", self.url, entry.key);
-        // Facts missing in the listing come from the response or the bytes; the stage used the same.
+        // If the listing shows no codec, detects it from the response and the bytes, as the stage did.
         let codec = match entry.codec_as_read() {
             Codec::None => detect(self.name(key).as_bytes(), meta.encoding.as_deref(), &stored)
                 .map_or(Codec::None, |(codec, _)| codec),
@@ -103,7 +104,7 @@ impl OriginStore {
     }
 }
 
-/// On another thread than those that move bytes.
+/// Decompresses an object on a blocking thread, so that the threads that transfer data are not delayed.
 async fn inflated(codec: Codec, stored: Bytes, size: u64, place: String) -> Result<Bytes> {
     let work = move || {
         let mut out = Vec::new();

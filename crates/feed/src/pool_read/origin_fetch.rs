@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fetches whole objects from the origin: each object once for all waiting readers, within a memory budget, and puts it
-//! into the pool again.
+//! Fetches whole lost objects from the origin and puts them back into the pool. Each object is fetched once for all
+//! waiting readers, within a memory budget.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -14,28 +14,28 @@ use tokio::sync::{OnceCell, Semaphore};
 use super::{GLANCE, ObjectState, Shared};
 use crate::memory_budget::{MemoryBudget, Reservation};
 
-/// Maximum bytes of objects that are fetched whole, or kept for others, at a time. A larger object is fetched whole
-/// only if the origin has it in another form, and then alone. Objects on their way into the pool ([`REFILLS`]) are not
-/// counted.
+/// Maximum total size of objects that are fetched whole or cached for other readers. A larger object is fetched whole
+/// only if the origin has it in another form, and then no other object is fetched. Objects that are being written to
+/// the pool ([`REFILLS`]) are not counted.
 pub(super) const AT_ONCE: u64 = 256 << 20;
 
-/// Time that a whole object is kept for readers of other ranges after one range was requested.
+/// Time for which a whole object is cached after a range of it was requested, for readers of other ranges.
 const KEPT: Duration = Duration::from_secs(10);
 
-/// Maximum number of objects put back concurrently; others are put back when they are read again.
+/// Maximum number of objects that are put back concurrently. Other objects are put back when they are read again.
 const REFILLS: usize = 4;
 
 /// Deadline for putting an object back.
 const REFILL: Duration = Duration::from_secs(60);
 
-/// Bytes of one object, for all readers waiting for them.
+/// Bytes of one object, shared by all readers that wait for them.
 type Cell = OnceCell<Bytes>;
 
-/// Fetches from the bucket, and writes back to the pool, that are in progress.
+/// Fetches from the origin, and writes back to the pool, that are in progress.
 #[derive(Debug)]
 pub(super) struct Refetches {
     cells: Mutex<HashMap<Key, Weak<Cell>>>,
-    /// The oldest first.
+    /// Cached objects with their memory reservations, oldest first.
     kept: Mutex<VecDeque<(Arc<Cell>, Reservation)>>,
     budget: MemoryBudget,
     refills: Arc<Semaphore>,
@@ -47,12 +47,12 @@ impl Refetches {
         Self { cells: Mutex::default(), kept: Mutex::default(), budget, refills }
     }
 
-    /// Maximum size of an object that is fetched whole for some of its ranges.
+    /// Maximum size of an object that is fetched whole to serve some of its ranges.
     pub fn at_once(&self) -> u64 {
         self.budget.bytes()
     }
 
-    /// Collects an object's bytes; it is dropped with its last holder.
+    /// Returns the shared cell for an object's bytes. The cell is dropped with its last holder.
     fn cell(&self, key: &Key) -> Arc<Cell> {
         let mut cells = lock(&self.cells);
         if let Some(cell) = cells.get(key).and_then(Weak::upgrade) {
@@ -68,8 +68,8 @@ impl Refetches {
         lock(&self.kept)
     }
 
-    /// Reserves memory for an object. Objects that are merely kept are dropped first, also those that other readers
-    /// keep in the meantime.
+    /// Reserves memory for an object. Drops cached objects first, including those that other readers add while this one
+    /// waits.
     async fn room(&self, bytes: u64, deadline: Deadline) -> Result<Reservation> {
         let what = "an object that a pool has lost";
         let bytes = bytes.min(self.budget.bytes());
@@ -86,8 +86,8 @@ impl Refetches {
 }
 
 impl Shared {
-    /// Fetches the whole object from the origin; concurrent readers get the same bytes. It is kept for a while if
-    /// `is_kept`, and put into the pool again if `is_put_back`.
+    /// Fetches the whole object from the origin. Concurrent readers share one fetch. The object is cached for a while
+    /// if `is_kept`, and put back into the pool if `is_put_back`.
     pub(super) async fn refetched(
         self: &Arc<Self>,
         key: &Key,
@@ -110,7 +110,7 @@ impl Shared {
         }
         if is_put_back && let Ok(permit) = self.refetches.refills.clone().try_acquire_owned() {
             let (shared, key, body) = (self.clone(), key.clone(), bytes.clone());
-            // The cell is moved along: reads before the pool has the object again use it.
+            // The task holds the cell, so that it serves reads until the pool has the object again.
             tokio::spawn(async move {
                 let put = shared.pool.put(&key, vec![body], &PutOptions::default(), Deadline::within(REFILL)).await;
                 if put.is_ok() {

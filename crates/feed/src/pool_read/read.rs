@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One read of a pool's object. If a source breaks, it continues from the next source at the byte it reached.
+//! Read of one object of a pool. If a source fails, the read continues from the next source, at the byte that it had
+//! reached.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ enum ReadPath {
 }
 
 impl ReadPath {
-    /// The counters of its reads and bytes.
+    /// Metrics that count this path's reads and bytes.
     fn metrics(self) -> (Metric, Metric) {
         match self {
             Self::Own => (Metric::PoolOwnReads, Metric::PoolOwnBytes),
@@ -31,7 +32,7 @@ impl ReadPath {
     }
 }
 
-/// Progress of a range.
+/// Progress of one range.
 #[derive(Debug, Clone, Copy)]
 struct Progress {
     at: u64,
@@ -43,16 +44,16 @@ pub(super) struct Read {
     object: ObjectRef,
     size: u64,
     ranges: Vec<Progress>,
-    /// Indices in `ranges` of the ranges of the current request.
+    /// Indices in `ranges` of the ranges in the current request.
     running: Vec<usize>,
     way: ReadPath,
-    /// The other processes have had their time to put the object back.
+    /// True after waiting for the other processes to put the object back.
     has_waited: bool,
-    /// Received from this source, not delivered yet.
+    /// Last chunk from the current source, which is not delivered yet.
     held: Option<Chunk>,
-    /// Something from this source was delivered.
+    /// True if a chunk from the current source was delivered.
     has_given: bool,
-    /// The pool does not have this object.
+    /// True if the pool has lost this object.
     is_lost: bool,
     deadline: Deadline,
 }
@@ -65,7 +66,7 @@ impl Read {
         Self { shared, object, size, ranges, running, way, has_waited, held, has_given, is_lost, deadline }
     }
 
-    /// Stream of the bytes, from any of the sources.
+    /// Streams the bytes from whichever source has them.
     pub fn chunks(self) -> impl Stream<Item = Result<Chunk>> + Send + 'static {
         stream::try_unfold((self, None), |(read, chunks)| read.next(chunks))
     }
@@ -101,8 +102,8 @@ impl Read {
         }
     }
 
-    /// Counts a chunk, and returns the previous one. The last chunk is held back until the source reports success: an
-    /// object that was changed during the read, or a wrong checksum, is detected after the last byte.
+    /// Records the progress of a chunk, and returns the previous chunk. The last chunk is held back until the source
+    /// reports success, because a change of the object or a wrong checksum is detected only after the last byte.
     fn took(&mut self, mut chunk: Chunk) -> Result<Option<Chunk>> {
         let index = self.running.get(chunk.range).copied().ok_or_else(|| Error::bug("a chunk belongs to no range"))?;
         self.ranges[index].at = chunk.offset + chunk.bytes.len() as u64;
@@ -116,7 +117,7 @@ impl Read {
         Ok(before)
     }
 
-    /// The held chunk, for the caller.
+    /// Returns the held chunk for delivery, and counts its bytes.
     fn given(&mut self) -> Option<Chunk> {
         let chunk = self.held.take()?;
         self.has_given = true;
@@ -124,7 +125,7 @@ impl Read {
         Some(chunk)
     }
 
-    /// Remaining ranges; the next request reads them.
+    /// Returns the remaining ranges, which the next request reads.
     fn rest(&mut self) -> Vec<ByteRange> {
         self.running = (0..self.ranges.len()).filter(|&i| self.ranges[i].at < self.ranges[i].end).collect();
         let range = |&i: &usize| {
@@ -168,8 +169,8 @@ impl Read {
         Ok(chunks)
     }
 
-    /// Streams a large object, if the origin has its bytes; otherwise fetches the whole object, which is put into the
-    /// pool again.
+    /// Reads from the origin. A large object is streamed if the origin has the same bytes. Any other object is fetched
+    /// whole, and put back into the pool.
     async fn asked_of_bucket(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let (key, bucket) = (&self.object.key, self.shared.bucket.as_ref());
         let (Some(known), Some(bucket)) = (self.known(), bucket) else {
@@ -181,26 +182,26 @@ impl Read {
         {
             return self.of_size(got);
         }
-        // If the nodes are unknown, the copy may be fine.
+        // If the nodes are unknown, the pool's copy may be fine, and is not replaced.
         let is_put_back = self.is_lost || known.nodes.is_some();
         let whole = self.shared.refetched(key, known, (is_part, is_put_back), self.deadline).await?;
         let cut = |(range, asked): (usize, &ByteRange)| {
             let (start, end) = (asked.start as usize, asked.end(whole.len() as u64) as usize);
             let part = whole.slice(start.min(whole.len())..end.min(whole.len()));
-            // A kept part must not keep the whole object alive.
+            // Copy a small part, so that it does not keep the whole object in memory.
             let bytes = if part.len() < whole.len() / 2 { Bytes::copy_from_slice(&part) } else { part };
             Ok(Chunk { range, offset: asked.start, bytes })
         };
         Ok(stream::iter(ranges.iter().enumerate().map(cut).collect::<Vec<_>>()).boxed())
     }
 
-    /// The node's own file, unless it is missing.
+    /// Path of the node's own file, unless the file is missing.
     fn own(&self) -> Option<Key> {
         let own = self.known()?.own.clone()?;
         (!self.shared.health.is_file_gone(&own)).then_some(own)
     }
 
-    /// An object that was put back has another version, so its size is compared instead.
+    /// Reads from the pool. An object that was put back has another version, so only its size is checked.
     async fn asked_of_pool(&self, ranges: &[ByteRange]) -> Result<Chunks> {
         let pool = &self.shared.pool;
         let got = match pool.get_ranges(&self.object, ranges, self.deadline).await {
@@ -223,7 +224,7 @@ impl Read {
         }
     }
 
-    /// Switches to the next source, or returns the error if none remains. Chunks that are held back are requested
+    /// Switches to the next source, or returns the error if none remains. A held chunk is discarded and requested
     /// again.
     fn turn_away(&mut self, error: Error) -> Result<()> {
         if self.deadline.passed() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ways of a read over stores in memory and files on disk.
+//! Tests that a pool read uses the right source, over stores in memory and files on disk.
 
 mod breaking;
 mod contract;
@@ -30,7 +30,7 @@ struct Rig {
     bucket: Url,
     dir: tempfile::TempDir,
     metrics: Arc<Metrics>,
-    /// Requests to the bucket.
+    /// Metrics of the requests to the bucket.
     bucket_metrics: Arc<Metrics>,
     manifest: Manifest,
     routes: Placements,
@@ -88,7 +88,7 @@ impl Rig {
         PoolStore::new(pool, governor, &self.manifest, &self.routes, bucket, LocalReads::Threads, metrics).unwrap()
     }
 
-    /// As many have been put back.
+    /// Waits until this number of objects has been put back into the pool.
     async fn put_back(&self, objects: u64) {
         for _ in 0..200 {
             if self.metrics.get(Metric::PoolRefills) == objects {
@@ -163,7 +163,7 @@ async fn object_that_another_node_has_put_back_is_read_from_the_pool() {
     let back = rig.put("back", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("lost", &body).await;
     let routed = rig.routed_by(true, Arc::new(Breaking::new(rig.pool.clone(), vec![(0, unreachable())])), None);
-    assert_eq!(whole(&routed, &lost).await.unwrap(), body); // node 1 is known to be away now
+    assert_eq!(whole(&routed, &lost).await.unwrap(), body); // node 1 is in back-off from here on
     let other = noise(9_001)[1..].to_vec();
     rig.pool.put(&back.key, vec![other.clone().into()], &PutOptions::default(), soon()).await.unwrap();
     assert_eq!(whole(&routed, &back).await.unwrap(), other);
@@ -187,7 +187,7 @@ async fn lost_object_is_fetched_by_one_of_a_pools_processes() {
         rig.routed(true)
     });
     for (object, body) in objects.iter().zip(&bodies) {
-        // All at once, as ranks in step are; each gets the bytes, in any order.
+        // All processes read at the same time, as ranks do. Each gets the right bytes.
         for got in futures::future::join_all(readers.iter().map(|reader| whole(reader, object))).await {
             assert_eq!(got.unwrap(), body);
         }
@@ -214,7 +214,7 @@ async fn each_has_a_turn_at_a_lost_object_and_the_last_fetches_it_where_the_othe
     assert_eq!(turns, [0, 1, 2]);
     let last = &readers[2];
     last.shared.health.failed(Some(&[0, 1, 2]), &unreachable());
-    assert_eq!(last.shared.turn(&object.key), 0); // it is the only one
+    assert_eq!(last.shared.turn(&object.key), 0); // no other node is up
     last.shared.health.answered(Some(&[0, 1, 2]));
     assert_eq!(whole(last, &object).await.unwrap(), body);
     assert_eq!(rig.ways(), [0, 0, 3_000]);
@@ -253,10 +253,11 @@ async fn torn_bytes_are_not_taken_where_the_error_is_behind_the_last_one() {
     let object = rig.put("a", &body, Placement { own: None, nodes: Some(vec![1]) }).await;
     rig.keep("a", &body).await;
     let torn = |pieces| Arc::new(Breaking::new(rig.pool.clone(), vec![(pieces, changed())]));
-    // Nothing was given yet: the next way gives all, and without one the error is returned.
+    // No byte was delivered before the error: the next source serves the whole read. Without a next source, the error
+    // is returned.
     assert_eq!(whole(&rig.routed_by(true, torn(1), None), &object).await.unwrap(), body);
     assert_eq!(whole(&rig.routed_by(false, torn(1), None), &object).await.unwrap_err().code(), "changed");
-    // Something was given: it cannot be taken back, and the next read is right.
+    // Bytes were delivered before the error, so the read fails. The next read returns the right bytes.
     let routed = rig.routed_by(true, torn(3), None);
     assert_eq!(whole(&routed, &object).await.unwrap_err().code(), "changed");
     assert_eq!(whole(&routed, &object).await.unwrap(), body);
@@ -301,7 +302,7 @@ async fn engine_that_was_silent_is_left_in_peace_where_nodes_are_not_known() {
     rig.put_back(1).await;
     assert_eq!(whole(&routed, &second).await.unwrap(), well);
     assert_eq!(rig.ways(), [0, 0, 7_000]);
-    // What was never asked for in vain may be well, and is not written over.
+    // The pool's copy of the second object may be fine, because no read of it failed: it is not replaced.
     tokio::time::sleep(Duration::from_millis(50)).await;
     let standing = rig.pool.head(&second.key, soon()).await.unwrap();
     assert_eq!((standing.version, rig.metrics.get(Metric::PoolRefills)), (second.version, 1));
@@ -377,7 +378,7 @@ async fn ranges_of_a_lost_object_cost_one_fetch_even_where_nothing_is_put_back()
     let routed = rig.routed_by(true, Arc::new(Breaking::refusing(rig.pool.clone(), down)), None);
     for at in [0, 10_000, 20_000, 30_000] {
         assert_eq!(range(&routed, &object, at, 10_000).await.unwrap(), body[at as usize..][..10_000]);
-        tokio::time::sleep(Duration::from_millis(20)).await; // the refused write lets go
+        tokio::time::sleep(Duration::from_millis(20)).await; // wait until the failed write has released the object
     }
     assert_eq!(rig.bucket_metrics.get(Metric::Gets), 1);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A store wrapper with short timeouts: an engine may take minutes to notice that a node is gone.
+//! Store wrapper with short timeouts for a pool's engine, which may take minutes to notice that a node is down.
 //!
-//! Lies inside the concurrency limit, so that queueing time does not count as silence of the engine.
+//! It is placed inside the concurrency limit, so that the time in the queue does not count towards the timeout.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,17 +14,18 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Result};
 
 use super::ObjectState;
 
-/// Timeout of an engine's answer about an object.
+/// Timeout of a metadata request to the engine.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// See the module. Objects that are not `known` use their full deadline.
+/// Store wrapper with short timeouts; see the module documentation. Objects that are not in `known` use their full
+/// deadline.
 #[derive(Debug)]
 pub(super) struct TimeoutStore {
     pub inner: Arc<dyn Store>,
     pub known: Arc<HashMap<Key, ObjectState>>,
 }
 
-/// `Unreachable` if the work does not finish in time.
+/// Runs `work` with a timeout. Returns `Unreachable` if it does not finish in time.
 async fn within<T>(timeout: Duration, place: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
         let reason = format!("no byte for {} s", timeout.as_secs());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool whose next reads break as a test says: after some zeros where bytes should be, with a given error.
+//! Test store: a pool whose next reads fail in a way that the test sets. Such a read returns some zeros in place of the
+//! bytes, then an error.
 
 use penstock_types::lock;
 use std::collections::VecDeque;
@@ -7,12 +8,12 @@ use std::sync::Mutex;
 
 use super::*;
 
-/// See the module.
+/// Store whose next reads fail; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Breaking {
     inner: Arc<dyn Store>,
-    /// Of each read that breaks: how many chunks of zeros the whole range comes in first (0: the call itself errs), and
-    /// what it says then.
+    /// One entry per failing read: the number of chunks of zeros into which the range is divided, and the error that
+    /// follows them. With 0 chunks, the call itself returns the error.
     next: Mutex<VecDeque<(u64, Error)>>,
     takes_writes: bool,
 }
@@ -22,7 +23,7 @@ impl Breaking {
         Self { inner, next: Mutex::new(next.into()), takes_writes: true }
     }
 
-    /// One whose NameNode takes nothing.
+    /// Creates a store that also rejects every write.
     pub fn refusing(inner: Arc<dyn Store>, next: Vec<(u64, Error)>) -> Self {
         Self { takes_writes: false, ..Self::new(inner, next) }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The store suite over a pool whose objects are known: the suite makes its keys up, so that each read is of a `PoolStore`
-//! that was made when the object stood there.
+//! Runs the store test suite on a `PoolStore` with known objects. The suite chooses the keys, so each read creates a
+//! new `PoolStore` that knows the object it reads.
 
 use penstock_store::suite;
 
@@ -34,7 +34,8 @@ impl Store for Knowing {
     }
 }
 
-/// An own file has no version of the pool's (its name and size pin it), and a range without bytes sends no request.
+/// One test of the suite does not apply: a local file has no pool version (its name and size identify it), and a read
+/// of an empty range sends no request.
 #[tokio::test]
 async fn known_objects_are_read_by_the_contract_whichever_way() {
     for has_own in [true, false] {

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a phase in the core and converts its report to a row, for every benchmark that consists of phases.
+"""Runs a benchmark phase in the core and converts its report to a row.
 
-Owns the loop over points and phases, and the parts that all reports share. Independent of files and objects.
+Contains the loop over points and phases, and the report fields that all benchmarks share. Independent of files and
+objects.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Hooks", "Phase", "collect", "end_of", "facts_of", "raw_of", "report_of", "series_of"]
 
 _LOOK_S = 0.1
-# Maximum wait for reads and writes in progress.
+# Maximum wait, in seconds, for reads and writes in flight after a phase is cancelled.
 _END_S = 10.0
 _Point = TypeVar("_Point")
 
@@ -44,11 +45,11 @@ class Hooks:
     """Callbacks of a benchmark: for its rows, its progress and the start of each phase.
 
     Attributes:
-        on_row: Called with each finished row.
-        look: Called ten times per second with the phase, its workers, and three counts of finished work (files or
+        on_row: Called with each completed row.
+        look: Called ten times per second with the phase, its workers, and three counts of completed work (files or
             requests, reads or writes, bytes). An exception ends the phase.
-        start: Called with the name of a phase that is ready to begin. Returns the start in seconds since the Unix epoch
-            by this host's clock, or None to begin at once.
+        start: Called with the name of a phase that is ready to begin. Returns the start time in seconds since the Unix
+            epoch on this host's clock, or None to start immediately.
     """
 
     on_row: Callable[[Row], None] = lambda _row: None
@@ -57,7 +58,9 @@ class Hooks:
 
 
 def collect(points: Iterable[_Point], rows_of: Callable[[_Point], Iterator[Row]], hooks: Hooks) -> list[Row]:
-    """The rows of all points, one point after the other; each row is passed to `hooks.on_row` when it is finished."""
+    """Measure all points, one after another, and return the rows. Each row is passed to `hooks.on_row` when it is
+    complete.
+    """
     rows: list[Row] = []
     for point in points:
         for row in rows_of(point):
@@ -67,10 +70,11 @@ def collect(points: Iterable[_Point], rows_of: Callable[[_Point], Iterator[Row]]
 
 
 def report_of(begin: Callable[[], Phase], name: str, workers: int, hooks: Hooks) -> dict[str, Any]:
-    """Begin a phase at its agreed start and wait for its report; an exception ends the phase.
+    """Start a phase at its agreed time and wait for its report. An exception ends the phase.
 
     Returns:
-        The core's report. If a start was agreed, `start_late_s` is the delay: a host that is late begins at once.
+        The core's report. If a start time was agreed, `start_late_s` is the delay after it. A late host starts
+        immediately.
     """
     agreed = hooks.start(name)
     while agreed is not None and (left := agreed - time.time()) > 0:
@@ -101,7 +105,7 @@ def _ended(phase: Phase) -> None:
 def end_of(
     seconds: float, cpu_percent: float | None, *, entries: int | None, ios: int | None, moved: int | None
 ) -> End:
-    """One of a phase's two ends; a count that the phase does not have is None."""
+    """Build the `End` of a phase's first or last worker; a count that the phase does not have is None."""
 
     def rate(count: int | None) -> float | None:
         return count / seconds if count is not None and seconds > 0 else None
@@ -119,14 +123,16 @@ def end_of(
 
 
 def series_of(samples: list[dict[str, Any]], *, entries: str, ios: str | None = None) -> tuple[Sample, ...]:
-    """Convert cumulative samples to rates per interval. `entries` and `ios` are the core's names of the counters."""
+    """Convert cumulative samples to rates per interval. `entries` and `ios` are the names of the counters in the core's
+    samples.
+    """
     made, before = [], {"t_s": 0.0, "bytes": 0, "throttles": 0, entries: 0, **({ios: 0} if ios else {})}
     for sample in samples:
         seconds = sample["t_s"] - before["t_s"]
         made.append(
             Sample(
                 at_s=sample["t_s"],
-                # The count may fall: the core subtracts the bytes of a failed attempt.
+                # The byte count may decrease, because the core subtracts the bytes of failed attempts.
                 bytes_per_s=max(0, sample["bytes"] - before["bytes"]) / seconds,
                 entries_per_s=(sample[entries] - before[entries]) / seconds,
                 ios_per_s=(sample[ios] - before[ios]) / seconds if ios else None,
@@ -139,7 +145,7 @@ def series_of(samples: list[dict[str, Any]], *, entries: str, ios: str | None = 
 
 
 def facts_of(report: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a row that are filled from every report in the same way."""
+    """Row fields that are filled in the same way from every report."""
     return {
         "open_loop_per_s": report["offered_per_s"],
         "cpu_s": report["cpu"]["user_s"] + report["cpu"]["system_s"],
@@ -150,7 +156,7 @@ def facts_of(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def raw_of(report: dict[str, Any]) -> dict[str, str]:
-    """Report fields that a row has no field for."""
+    """Report fields that have no field in a row."""
     raw: dict[str, str] = {}
     if report["ended_by"]:
         raw["ended_by"] = report["ended_by"]

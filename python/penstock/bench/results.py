@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result schema of a run, with its writer and reader. `price`, `plan` and `report` use only this schema.
 
-One run is one folder, `runs/<id>/`, with its figures in `result.json`. Fields are only ever added. A reader ignores
-fields that it does not know and refuses a `schema_version` above its own. docs/reference/results.md describes each
-field.
+Each run has one folder, `runs/<id>/`, with its figures in `result.json`. Fields are only ever added. A reader ignores
+unknown fields and rejects a `schema_version` above its own. docs/reference/results.md describes each field.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ SCHEMA_VERSION = 2
 
 
 class CacheState(msgspec.Struct, frozen=True):
-    """State of the caches when the run began, and how it is known."""
+    """State of the caches at the start of the run, and how it was determined."""
 
     state: str = "unknown"
     how: str = "not controlled"
@@ -69,7 +68,7 @@ class Provenance(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured run. Times in seconds, sizes in bytes; docs/reference/results.md describes each field."""
+    """One measured run. Times are in seconds, sizes in bytes. docs/reference/results.md describes each field."""
 
     schema_version: int = SCHEMA_VERSION
     id: str
@@ -124,13 +123,15 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def spec_hash(spec: dict[str, Any]) -> str:
-    """Hash of a spec: 16 hexadecimal digits over its canonical JSON. Only rows with equal hashes are comparable."""
+    """Hash of a spec: 16 hexadecimal digits computed from its canonical JSON. Only rows with equal hashes are
+    comparable.
+    """
     canonical = msgspec.json.encode(spec, order="deterministic")
     return hashlib.sha256(canonical).hexdigest()[:16]
 
 
 def new_id(kind: str, created_s: float) -> str:
-    """Name for a run's folder: it sorts by time, and is unique even for two runs in the same second."""
+    """Generate a name for a run's folder. Names sort by time, and are unique even for two runs in the same second."""
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(created_s))}-{kind}-{secrets.token_hex(3)}"
 
 
@@ -146,8 +147,8 @@ def _git(*argv: str) -> str | None:
 
 
 def provenance() -> Provenance:
-    """Origin of this process's code. The commit is set only if git tracks this file, because an environment inside
-    another repository does not have that repository's commit.
+    """Return the origin of this process's code. The commit is set only if git tracks this file: if the environment is
+    inside another repository, that repository's commit would be wrong.
     """
     from penstock import _native
 
@@ -163,7 +164,7 @@ def provenance() -> Provenance:
 
 
 def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
-    """Raise ConfigError for a debug build, because its figures do not show the program's speed."""
+    """Raise ConfigError for a debug build, because its rates are not representative."""
     if build_profile != "release" and not allow_debug:
         raise ConfigError(
             f"a {build_profile} build cannot save results: its rates do not show the program's speed",
@@ -172,8 +173,8 @@ def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
 
 
 def finite(value: Any, path: str) -> None:
-    """Raise Corrupt for NaN and infinity, which JSON does not have. Leave the figure out or mark the run invalid; never
-    write null.
+    """Raise Corrupt for NaN and infinity, which JSON does not have. Callers omit such a figure or mark the run invalid,
+    and never write null.
     """
     if isinstance(value, float) and not math.isfinite(value):
         raise Corrupt(f"result field {path} is {value}, not a finite number")
@@ -192,7 +193,7 @@ def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
         Path of the file.
 
     Raises:
-        ConfigError: The build is a debug build. With `allow_debug` the row is saved and marked INVALID.
+        ConfigError: The build is a debug build. With `allow_debug`, the row is saved and marked INVALID.
         Corrupt: A figure is not finite.
         Denied, NoSpace, SystemFault: The folder cannot be written.
     """
@@ -212,7 +213,8 @@ def save(record: RunRecord, runs: Path, *, allow_debug: bool = False) -> Path:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears under its name only when it is complete and synced to disk. Creates its folder.
+    """Open a file for an atomic write: it appears under its name only when it is complete and synced. Creates its
+    folder.
 
     Raises:
         Denied, NoSpace, SystemFault: The file cannot be written. The partial file is removed, and an earlier file
@@ -233,7 +235,9 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def as_fault(error: OSError, place: str, *, written: str | None = None) -> PenstockError:
-    """Convert an OSError into the error that a caller can handle; `written` describes what was written before it."""
+    """Convert an OSError into a Penstock error that a caller can handle. `written` describes what was written before
+    it.
+    """
     if isinstance(error, PermissionError):
         return Denied(f"{place} cannot be written: {error.strerror}", where=place)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -247,7 +251,7 @@ def as_fault(error: OSError, place: str, *, written: str | None = None) -> Penst
 
 
 def load(path: Path) -> RunRecord:
-    """Read one result: the file, or the run's folder.
+    """Read one result from its file or from the run's folder.
 
     Raises:
         NotFound: The file does not exist.
@@ -272,7 +276,7 @@ class _Versioned(msgspec.Struct):
 
 
 def refuse_newer(raw: bytes, place: str) -> None:
-    """Raise Corrupt for a document of a newer schema, and msgspec's own error for one without a schema version."""
+    """Raise Corrupt if the document has a newer schema. If it has no schema version, msgspec raises its own error."""
     version = msgspec.json.decode(raw, type=_Versioned).schema_version
     if version > SCHEMA_VERSION:
         raise Corrupt(
@@ -283,7 +287,7 @@ def refuse_newer(raw: bytes, place: str) -> None:
 
 
 def load_all(runs: Path) -> list[RunRecord]:
-    """Read every run under a folder, oldest first. Runs without a result (killed ones) are skipped.
+    """Read every run under a folder, oldest first. Runs without a result (because they were killed) are skipped.
 
     Raises:
         NotFound: The folder does not exist.

@@ -31,24 +31,25 @@ if TYPE_CHECKING:
 
 __all__ = ["End", "Latency", "Results", "Row", "Sample", "moves_bytes", "read_results", "write_results"]
 
-# Operations have elbencho's names, so that its CSV and our rows agree. The name of a mix contains its share of reads or
-# its readers. `+s` and `+r` add a stat and a read of each file. NET is elbencho's network test.
+# Operations have elbencho's names, so that rows and elbencho's CSV agree. The name of a mixed operation contains its
+# percentage of reads, or its number of readers. `+s` and `+r` add a stat and a read of each file. NET is elbencho's
+# network test.
 _DATA_OPERATION = re.compile(r"(?:READ|WRITE|RWMIX\d*|MIX-T\d+|NET)(?:\+[sr])*")
-# Rows observed from outside: a disk under a run, or a training run itself.
+# Operations of rows that are observed from outside: a disk during a run, or a training run itself.
 WATCHED = frozenset({"TRACE", "TRAIN"})
-# Operations that have no single size, or run between phases. They are timed and never judged.
+# Operations that have no single size, or that run between phases. They are timed, but the verdict ignores them.
 HOUSEKEEPING = frozenset({"SYNC", "DROPCACHE"}) | WATCHED
-# Percentiles by name, with the core's names for them.
+# Names of the percentiles, mapped to the core's names.
 _PERCENTILES = {"50": "p50_us", "90": "p90_us", "95": "p95_us", "99": "p99_us", "99.9": "p99_9_us"}
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """Work done in the first `time_s` of a phase, until its first or its last worker ended.
+    """Work done in the first `time_s` seconds of a phase, until its first or its last worker ended.
 
     Attributes:
-        entries: Files, objects or folders done; None if none was finished or counted.
+        entries: Completed files, objects or folders; None if none was completed or counted.
         ios: Blocks read or written.
-        cpu: Busy share, 0 to 1, of the processors that the measuring program may run on (its affinity).
+        cpu: Busy share, 0 to 1, of the processors that the benchmark may run on (its affinity).
     """
 
     time_s: float
@@ -62,7 +63,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency of one kind of operation, in microseconds. `percentiles_us` is by name: "50", "99.9".
+    """Latency of one kind of operation, in microseconds. The keys of `percentiles_us` are names like "50" and "99.9".
 
     Attributes:
         count: Operations measured.
@@ -79,7 +80,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, fields: dict[str, Any] | None) -> Latency | None:
-        """Latency from the core's JSON; None if nothing was recorded."""
+        """Convert the core's JSON to a latency; None if nothing was recorded."""
         if not fields or not fields["count"]:
             return None
         percentiles = {name: fields[key] for name, key in _PERCENTILES.items()}
@@ -93,7 +94,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def to_fields(self) -> dict[str, Any]:
-        """Latency as the core's JSON, for merging; the merge ignores the percentiles."""
+        """Convert the latency to the core's JSON, for merging. The merge ignores the percentiles."""
         count, mean = self.count or 0, self.mean_us or 0.0
         return {
             "count": count,
@@ -107,12 +108,12 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval of a phase's time series: the rates in the seconds that end at `at_s`.
+    """One interval of a phase's time series: the rates in the interval that ends at `at_s`.
 
     Attributes:
         busy: Share of the interval in which the device had work.
         queue: Mean number of requests that waited at the device.
-        workers: Workers that had begun by then, which shows the ramp of connections.
+        workers: Workers that had started by then, which shows the ramp of connections.
     """
 
     at_s: float
@@ -130,8 +131,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path_type: `dir`, `file`, `blockdev` or `object`.
-        first: Work at the end of the first worker: until then all workers were busy.
-        last: Work at the end of the last worker.
+        first: Work done until the first worker ended. All workers were busy until then.
+        last: Work done until the last worker ended.
         entry_latency: Latency of a whole file or object, including open.
         io_latency: Latency of one block.
         first_byte_latency: Time until an object's first byte.
@@ -141,12 +142,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         throttled_s: Worker-seconds spent backing off.
         bytes_refetched: Bytes transferred again after a failed attempt.
         open_loop_per_s: Arrival rate of an open loop; None for a closed loop.
-        limits: Limits that the tier or disk states: `bytes_per_s`, `ios_per_s`, `entries_per_s`. Charts draw them
+        limits: Stated limits of the tier or disk: `bytes_per_s`, `ios_per_s`, `entries_per_s`. Charts draw these limits
             with the series.
         lost_s_by_cause: Worker-seconds lost, by cause.
-        cpu_s: Processor seconds of the measuring program itself, on all hosts.
-        cores: Processors that each host may keep busy (its affinity and its control group's quota). If several
-            hosts share a machine, the machine's processors divided by the number of hosts.
+        cpu_s: Processor seconds of the benchmark itself, on all hosts.
+        cores: Processors that each host can keep busy (limited by its affinity and its control group's quota). If
+            several hosts share a machine, this is the machine's number of processors divided by the number of hosts.
         prices_as_of: Dates of the prices that `usd` is computed from.
         invalid: Reasons why the figures are not valid; empty for a valid row.
         source: Tool and version that measured the row.
@@ -194,14 +195,14 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_cpu(self) -> float | None:
-        """Share of the hosts' processors that the measuring program kept busy, 0 to 1; None where it was not recorded."""
+        """Share of the hosts' processors that the benchmark kept busy, 0 to 1; None if it was not recorded."""
         if self.cpu_s is None or not self.cores or self.last.time_s <= 0:
             return None
         return min(1.0, self.cpu_s / (self.last.time_s * self.cores * max(1, self.hosts)))
 
     @property
     def workers(self) -> int:
-        """Requests that can be in flight at once, on all hosts."""
+        """Maximum number of requests in flight, on all hosts."""
         return max(1, self.hosts) * max(1, self.threads) * max(1, self.io_depth)
 
 
@@ -219,7 +220,9 @@ def moves_bytes(operation: str) -> bool:
 
 
 def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
-    """Points of a sweep as a table of lists, as a specification stores them; a field that no point has is left out."""
+    """Return the points of a sweep as a table of lists, as a specification stores them. A field that no point sets is
+    omitted.
+    """
     found = {name: [getattr(point, name) for point in points] for name in points[0].__struct_fields__} if points else {}
     return {
         name: [value or 0 for value in values] for name, values in found.items() if any(v is not None for v in values)
@@ -227,8 +230,8 @@ def columns(points: Sequence[msgspec.Struct]) -> dict[str, list[Any]]:
 
 
 def _toml(table: dict[str, Any], name: str = "") -> str:
-    """Convert a specification to TOML. It contains only scalars, lists of scalars and tables of these."""
-    # JSON's strings, numbers and booleans are valid TOML; None has no form in TOML and is left out.
+    """Convert a specification to TOML. It may contain only scalars, lists of scalars, and tables of these."""
+    # JSON strings, numbers and booleans are valid TOML. TOML cannot represent None, so such values are omitted.
     lines = [f"[{name}]"] if name else []
     lines += [
         f"{json.dumps(key)} = {json.dumps(value, ensure_ascii=False)}"
@@ -246,9 +249,9 @@ def _toml(table: dict[str, Any], name: str = "") -> str:
 def write_results(
     folder: Path, rows: Sequence[Row], *, spec: dict[str, Any], provenance: Provenance | None = None
 ) -> Path:
-    """Write `rows.jsonl`, `spec.toml` and, for rows measured here, `machine.json`; each atomically.
+    """Write `rows.jsonl`, `spec.toml` and, for rows measured here, `machine.json`. Each file is written atomically.
 
-    Rows get the hash of the specification; those of a debug build are marked INVALID.
+    Rows get the hash of the specification. Rows of a debug build are marked INVALID.
 
     Raises:
         Corrupt: A figure is not finite.
@@ -312,7 +315,7 @@ def read_results(folder: Path) -> Results:
         try:
             refuse_newer(line, f"{file}, line {number}")
             row = _row(line)
-            # For several hosts the number of machines is unknown.
+            # With several hosts, the number of machines is unknown, so `cores` stays unset.
             if row.hosts == 1 and row.cores is None and row.cpu_s is not None and origin is not None:
                 row = msgspec.structs.replace(row, cores=origin.machine.cores)
             rows.append(row)

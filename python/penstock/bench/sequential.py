@@ -3,9 +3,9 @@
 
 Each block gives one number: the mean logarithm of B's runs minus that of A's. Without a difference, these numbers are
 symmetric about 0. The evidence is a Bayes factor for "the mean is not 0" with unknown scale (right Haar prior),
-averaged over three widths of the effect. Without a difference it is a non-negative martingale, so the probability that
-it exceeds 1/alpha at *any* look is at most alpha (Ville; exact for Gaussian blocks, conservative for heavier tails, see
-tests). Pure functions: no clock and no process.
+averaged over three widths of the effect. Without a difference, it is a non-negative martingale. Therefore, the
+probability that it *ever* exceeds 1/alpha is at most alpha (Ville's inequality; exact for Gaussian blocks, conservative
+for heavier tails, see the tests). Pure functions: no clock and no process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Interval", "always_valid", "bootstrap", "evidence"]
 
-# Variances of the effect, in units of a block's variance: small effects are found late, large ones within a few blocks.
+# Variances of the effect, in units of a block's variance. Small effects need many blocks, large effects only a few.
 _WIDTHS = (0.1, 1.0, 16.0)
 _HALVINGS = 80
 
 
 class Interval(NamedTuple):
-    """Low and high end."""
+    """Lower and upper bound of an interval."""
 
     low: float
     high: float
@@ -42,7 +42,7 @@ def _factor(n: int, t_squared: float) -> float:
     total = 0.0
     for width in _WIDTHS:
         wide = 1 + n * width
-        # In logarithms, because t is very large on a machine with little noise.
+        # Computed in logarithms, because t is very large on a machine with little noise.
         if math.isinf(t_squared):
             gained = (free + 1) / 2 * math.log(wide)
         else:
@@ -52,7 +52,9 @@ def _factor(n: int, t_squared: float) -> float:
 
 
 def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
-    """Likelihood ratio of the blocks under another mean against this one; 1 for fewer than two blocks."""
+    """Bayes factor of the blocks: the likelihood with another mean, divided by that with this `mean`. 1 for fewer than
+    two blocks.
+    """
     n = len(blocks)
     if n < 2:
         return 1.0
@@ -64,7 +66,9 @@ def evidence(blocks: Sequence[float], mean: float = 0.0) -> float:
 
 
 def always_valid(blocks: Sequence[float], alpha: float) -> Interval:
-    """Confidence interval of the mean that contains the true one at all looks together, with probability 1 - alpha."""
+    """Confidence interval of the mean. With probability 1 - alpha, the intervals after every block all contain the true
+    mean.
+    """
     n = len(blocks)
     if n < 2 or _factor(n, math.inf) < 1 / alpha:
         return Interval(-math.inf, math.inf)
@@ -81,7 +85,9 @@ def always_valid(blocks: Sequence[float], alpha: float) -> Interval:
 
 
 def bootstrap(blocks: Sequence[float], alpha: float, *, seed: int, resamples: int = 2000) -> Interval:
-    """Percentile interval of the mean, for a number of blocks fixed beforehand: not valid as a reason to stop."""
+    """Bootstrap percentile interval of the mean. Valid only if the number of blocks is fixed beforehand, so it must not
+    decide when to stop.
+    """
     draw = random.Random(seed)
     means = sorted(math.fsum(draw.choices(blocks, k=len(blocks))) / len(blocks) for _ in range(resamples))
     cut = int(alpha / 2 * resamples)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Drivers of other loaders for `penstock bench feed --against`: one file each, run in separate environments.
 
-Owns the list of peers and the formats that each can read. The drivers are run by path in foreign interpreters
-(`runner.py`), so they import nothing of penstock, and penstock imports nothing of them.
+Contains the list of peers and the formats that each can read. The drivers are run by path in foreign interpreters
+(`runner.py`). Therefore, they do not import penstock, and penstock does not import them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ RUNNER = Path(__file__).with_name("runner.py")
 
 @dataclass(frozen=True)
 class Peer:
-    """One way to read.
+    """One way to read a dataset: a loader with its options.
 
     Attributes:
-        driver: Its file here, without `.py`.
-        environment: Folder of its interpreter below `--peers`; empty for our own.
+        driver: File name of the driver in this folder, without `.py`.
+        environment: Folder of the peer's interpreter below `--peers`; empty for the interpreter of Penstock.
         module: Module that this interpreter must be able to import.
-        formats, codecs, schemes: Data that it can read; for other data the peer is not run.
+        formats, codecs, schemes: Kinds of data that the peer can read. For other data, the peer is not run.
         options: Options passed to the driver besides the task.
-        is_roofline: True if it returns no samples: it measures a limit, and its bytes are not compared.
+        is_roofline: True if the peer measures a limit and returns no samples. Its bytes are not compared.
     """
 
     driver: str

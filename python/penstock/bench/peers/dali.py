@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DALI on the CPU: its WebDataset reader with its own index files, its JPEG decoder and its crops."""
+"""Driver for DALI on the CPU: its WebDataset reader with DALI's own index files, its JPEG decoder and its crops."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _made: dict[str, Any] = {}
 
 
 def _index(archive: str, out: Path) -> None:
-    """Index in the form of DALI's `wds2idx`: one line per sample with the extension, offset, size and name of each
-    member.
+    """Return an index in the form of DALI's `wds2idx`: one line per sample with the extension, offset, size and name of
+    each member.
     """
     lines: list[list[str]] = []
     last = None
@@ -68,7 +68,7 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch. The last batch continues into the next epoch; those rows are dropped."""
+    """Runs one epoch. The last batch continues into the next epoch, and these rows are dropped."""
     import numpy as np
 
     images = importlib.import_module("images")

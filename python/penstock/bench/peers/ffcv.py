@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FFCV from a beton, which its writer first makes from the archives; images stay JPEGs of the same dimensions."""
+"""Driver for FFCV. Its writer first converts the archives to a beton file; images stay JPEGs of the same dimensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _made: dict[str, Any] = {}
 
 
 class _Held:
-    """The samples in the form that FFCV's writer expects."""
+    """Dataset of samples in the form that FFCV's writer expects."""
 
     def __init__(self, samples: list[tuple[Any, int]]) -> None:
         self.samples = samples

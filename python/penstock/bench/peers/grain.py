@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grain with its own reader of uncompressed TFRecords, in threads of one process, which suit small samples best."""
+"""Driver for Grain with its reader of uncompressed TFRecords. Uses threads of one process, which suit small samples
+best.
+"""
 
 from __future__ import annotations
 

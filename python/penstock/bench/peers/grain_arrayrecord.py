@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Grain from ArrayRecord, its native format. The TFRecords are converted first: one payload per record."""
+"""Driver for Grain with ArrayRecord, its native format. The TFRecords are first converted: one payload per record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Converts: a record is the concatenated bytes of the fields, so that nothing is left to parse."""
+    """Converts the dataset. Each record is the concatenated bytes of the fields, so that reading needs no parser."""
     import grain
     import numpy as np
     from array_record.python.array_record_module import ArrayRecordWriter

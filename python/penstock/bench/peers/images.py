@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JPEG bytes to pixels by Pillow and torchvision, for peers without a decoder."""
+"""Decodes JPEG bytes to pixels with Pillow and torchvision, for peers without a decoder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 
 def transform(spec: dict[str, Any], *, tensors: bool = False) -> Any:
-    """Converts a Pillow image (or a CHW tensor) to a uint8 tensor, HWC, with torchvision's crop, resize and flip."""
+    """Converts a Pillow image (or a CHW tensor) to a uint8 tensor in HWC order, with torchvision's crop, resize and
+    flip.
+    """
     from torchvision.transforms import v2
 
     size = (spec["height"], spec["width"])
@@ -25,14 +27,14 @@ def transform(spec: dict[str, Any], *, tensors: bool = False) -> Any:
 
 
 def opened(data: Any) -> Any:
-    """A Pillow image in RGB."""
+    """Decodes an image to a Pillow image in RGB."""
     from PIL import Image
 
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
 def members(paths: list[str]) -> Any:
-    """The samples of WebDataset's tars, read with the standard library: dicts of extension -> bytes."""
+    """Reads the samples of WebDataset's tars with the standard library, as dicts of extension -> bytes."""
     import tarfile
 
     for path in paths:
@@ -52,7 +54,7 @@ def members(paths: list[str]) -> Any:
 
 
 def named(task: dict[str, Any]) -> tuple[tuple[str, dict[str, Any], str], tuple[str, dict[str, Any], str]]:
-    """The image field and the label field, each with its description and its tar member."""
+    """Returns the image field and the label field, each with its description and its tar member."""
     fields = task["fields"]
     (picture,) = [name for name in fields if fields[name]["kind"] == "image"]
     (label,) = [name for name in fields if name != picture]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The script that an expert writes in ten lines: read a file, inflate it by libdeflate, parse its records, copy into a
-batch.
+"""Driver that is a ten-line script by an expert: reads a file, inflates it with libdeflate, parses its records, and
+copies them into a batch.
 
-One thread per core, since libdeflate's binding releases the GIL. It has no order, no resume, no memory limit and no
-stores.
+One thread per core, because libdeflate's binding releases the GIL. It has no shuffle, no resume, no memory limit and no
+object stores.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's three functions
-    """Loads the parser of records; there is nothing else to prepare."""
+    """Loads the record parser. Nothing else needs preparation."""
     _made["tfexample"] = importlib.import_module("tfexample")
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch; each object contains one record."""
+    """Runs one epoch. Each object contains one record."""
     import deflate
     import numpy as np
     from crc32c import crc32c

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Roofline: libdeflate alone, into one reused buffer per thread. Records are not parsed, checked or copied.
+"""Driver for a roofline: libdeflate alone, into one reused buffer per thread. Records are not parsed, checked or
+copied.
 
-Returns no samples, only one empty row per object, so that rates can be computed.
+Returns one empty row per object instead of samples, so that rates can be computed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Loads the system's libdeflate, and all stored bytes into memory: reading them is not part of the roofline."""
+    """Loads the system's libdeflate, and reads all stored bytes into memory, because the roofline excludes reading."""
     library = ctypes.CDLL("libdeflate.so.0")
     library.libdeflate_alloc_decompressor.restype = ctypes.c_void_p
     library.libdeflate_gzip_decompress.argtypes = [
@@ -36,7 +37,7 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One pass with one thread per core; each thread has its own decompressor and buffer."""
+    """Runs one pass with one thread per core. Each thread has its own decompressor and buffer."""
     inflate, stored, threads = _made["inflate"], _made["stored"], _made["threads"]
 
     def work(at: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LitData from its own chunks, which `litdata.optimize` first makes from the archives; JPEGs stay JPEGs."""
+"""Driver for LitData. `litdata.optimize` first converts the archives to LitData's chunks; JPEGs stay JPEGs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _convert(item: tuple[bytes, bytes]) -> dict[str, Any]:
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Converts the archives, and builds the loader as LitData's own ImageNet benchmark does."""
+    """Converts the archives, and builds the loader in the same way as LitData's own ImageNet benchmark."""
     import litdata
     import torch
 

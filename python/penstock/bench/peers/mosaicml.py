@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MosaicML Streaming from MDS shards, which `MDSWriter` first makes from the archives; JPEGs stay JPEGs."""
+"""Driver for MosaicML Streaming. `MDSWriter` first converts the archives to MDS shards; JPEGs stay JPEGs."""
 
 from __future__ import annotations
 

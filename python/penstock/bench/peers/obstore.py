@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""obstore: one process fetches whole objects with concurrent requests and copies the bytes into a batch's tensor."""
+"""Driver for obstore: one process fetches whole objects with concurrent requests, and copies the bytes into batch
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch: a fixed number of objects in flight, batch after batch."""
+    """Runs one epoch, batch after batch, with a fixed number of objects in flight."""
     import torch
 
     torch_batches = importlib.import_module("torch_batches")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penstock's own loader as a participant, through the public API only."""
+"""Driver for Penstock's own loader. Uses the public API only."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def _field(spec: dict[str, Any]) -> Any:
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Opens the dataset as any training would, without the node cache, because no peer has one. The participant
-    `planes` uses the cache, and a first pass fills it.
+    """Opens the dataset as a training script would, but without the node cache, because no peer has one. Only the
+    participant `planes` uses the cache, and fills it in a first pass.
     """
     import penstock
 
@@ -47,7 +47,7 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def _format(task: dict[str, Any]) -> Any:
-    """Name of the format; for fixed records, the layout of the columns."""
+    """Returns the format's name or, for fixed records, the layout of the columns."""
     import penstock
 
     if task["format"] != "fixed":
@@ -59,10 +59,10 @@ def _format(task: dict[str, Any]) -> Any:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:  # noqa: ARG001 - one of a driver's three functions
-    """One epoch; fields of raw bytes are lists of bytes."""
+    """Runs one epoch. Raw fields are lists of bytes."""
     return iter(_made["loader"])
 
 
 def report() -> dict[str, Any]:
-    """Seconds of the last pass, by class."""
+    """Returns the last pass's time in seconds, by time class."""
     return dict(_made["loader"].report())

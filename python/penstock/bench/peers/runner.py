@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process of one participant: reads commands as JSON lines on stdin, makes passes with a driver, answers on stdout.
+"""Process of one participant: reads commands as JSON lines from stdin, runs passes with a driver, and writes results to
+stdout.
 
-Run by path, `python -P runner.py`, with the interpreter of the participant's environment. It imports the standard
-library only, never penstock. A driver is a file beside this one that defines
+Run by path, `python -P runner.py`, with the interpreter of the participant's environment. It imports only the standard
+library, never penstock. A driver is a file in this folder that defines
 
     DISTRIBUTIONS                      distributions whose versions are reported
-    begin(task) -> None                called once; makes and times a conversion into task["work"]
+    begin(task) -> None                called once; may convert the dataset into task["work"], which is timed
     batches(task) -> iterator          one pass: dicts of field -> array (NumPy, torch), or list of bytes
-    report() -> dict                   optional: details of its last pass
+    report() -> dict                   optional: details of the last pass
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ DIGESTS = 1 << 128
 
 
 def load(name: str) -> ModuleType:
-    """The driver `name`, under another module name: `webdataset.py` must not hide the package webdataset."""
+    """Imports the driver `name` under another module name: `webdataset.py` must not hide the package webdataset."""
     spec = importlib.util.spec_from_file_location(f"_driver_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     driver = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = driver  # worker processes unpickle what it defines
+    sys.modules[spec.name] = driver  # worker processes need it to unpickle objects that the driver defines
     spec.loader.exec_module(driver)
     return driver
 
 
 def _living_s() -> float:
-    """CPU seconds of the running descendants; those that have ended are in RUSAGE_CHILDREN."""
+    """CPU seconds of all running descendants. RUSAGE_CHILDREN covers those that have ended."""
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
     tick = os.sysconf("SC_CLK_TCK")
@@ -68,13 +69,13 @@ def _living_s() -> float:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and all its descendants, so far."""
+    """CPU seconds that this process and all its descendants have used so far."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used) + _living_s()
 
 
 def evict(paths: list[str]) -> None:
-    """Drops files from the page cache; for a folder, all files below it."""
+    """Drops files from the page cache. For a folder, drops all files below it."""
     for path in paths:
         place = Path(path)
         for file in [place] if place.is_file() else sorted(place.rglob("*")):
@@ -85,7 +86,7 @@ def evict(paths: list[str]) -> None:
 
 
 def _rows(column: Any) -> Any:
-    """A column whose rows can be selected by number and viewed as bytes."""
+    """Converts a column so that its rows can be indexed and viewed as bytes."""
     return column.numpy() if hasattr(column, "numpy") else column
 
 
@@ -100,7 +101,7 @@ class Seen:
         self.brightness = self.values = 0.0
 
     def touch(self, batch: dict[str, Any]) -> None:
-        """Counts a batch and reads one byte of each of its pages, so that no page stays unread."""
+        """Counts a batch and reads one byte of each memory page, because a lazily mapped page would cost no time."""
         for number, name in enumerate((*self.images, *self.others)):
             column = _rows(batch[name])
             if number == 0:
@@ -114,7 +115,9 @@ class Seen:
                 flat[:: max(1, PAGE // column.itemsize)].sum()
 
     def hash(self, batch: dict[str, Any]) -> None:
-        """Adds each sample's hash to a sum that does not depend on the order; for images, adds their brightness."""
+        """Adds each sample's hash to a sum that does not depend on the order. For images, adds their brightness
+        instead.
+        """
         columns = {name: _rows(batch[name]) for name in (*self.images, *self.others)}
         for row in range(len(next(iter(columns.values())))):
             seen = hashlib.blake2b(digest_size=16)
@@ -128,7 +131,7 @@ class Seen:
 
 
 def one_pass(driver: ModuleType, task: dict[str, Any], order: dict[str, Any]) -> dict[str, Any]:
-    """Makes one pass and returns its cost. The clock starts before the iterator is made."""
+    """Runs one pass and returns its cost. The clock starts before the iterator is created."""
     if order.get("evict"):
         evict([*task["files"], task["work"]])
     seen, first = Seen(task), None
@@ -157,7 +160,7 @@ def one_pass(driver: ModuleType, task: dict[str, Any], order: dict[str, Any]) ->
 
 
 def begin(driver: ModuleType, task: dict[str, Any]) -> dict[str, Any]:
-    """Lets the driver prepare itself, and returns the cost of that."""
+    """Lets the driver prepare itself, and returns the cost of the preparation."""
     used, began = cpu_s(), time.perf_counter()
     driver.begin(task)
     converted = sum(file.stat().st_size for file in Path(task["work"]).rglob("*") if file.is_file())
@@ -170,11 +173,11 @@ def begin(driver: ModuleType, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Answers orders until stdin ends."""
-    # Output of libraries goes to stderr; stdout is for answers only.
+    """Runs the commands from stdin until it ends."""
+    # Libraries may print, so their output goes to stderr, and stdout carries only results.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.path.append(str(Path(__file__).parent))  # last: our drivers bear the names of what they drive
+    sys.path.append(str(Path(__file__).parent))  # last, because drivers are named like their libraries
     driver: ModuleType | None = None
     task: dict[str, Any] = {}
     for line in sys.stdin:
@@ -190,7 +193,7 @@ def main() -> int:
                 answer = one_pass(driver, task, order)
         except Exception as error:
             traceback.print_exc()
-            # A worker's error contains its whole traceback; the last line is the error itself.
+            # A worker's error contains its whole traceback, and its last line is the error itself.
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             answer = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"[:500]}
         answers.write(json.dumps(answer) + "\n")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""s3dlio: fetches objects with its concurrent `get_many`, several batches at a time, as tensors over its own memory."""
+"""Driver for s3dlio: fetches several batches at a time with its concurrent `get_many`. Tensors share s3dlio's
+memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Sets the client's endpoint."""
+    """Sets the S3 endpoint and region of the client."""
     os.environ.update(AWS_ENDPOINT_URL=task["endpoint"], AWS_REGION=task["region"])
     import s3dlio
     import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""s3torchconnector: S3MapDataset in a torch DataLoader, with one worker per core or without workers."""
+"""Driver for s3torchconnector: S3MapDataset in a torch DataLoader, with one worker per core or without workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds dataset and loader."""
+    """Builds the dataset and the loader."""
     import torch
     from s3torchconnector import S3ClientConfig, S3MapDataset
 
@@ -24,7 +24,7 @@ def begin(task: dict[str, Any]) -> None:
     name, spec = torch_batches.only(task)
 
     def load(opened: Any) -> dict[str, Any]:
-        # Reads return bytes, which torch must not write to; s3torchconnector's documentation recommends a copy.
+        # Reads return bytes, which torch must not write to. s3torchconnector's documentation recommends this copy.
         return {name: torch_batches.tensor(bytearray(opened.read()), spec)}
 
     dataset = S3MapDataset.from_objects(

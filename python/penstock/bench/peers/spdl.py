@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SPDL: reads archives with its tar reader; decodes, crops and batches images with its FFmpeg, in threads."""
+"""Driver for SPDL: reads archives with its tar reader, and decodes, crops and batches images with FFmpeg, in
+threads.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ DISTRIBUTIONS = ("spdl", "torch")
 
 
 def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's three functions
-    """Only imports SPDL: each pass builds its own pipeline."""
+    """Only imports SPDL, because each pass builds its own pipeline."""
     importlib.import_module("spdl.io")
     importlib.import_module("spdl.pipeline")
 
 
 def _filter(spec: dict[str, Any]) -> str:
-    """Resize to the shorter side and centre crop, as an FFmpeg filter; FFmpeg has no filter for random crops."""
+    """FFmpeg filter that resizes the shorter side and crops the centre. FFmpeg has no filter for random crops."""
     if spec["crop"] == "random":
         raise ValueError("SPDL has no RandomResizedCrop")
     shorter, height, width = spec["resize"], spec["height"], spec["width"]

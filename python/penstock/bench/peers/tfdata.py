@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tf.data over TFRecord files: parallel reads, a private pool of threads, large buffers, records parsed in parallel."""
+"""Driver for tf.data over TFRecord files: parallel reads, a private thread pool, large buffers, and parallel
+parsing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds the graph; the files are read without conversion."""
+    """Builds the graph. The files are read without conversion."""
     import tensorflow as tf
 
     cores = len(task["cores"])
@@ -52,7 +54,7 @@ def begin(task: dict[str, Any]) -> None:
 
 
 def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """One epoch, as NumPy views of the tensors."""
+    """Runs one epoch. Batches are NumPy views of the tensors."""
     raw = [name for name, spec in task["fields"].items() if spec["kind"] == "bytes"]
     for batch in _made["dataset"].as_numpy_iterator():
         for name in raw:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parser of TFRecord frames and tf.Example features in plain Python, for drivers whose libraries support neither."""
+"""Parses TFRecord frames and tf.Example features in plain Python, for drivers whose libraries cannot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def frames(data: Any, crc32c: Callable[[Any], int] | None = None) -> Iterator[memoryview]:
-    """The payloads of TFRecord data; each is verified if a CRC-32C function is given."""
+    """Yields the payloads of TFRecord data. Verifies each payload if a CRC-32C function is given."""
     view, at = memoryview(data), 0
     while at < len(view):
         (length,) = struct.unpack_from("<Q", view, at)
@@ -36,7 +36,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """The length-delimited fields of a message, by number."""
+    """Yields the length-delimited fields of a protobuf message, with their numbers."""
     at = 0
     while at < len(view):
         tag, at = _varint(view, at)
@@ -46,7 +46,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def features(example: memoryview) -> dict[str, memoryview]:
-    """Features of a tf.Example that each hold one bytes value or packed floats: their bytes by name."""
+    """Returns the features of a tf.Example by name, as bytes. Each feature must be one bytes value or packed floats."""
     found = {}
     for _, all_features in _fields(example):
         for _, entry in _fields(all_features):

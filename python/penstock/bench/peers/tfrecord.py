@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `tfrecord` package in a torch DataLoader with one worker per core; each worker reads its share of the files."""
+"""Driver for the `tfrecord` package in a torch DataLoader with one worker per core; each worker reads its share of
+files.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds the loader; the files are read without conversion."""
+    """Builds the loader. The files are read without conversion."""
     import numpy as np
     import torch
     from tfrecord.reader import tfrecord_loader

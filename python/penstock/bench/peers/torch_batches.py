@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole objects of one fixed record each, as torch tensors. Shared by the drivers of plain object clients."""
+"""Converts whole objects, each one fixed-size record, to torch tensors. Shared by the drivers of plain object
+clients.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from typing import Any
 
 
 def tensor(data: Any, spec: dict[str, Any]) -> Any:
-    """A tensor that shares the memory of an object's bytes."""
+    """Returns a tensor that shares the memory of an object's bytes."""
     import torch
 
     return torch.frombuffer(data, dtype=getattr(torch, spec["dtype"])).reshape(spec["shape"])
 
 
 def only(task: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The only field of the objects."""
+    """Returns the only field of the objects."""
     ((name, spec),) = task["fields"].items()
     return name, spec

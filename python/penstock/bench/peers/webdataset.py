@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""WebDataset in a torch DataLoader with one worker per core; the workers persist between passes."""
+"""Driver for WebDataset in a torch DataLoader with one worker per core. The workers persist between passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _made: dict[str, Any] = {}
 
 
 def begin(task: dict[str, Any]) -> None:
-    """Builds the pipeline; the archives are read without conversion."""
+    """Builds the pipeline. The archives are read without conversion."""
     import torch
     import webdataset
 

@@ -25,7 +25,7 @@ def _library(name: str, what: str, hint: str) -> ctypes.CDLL:
 
 
 class Device:
-    """One GPU. All other CUDA code of this process shares its primary context."""
+    """One GPU, with its primary context, which all CUDA code of this process shares."""
 
     def __init__(self, number: int) -> None:
         """Open the driver.
@@ -66,7 +66,7 @@ class Device:
         self._call("cuCtxSetCurrent", self._context)
 
     def pinned(self, size: int) -> ctypes.c_void_p:
-        """Host memory that the GPU reads directly; page-aligned. Release it with `unpin`."""
+        """Allocate page-aligned host memory that the GPU can access directly. Release it with `unpin`."""
         found = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(size), 0)
         return found
@@ -76,7 +76,7 @@ class Device:
         self._call("cuMemFreeHost", memory)
 
     def memory(self, size: int) -> ctypes.c_uint64:
-        """Memory of the GPU. Release it with `free`."""
+        """Allocate GPU memory. Release it with `free`."""
         found = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(size))
         return found
@@ -86,11 +86,11 @@ class Device:
         self._call("cuMemFree_v2", memory)
 
     def to_device(self, there: ctypes.c_uint64, here: ctypes.c_void_p, size: int) -> None:
-        """Copy to the GPU; returns when the bytes have arrived."""
+        """Copy from host memory to the GPU; returns when the copy is complete."""
         self._call("cuMemcpyHtoD_v2", there, here, ctypes.c_size_t(size))
 
     def from_device(self, here: ctypes.c_void_p, there: ctypes.c_uint64, size: int) -> None:
-        """Copy from the GPU; returns when the bytes have arrived."""
+        """Copy from the GPU to host memory; returns when the copy is complete."""
         self._call("cuMemcpyDtoH_v2", here, there, ctypes.c_size_t(size))
 
     def close(self) -> None:
@@ -114,7 +114,9 @@ class _Handle(ctypes.Structure):
 
 
 class CuFile:
-    """Reads and writes between files and the GPU's memory, without host memory where drivers and file system allow it."""
+    """Reads and writes between files and GPU memory. Bypasses host memory if the drivers and the file system support
+    that.
+    """
 
     def __init__(self) -> None:
         """Open cuFile's driver.
@@ -135,7 +137,7 @@ class CuFile:
             raise Unsupported(f"cuFile's driver cannot be opened (error {status.code})", where="--cufile")
 
     def register(self, fd: int, place: str) -> ctypes.c_void_p:
-        """Register an open file; release the handle with `release`.
+        """Register an open file. Release the returned handle with `release`.
 
         Raises:
             Unsupported: cuFile does not support the file system.
@@ -151,11 +153,11 @@ class CuFile:
         self._cufile.cuFileHandleDeregister(handle)
 
     def read(self, handle: ctypes.c_void_p, there: ctypes.c_uint64, size: int, offset: int, place: str) -> None:
-        """Read a block into the GPU's memory."""
+        """Read a block from a file into GPU memory."""
         self._whole(self._cufile.cuFileRead(handle, there.value, size, offset, 0), size, offset, place)
 
     def write(self, handle: ctypes.c_void_p, there: ctypes.c_uint64, size: int, offset: int, place: str) -> None:
-        """Write a block from the GPU's memory."""
+        """Write a block from GPU memory to a file."""
         self._whole(self._cufile.cuFileWrite(handle, there.value, size, offset, 0), size, offset, place)
 
     @staticmethod

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and write phases between storage and a GPU's memory: through pinned memory and a copy, or by cuFile.
+"""Read and write phases between storage and GPU memory: through pinned memory and a copy, or with cuFile.
 
-Implements `penstock.bench.phases.Phase`, with the core's field names in its report. Each thread has one block in
-flight. `spec` refuses open loops and content checks. The core runs the other phases, which move no bytes.
+Implements `penstock.bench.phases.Phase`; its report has the same field names as the core's. Each thread has one block
+in flight. `spec` rejects open loops and content checks for these phases. The core runs the other phases, which move no
+bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _LINEAR = 128
 
 
 class _Latencies:
-    """Histogram with the core's buckets, so that all histograms can be merged."""
+    """Histogram with the same buckets as the core's, so that all histograms can be merged."""
 
     def __init__(self) -> None:
         self.buckets: dict[int, int] = {}
@@ -56,7 +57,7 @@ class _Latencies:
 
 
 class _Worker(threading.Thread):
-    """One thread, which reads or writes its blocks one after the other."""
+    """One thread, which reads or writes its blocks one after another."""
 
     def __init__(self, phase: GpuPhase, number: int) -> None:
         super().__init__(name=f"penstock-gpu-{number}", daemon=True)
@@ -78,13 +79,13 @@ class _Worker(threading.Thread):
         except PenstockError as error:
             self.fault = error
         except threading.BrokenBarrierError:
-            pass  # another worker has reported the reason
+            pass  # another worker has already recorded the reason
         except OSError as error:
             self.fault = SystemFault(f"{error.filename or phase.spec['path']}: {error.strerror}")
-        except Exception as error:  # `wait` raises it, in the thread of its caller
+        except Exception as error:  # `wait` raises it in the caller's thread
             self.fault = Bug(f"{type(error).__name__}: {error}")
         if self.fault:
-            # One failure ends the phase for all workers, also for those that wait for its start.
+            # An error in one worker ends the phase for all, including workers that still wait for the start.
             phase.stop.set()
             phase.gate.abort()
         self.ended_at = time.perf_counter()
@@ -104,7 +105,7 @@ class _Worker(threading.Thread):
         device.to_device(self._there, self._here, size)
 
     def _round(self) -> bool:
-        """Process all files of this thread, or its share of the common file; return False if it ended early."""
+        """Process all files of this thread, or its share of the shared file. Return False if the round ended early."""
         for path, offsets, is_new in self._files():
             began = time.perf_counter_ns()
             flags = os.O_RDONLY if self._phase.name == "read" else os.O_WRONLY | (os.O_CREAT if is_new else 0)
@@ -167,7 +168,7 @@ class _Worker(threading.Thread):
             return
         if not is_read:
             device.from_device(self._here, self._there, size)
-            # Every block is different, so that a deduplicating disk cannot store them as one.
+            # Make every block different, so that a deduplicating disk cannot store them as one block.
             self._view[:8] = (self.ios << 24 | self._number).to_bytes(8, "little")
         done = 0
         while done < size:
@@ -181,7 +182,7 @@ class _Worker(threading.Thread):
 
 
 def probe(gpu: int, *, uses_cufile: bool) -> None:
-    """Check that a phase can run, before any file is created.
+    """Check that the GPU and cuFile are available, before any file is created.
 
     Raises:
         Unsupported: The GPU or cuFile is missing.
@@ -192,7 +193,7 @@ def probe(gpu: int, *, uses_cufile: bool) -> None:
 
 
 class GpuPhase:
-    """A phase; it starts on construction."""
+    """A read or write phase. It starts when it is constructed."""
 
     def __init__(self, spec: dict[str, Any], name: str, *, gpu: int, uses_cufile: bool) -> None:
         """Open the device, then start the workers.
@@ -219,12 +220,12 @@ class GpuPhase:
         self._started_s, self.began_at = time.time(), time.perf_counter()
 
     def ended(self, worker: _Worker) -> None:
-        """Called when a worker has finished its work."""
+        """Record that a worker has ended."""
         with self._turn:
             self._first = self._first or (worker.ended_at, self.progress())
 
     def progress(self) -> tuple[int, int, int]:
-        """Counts of finished entries, reads or writes, and bytes."""
+        """Return the number of completed entries, of completed reads or writes, and of bytes."""
         workers = self._workers
         return sum(w.entries for w in workers), sum(w.ios for w in workers), sum(w.moved for w in workers)
 
@@ -235,7 +236,7 @@ class GpuPhase:
         self.gate.abort()
 
     def wait(self, timeout_s: float) -> str | None:
-        """Wait for the end of the phase; return its report as JSON, or None after `timeout_s`."""
+        """Wait for the end of the phase. Return its report as JSON, or None if it has not ended after `timeout_s`."""
         until = time.perf_counter() + timeout_s
         while any(worker.is_alive() for worker in self._workers):
             now = time.perf_counter()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the points of a storage benchmark: drops caches before each phase, runs it in the core, converts its report to a
-row.
+"""Runs the points of a storage benchmark: drops caches before each phase, runs the phase in the core, and converts its
+report to a row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-# The core's phases for each of our phases, with elbencho's operation names.
+# Steps of each phase: the core's phase and the operation name that elbencho uses.
 _STEPS = {
     "mkdirs": (("mkdirs", "MKDIRS"),),
     "write": (("write", "WRITE"),),
@@ -42,14 +42,14 @@ _STEPS = {
 def run(
     path: Path, bench: StorageBench, points: tuple[Point, ...], hooks: Hooks | None = None, *, session: str = ""
 ) -> list[Row]:
-    """Measure every point, one after the other.
+    """Measure all points, one after another.
 
     Args:
-        session: Names this run in the folder's marker.
+        session: Identifier of this run in the folder's marker file.
     Raises:
         ConfigError, NoSpace, BudgetExceeded: The benchmark cannot run; raised before the first phase.
-        PreconditionFailed: The folder contains files of others.
-        Corrupt: The content read differs from the content written.
+        PreconditionFailed: The folder contains foreign files.
+        Corrupt: The read content differs from the written content.
         Interrupted: Ctrl-C. As after any error, the files of this run are removed.
     """
     hooks = hooks or Hooks()
@@ -87,7 +87,7 @@ def _point(
             after = phases[phases.index(phase) + 1 :]
             if phase == "write" and after and report["ended_by"] and not _is_written(place, point, kind, bench):
                 if hooks.start is not Hooks.start:
-                    # Other hosts may have written all their files, and would wait for this one's next phase.
+                    # Other hosts may have written all their files. They would wait forever for this host's next phase.
                     raise ConfigError(
                         "the limit ended the write phase before all data was written", hint="raise it, or write less"
                     )
@@ -103,8 +103,8 @@ def _point(
 
 
 def _is_written(place: Path, point: Point, kind: str, bench: StorageBench) -> bool:
-    """Whether the next phases find their data although a limit ended the phase: every file has its full size. A single
-    file or a device already has its size; unwritten parts matter only if content is compared.
+    """Whether the write phase wrote all data although a limit ended it. In a folder, every file must have its full
+    size. A single file or device always has its size; unwritten parts matter only if the content is verified.
     """
     if kind != "dir":
         return bench.salt is None

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work folder of a benchmark: new, empty, or left by an earlier benchmark; any other folder is refused.
+"""Work folder of a benchmark. It must be new, empty, or left by an earlier benchmark; any other folder is rejected.
 
-Owns everything that is created and deleted there. Leaves foreign entries and the trees of earlier runs as they are. The
-marker file records the run that owns a folder. Only entries next to it with our names are ever deleted.
+Creates and deletes the files of this run. Never changes foreign entries and the trees of earlier runs. A marker file
+records the run that owns the folder. Only entries in the same folder whose names match the benchmark's pattern are ever
+deleted.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ _MARKER = ".penstock-bench.json"
 _TREE = re.compile(r"tree-[0-9]+x[0-9]+x[0-9]+x[0-9]+")
 HOST = re.compile(r"host-[0-9]{4}")
 """Folders of the hosts of one benchmark, side by side on a shared file system."""
-# Entries of a fresh file system.
+# Entries that a newly created file system already contains.
 _OF_THE_FILE_SYSTEM = {"lost+found"}
 
 
 class ScratchDir:
-    """The work folder of one run, as a context manager. A failed run removes its files. A successful run has deleted
-    them in its delete phase, or leaves them to be read later.
+    """The work folder of one run, as a context manager. If the run fails, its files are removed on exit. A successful
+    run either deletes them in its delete phase, or leaves them for a later read.
     """
 
     def __init__(self, path: Path, session: str = "") -> None:
-        """`session` names this run, for `sweep`."""
+        """`session` identifies this run in the marker file; `sweep` uses it."""
         self.path = path
         self._session = session
         self._made_folder = False
@@ -61,13 +62,13 @@ class ScratchDir:
                     remove_made(tree, identity)
         if any(_TREE.fullmatch(entry.name) for entry in self.path.iterdir()):
             return
-        with suppress(OSError):  # another run may use the folder by now
+        with suppress(OSError):  # another run may already use the folder
             remove_file(self.path / _MARKER)
             if self._made_folder:
                 remove_empty_folder(self.path)
 
     def tree(self, point: Point, *, is_made: bool) -> Path:
-        """Return the folder of a point's files. `is_made`: this run creates it.
+        """Return the folder of a point's files. If `is_made` is true, creates it.
 
         Raises:
             PreconditionFailed: This run should create the folder, but it exists.
@@ -82,8 +83,8 @@ class ScratchDir:
                     hint="read it with --phases read,stat, or delete it with --phases delete and the same sizes",
                 )
             try:
-                # Recorded before the folder is made, because another host that cleans up for a lost one reads the
-                # marker.
+                # The tree is recorded in the marker before it is created, because another host that cleans up for a
+                # lost host reads the marker.
                 self._made[tree] = None
                 self._mark()
                 tree.mkdir()
@@ -102,28 +103,28 @@ class ScratchDir:
         return tree
 
     def is_gone(self, tree: Path) -> None:
-        """Forget a tree that the delete phase has emptied, and remove its folder."""
+        """Remove the folder of a tree that the delete phase has emptied."""
         remove_empty_folder(tree)
         self._made.pop(tree, None)
 
     def discard(self, tree: Path) -> None:
-        """Remove a tree whose files were not all written: it cannot be measured."""
+        """Remove a tree that was not completely written and therefore cannot be measured."""
         identity = self._made.pop(tree, None)
         if identity is not None:
             remove_made(tree, identity)
 
     def _mark(self) -> None:
-        """Write the marker: the owner of the folder, and the trees of this run."""
+        """Write the marker file, with the owner of the folder and the trees of this run."""
         facts = {"schema_version": 1, "made_by": "penstock bench storage", "session": self._session}
         trees = sorted(tree.name for tree in self._made)
         (self.path / _MARKER).write_text(json.dumps({**facts, "trees": trees}))
 
 
 def entries_of(path: Path, *, ours: re.Pattern[str] | None = None) -> set[str]:
-    """Names in a folder, without the entries of a fresh file system.
+    """Return the names in a folder, without the entries that every new file system contains.
 
     Args:
-        ours: Pattern of the allowed names; any other name is refused.
+        ours: Pattern of the allowed names; any other name raises PreconditionFailed.
     Raises:
         PreconditionFailed: The folder contains other names.
         Denied, SystemFault: The folder cannot be listed.
@@ -149,8 +150,8 @@ def _refuse(path: Path, foreign: set[str]) -> None:
 
 
 def sweep(path: Path, session: str) -> bool:
-    """Remove a session's trees in a folder, and the folder if it is then empty. Returns whether the session had made
-    anything. Trees of earlier runs stay.
+    """Remove a session's trees in a folder, and then the folder if it is empty. Return whether the session had created
+    any trees. Trees of earlier runs are kept.
     """
     try:
         with OwnedFolder(str(path), is_private=False) as folder:

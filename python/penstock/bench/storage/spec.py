@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of `penstock bench storage`, and the checks that refuse impossible ones before a file is created."""
+"""Settings of `penstock bench storage`, and checks that reject impossible settings before a file is created."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NEEDS_A_TREE = {"mkdirs", "stat", "delete"}
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One concurrency and one size. `files` is the number per thread and folder.
+    """One point of a sweep: a concurrency and a size. `files` is the number of files per thread and folder.
 
     Attributes:
-        of_files: Number of files in the original sweep, if the sweep was scaled down.
+        of_files: Number of files in the published sweep, if this one was scaled down.
     """
 
     threads: int = 1
@@ -48,12 +48,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> str:
-        """Name of the point's tree: a later run finds the same shape under the same name."""
+        """Name of the point's tree. It depends only on the point's shape, so that a later run finds the files again."""
         return f"tree-{self.threads}x{self.directories}x{self.files}x{self.file_size_bytes}"
 
 
 class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings except the points. `salt` is None if content is not compared with the pattern."""
+    """All settings except the points. `salt` is None if content is not verified."""
 
     engine: Literal["threads", "io_uring"] = "threads"
     pattern: Literal["sequential", "random"] = "sequential"
@@ -76,7 +76,9 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
     cufile: bool = False
 
     def native(self, path: Path, point: Point, phase: str, start_at_s: float | None) -> dict[str, Any]:
-        """Spec of one phase, in the core's form. The phase begins at `start_at_s` on this host's clock."""
+        """Settings of one phase, in the form that the core expects. The phase starts at `start_at_s` on this host's
+        clock.
+        """
         is_data = phase in {"write", "read"}
         return {
             "path": str(path),
@@ -108,7 +110,7 @@ class StorageBench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kind_of(path: Path) -> str:
-    """Kind of a path: `dir`, `file` or `blockdev`; a path that does not exist becomes a folder.
+    """Return the kind of a path: `dir`, `file` or `blockdev`. A path that does not exist counts as `dir`.
 
     Raises:
         ConfigError: The path is of another kind.
@@ -126,7 +128,7 @@ def kind_of(path: Path) -> str:
 
 
 def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]) -> None:
-    """Refuse before the first point everything that the core would refuse later.
+    """Check all settings before the first point, including those that the core would reject only later.
 
     Raises:
         ConfigError: A phase or a point is impossible.
@@ -168,7 +170,7 @@ def _refuse_on_gpu(path: Path, kind: str, bench: StorageBench, points: tuple[Poi
             raise ConfigError("cufile: it moves bytes to a GPU; choose one with --gpu", where="--cufile")
         return
     if kind != "dir" and "write" in bench.phases:
-        # For a device, the core asks for confirmation and checks that it is unused; phases with --gpu bypass the core.
+        # Only the core asks for confirmation and checks that a device is unused, and phases with --gpu bypass the core.
         raise ConfigError(f"gpu: with --gpu, files are written into a folder, but {path} is a {kind}", where="--phases")
     for is_asked, flag, why in (
         (
@@ -190,7 +192,7 @@ def _refuse_too_large(path: Path, point: Point) -> None:
         there = there.parent
     free = os.statvfs(there)
     room, need = free.f_bavail * free.f_frsize, point.bytes
-    # A file system without a size (ramfs) reports 0 blocks.
+    # A file system without a size limit (ramfs) reports 0 blocks.
     if free.f_blocks and need > room:
         raise NoSpace(
             f"{path} has {format_bytes(room)} free, but {point.total_files:,} files of"
@@ -198,7 +200,7 @@ def _refuse_too_large(path: Path, point: Point) -> None:
             where=str(path),
             hint="lower --files or --file-size, or --scale a sweep",
         )
-    # A file system that allocates inodes dynamically reports 0 of them.
+    # A file system that allocates inodes dynamically reports 0 inodes.
     if free.f_files and point.total_files > free.f_favail:
         raise NoSpace(
             f"{path} has room for {free.f_favail:,} more files, but {point.total_files:,} are needed",

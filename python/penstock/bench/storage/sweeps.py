@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points of published sweeps, and grids of sizes and threads."""
+"""Points of published sweeps, and of grids over sizes and threads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ __all__ = ["SWEEPS", "grid", "nag_beeond"]
 
 _NAG_THREADS = (1, 8, 32, 128)
 _NAG_SIZES = (256 << 10, 1 << 20, 4 << 20, 64 << 20)
-# Files per host: elbencho's -N was 12800 / threads (AzureML_Best_Practice, beeond/scripts/run_elbencho_multifile.sh).
+# Files per host: elbencho's -N option was 12800 / threads in AzureML_Best_Practice,
+# beeond/scripts/run_elbencho_multifile.sh.
 _NAG_FILES = 12_800
 
 
 def nag_beeond(*, scale: float | None, room_bytes: int) -> tuple[Point, ...]:
-    """NAG's sweep of BeeOND: 256 KiB to 64 MiB by 1, 8, 32 and 128 threads; each file is one block.
+    """NAG's sweep of BeeOND: file sizes from 256 KiB to 64 MiB, with 1, 8, 32 and 128 threads. Each file is one block.
 
     Args:
-        scale: Share of the published number of files; None takes as many as fit into `room_bytes`, at most all.
+        scale: Share of the published number of files. None uses as many of these files as fit into `room_bytes`.
         room_bytes: Space for one point.
     """
     points = []
@@ -55,8 +56,8 @@ def grid(
     directories: int,
     files: int,
 ) -> tuple[Point, ...]:
-    """Every combination of sizes and threads in which a block fits into a file. A file size of 0 means a whole device
-    and allows any block.
+    """All combinations of sizes and threads in which a block fits into a file. A file size of 0 means a whole device,
+    which allows any block size.
     """
     return tuple(
         Point(

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Advice for a point: a change, and the gain that the fitted model predicts. Treat it as a proposal for the next
-measurement.
-"""
+"""Advice for a point: a change, and the gain that the fitted model predicts. The next measurement should confirm it."""
 
 from __future__ import annotations
 
@@ -17,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Advice", "advise"]
 
-# A smaller gain is not worth a run. No prediction beyond `_FURTHER` times the measured range is used.
+# Minimum gain that is worth a run, and the maximum extrapolation: predictions are limited to `_FURTHER` times the
+# measured range.
 _MIN_GAIN = 1.1
 _FURTHER = 4
 _NEAR_ALL = 0.9
@@ -39,7 +38,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def advise(cell: Cell, sweep: Sweep, model: Model, regime: str) -> Advice | None:
-    """The change that helps most at a cell; None if the model finds none."""
+    """Return the change that helps most at a cell; None if the model finds none."""
     if regime in ("client", "throttle"):
         return _elsewhere(cell, regime)
     workers, size = (
@@ -47,7 +46,7 @@ def advise(cell: Cell, sweep: Sweep, model: Model, regime: str) -> Advice | None
         for advice in (_workers(cell, sweep, model), _size(cell, sweep, model))
     )
     if size and regime in ("metadata", "iops"):
-        return size  # shared operations are the limit: larger sizes remove it, other threads only reduce it
+        return size  # a larger size removes the limit on shared operations; other thread counts only reduce it
     return max((a for a in (workers, size) if a), key=lambda a: a.gain, default=None)
 
 
@@ -81,7 +80,7 @@ def _next(cell: Cell, **changes: int) -> dict[str, int | str]:
 
 
 def _workers(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
-    """Advise the fewest threads that reach nearly the best rate at this size."""
+    """Advise the smallest thread count that reaches nearly the best rate at this size."""
     size = sweep.fitted_size(cell)
     seen = sorted({c.workers for c in sweep.cells})
     each = cell.workers // cell.row.threads if cell.row.threads else 1
@@ -106,7 +105,7 @@ def _workers(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
 
 
 def _size(cell: Cell, sweep: Sweep, model: Model) -> Advice | None:
-    """Advise the smallest size that reaches nearly the best rate with these threads."""
+    """Advise the smallest size that reaches nearly the best rate with this thread count."""
     if not sweep.several_sizes:
         return None
     largest = max(c.size_bytes for c in sweep.cells)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges each cell: the limit is the largest term of the fitted model, checked against the other measurements.
+"""Judges each cell: its limit is the largest term of the fitted model, checked against the other measurements.
 
-The largest term belongs to the resource that a worker waits for longest, and the regime names that resource. Rates
-alone cannot separate some limits (a request limit from a metadata server, a busy client from a busy disk). Latencies,
-processor time and refusals separate them if a tool recorded these. Otherwise the convention in the guide applies. The
-evidence names which was used.
+The largest term belongs to the resource that a worker waits for longest, and the regime is the name of that resource.
+Rates alone cannot separate some limits: a request limit looks like a metadata server, and a busy client like a busy
+disk. Latencies, processor time and throttled requests separate them if the benchmark recorded these. Otherwise, the
+convention in the guide decides. The evidence states which of these was used.
 """
 
 from __future__ import annotations
@@ -30,44 +30,49 @@ __all__ = ["REGIMES", "Judged", "Verdict", "classify"]
 
 REGIMES = ("concurrency", "metadata", "bandwidth", "client", "iops", "throttle")
 
-# A machine this busy has no capacity left, whatever the storage could deliver.
+# A client whose processors are this busy has no capacity left, whatever the storage could deliver.
 _BUSY = 0.85
-# Minimum share of the busy CPU that must be the benchmark's own; below it, other processes disturb the measurement.
+# Minimum share of the busy CPU time that the benchmark itself must cause. Below it, other processes disturb the
+# measurement.
 _OWN = 0.5
-# If more workers bring a smaller gain than this, a point is not limited by its number of workers.
+# If more workers bring a gain below this, the number of workers is not the limit.
 _WORTH_MORE = 1.2
-# Above this share of a proportional gain, workers do not hinder each other. It is half-way between no hindrance (1) and
-# the smallest shared limit worth reporting (1.5 times slower).
+# If the gain reaches this share of a proportional gain, workers do not slow each other down. The value is half-way
+# between no slow-down (1) and the smallest shared limit worth reporting (1.5 times slower).
 _UNHINDERED = 0.82
-# A rate this far below that of fewer workers is retrograde, unless noise explains it.
+# A rate this far below the rate of fewer workers counts as retrograde scaling, unless noise explains it.
 _DROP = 0.07
-# A drop this large is not explained by the noise of any acceptable run.
+# In an acceptable run, noise cannot explain a drop this large.
 _CERTAIN_DROP = 0.12
-# Share of refused requests, or of the workers' time, that makes throttling the limit rather than an incident.
+# Minimum share of throttled requests (`_REFUSED`), or of workers' time lost to back-off (`_LOST`), to call throttling
+# the limit.
 _REFUSED = 0.02
 _LOST = 0.10
-# A refused request backs off for a second or more, while served ones are as fast as before: the maximum is far above
-# the mean.
+# A throttled request backs off for a second or more, while other requests are as fast as before. The maximum latency is
+# then far above the mean.
 _BACKED_OFF_S = 0.5
 _BACKED_OFF_TIMES = 15.0
-# A file that spends nearly all of its time in reads or writes is not limited by open.
+# If reads or writes take at least this share of a file's time, opening files is not the limit.
 _ALL_IO = 0.85
-# For a single size: at half a megabyte, 10,000 files/s of a metadata server equal 5 GB/s.
+# Used if only one size was measured: at half a megabyte, a metadata server's 10,000 files/s equal 5 GB/s.
 _SMALL_FILE_BYTES = 512 * 1024
-# Disks with stated limits count a smaller block of random I/O as one operation (io1, Premium SSD: 256 KiB).
+# Disks with published limits count a random I/O of up to this size as one operation (io1, Premium SSD: 256 KiB).
 _SMALL_BLOCK_BYTES = 256 * 1024
-# Direct I/O in smaller blocks counts as operations on any disk: no read-ahead merges the blocks.
+# On any disk, direct I/O below this block size is limited by operations, because read-ahead does not merge the blocks.
 _TINY_BLOCK_BYTES = 64 * 1024
-# Network links of hosts, and the share left after Ethernet, TCP and HTTP headers.
+# Speeds of hosts' network links, and the share that remains after Ethernet, TCP and HTTP headers.
 _LINKS_GBIT = (1, 10, 25, 40, 50, 100, 200, 400)
 _LINK_SHARE = (0.86, 0.985)
-# For a single count of workers: this many queue at the server; fewer are limited by their own latency.
+# Used if only one thread count was measured: this many workers queue at the server, but fewer are limited by their own
+# latency.
 _MANY_WORKERS = 16
 _QUEUES = 3.0
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """One cell and its limit. `evidence` contains the figures that support it, `advice` the next measurement."""
+    """One cell and its limit. `evidence` contains the figures that support the verdict; `advice` is the next
+    measurement.
+    """
 
     operation: str
     label: str
@@ -87,7 +92,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """All cells of all sweeps. `left_out` counts rows that are INVALID or are not judged."""
+    """Judgements of all cells of all sweeps. `left_out` counts rows that are INVALID or cannot be judged."""
 
     schema_version: int = 2
     cells: tuple[Judged, ...]
@@ -106,8 +111,8 @@ def classify(rows: Iterable[Row]) -> Verdict:
 
 
 def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
-    """d log(rate) / d log(axis) at a cell, across its neighbours. The rate is in bytes, or in units if no bytes are
-    moved.
+    """Elasticity d log(rate) / d log(axis) at a cell, computed from its neighbours. The rate is in bytes, or in units
+    of work if no bytes are moved.
     """
 
     def where(c: Cell) -> float:
@@ -128,8 +133,8 @@ def _elasticity(cell: Cell, cells: Sequence[Cell], axis: str) -> float | None:
 
 
 def _drop(cell: Cell, seen: Seen) -> float:
-    """Drop of the rate below the best of fewer workers at this size, as a share; the measured and the fitted drop
-    agree.
+    """How far the rate is below the best rate of fewer workers at this size, as a share. Mean of the measured drop and
+    the fitted drop.
     """
     fewer = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers < cell.workers]
     if not fewer:
@@ -138,7 +143,8 @@ def _drop(cell: Cell, seen: Seen) -> float:
     best = max(fewer, key=lambda c: c.per_s)
     measured = 1 - cell.per_s / best.per_s
     fitted = 1 - seen.model.per_s(cell.workers, size) / max(seen.model.per_s(c.workers, size) for c in fewer)
-    # The two drops have independent errors: the noise of a single cell, and the form of the fit.
+    # The mean is used because their errors are independent: one has the noise of a single cell, the other the form of
+    # the fit.
     return (measured + max(fitted, 0.0)) / 2 if measured > 0 else 0.0
 
 
@@ -147,18 +153,20 @@ def _retrograde(cell: Cell, seen: Seen) -> bool:
 
 
 def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
-    """Limiting resource according to the rates ("own", "op" or "bytes"), the terms, and the kind of evidence."""
+    """Return the limiting resource according to the rates ("own", "op" or "bytes"), the terms, and the kind of
+    evidence.
+    """
     model, sweep = seen.model, seen.sweep
     terms = model.terms(cell.workers, sweep.fitted_size(cell))
     shares = {"own": terms.own, "op": terms.op, "bytes": terms.bytes}
     if seen.several_workers and (seen.sweep.several_sizes or not sweep.moves_bytes):
         return _largest(shares, cell, seen), shares, "fit over threads and sizes"
     if all(c.workers == 1 for c in sweep.cells):
-        # Only a second thread would show whether one stream is also the storage's bandwidth.
+        # Without a second thread count, the bandwidth of one stream cannot be told from the bandwidth of the storage.
         return "own", shares, "one request at a time; no other concurrency was tried"
     if not seen.several_workers:
-        # With one count of workers, time that grows with size belongs to bytes. The rest belongs to the operation, in
-        # worker or server.
+        # With one thread count, time that grows with the size belongs to bytes. The rest belongs to the operation, in
+        # the worker or in the server.
         per_byte = model.per_byte + cell.workers * model.byte * (1 + model.crowd * cell.workers)
         flat = model.t_op + cell.workers * model.op * (1 + model.contention * cell.workers)
         if seen.sweep.several_sizes and cell.size_bytes * per_byte > flat:
@@ -177,7 +185,7 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
             else "one thread count: by the number of threads"
         )
         return ("op" if queued or many else "own"), shares, how
-    # With one size, thread counts separate plain waiting from sharing, and the size decides which resource is shared.
+    # With one size, the thread counts separate waiting from sharing. The size then decides which resource is shared.
     opening, how = cell.size_bytes < _SMALL_FILE_BYTES, "its size"
     if cell.io_share is not None:
         opening, how = cell.io_share < 0.5, "the share of time for opening"
@@ -190,10 +198,10 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
 
 
 def _largest(shares: dict[str, float], cell: Cell, seen: Seen) -> str:
-    """The largest term; a worker's own term only if more workers would raise the rate.
+    """Return the largest term, but a worker's own term only if more workers would raise the rate.
 
-    If contention begins before the server is full, a worker's own term may be the largest although more workers do not
-    help.
+    If contention begins before the server is saturated, a worker's own term may be the largest although more workers do
+    not help.
     """
     if _is_unhindered(cell, seen):
         return "own"
@@ -206,7 +214,7 @@ def _largest(shares: dict[str, float], cell: Cell, seen: Seen) -> str:
 def _is_unhindered(cell: Cell, seen: Seen) -> bool:
     """Whether the largest number of workers at this size brings a nearly proportional gain.
 
-    With two or three counts of workers, a fit estimates a limit only from rates that did not reach it.
+    With only two or three thread counts, the fitted limit is extrapolated from rates that did not reach it.
     """
     beside = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes]
     fewest = min(beside, key=lambda c: c.workers)
@@ -216,7 +224,9 @@ def _is_unhindered(cell: Cell, seen: Seen) -> bool:
 
 
 def _gain_of_more(cell: Cell, seen: Seen) -> float:
-    """Best gain of more workers at this size: geometric mean of the measured and the fitted gain, if both exist."""
+    """Best gain from more workers at this size: geometric mean of the measured and the fitted gain, or the fitted gain
+    alone.
+    """
     size = seen.sweep.fitted_size(cell)
     more = [c for c in seen.sweep.cells if c.size_bytes == cell.size_bytes and c.workers > cell.workers]
     tried = [*(c.workers for c in more), 2 * cell.workers, 4 * cell.workers]
@@ -226,13 +236,13 @@ def _gain_of_more(cell: Cell, seen: Seen) -> float:
 
 
 def _throttled(cell: Cell, limit: str) -> str | None:
-    """Evidence that a cell is at a limit that refuses requests rather than queues them, or None."""
+    """Return evidence that the store throttles requests instead of queueing them, or None."""
     if cell.refused is not None and cell.refused >= _REFUSED:
         return f"{cell.refused:.1%} of the requests were throttled"
     if cell.lost >= _LOST:
         return f"{cell.lost:.0%} of the workers' time went to backing off"
     if cell.refused is not None:
-        return None  # refusals were counted, and there were few
+        return None  # throttled requests were counted, and there were few
     if cell.row.path_type != "object":
         return None
     if cell.worst is not None and cell.worst >= _BACKED_OFF_TIMES and (cell.worst_s or 0.0) >= _BACKED_OFF_S:
@@ -246,7 +256,7 @@ def _throttled(cell: Cell, limit: str) -> str | None:
 
 
 def _counts_operations(cell: Cell, seen: Seen, limit: str) -> str | None:
-    """Evidence that the shared limit is on I/O operations, not on opening files or on bytes; or None."""
+    """Return evidence that the shared limit is on I/O operations, not on opening files or on bytes; or None."""
     row = cell.row
     if limit != "own" and seen.blocks_alone:
         return "files of one block and of many blocks have the same block rate"
@@ -274,12 +284,12 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
     row = cell.row
     regime = {"own": "concurrency", "op": "metadata", "bytes": "bandwidth"}[limit]
     why = how
-    # Under a CPU quota, processors that the benchmark may not use are idle. Only its own share then shows that it is at
-    # the limit. A phase shorter than the kernel's clock tick has neither share.
+    # Under a CPU quota, some processors are idle because the benchmark may not use them. Only the benchmark's own share
+    # then shows that it is at its limit. A phase shorter than the kernel's clock tick has neither share.
     used = 0.0 if cell.cpu is None else max(cell.cpu, cell.own_cpu or 0.0)
     busy = used >= _BUSY
     crowded = busy and cell.own_cpu is not None and cell.own_cpu < _OWN * used
-    # Time lost to refusals is caused by the store, however busy the machine was with other work.
+    # The store causes the time lost to throttling, even if the machine was busy with other work.
     if (reason := _throttled(cell, limit)) and (limit != "own" or cell.lost >= _LOST):
         regime, why = "throttle", reason
     elif busy and not crowded and (limit != "own" or used >= 0.97):
@@ -340,7 +350,9 @@ def _judge(cell: Cell, seen: Seen) -> Judged:
 
 
 def _near_link(bytes_per_s: float) -> int | None:
-    """Network link, in Gbit/s, that a host's best rate nearly fills, if any: a hint, not a judgement."""
+    """Return the speed (Gbit/s) of a network link that a host's best rate nearly fills, if any. This is a hint, not a
+    judgement.
+    """
     return next((g for g in _LINKS_GBIT if _LINK_SHARE[0] <= bytes_per_s * 8 / (g * 1e9) <= _LINK_SHARE[1]), None)
 
 
@@ -349,7 +361,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _model_facts(model: Model) -> dict[str, float | None]:
-    """Parameters of the fit in common units; None for a limit that the sweep does not show."""
+    """Parameters of the fit in common units. A limit that the sweep does not show is None."""
 
     def inverse(value: float) -> float | None:
         return _rounded(1 / value) if value > 1e-25 else None

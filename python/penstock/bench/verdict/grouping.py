@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups rows into cells (one operation, concurrency and size), and cells into sweeps that one model can describe.
 
-Decides which rows are comparable. Does not judge limits.
+Decides which rows are comparable. Does not judge their limits.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Cell", "Sweep", "gather"]
 
-# Maximum ratio of the run time to the first worker's time. Above it, the last worker is a straggler, and its rate does
-# not describe the storage.
+# Maximum ratio of the last worker's end to the first worker's end. Above it, the last worker is a straggler, and the
+# total rate does not describe the storage.
 _LONG_TAIL = 1.5
-# About one unit of work in thirty years: a lower rate is a rounding error.
+# About one unit of work in thirty years. A rate below this is a rounding error.
 _MIN_PER_S = 1e-9
-# A label with fewer points marks repeats or single points, not a separate sweep.
+# Minimum number of points for a label to mark a separate sweep. With fewer points, it marks repeats or single points.
 _MIN_SWEEP = 4
 
 
@@ -31,19 +31,19 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One point of a sweep; repeats are merged by their median.
 
     Attributes:
-        row: One of its rows, for the fields that all rows have in common.
+        row: One of the cell's rows, for the fields that all its rows have in common.
         workers: Requests that can be in flight at once.
         size_bytes: Bytes per unit of work: a file, or a block if block size was swept. 0 if no bytes are moved.
         per_s: Units of work per second.
-        spread: Spread of the repeats, as a share of their median; None for a single one.
+        spread: Spread of the repeats, as a share of their median; None without repeats.
         tail: Time until the last worker's end, divided by the time until the first worker's end.
-        cpu: Busy share of the processors of the benchmark's affinity, including other processes.
-        own_cpu: Share of its allowed processors (affinity and quota) that the benchmark itself kept busy.
+        cpu: Busy share of the processors in the benchmark's affinity, including other processes.
+        own_cpu: Share of the processors available to the benchmark (affinity and quota) that it kept busy itself.
         queueing: Mean over minimum latency: how long a request waits for others.
         worst: Maximum over mean latency.
         worst_s: Maximum latency.
         io_share: Share of a file's latency spent in reads or writes; the rest is open and close.
-        refused: Share of requests refused by a rate limit; None if they were not counted.
+        refused: Share of requests that were throttled; None if these were not counted.
         lost: Share of the workers' time spent backing off.
     """
 
@@ -65,12 +65,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second of all workers; 0 for an operation that moves none."""
+        """Bytes per second of all workers; 0 for an operation that moves no bytes."""
         return self.per_s * self.size_bytes
 
 
 class Sweep(msgspec.Struct, frozen=True):
-    """Cells that differ in concurrency and size only. `unit` is the counted unit of work: "file" or "block"."""
+    """Cells that differ only in concurrency and size. `unit` is the counted unit of work: "file" or "block"."""
 
     cells: tuple[Cell, ...]
     unit: str
@@ -78,7 +78,7 @@ class Sweep(msgspec.Struct, frozen=True):
 
     @property
     def several_sizes(self) -> bool:
-        """Whether size was swept. With a single size, a fit cannot separate limits on bytes from limits on operations."""
+        """Whether sizes differ. With a single size, a fit cannot separate limits on bytes from limits on operations."""
         return self.moves_bytes and len({c.size_bytes for c in self.cells}) > 1
 
     def fitted_size(self, cell: Cell) -> float:
@@ -104,7 +104,7 @@ def _files_per_s(row: Row, end: End) -> float:
         return end.entries_per_s
     if end.entries and end.time_s > 0:
         return end.entries / end.time_s
-    # If a time limit ended the run before any file was finished, the bytes give the same rate.
+    # If a time limit ended the run before any file was complete, the byte rate gives the file rate.
     return _bytes_per_s(end) / row.file_size_bytes if row.file_size_bytes else 0.0
 
 
@@ -143,7 +143,8 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
     mean = _median(x.mean_us if x else None for x in latency)
     most = _median(x.max_us if x else None for x in latency)
     asked = sum(r.last.ios or r.last.entries or 0 for r in rows)
-    # Our own object benchmark counts every answer: a row without refusals means that no request was refused.
+    # Penstock's object benchmark counts every response. A row without throttled requests therefore means that none was
+    # throttled.
     counted = any(
         r.errors_by_class or r.retries or (r.path_type == "object" and r.source.startswith("penstock")) for r in rows
     )
@@ -173,11 +174,11 @@ def _cell(rows: list[Row], unit: str) -> Cell | None:
 
 
 def gather(rows: Iterable[Row]) -> list[Sweep]:
-    """Group rows into sweeps. Rows marked INVALID, and phases between the measured ones, are left out."""
+    """Group rows into sweeps. Rows marked INVALID, and housekeeping between phases, are omitted."""
     sound = [r for r in rows if not r.invalid and r.operation not in HOUSEKEEPING]
     families: dict[tuple[object, ...], list[Row]] = {}
     for row in sound:
-        # Reading empty files only opens them, so its time says nothing about the cost of a byte.
+        # Reading empty files only opens them, so their time does not show the cost of a byte.
         empty = row.file_size_bytes == 0
         key = (row.operation, row.path_type, row.hosts, row.io_depth, row.direct, row.random, empty)
         families.setdefault(key, []).append(row)
@@ -185,7 +186,9 @@ def gather(rows: Iterable[Row]) -> list[Sweep]:
 
 
 def _by_label(family: list[Row]) -> list[list[Row]]:
-    """Split a family into one sweep per label, if labels name different storage (the same point has several labels)."""
+    """Split a family into one sweep per label, if labels mark different storage (then the same point occurs under
+    several labels).
+    """
     labels: dict[str, list[Row]] = {}
     points: dict[tuple[object, ...], set[str]] = {}
     for row in family:
@@ -207,7 +210,8 @@ def _sweeps(family: list[Row]) -> list[Sweep]:
     of_blocks = of_blocks and all(row.block_size_bytes for row in family)
     parts: dict[object, list[Row]] = {}
     for row in family:
-        # Operations that move no bytes may still take longer for larger files (deletes do): one sweep per size.
+        # Operations that move no bytes may still take longer for larger files (as deletes do), so each size is a
+        # separate sweep.
         apart = (of_blocks and not whole_devices) or not moves
         parts.setdefault(row.file_size_bytes if apart else None, []).append(row)
     unit = "block" if of_blocks else "file"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context of a sweep: its fit, and whether block size or the number of hosts explains it better.
+"""Context of a sweep: its fit, and whether block size or the number of hosts explains its limit better.
 
-Compares sweeps with each other. Does not judge a cell.
+Compares sweeps with each other. Does not judge single cells.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Seen", "look"]
 
-# Files of at least `_MANY_BLOCKS` wait for their blocks, not for open. Rates within `_SAME_RATE` count as equal.
+# Files of at least `_MANY_BLOCKS` blocks are limited by their blocks, not by open. Rates within `_SAME_RATE` count as
+# equal.
 _MANY_BLOCKS = 4
 _SAME_RATE = 0.15
 # If more hosts bring at least this share of a proportional gain, each host was at its own limit.
@@ -26,7 +27,7 @@ _IN_PROPORTION = 0.7
 
 
 class Seen(NamedTuple):
-    """Facts about a sweep as a whole."""
+    """Properties of a sweep as a whole."""
 
     sweep: Sweep
     model: Model
@@ -54,7 +55,9 @@ def look(sweep: Sweep, others: Sequence[Sweep]) -> Seen:
 
 
 def _larger_blocks(sweep: Sweep, others: Sequence[Sweep]) -> float:
-    """Best rate of the same operation on the same hosts with larger blocks than any here; 0 if none was measured."""
+    """Best rate of the same operation on the same hosts with larger blocks than in this sweep; 0 if none was
+    measured.
+    """
     one = sweep.cells[0].row
     largest = max(c.row.block_size_bytes or 0 for c in sweep.cells)
     return max(
@@ -72,8 +75,8 @@ def _larger_blocks(sweep: Sweep, others: Sequence[Sweep]) -> float:
 def _blocks_alone(sweep: Sweep, model: Model) -> bool:
     """Whether one limit on blocks explains both the operations limit and the bytes limit of the fit.
 
-    In that case, files of one block and files of many blocks reach the same block rate. A metadata limit and a
-    bandwidth limit would meet at exactly that rate only by chance.
+    In that case, files of one block and files of many blocks reach the same block rate. Two separate limits (metadata
+    and bandwidth) would reach the same block rate only by chance.
     """
     rates: dict[str, list[float]] = {"op": [], "bytes": []}
     for cell in sweep.cells if sweep.unit == "file" else ():
@@ -89,7 +92,9 @@ def _blocks_alone(sweep: Sweep, model: Model) -> bool:
 
 
 def _hosts_help(sweep: Sweep, others: Sequence[Sweep]) -> bool:
-    """Whether more hosts with the same threads brought a nearly proportional gain: then each host was at its own limit."""
+    """Whether more hosts with the same threads brought a nearly proportional gain. If so, each host was at its own
+    limit.
+    """
     one = sweep.cells[0].row
     best = max(c.per_s * max(c.size_bytes, 1.0) for c in sweep.cells)
     for other in others:

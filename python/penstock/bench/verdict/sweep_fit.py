@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Performance model of a sweep: a worker's time per unit of work as a sum of waiting times, fitted to all cells.
 
-    own   = t_op + size / stream                 a worker alone: latency, and one stream's bandwidth
-    op    = c / rate * (1 + contention * c)      c workers share what serves operations (a metadata server, a request limit)
-    bytes = c * size / bandwidth * (1 + crowd * c)   and what moves bytes
-    time  = (own^p + op^p + bytes^p)^(1/p)       p = 1: one after the other; p large: the slowest decides
+    own   = t_op + size / stream                 one worker alone: latency, and the bandwidth of one stream
+    op    = c / rate * (1 + contention * c)      c workers share a limit on operations (metadata server, request limit)
+    bytes = c * size / bandwidth * (1 + crowd * c)   c workers share a bandwidth
+    time  = (own^p + op^p + bytes^p)^(1/p)       p = 1: times add up; large p: the slowest dominates
 
-Both shared parts may get *slower* with more workers, as in the universal scalability law: that is retrograde scaling.
-The fit is Levenberg-Marquardt in logarithms with Huber weights, which limit the effect of outliers. It is plain Python:
-a sweep has about a hundred cells, and reports are made on machines without numpy.
+Both shared parts may get *slower* with more workers, as in the universal scalability law (retrograde scaling).
+The fit is Levenberg-Marquardt in logarithms with Huber weights, which limit the effect of outliers. It is plain Python,
+because a sweep has only about a hundred cells, and the machine that makes a report may lack numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = ["Model", "Point", "fit"]
 
 _SHARPNESS = (1.0, 2.0, 6.0)
 _STEPS = 60
-# Prior width in e-folds: a parameter this far from the extremes of the data costs as much as one cell's error.
+# Width of the prior in e-folds: a parameter this far from the extremes of the data costs as much as the error of one
+# cell.
 _LOOSE = 2.5
 _HUBER = 1.5
 _MIN_NOISE = 0.02
@@ -31,7 +32,9 @@ _FIRST_NOISE = 0.08
 
 
 class Point(NamedTuple):
-    """`c` workers, `size` bytes per unit of work, `time` seconds that a worker takes for one unit."""
+    """One measured cell: `c` workers, `size` bytes per unit of work, and `time` seconds that a worker takes for one
+    unit.
+    """
 
     c: float
     size: float
@@ -39,7 +42,7 @@ class Point(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """Seconds that a unit of work waits, by resource."""
+    """Waiting time of one unit of work, in seconds, by resource."""
 
     own: float
     op: float
@@ -47,8 +50,7 @@ class Terms(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A fitted sweep. Contention that the data do not show is exactly 0; `noise` is the typical relative error of a
-    cell.
+    """A fitted sweep. If the data show no contention, it is exactly 0. `noise` is the typical relative error of a cell.
 
     Attributes:
         t_op: Seconds of an operation without any other worker.
@@ -70,7 +72,7 @@ class Model(NamedTuple):
     noise: float
 
     def terms(self, c: float, size: float) -> Terms:
-        """Waiting times of a unit of work of `size` bytes, with `c` workers."""
+        """Waiting times of one unit of work of `size` bytes, with `c` workers."""
         return Terms(
             self.t_op + size * self.per_byte,
             c * self.op * (1 + self.contention * c),
@@ -78,11 +80,11 @@ class Model(NamedTuple):
         )
 
     def time(self, c: float, size: float) -> float:
-        """Seconds of one unit of work, for one of `c` workers."""
+        """Seconds that one of `c` workers takes for one unit of work."""
         return _norm(self.terms(c, size), self.sharpness)
 
     def per_s(self, c: float, size: float) -> float:
-        """Units of work per second, of all workers."""
+        """Units of work per second, over all workers."""
         return c / self.time(c, size)
 
 
@@ -111,7 +113,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float] | None:
 
 
 def _gradient(theta: Sequence[float], point: Point, p: float) -> tuple[float, list[float]]:
-    """Logarithm of the time, and its derivatives by the logarithm of each parameter."""
+    """Logarithm of the time, and its derivatives with respect to the logarithm of each parameter."""
     t_op, per_byte, op, contention, byte, crowd = (math.exp(x) for x in theta)
     own = t_op + point.size * per_byte
     terms = Terms(own, point.c * op * (1 + contention * point.c), point.c * point.size * byte * (1 + crowd * point.c))
@@ -129,8 +131,8 @@ def _gradient(theta: Sequence[float], point: Point, p: float) -> tuple[float, li
 
 
 def _centre(points: Sequence[Point]) -> list[float]:
-    """Prior centre of each parameter, from the extremes of the data; for contention, 0.03 at the largest number of
-    workers.
+    """Centre of each parameter's prior, from the extremes of the data. For contention, it is 0.03 at the largest worker
+    count.
     """
     most = max(p.c for p in points)
     sizes = [p.size for p in points if p.size > 0]
@@ -195,8 +197,8 @@ def _descend(
 
 def _noise(points: Sequence[Point], theta: Sequence[float], p: float, parameters: int) -> float:
     errors = sorted(abs(_gradient(theta, q, p)[0] - math.log(q.time)) for q in points)
-    # 1.48 times the median error is a standard deviation. A fit to few cells has few degrees of freedom; at least half
-    # the number of cells is assumed, because the priors determine what the data do not.
+    # 1.48 times the median error estimates the standard deviation. A fit to few cells has few degrees of freedom. At
+    # least half the number of cells is assumed, because the priors determine the parameters that the data do not.
     spare = max(len(points) / 2, len(points) - parameters) / len(points)
     return max(_MIN_NOISE, min(0.5, 1.4826 * errors[len(errors) // 2] / math.sqrt(spare)))
 
@@ -214,7 +216,7 @@ def fit(points: Sequence[Point]) -> Model:
     rounds = [(*_descend(points, start, centre, p, _FIRST_NOISE, free), p) for p in _SHARPNESS for start in starts]
     _, theta, p = min(rounds, key=lambda tried: tried[0])
     noise = _noise(points, theta, p, len(free))
-    # Fit again with the estimated noise: the less noise, the more the data outweigh the prior.
+    # Fit again with the estimated noise. The smaller the noise, the more weight the data have against the prior.
     _, theta = _descend(points, theta, centre, p, noise, free)
     noise = _noise(points, theta, p, len(free))
     values = [math.exp(x) for x in theta]

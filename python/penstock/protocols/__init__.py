@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of plug-ins, and their types. Imports nothing else of Penstock.
+"""Interfaces of plug-ins, and their types. Does not import other packages of Penstock.
 
-A plug-in package names a factory under an entry point. Penstock's own plug-ins are found in the same way:
+A plug-in package declares a factory as an entry point. Penstock's own plug-ins are declared in the same way:
 
     [project.entry-points."penstock.workloads"]
     mine = "mypackage:workload"          # called with no argument, returns a Workload

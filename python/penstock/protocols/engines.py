@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of engines, which run a store over the nodes' disks: their input types, and the access to their objects."""
+"""Interface of engines, which run a store over the nodes' disks, and of the access to the objects in that store."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class PoolSpec:
     """Specification of a requested pool.
 
     Attributes:
-        name: Name of the pool: letters, digits and dashes. Two pools of one name cannot share a node.
+        name: Name of the pool: letters, digits and dashes. Two pools with the same name cannot share a node.
         disk: Folder on every node that the pool may use; `{node}` is replaced by the node's name.
         copies: Number of copies of every object, 1 or more.
-        need_bytes: Space that every node's disk must have free at the start.
+        need_bytes: Free space that is required on every node's disk at the start.
     """
 
     name: str
@@ -39,8 +39,8 @@ class Pool:
     """A running pool, in plain values, so that it can be sent to every rank as JSON.
 
     Attributes:
-        lease: Identifies this life of the pool; a pool that is started again has another lease.
-        url: URL that a stage writes to and stores read from.
+        lease: Identifies one start of the pool; a pool that is started again gets another lease.
+        url: URL to which a stage writes the data, and from which ranks read it.
         facts: The engine's own data, in plain values.
     """
 
@@ -55,7 +55,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Located:
-    """A piece of an object and the nodes that hold a copy of it, by name."""
+    """A piece of an object, and the names of the nodes that store a copy of this piece."""
 
     offset: int
     length: int
@@ -63,11 +63,11 @@ class Located:
 
 
 class Runner(Protocol):
-    """Gives an engine access to nodes: `penstock.cluster.Cluster` implements it."""
+    """Gives an engine access to nodes. `penstock.cluster.Cluster` implements it."""
 
     @property
     def nodes(self) -> Sequence[Node]:
-        """All nodes of the requested pool; the first leads."""
+        """All nodes of the requested pool; the first is the leader."""
         ...
 
     def run(
@@ -79,88 +79,89 @@ class Runner(Protocol):
         stdin: bytes | None = None,
         expand_placeholders: bool = False,
     ) -> list[Exit]:
-        """Run a command once on each of the nodes, like `Launcher.run`."""
+        """Run a command once on each of the nodes in `on`, like `Launcher.run`."""
         ...
 
     def copy_to_all(self, src: Path, dst: str, *, on: Sequence[Node], timeout_s: float) -> list[Exit]:
-        """Copy a file or folder of this machine to each of the nodes."""
+        """Copy a file or folder from this machine to each of the nodes in `on`."""
         ...
 
 
 @runtime_checkable
 class Access(Protocol):
-    """A pool's objects, for a process on one of its nodes. Names are relative, with `/` between folders. All waits are
-    bounded.
+    """Access to a pool's objects, for a process on one of the pool's nodes.
+
+    Object names are relative paths with `/` between folders. Every wait has a timeout.
     """
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of the objects that begin with `prefix`, sorted."""
+        """Sorted names of the objects that begin with `prefix`."""
         ...
 
     def put(self, name: str, source: Path) -> None:
-        """Store a file as an object, atomically, with its first copy on this node. Replaces an object of that name."""
+        """Store a file as an object, atomically, with the first copy on this node. Replaces an existing object."""
         ...
 
     def read(self, name: str, offset: int, length: int) -> bytes:
-        """Bytes of an object; fewer at its end. Raises NotFound if no copy is left."""
+        """Read a range of an object; the result is shorter at the object's end. Raises NotFound if no copy is left."""
         ...
 
     def locate(self, names: Sequence[str]) -> dict[str, list[Located]]:
-        """Location of the objects' pieces; a piece that no node holds has no nodes."""
+        """Return the pieces of each object and their nodes. If no node stores a piece, its `nodes` is empty."""
         ...
 
     def fast_path(self, name: str) -> Path | None:
-        """A plain local file with exactly the object's bytes, or None if this node has none."""
+        """Path of a plain local file with exactly the object's bytes; None if this node has no such file."""
         ...
 
     def mount_path(self, name: str) -> Path | None:
-        """The path by which programs open the object, or None if the engine has no mount."""
+        """Path through which programs can open the object; None if the engine has no mount."""
         ...
 
     def delete(self, names: Sequence[str]) -> None:
-        """Remove objects; missing ones are ignored."""
+        """Remove objects. Missing objects are ignored."""
         ...
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """Starts a store over the nodes' disks, and stops it without remains. Every wait ends at the given deadline."""
+    """Starts a store over the nodes' disks, and stops it without leaving anything. All calls end by their deadline."""
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-        """Requirements of the engine that nodes lack, one text each, with the node's name first; empty if nothing is
-        missing.
+        """Return the engine's unmet requirements as messages, each starting with the node's name.
 
-        `facts` is the result of `penstock.cluster.inventory` for each node.
+        Empty if all nodes meet the requirements. `facts` is the result of `penstock.cluster.inventory` for each node.
         """
         ...
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
-        """Start the pool under that lease, or raise; `down` then removes what was already started."""
+        """Start the pool with this lease, or raise an error. After an error, `down` removes the started parts."""
         ...
 
     def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
-        """Each node's state: `up`, `degraded` (reached, but not serving) or `lost`."""
+        """State of each node: `up`, `degraded` (it responds but does not serve data) or `lost`."""
         ...
 
     def access(self, pool: Pool, node: str) -> Access:
-        """Access to the pool's objects, for a process on that node."""
+        """Return the access to the pool's objects for a process on `node`."""
         ...
 
     def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:
-        """After nodes were lost: names of objects without a complete copy, which the caller fetches again."""
+        """After a loss of nodes, return the names of objects without a complete copy. The caller fetches them again."""
         ...
 
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, timeout_s: float
     ) -> dict[str, dict[str, Any]]:
-        """End everything of the pool on every node that answers, also the remains of a failed `up`; safe to call twice.
-        With a lease, only that life of the pool; without one, any.
+        """Remove everything of the pool from every node that responds, also after a failed `up`. Safe to call twice.
+
+        If `lease` is given, only the pool that was started with this lease is removed; if it is empty, any lease.
 
         Returns for each node what was removed (`processes`, `mounts`, `folders`), or `refused` with a message if the
-        folder is not the pool's. A node that did not answer is missing.
+        folder does not belong to the pool. A node that did not respond is not in the result.
         """
         ...
 
     def audit(self, spec: PoolSpec, runner: Runner, *, timeout_s: float) -> dict[str, list[str]]:
-        """Remains of the pool on each node that answers, as messages: processes, mounts, folders, ports."""
+        """List what is left of the pool on each node that responds, as messages: processes, mounts, folders, ports."""
         ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of launchers and container runtimes, which start commands on nodes, and their types."""
+"""Interfaces of launchers, which start commands on nodes, and of container runtimes, with their types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Container", "ContainerSpec", "Exit", "Launcher", "Node", "NodeSlice"
 
 @dataclass(frozen=True)
 class Node:
-    """One host of a cluster: `name` in logs, errors and flags, `address` for connections from other nodes."""
+    """One host of a cluster. `name` is used in logs, errors and flags, `address` for connections from other nodes."""
 
     name: str
     address: str
@@ -23,15 +23,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Exit:
-    """How one rank of a command ended.
+    """Result of one rank of a command.
 
     Attributes:
-        node: The node's name.
-        rank: Number of the rank in the command, counted from 0 node after node.
-        code: Exit code, or 128 + the signal that ended it. None if the command did not run to an end; `fault` has the reason.
-        out, err: The end of its output; a launcher keeps at least the last MiB of each.
-        seconds: From start to end, as the launcher measured.
-        fault: Reason for a missing code (unreachable, refused, past the deadline); the text names the node.
+        node: Name of the rank's node.
+        rank: Number of the rank, counted from 0 node by node.
+        code: Exit code, or 128 + the number of the signal that ended the command. None if the command did not start or
+            did not finish; then `fault` is set.
+        out, err: The end of the command's stdout and stderr: at least the last MiB of each.
+        seconds: Duration from start to end, measured by the launcher.
+        fault: Reason for a missing exit code, such as an unreachable node or a timeout. It contains the node's name.
     """
 
     node: str
@@ -44,22 +45,23 @@ class Exit:
 
 
 OnLine = Callable[[str, int, str, bytes], None]
-"""Callback for every output line of a running command: node name, rank, `out` or `err`, line without its end. From any thread."""
+"""Callback for every output line of a running command: node name, rank, `out` or `err`, line without its line ending.
+It may be called from any thread."""
 
 
 @dataclass(frozen=True)
 class RankPrefix:
-    """Command prefix of every rank of a request; most often it enters a container.
+    """Command prefix of every rank of a request. Typically, it runs the rank in a container.
 
     Attributes:
-        argv: Inserted before the rank's own command on its node, such as `apptainer exec IMAGE`. `{rank}`, `{world}`,
-            `{local_rank}` and `{node}` in them and in `cleanup_argv` are always expanded.
-        launcher_args: Arguments of the one program that starts all ranks, such as `--container-image=IMAGE` for srun;
-            launchers without such a program refuse them.
-        is_outermost: `argv` is also inserted before that program, on this machine and on every node: the launcher is
-            inside.
-        cleanup_argv: Command for a node that ends what `argv` started, if ending its process is not enough (a daemon's
-            container).
+        argv: Arguments inserted before the rank's command on its node, such as `apptainer exec IMAGE`. `{rank}`,
+            `{world}`, `{local_rank}` and `{node}` in `argv` and `cleanup_argv` are always replaced.
+        launcher_args: Arguments for the program that starts all ranks (srun), such as `--container-image=IMAGE`.
+            Launchers without such a program reject them.
+        is_outermost: `argv` is also inserted before the program that starts all ranks (mpirun), on this machine and on
+            every node, so that the program itself runs in the container.
+        cleanup_argv: Command that ends what `argv` has started on a node. Needed if it survives the end of its process,
+            such as a container of a daemon.
     """
 
     argv: tuple[str, ...] = ()
@@ -73,7 +75,7 @@ class NodeSlice:
     """Position of a request's nodes in a larger job.
 
     Attributes:
-        node: Number of the first of these nodes in the job.
+        node: Number of the request's first node in the job.
         nodes: Number of nodes of the job.
         rendezvous: Host and port of the ranks' rendezvous (torch's MASTER_ADDR and MASTER_PORT).
     """
@@ -88,17 +90,17 @@ class RunRequest:
     """A command to run on every rank of some nodes.
 
     Attributes:
-        argv: The command, always a list. With `expand_placeholders`, `{rank}`, `{world}`, `{local_rank}` and `{node}` in it
-            become each rank's own.
-        on: The nodes, in the order of their ranks.
-        timeout_s: The command is ended on its node after this time.
-        env: Variables set over the node's own; never put on a command line.
+        argv: The command, always a list. With `expand_placeholders`, `{rank}`, `{world}`, `{local_rank}` and `{node}`
+            in it are replaced by the values of each rank.
+        on: The nodes, in rank order.
+        timeout_s: Time after which the command is ended on its node.
+        env: Variables that are added to the node's environment. They never appear on a command line.
         cwd: Working directory on the node.
-        stdin: Goes to every rank; needs one rank per node.
+        stdin: Input for every rank; requires one rank per node.
         on_line: Called for every output line.
         rank_prefix: Command prefix of every rank.
-        node_slice: Position of these nodes in a larger job whose other nodes are started elsewhere; for launchers that
-            number ranks themselves.
+        node_slice: Position of these nodes in a larger job, if the job's other nodes are started separately. Only for
+            launchers in which Penstock numbers the ranks.
     """
 
     argv: Sequence[str]
@@ -121,16 +123,16 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class ContainerSpec:
-    """Container of a job.
+    """Container in which the ranks of a job run.
 
     Attributes:
-        image: Image in the runtime's own form: a file, a folder, or a name in a registry.
-        binds: `SRC:DST` or `SRC:DST:ro`: folders of the node, and their paths inside.
-        env: Names of the variables that ranks get besides those of their launcher.
-        has_gpus: The node's GPUs are visible inside.
-        cwd: Working directory inside; by default the runtime's or the image's own.
+        image: Image in the runtime's format: a file, a folder, or a name in a registry.
+        binds: Folders of the node and their paths in the container, as `SRC:DST` or `SRC:DST:ro`.
+        env: Names of the variables that ranks get in addition to those of their launcher.
+        has_gpus: Make the node's GPUs visible in the container.
+        cwd: Working directory in the container; by default that of the runtime or the image.
         args: Further arguments of the runtime, before the image.
-        label: Name of one request's containers, if the runtime needs names.
+        label: Name of the containers of one request, for runtimes that need names.
     """
 
     image: str
@@ -147,39 +149,42 @@ class Container(Protocol):
     """A container runtime, as a command prefix. Starts nothing by itself."""
 
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
-        """The prefix that runs every rank in the container. Raises Unsupported for what the runtime cannot do."""
+        """Return the prefix that runs every rank in the container. Raises Unsupported for unsupported options."""
         ...
 
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts commands on nodes. Command lines are argument lists from end to end; no call outlives its deadline by
-    more than ten seconds, and what it started on a node ends with the call, even if the node becomes unreachable.
+    """Starts commands on nodes.
+
+    Commands are passed to the nodes as argument lists, never as shell text. Every call returns at most ten seconds
+    after its deadline. Processes that a call has started on a node end with the call, even if the node becomes
+    unreachable.
     """
 
     def nodes(self) -> Sequence[Node]:
-        """The nodes, in an order that does not change; the first leads. Contacts no node."""
+        """Return the nodes in a fixed order; the first is the leader. Contacts no node."""
         ...
 
     def line(self, request: RunRequest) -> Sequence[Sequence[str]]:
-        """The command lines that `run` would start on this machine, for people to read; empty if it starts none."""
+        """Return the command lines that `run` would start on this machine, for display; empty if it starts none."""
         ...
 
     def run(self, request: RunRequest) -> list[Exit]:
-        """Run all ranks at once; return one Exit per rank, in order, when all have ended.
+        """Run all ranks concurrently; when all have ended, return one Exit per rank, in rank order.
 
-        A rank's failure is in its Exit; only an invalid request (no node, no command) raises.
+        If a rank fails, its Exit contains the error. Only an invalid request (no node, no command) raises an error.
         """
         ...
 
     def copy(self, src: Path, dst: str, on: Sequence[Node], *, timeout_s: float) -> list[Exit]:
-        """Copy a file or folder of this machine to the path `dst` of every node; complete, or not there."""
+        """Copy a file or folder from this machine to the path `dst` on every node. No partial file appears there."""
         ...
 
     def fetch(self, src: str, dst: Path, on: Node, *, timeout_s: float) -> Exit:
-        """Copy a file or folder of one node to the path `dst` here; complete, or not there."""
+        """Copy a file or folder from one node to the path `dst` on this machine. No partial file appears there."""
         ...
 
     def close(self) -> None:
-        """End what still runs and release everything; safe to call twice."""
+        """End all running commands and release all resources. Safe to call twice."""
         ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of workloads, which consume samples, and its types."""
+"""Interface of workloads, which consume samples, with its types."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any, Literal, Protocol, runtime_checkable
 __all__ = ["Batch", "Demand", "InputField", "StepCost", "Workload", "WorkloadSpec"]
 
 Batch = Mapping[str, Any]
-"""Field name -> array (NumPy or torch, by the Demand), samples along the first axis; `bytes` fields -> list of buffers."""
+"""Field name -> array, with samples along the first axis; `bytes` fields -> list of buffers. `Demand.arrays` selects
+NumPy or torch arrays."""
 
 
 @dataclass(frozen=True)
 class InputField:
-    """One field of a sample as it is stored: dtype by NumPy's name, shape without the batch axis.
+    """One field of a sample as it is stored: a NumPy dtype name, and the shape without the batch axis.
 
-    Two dtypes are not NumPy's: `bytes`, of any stored length (a list of buffers in the batch; shape ()), and `image`,
-    an image decoded to uint8 of shape (height, width, 3).
+    Two more dtypes exist. `bytes` has shape () and any stored length, and is a list of buffers in the batch. `image` is
+    an image that is decoded to uint8 with the shape (height, width, 3).
     """
 
     dtype: str
@@ -27,16 +28,16 @@ class InputField:
 
 @dataclass(frozen=True)
 class WorkloadSpec:
-    """The parameters of the run that a workload is part of.
+    """Parameters of a run that are passed to its workload.
 
     Attributes:
         seed: Seed of the weights and of all other randomness in a step.
         global_batch: Samples of all ranks in one step.
-        rank, world: Number of this worker, and number of workers; if `world` is above 1, torch's default process group
-            is initialised.
+        rank, world: Number of this rank, and number of ranks. If `world` is above 1, torch's default process group is
+            already initialised.
         device: `cpu` or `cuda:N`.
-        accelerator: Name of an accelerator to emulate instead of running the step; None trains.
-        settings: The workload's own settings; it refuses unknown names.
+        accelerator: Name of an accelerator to emulate instead of training; None for real training steps.
+        settings: The workload's own settings. Unknown names are rejected.
     """
 
     seed: int
@@ -54,10 +55,10 @@ class Demand:
 
     Attributes:
         fields: Fields of a sample, as stored.
-        arrays: Kind of array that `step` takes.
-        sample_bytes: Bytes of one decoded sample.
-        samples_per_s: Rate of one rank without any wait; None if only a measurement can show it.
-        facts: Values for the result besides the settings (parameter count, deviation from a published model).
+        arrays: Array type that `step` takes.
+        sample_bytes: Size of one decoded sample.
+        samples_per_s: Rate of one rank if it never waits for data; None if the rate is unknown before a measurement.
+        facts: Further values for the result, such as the parameter count or deviations from a published model.
     """
 
     fields: Mapping[str, InputField]
@@ -72,9 +73,9 @@ class StepCost:
     """Cost of a step.
 
     Attributes:
-        samples: Samples of this rank's slice.
-        compute_s: Seconds of computing (or emulating it), without the overshoot of an emulated step.
-        sync_s: Seconds spent waiting for other ranks, if they can be separated from computing.
+        samples: Number of samples in this rank's slice of the batch.
+        compute_s: Seconds of real or emulated computation, without the overshoot of an emulated step.
+        sync_s: Seconds spent waiting for other ranks; 0 if they cannot be separated from the computation.
         loss: Loss of this rank's slice; None if nothing is trained.
     """
 
@@ -86,10 +87,10 @@ class StepCost:
 
 @runtime_checkable
 class Workload(Protocol):
-    """Consumer of samples at the end of the feed. Calls come in the order below, from one thread."""
+    """Consumer of the samples that a feed delivers. Its methods are called in the order below, from one thread."""
 
     def demand(self, spec: WorkloadSpec) -> Demand:
-        """The demand under this spec. Cheap, and called before everything else; refuses bad settings with ConfigError."""
+        """Return the input that the workload needs. Called first; must be cheap. Bad settings raise ConfigError."""
         ...
 
     def prepare(self, spec: WorkloadSpec) -> None:
@@ -97,25 +98,25 @@ class Workload(Protocol):
         ...
 
     def begin_epoch(self, epoch: int) -> None:
-        """A training epoch, counted from 0, begins or resumes."""
+        """Called when a training epoch begins or resumes. `epoch` counts from 0."""
         ...
 
     def step(self, batch: Batch) -> StepCost:
-        """Run one training batch; returns when its cost is known."""
+        """Run one training step; return when its cost is known."""
         ...
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """Metrics over this rank's slices of a validation set, already reduced over all ranks. Slices may be empty."""
+        """Return metrics of a validation set, reduced over all ranks, from this rank's slices. Slices may be empty."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """State from which `load_state_dict` continues bit for bit; the same on all ranks."""
+        """Return a state from which training continues bit for bit after `load_state_dict`. Equal on all ranks."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state; called after `prepare`."""
+        """Restore a state of `state_dict`. Called after `prepare`."""
         ...
 
     def cleanup(self) -> None:
-        """Free the resources of `prepare`; safe to call twice."""
+        """Free the resources that `prepare` has allocated. Safe to call twice."""
         ...

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break-even of a pool: from how many nodes a store is too slow, and after how many epochs the stage pays off.
+"""Break-even of a pool: the number of nodes that makes a store too slow, and of epochs until staging pays off.
 
-Pure arithmetic on bytes, nodes, epochs and rates; the caller knows the origin of the rates. Streaming overlaps with
-computing through the loader's read-ahead; a stage does not.
+Pure arithmetic on bytes, nodes, epochs and rates. The caller provides the rates. Streaming overlaps with computation
+through the loader's read-ahead; staging does not.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ __all__ = ["BreakEven", "JobDemand", "break_even"]
 
 
 class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
-    """Demand of a job, and the rates that supply it. Sizes in bytes, times in seconds, rates in bytes/s.
+    """Read demand of a job, and the rates of store and network. Sizes in bytes, times in seconds, rates in bytes/s.
 
     Attributes:
         stored_bytes: Size of the dataset in the store.
-        epoch_s: Duration of one epoch on these nodes if only computing limits it.
-        source_bytes_per_s: Rate of the store to all nodes together.
-        nic_bytes_per_s: Rate of one node's network; inf if unknown.
-        compression_ratio: Bytes in the pool over stored bytes.
-        copies: Copies of every object in the pool.
-        ready_s: Time until a pool is up.
+        epoch_s: Duration of one epoch on these nodes if only computation limits it.
+        source_bytes_per_s: Total rate of the store to all nodes.
+        nic_bytes_per_s: Network rate of one node; inf if unknown.
+        compression_ratio: Bytes in the pool divided by stored bytes.
+        copies: Number of copies of every object in the pool.
+        ready_s: Time until the pool is up.
     """
 
     stored_bytes: int
@@ -48,14 +48,14 @@ class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakEven(msgspec.Struct, frozen=True):
-    """Streaming compared with a pool.
+    """Comparison of streaming with a pool.
 
     Attributes:
-        node_bytes_per_s: Stored bytes that one node reads.
+        node_bytes_per_s: Rate at which one node reads stored bytes.
         from_nodes: Smallest number of nodes that together read faster than the store delivers. A pool pays off
-            from this number on.
-        stream_epoch_s, pool_epoch_s: Seconds of one epoch: the longer of computing and reading.
-        before_s: Seconds before the first epoch from a pool: its start and the stage.
+            with this number of nodes or more.
+        stream_epoch_s, pool_epoch_s: Seconds of one epoch: the maximum of compute time and read time.
+        before_s: Seconds before the first epoch on a pool: starting the pool and staging.
         stream_s, pool_s: Seconds of the whole job.
         from_epochs: Smallest number of epochs with which the pool finishes first; None if it never does.
         faster: `stream` or `pool`, whichever finishes this job first.
@@ -73,15 +73,15 @@ class BreakEven(msgspec.Struct, frozen=True):
 
 
 def break_even(demand: JobDemand) -> BreakEven:
-    """Compute whether a pool pays off, and from how many nodes and epochs.
+    """Compute whether a pool pays off, and the minimum numbers of nodes and epochs.
 
     Source: STUDIES A: 0.25 GB/s per node and 50 Gbit/s for an account: "about 25 nodes at the measured rate".
     """
     one = demand.stored_bytes / demand.nodes / demand.epoch_s
     fed = min(demand.source_bytes_per_s, demand.nodes * demand.nic_bytes_per_s)
     stream = max(demand.epoch_s, demand.stored_bytes / fed)
-    # In a global order, the share copies / nodes of the reads is local; the rest crosses the network as decompressed
-    # bytes.
+    # With a global shuffle, the fraction copies / nodes of the reads is local. The other reads cross the network as
+    # decompressed bytes.
     remote = max(0.0, 1 - demand.copies / demand.nodes) * demand.stored_bytes * demand.compression_ratio
     pool = max(demand.epoch_s, remote / (demand.nodes * demand.nic_bytes_per_s))
     before = demand.ready_s + demand.stored_bytes / fed

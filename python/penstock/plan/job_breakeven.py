@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break-even of a pool for a job: from its `[demand]`, its source's bytes and its tier's rate."""
+"""Computes when a pool breaks even for a job, from its `[demand]` section, its source's size and its tier's rate."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ __all__ = ["job_breakeven", "needs_listing"]
 
 
 def needs_listing(job: Job) -> bool:
-    """Whether `job_breakeven` needs a listing of the job's source. It does if the source's rate and the job's demand
-    are known.
-    """
+    """Whether `job_breakeven` needs a listing of the source: true if the source's rate and the demand are known."""
     return source_of(job) is not None and job.demand is not None and _source_rate(job)[0] is not None
 
 
 def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """Break-even of a pool, with rates in bytes/s; None if the job file does not name a source.
+    """Compute when a pool breaks even for a job, with rates in bytes/s; None if the job file contains no source.
+
+    Without a `[demand]` section, only the source's rate is returned.
 
     Args:
-        found: The listing of the source; needed if `needs_listing`. Without a demand, only the source's rate is
-            returned.
+        found: Listing of the source; required if `needs_listing` returns True.
     """
     source, demand = source_of(job), job.demand
     if source is None:
@@ -59,7 +58,7 @@ def job_breakeven(job: Job, nodes: int, found: dict[str, Any] | None = None) -> 
 
 
 def _source_rate(job: Job) -> tuple[float | None, str]:
-    """Rate of the source to all nodes together, and the origin of the number."""
+    """Total rate of the source to all nodes, and a text that states where the number comes from."""
     if job.demand is not None and job.demand.source_rate is not None:
         return parse_rate(job.demand.source_rate), "as given"
     tier = tier_of(job)

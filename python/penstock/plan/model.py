@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Step model: step = max(compute, bytes / min(path, NIC, account), requests / limit, inflate, decode) + allreduce.
 
-Without read-ahead, nothing overlaps: the time of the reads is added to the compute time. The allreduce counts only as
-far as compute does not hide it. All functions are pure; the caller passes the limits (from a tier, a data sheet or a
-probe) and knows their origin.
+Without read-ahead, nothing overlaps: the read time is added to the compute time. Only the part of the allreduce that
+does not overlap with computation counts. All functions are pure. The caller passes the limits, which come from a tier,
+a data sheet or a probe.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class TrainingJob(msgspec.Struct, frozen=True):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole steps per epoch; the remainder is dropped, as in the published job."""
+        """Number of full steps per epoch. Remaining samples are dropped, as in the published job."""
         return self.samples // self.global_batch
 
 
@@ -93,16 +93,16 @@ class Route(msgspec.Struct, frozen=True):
 
     Attributes:
         wire_bytes: Bytes of one sample on the wire: stored size, or raw size if whole raw files are read.
-        from_store: False if epochs read local disks; NIC and account then do not limit the reads.
+        from_store: False if epochs read from local disks. Then neither the NIC nor the account limits the reads.
         overlaps: True if reads overlap with compute (read-ahead). False for a plain reader, which reads one file
             at a time per rank.
         latency_s: Median time to first byte of one request.
-        connection_bytes_per_s: Rate of one connection (one file being read), or inf.
-        requests_per_s: The store's request limit for the whole account, or inf.
-        in_flight_per_rank: Concurrent requests of a rank; 1 for the plain reader.
+        connection_bytes_per_s: Rate of one connection, which reads one file; inf if unlimited.
+        requests_per_s: Request limit of the store for the whole account; inf if unlimited.
+        in_flight_per_rank: Number of concurrent requests of a rank; 1 for the plain reader.
         inflate_core_s: CPU seconds to decompress one sample; 0 if the path transfers raw bytes.
         decode_core_s: CPU seconds to frame, check and decode one sample.
-        disk_bytes_per_s: Rate of one node's disk, if epochs read it.
+        disk_bytes_per_s: Read rate of one node's disk, if epochs read from local disks.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Route(msgspec.Struct, frozen=True):
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """Prediction for a job on a route. `terms_s` contains the seconds per step that each limit alone would cause."""
+    """Prediction for a job on a route. `terms_s` maps each limit to the seconds per step that it alone would cause."""
 
     route: str
     step_s: float
@@ -135,12 +135,12 @@ class Prediction(msgspec.Struct, frozen=True):
 
     @property
     def total_h(self) -> float:
-        """Billed hours of the nodes."""
+        """Hours for which the nodes are billed: staging and training."""
         return self.run_h + self.stage_h
 
 
 class StagePrediction(msgspec.Struct, frozen=True):
-    """Prediction for a stage."""
+    """Prediction for staging a dataset. `terms_s` maps each limit to the seconds that it alone would cause."""
 
     stage_s: float
     limited_by: Term
@@ -175,12 +175,12 @@ def predict(
 ) -> Prediction:
     """Predict a whole job on one route.
 
-    In a synchronous job all ranks wait for the slowest rank. This delay is not modelled.
+    In a synchronous job, all ranks wait for the slowest rank. The model does not include this delay.
 
     Args:
-        stage_s: Seconds of staging before the first step, billed like the run.
+        stage_s: Seconds of staging before the first step. They are billed like the run.
         usd_per_request: Price of one read. Every sample costs `requests_per_sample` reads in every epoch, or only
-            once if the route reads local disks.
+            once if the route reads from local disks.
         storage_usd: Cost of storing the data for the duration of the job.
         egress_usd: Cost of bytes that leave the region.
     Source:
@@ -231,10 +231,10 @@ def predict_stage(
     objects: int = 0,
     requests_per_s: float = math.inf,
 ) -> StagePrediction:
-    """Predict a stage of `wire_bytes` over `nodes`, which writes `written_bytes` to their disks.
+    """Predict the time to stage `wire_bytes` to `nodes` nodes, which write `written_bytes` to their disks.
 
     Args:
-        inflate_bytes_per_s: Decompressed bytes per second of one node, with all cores assigned to it.
+        inflate_bytes_per_s: Rate at which one node decompresses with all its cores, in decompressed bytes per second.
         disk_bytes_per_s: Write rate of one node's disk.
     """
     if nodes < 1 or wire_bytes < 0 or written_bytes < 0:
@@ -253,11 +253,11 @@ def predict_stage(
 def explain_stage(
     observed_s: float, predicted: StagePrediction, *, nodes: int, written_bytes: float, slack: float = 1.15
 ) -> str:
-    """Describe whether the modelled limits explain an observed staging time, and what remains if they do not.
+    """Describe whether the modelled limits explain an observed staging time; if not, state the remaining cause.
 
     Args:
-        slack: Maximum ratio of observed to modelled time that the limit explains; 1.15 covers protocol overhead
-            (5 % for Ethernet, IP and TCP at an MTU of 1500) and a ramp.
+        slack: Maximum ratio of observed to modelled time that counts as explained. 1.15 covers protocol overhead (5 %
+            for Ethernet, IP and TCP at an MTU of 1500) and the ramp-up.
     """
     ratio = observed_s / predicted.stage_s
     if ratio <= slack:
@@ -270,7 +270,7 @@ def explain_stage(
 
 
 def replay(job: TrainingJob, steps_per_s: float, usd_per_node_hour: float) -> tuple[float, float, float]:
-    """Convert a stated rate into (epoch minutes, run hours, USD), as in the article's table.
+    """Convert a published rate to (epoch minutes, run hours, USD) with the formulas of the published study.
 
     Source:
         steps = floor(n / (GPUs x batch)); epoch = steps / rate; run = epochs x epoch; USD = nodes x $/h x run.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference job of the first study: the article's statements, their consequences, and their contradictions.
+"""Reference job of the first study: the published figures, figures derived from them, and a contradiction in them.
 
-The figures come from the article (CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system, NAG, 2021). Figures
-derived from them by arithmetic are marked.
+The source is an article by NAG, 2021: CosmoFlow on ND40rs_v2 nodes with a pooled NVMe file system. Derived figures are
+marked.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ JOB = TrainingJob(
     nodes=4,
     ranks_per_node=8,
     batch_per_rank=4,
-    # Rate of the published GPUs with local NVMe storage: the best public figure for the demand of those 32 GPUs in that
-    # code. It is the highest rate observed, not a proven maximum.
+    # Step rate of the 32 published GPUs with local NVMe storage. It is the highest rate observed for that code, not a
+    # proven maximum.
     compute_step_s=1 / _STEPS_PER_S,
     sample_bytes=16_777_216,  # 128^3 x 4 x int16
     stored_bytes=round(1.1e12 / 327_680),  # "5.1 TB -> 1.1 TB" over 262,144 + 65,536 files: 3.36 MB each
     cores_per_node=40,  # ND40rs_v2
-    # "NIC per node 5-6 Gb/s". The lower value is used, because a planner should promise too little rather than too
-    # much.
+    # "NIC per node 5-6 Gb/s". The lower value is used, so that the prediction is not too optimistic.
     nic_bytes_per_s=5e9 / 8,
-    # "one storage account gives 50 Gb/s at most"
+    # The article: "one storage account gives 50 Gb/s at most".
     account_bytes_per_s=50e9 / 8,
 )
 
-# MLPerf Storage's replacement for a V100's step, in seconds per sample (mlcommons/storage, cosmoflow_v100.yaml). It
-# means 107 samples/s per GPU. The article measured 9.2, and MLPerf HPC v0.7 measured 12 to 28: no real run has this
-# demand.
+# Time per sample of MLPerf Storage's emulated V100, in seconds (mlcommons/storage, cosmoflow_v100.yaml): 107 samples/s
+# per GPU. No real run is as fast: the article measured 9.2 samples/s, and MLPerf HPC v0.7 measured 12 to 28.
 EMULATED_V100_SAMPLE_S = 0.00936
 
 
 class Published(msgspec.Struct, frozen=True):
-    """One column of the article's result table. None for values that it does not state."""
+    """One column of the article's result table. A value is None if the article does not state it."""
 
     path: str
     epoch_min: str
@@ -58,7 +56,7 @@ class Published(msgspec.Struct, frozen=True):
     stage_min: float | None = None
 
 
-# Both forms are kept: the printed text, and the number for a bar chart.
+# Published results. Each value is stored as the printed text, and as a number for charts.
 PUBLISHED = {
     "hot-mount": Published("Hot blob through a FUSE mount", "> 120", "> 110", "~$12,000", 120.0, 110.0, 12_000.0, 0.24),
     "premium-mount": Published(

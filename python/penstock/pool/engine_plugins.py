@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine plug-ins by name: the installed file systems that can hold a pool. Reaches no node."""
+"""Finds and loads engine plug-ins by name. Contacts no node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["GROUP", "load", "names"]
 
 GROUP = "penstock.engines"
-# Services of a site that outlive a job: used where they run, not started.
+# Services that outlive a job. Penstock uses a running one, but does not start it. Each has a hint for the user.
 _SERVICES = {
     "aistore": "set AWS_ENDPOINT_URL_S3=http://PROXY:51080/s3, and use s3://BUCKET/ as source or destination",
     "juicefs": "use --engine mount --disk /MOUNTED/JUICEFS on nodes that have it mounted",
@@ -31,8 +31,8 @@ def load(name: str, settings: Mapping[str, Any]) -> Engine:
     """Load an engine by its name, with its settings.
 
     Raises:
-        ConfigError: The engine is not installed, or it refuses a setting.
-        Unsupported: It is a service that Penstock uses but does not start.
+        ConfigError: The engine is not installed, or it rejects a setting.
+        Unsupported: The name is a service that Penstock uses but does not start.
     """
     if name in _SERVICES:
         raise Unsupported(f"engine {name}: Penstock uses a running service and does not start it", hint=_SERVICES[name])

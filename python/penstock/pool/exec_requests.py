@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Remote object operations on a pool: `penstock pool exec ENGINE NODE REQUESTS`, or `python -m penstock.pool.exec_requests`.
+"""Runs object operations on a node of a pool, for callers on other machines (node-loss recovery, `EngineSuite`).
 
-Both take the same arguments, and the pool as JSON on stdin. Runs on a node of the pool, for callers that are not on
-one: node-loss recovery, the engine suite, `penstock run`. Requests are a JSON list and run in order, such as [["put",
-"a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The answers are one JSON list; bytes are returned as length and CRC-32,
-errors as {"error": code, "text": ...}.
+Start it on the node as `penstock pool exec ENGINE NODE REQUESTS`, or with the same arguments as `python -m
+penstock.pool.exec_requests`. It reads the pool as JSON from stdin. REQUESTS is a JSON list that runs in order, such as
+[["put", "a/b", "/tmp/x"], ["read", "a/b", 0, 100]]. The results are one JSON list on stdout. Bytes are returned as
+length and CRC-32, errors as {"error": code, "text": ...}.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["execute", "execute_all", "main"]
 
-# Names in one `locate` call.
+# Maximum number of names in one `locate` call.
 _NAMES_PER_REQUEST = 1000
 
 
 def execute(access: Access, request: list[Any]) -> Any:
-    """Run one request; the answer has plain values only."""
+    """Run one request; return its result or error as plain values for JSON."""
     try:
         match request:
             case ["names", prefix]:
@@ -63,7 +63,7 @@ def execute(access: Access, request: list[Any]) -> Any:
 
 
 def _evict(access: Access, lost: set[str]) -> int:
-    """Delete the objects with a piece that only lost nodes hold; returns their number."""
+    """Delete every object of which a piece is stored only on lost nodes; return the number of deleted objects."""
     names, gone = access.names(), 0
     for at in range(0, len(names), _NAMES_PER_REQUEST):
         located = access.locate(names[at : at + _NAMES_PER_REQUEST])
@@ -78,7 +78,7 @@ def _evict(access: Access, lost: set[str]) -> int:
 
 
 def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
-    """Run all requests; the answers are one JSON list.
+    """Run all requests; return the results as one JSON list.
 
     Args:
         requests: A JSON list of requests.
@@ -86,7 +86,7 @@ def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
 
     Raises:
         ConfigError: The pool or the requests cannot be parsed.
-        PenstockError: The pool does not answer at all.
+        PenstockError: The pool cannot be accessed. Errors of single requests are in their results instead.
     """
     try:
         known, decoded = msgspec.json.decode(pool, type=Pool), msgspec.json.decode(requests, type=list[list[Any]])
@@ -99,7 +99,7 @@ def execute_all(engine: str, node: str, requests: str, pool: bytes) -> str:
 
 
 def main() -> int:
-    """Run the requests of the command line."""
+    """Run the requests on the command line, and print their results."""
     engine, node, requests = sys.argv[1:]
     sys.stdout.write(execute_all(engine, node, requests, sys.stdin.buffer.read()))
     return 0

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pool lifecycle on a cluster: up (ready or rolled back by the deadline), status, down, audit.
+"""Pool lifecycle on a cluster: starts a pool (or rolls back by the deadline), checks it, takes it down, audits nodes.
 
-Keeps a record of each pool on this machine, so that a later command finds what an earlier one began, even if that was killed.
+Stores a record of each pool on this machine, so that a later command can find and end a pool even if the command that
+started it was killed.
 """
 
 from __future__ import annotations
@@ -44,22 +45,21 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
-# With a larger clock difference, leases, tokens and logs are wrong.
+# Maximum clock difference. Beyond it, leases and tokens fail, and timestamps in logs are misleading.
 _SKEW_S = 60.0
 _ROLLBACK_S = 25.0
 
 
 class PoolRecord(msgspec.Struct, kw_only=True):
-    """Record of a pool on this machine.
+    """Record of a pool, stored on the machine that started it.
 
     Attributes:
-        state: `starting` before the first node is touched, `up` when it is ready, `stopping` before it is ended.
-        launcher, launcher_settings: Launcher that reaches the nodes again, and its settings.
+        state: `starting` before any node is changed, `up` when the pool is ready, `stopping` before it is taken down.
+        launcher, launcher_settings: Launcher that reaches the pool's nodes, and its settings.
         pool: The running pool; None before it is up.
-        keep_data: An unfinished `down` was asked to keep the pool's data; every later `down` of this record keeps it,
-            too.
-        holder: Folder of the job that brought the pool up; empty for a pool that was brought up by hand.
-        stranded: Further nodes, which were lost under the same lease and could not be cleaned up.
+        keep_data: True if a `down` with `keep_data` did not finish. Then every later `down` also keeps the data.
+        holder: Folder of the job that started the pool; empty if a user started it.
+        stranded: Nodes that were lost under the same lease and could not be cleaned up.
     """
 
     state: str
@@ -78,7 +78,13 @@ class PoolRecord(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class DownResult:
-    """Result of `down`: what each node released, the nodes that did not answer, and the refusals by node."""
+    """Result of `down` or `audit`.
+
+    Attributes:
+        receipts: What was removed from each node that succeeded; for `audit`, what is left on it.
+        unreached: Nodes that failed or did not respond.
+        refused: Nodes where the folder does not belong to the pool, with the reason.
+    """
 
     receipts: Mapping[str, Mapping[str, Any]]
     unreached: tuple[str, ...]
@@ -98,12 +104,12 @@ def _records_dir() -> Path:
 
 
 def names() -> list[str]:
-    """Names of the pools with a record on this machine."""
+    """Names of all pools that have a record on this machine."""
     return sorted(path.stem for path in _records_dir().glob("*.json"))
 
 
 def find(name: str) -> PoolRecord | None:
-    """A pool's record, or None.
+    """Return the record of a pool; None if it does not exist.
 
     Raises:
         ConfigError: The name is not valid for a pool, or its file is not a record.
@@ -132,10 +138,10 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
     """Write a record atomically.
 
     Args:
-        is_new: Do not replace a record of this name: if two pools start at the same moment, one is refused.
+        is_new: Do not replace an existing record. If two pools of one name start concurrently, one of them fails.
 
     Raises:
-        PreconditionFailed: With `is_new`, a record of this name exists.
+        PreconditionFailed: `is_new` is set, and a record of this name exists.
     """
     path = _record_path(record.spec.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,7 +156,7 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
 
 
 def _delete_record(record: PoolRecord) -> None:
-    """Remove the record, unless the name now belongs to another lease."""
+    """Delete the record, unless a record with another lease has replaced it."""
     found = find(record.spec.name)
     if found is not None and found.lease == record.lease:
         remove_file(_record_path(record.spec.name))
@@ -172,17 +178,17 @@ def up(
     holder: str = "",
     stranded: Sequence[str] = (),
 ) -> tuple[Pool, bool]:
-    """Bring the pool up; returns it, and whether it was up already. On failure removes only what this call started.
+    """Start the pool; return it, and whether it was up already. On failure, remove only what this call started.
 
     Args:
-        lease: Lease of the pool, possibly from an earlier call; by default a new one.
-        holder: Folder of the job that uses the pool. A pool of another job is refused.
-        stranded: `PoolRecord.stranded`.
+        lease: Lease of the pool; by default a new one. With the lease of an earlier call, its pool is reused.
+        holder: Folder of the job that uses the pool. A pool of another job cannot be used.
+        stranded: Value for `PoolRecord.stranded`.
 
     Raises:
-        PreconditionFailed: A pool of this name is on record and cannot be used as it is.
-        PenstockError: The pool could not be brought up. Started parts are removed, and a note names the nodes where
-            that failed.
+        PreconditionFailed: A pool of this name has a record, but cannot be used as requested.
+        PenstockError: The pool could not be started. Started parts are removed; if that fails on some nodes, a note
+            on the error lists them.
     """
     _check_spec(spec)
     made = engine_plugins.load(engine, settings)
@@ -212,7 +218,7 @@ def up(
 
 
 def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
-    """The pool of a record, if a start may use it. Otherwise raises, and the pool stays as it is."""
+    """Return the pool of a record if this start may use it; otherwise raise an error, and leave the pool unchanged."""
     name = known.spec.name
     ends = f"penstock pool down --name {name}"
     if known.state != "up" or known.pool is None:
@@ -236,7 +242,7 @@ def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
 
 
 def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, timeout_s: float) -> bool:
-    """Return True, or raise if the pool does not serve on every node."""
+    """Return True if the pool is up on every node; otherwise raise an error."""
     assert known.pool is not None
     if set(made.status(known.pool, cluster, timeout_s=timeout_s).values()) == {"up"}:
         return True
@@ -258,7 +264,7 @@ def _check_spec(spec: PoolSpec) -> None:
 
 
 def clock_skew_problems(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Messages about nodes whose clock differs too much from this machine's."""
+    """Messages about nodes whose clock differs from this machine's clock by more than 60 s."""
     return [
         f"{node}: its clock differs by {found['skew_s']:+.0f} s from this machine's"
         for node, found in facts.items()
@@ -290,18 +296,19 @@ def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, timeou
 
 
 def status(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> dict[str, str]:
-    """State of each node; all `degraded` if the pool never came up."""
+    """State of each node. All nodes are `degraded` if the pool was never up."""
     if record.pool is None:
         return dict.fromkeys(record.nodes, "degraded")
     return engine_plugins.load(record.engine, record.engine_settings).status(record.pool, cluster, timeout_s=timeout_s)
 
 
 def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeout_s: float) -> DownResult:
-    """End the pool; safe to call twice. If a node did not answer, the record stays, so that the pool can be ended there
-    later.
+    """Take the pool down; safe to call twice.
+
+    If a node does not respond, the record is kept, so that a later call can remove the pool from that node.
 
     Raises:
-        PreconditionFailed: The name now belongs to another lease.
+        PreconditionFailed: Another start has created a pool with this name.
     """
     record.keep_data = record.keep_data or keep_data
     found = find(record.spec.name)
@@ -322,7 +329,7 @@ def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeo
 def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, timeout_s: float) -> DownResult:
     made = engine_plugins.load(record.engine, record.engine_settings)
     receipts = made.down(record.spec, cluster, lease=record.lease, keep_data=keep_data, timeout_s=timeout_s)
-    # Nodes of the record that are missing in this cluster count, too: the pool's data is still on them.
+    # Nodes in the record but not in this cluster count as unreached, because they still have data of the pool.
     wanted = dict.fromkeys([*(node.name for node in cluster.nodes), *record.nodes, *record.stranded])
     unreached = tuple(name for name in wanted if name not in receipts)
     refused = {name: ", ".join(receipt["refused"]) for name, receipt in receipts.items() if "refused" in receipt}
@@ -330,7 +337,7 @@ def _down(cluster: Cluster, record: PoolRecord, *, keep_data: bool, timeout_s: f
 
 
 def audit(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> DownResult:
-    """Remains of the pool on each node that answers (`receipts`), as messages."""
+    """List what is left of the pool on each node that responds, as messages in `receipts`."""
     made = engine_plugins.load(record.engine, record.engine_settings)
     found = made.audit(record.spec, cluster, timeout_s=timeout_s)
     return DownResult(
@@ -340,7 +347,7 @@ def audit(cluster: Cluster, record: PoolRecord, *, timeout_s: float) -> DownResu
 
 
 def forget(name: str) -> None:
-    """Delete the record of a pool whose missing nodes will not come back.
+    """Delete the record of a pool whose unreachable nodes will not come back.
 
     Raises:
         NotFound: The record does not exist.

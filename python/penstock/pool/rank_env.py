@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pool context: a job passes its pool to its ranks in one environment variable.
+"""Pool context: passes a job's pool to its ranks in one environment variable.
 
-From it, a loader finds the dataset's objects in the pool, and their source.
+With this context, a loader finds the dataset's objects in the pool, and their source.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["NODE", "VARIABLE", "PoolContext", "from_env", "to_env"]
 
 VARIABLE = "PENSTOCK_JOB_POOL"
 NODE = "PENSTOCK_NODE"
-"""Variable with the node's name as the launcher spells it; launchers set it for every rank."""
-# A pool of 10,000 nodes takes 3 MB as JSON; larger text is refused.
+"""Environment variable with the launcher's name for the node. Launchers set it for every rank."""
+# Limit for the decompressed context; larger contexts are rejected. A pool of 10,000 nodes needs 3 MB as JSON.
 _MAX_BYTES = 1 << 26
 
 
@@ -34,9 +34,9 @@ class PoolContext(msgspec.Struct, frozen=True):
 
     Attributes:
         data: URL of the dataset in the pool.
-        source: URL that it was staged from; lost objects are fetched again from there. None if unknown.
-        engine_settings: Settings that the pool was brought up with.
-        lost: Names of lost nodes; readers do not wait for them, even if the engine still lists them.
+        source: URL from which the dataset was staged, and from which lost objects are fetched again. None if unknown.
+        engine_settings: Settings with which the pool was started.
+        lost: Names of lost nodes. Readers do not wait for them, even if the engine still lists them.
     """
 
     pool: Pool
@@ -46,7 +46,7 @@ class PoolContext(msgspec.Struct, frozen=True):
     lost: tuple[str, ...] = ()
 
     def node(self, environment: Mapping[str, str]) -> str:
-        """Name of the node that this process runs on.
+        """Name of the node on which this process runs.
 
         Raises:
             ConfigError: The node does not belong to the pool.
@@ -65,7 +65,7 @@ class PoolContext(msgspec.Struct, frozen=True):
 
 
 def _is_local_address(address: str) -> bool:
-    """True if this machine has the address."""
+    """True if the address belongs to this machine."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.bind((address, 0))
@@ -75,13 +75,13 @@ def _is_local_address(address: str) -> bool:
 
 
 def to_env(context: PoolContext) -> dict[str, str]:
-    """The environment variable for the ranks. Compressed, since Linux limits a variable to 128 KiB."""
+    """Return the environment variable for the ranks. It is compressed, because Linux limits a variable to 128 KiB."""
     packed = zlib.compress(msgspec.json.encode(context), 9)
     return {VARIABLE: base64.b64encode(packed).decode()}
 
 
 def from_env(environment: Mapping[str, str]) -> PoolContext | None:
-    """The pool context of this process, or None.
+    """Return the pool context of this process; None if the variable is not set.
 
     Raises:
         ConfigError: The variable cannot be parsed.

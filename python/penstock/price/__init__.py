@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price book and disk book (dated data), and cost formulae (pure functions). Moves no bytes, uses no network."""
+"""Computes costs from a price book and disk limits from a disk book, both with dated sources. Uses no network."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price book: each price with its unit, date and source. Reads TOML; computes nothing."""
+"""Price book: reads prices from TOML, each with its unit, date and source. Computes no costs."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.value / self.per
 
     def age_months(self, today: dt.date) -> int:
-        """Whole months since `as_of`, never negative."""
+        """Whole months since `as_of`; 0 if `as_of` is in the future."""
         year, month = map(int, self.as_of.split("-"))
         return max(0, (today.year - year) * 12 + today.month - month)
 
 
 class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All prices of one file."""
+    """All prices in one file."""
 
     schema_version: int
     price: tuple[Price, ...]
 
     def find(self, item: str, region: str | None = None) -> Price:
-        """The price of `item` in `region`, or in the first region that the book lists for it.
+        """Return the price of `item` in `region`, or, without `region`, in the first region that the book lists.
 
         Raises:
             ConfigError: The book has no price for the item.
@@ -71,7 +71,7 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(text: str | None = None) -> PriceBook:
-    """Read a price book from TOML text, or the bundled one.
+    """Read a price book from TOML text; without `text`, read the bundled price book.
 
     Raises:
         ConfigError: The text is not TOML, or a row lacks a unit, region, source or date.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost formulae: pure functions of USD, hours and bytes, independent of the price book and of jobs."""
+"""Cost formulas: pure functions of USD, hours and bytes, independent of the price book and of jobs."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def _not_negative(**amounts: float) -> None:
 
 
 def billed_requests(object_bytes: int, *, requests: int = 1, bytes_per_unit: int | None = None) -> int:
-    """Read operations billed for one object read in `requests` ranges.
+    """Number of read operations that a store bills for an object that is read with `requests` GETs.
 
     Args:
-        object_bytes: Stored size.
+        object_bytes: Stored size of the object.
         requests: Number of GETs for the object.
-        bytes_per_unit: N if the store bills every started N bytes as one read (Azure accounts with a hierarchical name
-            space: 4 MiB), else None. Source: Azure Blob pricing page, "read operations of 4 MB" for hierarchical name
-            spaces; a 16.8 MB object is 5 of them (16.78 MB / 4 MiB = 4.0003).
+        bytes_per_unit: N if the store bills one read for every N bytes or part thereof, else None. It is 4 MiB for
+            Azure accounts with a hierarchical name space. Source: Azure Blob pricing page, "read operations of 4 MB";
+            a 16.8 MB object costs 5 of them (16.78 MB / 4 MiB = 4.0003).
     """
     _not_negative(object_bytes=object_bytes, requests=requests)
     if bytes_per_unit is None:
@@ -58,13 +58,13 @@ def requests_usd(count: float, usd_per_request: float) -> float:
 
 
 def storage_usd(size_bytes: float, usd_per_gib_month: float, hours: float) -> float:
-    """Cost of storing `size_bytes` for `hours`, in USD. Clouds prorate GB-months by the hour; their GB is 2^30 bytes."""
+    """Cost of storing `size_bytes` for `hours`, in USD. Clouds bill GB-months by the hour; their GB is 2^30 bytes."""
     _not_negative(size_bytes=size_bytes, usd_per_gib_month=usd_per_gib_month, hours=hours)
     return size_bytes / GIB * usd_per_gib_month * hours / HOURS_PER_MONTH
 
 
 def egress_usd(size_bytes: float, usd_per_gib: float) -> float:
-    """Cost of bytes that leave the region, in USD; bytes that stay inside cost nothing."""
+    """Cost of bytes that leave the region, in USD. Traffic inside the region is free."""
     _not_negative(size_bytes=size_bytes, usd_per_gib=usd_per_gib)
     return size_bytes / GIB * usd_per_gib
 
@@ -81,9 +81,9 @@ def job_cost(
 ) -> Cost:
     """Cost of one job: nodes x $/h x (stage_h + run_h) + requests + GB-months + egress (the last three in USD).
 
-    The nodes are billed during the stage, too, as in the article.
+    The nodes are also billed while they stage, as in the published study.
 
-    Source: DESIGN section 4, Plan; the first term is the 2021 article's own formula.
+    Source: DESIGN section 4, Plan; the first term is the formula of that study (`plan.reference_job`).
     """
     _not_negative(
         nodes=nodes,

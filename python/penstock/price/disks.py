@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disk book: the limits of a block device by name and year, each number with its source."""
+"""Disk book: limits of block devices by name and year, each number with its source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Confidence = Literal["published", "derived", "unverified", "ours"]
 
 
 class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Limit on I/Os or bytes per second, reads and writes together; books/disks.toml explains how the numbers combine."""
+    """Limit on I/Os or bytes per second, for reads and writes together. books/disks.toml explains the attributes."""
 
     what: Literal["ios", "bytes"]
     value: float
@@ -37,18 +37,18 @@ class DiskLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ValueError("burst and credits must be given together")
 
     def base(self, size_bytes: int) -> float:
-        """Sustained limit of a disk of this size."""
+        """Sustained limit of a disk with this size."""
         if self.per_gib is None:
             return self.value
         return min(self.value, max(self.floor, self.per_gib * size_bytes / 2**30))
 
     def most(self, size_bytes: int) -> float:
-        """Limit as long as there are burst credits."""
+        """Limit of a disk with this size while it has burst credits."""
         return max(self.base(size_bytes), self.burst or 0.0)
 
 
 class Disk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A block device in the book. `size_gib` is the size used by its study or provider."""
+    """A block device in the disk book. `size_gib` is the size in the study or data sheet that is its source."""
 
     name: str
     year: int
@@ -59,7 +59,7 @@ class Disk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def label(self) -> str:
-        """Name with year: `aws-gp2@2018`."""
+        """Name with year, such as `aws-gp2@2018`."""
         return f"{self.name}@{self.year}"
 
     @property
@@ -76,10 +76,10 @@ class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load() -> dict[str, Disk]:
-    """Every disk as `name@year`, and the latest year also as `name`.
+    """Return all disks by `name@year`. The key `name` alone is the entry of the latest year.
 
     Raises:
-        ConfigError: The book breaks its rules.
+        ConfigError: The disk book is invalid.
     """
     raw = resources.files("penstock").joinpath("price/books/disks.toml").read_bytes()
     try:
@@ -93,7 +93,7 @@ def load() -> dict[str, Disk]:
 
 
 def find(name: str) -> Disk:
-    """The disk of this name, with or without its year.
+    """Find a disk by its name, with or without the year.
 
     Raises:
         ConfigError: The disk is unknown; the error lists the known ones.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost estimates as plain values: of a stage before its first byte, of a training before its first epoch."""
+"""Estimates the cost of a stage or of a training before it starts, and returns it as plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def estimate_stage(
     max_requests_per_s: float | None = None,
     max_bytes_per_s: float | None = None,
 ) -> dict[str, Any]:
-    """Add `money` (None if nothing is billed) and `eta_s` (None if no rate is known) to the summary of a dry run.
+    """Add `money` (None if nothing is billed) and `eta_s` (None if no limit is given) to the summary of a dry run.
 
     Raises:
         ConfigError: The tier is unknown.
@@ -51,7 +51,7 @@ def estimate_stage(
 def estimate_epochs(
     url: str, *, objects: int, size_bytes: int, requests: float, epochs: int, nodes: int = 1, tier: str | None = None
 ) -> dict[str, Any] | None:
-    """Cost of all epochs as plain values, without and with the node cache; None if nothing is billed.
+    """Estimate the cost of all epochs with and without the node cache, as plain values; None if nothing is billed.
 
     Raises:
         ConfigError: The tier is unknown.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a job: nodes by the hour, the stage's requests and bytes, and their sum, with the dates of the prices."""
+"""Computes the cost of a job: node hours, requests and bytes of the stage, the sum, and the dates of the prices."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["job_money", "source_of", "tier_of"]
 
 
 def source_of(job: Job) -> str | None:
-    """The URL that the job reads; None if the job file has none."""
+    """URL of the job's source: that of `[stage]`, or else of `[demand]`; None if the job file contains none."""
     if job.stage is not None:
         return job.stage.source
     return job.demand.source if job.demand is not None else None
 
 
 def tier_of(job: Job) -> str | None:
-    """The tier that bills the source; None if nothing is billed."""
+    """Price tier of the job's source; None if reads from the source are not billed."""
     section, source = job.money.tier if job.money else None, source_of(job)
     return section or (tier_of_url(source) if source else None)
 
 
 def job_money(job: Job, nodes: int, found: dict[str, Any] | None, *, copies: int = 1) -> dict[str, Any]:
-    """Cost of a job, in USD; None where it is unknown.
+    """Compute the cost of a job in USD, by item. Unknown items are None.
 
     Args:
         nodes: Number of nodes of the job.
-        found: Result of `list_source`, if the source is billed.
+        found: Result of `list_source`, if reads from the source are billed.
         copies: Number of times that the whole dataset is staged: once, or once per node.
 
     Raises:

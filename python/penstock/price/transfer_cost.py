@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transfer cost of a dataset: requests x price + egress bytes x price, by the URL's kind of store."""
+"""Computes the transfer cost of a dataset: requests x price + egress bytes x price. The URL determines the prices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TIERS", "EpochsCost", "TransferCost", "epochs_cost", "tier_of_url", "transfer_cost"]
 
-# Items of the price book for each store: price of a read, and of internet egress.
+# Price book items for each tier: a read request, and internet egress.
 TIERS: dict[str, tuple[str, str | None]] = {
     "s3-standard": ("s3-standard-read", "s3-egress-internet"),
     "gcs-standard": ("gcs-standard-read", "gcs-egress-internet"),
@@ -27,7 +27,7 @@ _BY_SCHEME = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-hot"}
 
 
 class TransferCost(msgspec.Struct, frozen=True):
-    """Transfer cost in USD, by node and in total. Only nodes outside the cloud pay `egress_usd`."""
+    """Transfer cost in USD, per node and in total. `egress_usd` applies only to nodes outside the cloud."""
 
     tier: str
     is_inferred: bool
@@ -43,12 +43,12 @@ class TransferCost(msgspec.Struct, frozen=True):
 
     @property
     def total_egress_usd(self) -> float | None:
-        """Cost of all bytes if they leave the cloud; None if the book has no price for that."""
+        """Cost of all bytes if they leave the cloud; None if the book has no egress price for the tier."""
         return None if self.egress_usd is None else sum(self.egress_usd)
 
 
 class EpochsCost(msgspec.Struct, frozen=True):
-    """Cost of the reads of a training, without a node cache and with one."""
+    """Transfer cost of a training: `streamed` without a node cache, `cached` with one."""
 
     epochs: int
     nodes: int
@@ -57,7 +57,7 @@ class EpochsCost(msgspec.Struct, frozen=True):
 
 
 def tier_of_url(url: str) -> str | None:
-    """The most likely tier for a URL's scheme; None for a source without billed requests (files, web servers)."""
+    """Return the most likely tier for a URL's scheme; None if requests are not billed (files, web servers)."""
     return _BY_SCHEME.get(url.partition("://")[0]) if "://" in url else None
 
 
@@ -69,11 +69,11 @@ def transfer_cost(
     tier: str | None = None,
     book: PriceBook | None = None,
 ) -> tuple[TransferCost, list[Price]] | None:
-    """Cost of each node's requests and bytes, and the prices used; None if nothing is billed.
+    """Compute the cost of each node's requests and bytes; return it with the prices used. None if nothing is billed.
 
     Args:
-        requests: GETs (and HEADs) of each node.
-        sizes_bytes: Stored bytes of each node.
+        requests: Number of GETs and HEADs of each node.
+        sizes_bytes: Stored bytes that each node transfers.
         tier: One of `TIERS`; by default the most likely one for the URL's scheme.
     Raises:
         ConfigError: The tier is unknown.
@@ -117,15 +117,15 @@ def epochs_cost(
     tier: str | None = None,
     book: PriceBook | None = None,
 ) -> tuple[EpochsCost, list[Price]] | None:
-    """Cost of the reads of all epochs of a training; None if nothing is billed.
+    """Compute the cost of the reads in all epochs of a training; None if nothing is billed.
 
-    Without a cache every epoch transfers every byte. With a cache, a node fetches an object only at its first use. If N
-    nodes share each epoch evenly, each holds 1 - (1 - 1/N)^e of the dataset after e epochs, and N times that was
-    transferred.
+    Without a cache, every epoch transfers every byte. With a cache, a node fetches an object only when it first needs
+    it. If N nodes share each epoch evenly, each node has cached the fraction 1 - (1 - 1/N)^e of the dataset after e
+    epochs. All nodes together have then transferred N times this fraction.
 
     Args:
         objects, size_bytes: Number of objects and stored bytes of the dataset.
-        requests: GETs of one epoch over all nodes, without a cache.
+        requests: Number of GETs in one epoch over all nodes, without a cache.
     Raises:
         ConfigError: The tier is unknown, or the number of epochs or nodes is 0.
     """

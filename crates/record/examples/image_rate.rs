@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images per second of one thread: `image_rate FOLDER SECONDS`, one line per mode. `benches/image_decode.py` runs it
-//! beside Pillow and torchvision.
+//! Measures how many images per second one thread decodes: `image_rate FOLDER SECONDS` prints one line per mode.
+//! `benches/image_decode.py` runs it and compares it with Pillow and torchvision.
 #![allow(clippy::print_stdout)]
 
 use penstock_record::image::{Crop, ImageSpec, Layout, decode_into};

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to records: containers of records ([`tfrecord`], [`tar`], [`mds`], [`parquet`](mod@parquet)), payloads
-//! ([`tf_example`], [`tf_sequence_example`], [`npy`], [`npz`], [`image`]), chunks of arrays ([`chunk`]), other
-//! programs' indexes ([`sidecar_index`]), and detection by first bytes ([`magic`]).
+//! Record formats: parses containers of records ([`tfrecord`], [`tar`], [`mds`], [`parquet`](mod@parquet)), payloads
+//! ([`tf_example`], [`tf_sequence_example`], [`npy`], [`npz`], [`image`]), array chunks ([`chunk`]) and indexes of
+//! other programs ([`sidecar_index`]), and detects formats by their first bytes ([`magic`]).
 //!
-//! Everything here works on bytes in memory and copies no payload; it uses no store and no thread. Damaged or hostile
-//! bytes end in [`penstock_types::Error::Corrupt`] with the numbers.
+//! All functions work on bytes in memory, without copying payloads; they use neither stores nor threads. For damaged or
+//! hostile bytes, they return [`penstock_types::Error::Corrupt`] with the numbers.
 
 mod byteswap;
 pub mod chunk;

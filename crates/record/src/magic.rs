@@ -1,34 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content sniffing: recognises an object's format by the magic numbers of its first bytes.
+//! Content sniffing: detects an object's format by magic numbers in its first bytes.
 //!
-//! It is a guess, used to choose a format that no name states, and for messages. The decoding of data never depends on
-//! it.
+//! The result is a guess: it is used in messages, and to choose a format that the object's name does not show. No
+//! decoding relies on it.
 
 use crate::{tar_header, tfrecord_header};
 
-/// Number of first bytes that suffice for every format here.
+/// Number of first bytes that suffice to detect every format in this module.
 pub const HEAD_LEN: usize = 512;
 
-/// [`describe`]'s word for TFRecords.
+/// Name of the TFRecord format, as returned by [`describe`].
 pub const TFRECORD: &str = "TFRecords";
-/// [`describe`]'s word for tar archives.
+/// Name of the tar format, as returned by [`describe`].
 pub const TAR: &str = "a tar archive";
-/// [`describe`]'s word for NumPy arrays.
+/// Name of NumPy's `.npy` format, as returned by [`describe`].
 pub const NPY: &str = "a NumPy array";
-/// [`describe`]'s word for NumPy archives.
+/// Name of NumPy's `.npz` format, as returned by [`describe`].
 pub const NPZ: &str = "a NumPy archive";
-/// [`describe`]'s word for Parquet files.
+/// Name of the Parquet format, as returned by [`describe`].
 pub const PARQUET: &str = "a Parquet file";
-/// [`describe`]'s word for HDF5 files.
+/// Name of the HDF5 format, as returned by [`describe`].
 pub const HDF5: &str = "an HDF5 file";
-/// [`describe`]'s word for JPEG images.
+/// Name of the JPEG format, as returned by [`describe`].
 pub const JPEG: &str = "a JPEG image";
-/// [`describe`]'s word for PNG images.
+/// Name of the PNG format, as returned by [`describe`].
 pub const PNG: &str = "a PNG image";
-/// [`describe`]'s word for zlib streams.
+/// Name of the zlib format, as returned by [`describe`].
 pub const ZLIB: &str = "zlib-compressed data";
 
-/// Magic numbers with their offsets.
+/// Magic numbers: offset, bytes and format name.
 const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"\x93NUMPY", NPY),
     (0, b"PAR1", PARQUET),
@@ -63,7 +63,7 @@ const MAGIC: &[(usize, &[u8], &str)] = &[
     (0, b"SQLite format 3\0", "an SQLite database"),
 ];
 
-/// Kind of an object from its first [`HEAD_LEN`] (decompressed) bytes; `None` if they are not recognised.
+/// Names the format of an object from its first [`HEAD_LEN`] (decompressed) bytes; `None` if the format is unknown.
 pub fn describe(head: &[u8]) -> Option<&'static str> {
     let head = &head[..head.len().min(HEAD_LEN)];
     if head.first_chunk().is_some_and(tfrecord_header::header_is_sound) {
@@ -81,9 +81,9 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
     }
     let number = head.first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
     match head {
-        // The length of the header, then the header as JSON.
+        // safetensors: the length of the header, then the header as JSON.
         [_, _, _, _, _, _, _, _, b'{', ..] if number.is_some_and(|len| len < 100 << 20) => Some("a safetensors file"),
-        // A continuation marker, then the length of a schema message.
+        // Arrow IPC: a continuation marker, then the length of a schema message.
         [0xff, 0xff, 0xff, 0xff, _, _, _, 0, ..] => Some("an Arrow IPC stream"),
         [0x78, flags, ..] if (0x7800 + u16::from(*flags)).is_multiple_of(31) => Some(ZLIB),
         [0x80, 2..=5, ..] => Some("a pickle"),
@@ -91,7 +91,7 @@ pub fn describe(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Kind of a zip archive, from the name of its first member.
+/// Names the kind of a zip archive from the name of its first member.
 fn zip(head: &[u8]) -> &'static str {
     let len = head.get(26..).and_then(|rest| rest.first_chunk()).map_or(0, |len| usize::from(u16::from_le_bytes(*len)));
     match head.get(30..30 + len) {
@@ -101,7 +101,7 @@ fn zip(head: &[u8]) -> &'static str {
     }
 }
 
-/// Detects UTF-8 text without control characters; `head` may end inside a character.
+/// Detects UTF-8 text without control characters; `head` may end in the middle of a character.
 fn text(head: &[u8]) -> Option<&'static str> {
     let text = match std::str::from_utf8(head) {
         Ok(text) => text,
@@ -138,7 +138,7 @@ mod tests {
             (b"\x40\0\0\0\0\0\0\0{\"a\":", Some("a safetensors file")),
             (b" \n[1, 2]", Some("JSON text")),
             (b"a,b\r\n1,2\r\n", Some("text")),
-            // Cut inside a character.
+            // Text that is cut in the middle of a character.
             (&text.as_bytes()[..HEAD_LEN - 1], Some("text")),
             (b"\x01\x02\x03", None),
             (&[0; HEAD_LEN], None),

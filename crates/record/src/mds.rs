@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MosaicML's MDS: the index (`index.json`, version 2), the samples of a shard, and the positions of their columns.
+//! MosaicML's MDS format: parses the index (`index.json`, version 2), the samples of a shard, and the positions of
+//! their columns.
 //!
-//! A shard consists of a count, `count + 1` offsets, the writer's settings, and the samples. A sample consists of the
-//! sizes of its variable-length columns, then all columns. Values are returned as slices; [`Encoding::tensor`] returns
-//! the tensor in a value. Pickled columns, and columns with encodings that a user registered, are returned as bytes:
-//! their code is never run.
+//! A shard contains a count, `count + 1` offsets, the writer's settings, and the samples. A sample contains the sizes
+//! of its variable-length columns, followed by all columns. Values are returned as slices; [`Encoding::tensor`]
+//! interprets a value as a tensor. Pickled columns, and columns with user-registered encodings, are returned as bytes:
+//! their code is never executed.
 
 use std::collections::HashSet;
 
@@ -15,28 +16,28 @@ use serde::Deserialize;
 /// How a column's values are stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Encoding {
-    /// `bytes`, and byte strings of other formats: `jpeg`, `png`, `json`, `pkl`, lists of images, user-defined
+    /// `bytes`, and byte strings in other formats: `jpeg`, `png`, `json`, `pkl`, lists of images, user-registered
     /// encodings.
     Bytes,
-    /// UTF-8: `str`, and `str_decimal`, whose numbers fit no element type.
+    /// UTF-8 text: `str`, and `str_decimal`, whose numbers no element type can represent.
     Text,
     /// A number as text: `str_int`, `str_float`.
     Digits(DType),
     /// One number: `int` and the NumPy scalars.
     Scalar(DType),
-    /// `ndarray`, with type and shape in the encoding or before each value.
+    /// `ndarray`; element type and shape are part of the encoding, or precede each value.
     Array {
-        /// Shape, if all values share it.
-        dtype: Option<DType>,
         /// Element type, if all values share it.
+        dtype: Option<DType>,
+        /// Shape, if all values share it.
         shape: Option<Vec<usize>>,
     },
-    /// `pil`: width, height, mode and pixels; a tensor if each channel has one byte.
+    /// `pil`: width, height, mode and pixels. A tensor if each channel has one byte.
     Pixels,
 }
 
 impl Encoding {
-    /// Parses an encoding's `text` in an index.
+    /// Parses the text of an encoding from an index.
     fn parse(text: &str) -> Self {
         let (name, settings) = text.split_once(':').unwrap_or((text, ""));
         match name {
@@ -50,7 +51,7 @@ impl Encoding {
         }
     }
 
-    /// Parses the settings of `ndarray`: `DTYPE:SHAPE`, `DTYPE` or nothing.
+    /// Parses the settings of `ndarray`: `DTYPE:SHAPE`, `DTYPE` or an empty text.
     fn array(settings: &str) -> Option<Self> {
         let (dtype, shape) = settings.split_once(':').unwrap_or((settings, ""));
         let dtype = Some(dtype).filter(|dtype| !dtype.is_empty()).map(str::parse).transpose().ok()?;
@@ -59,11 +60,11 @@ impl Encoding {
         Some(Self::Array { dtype, shape })
     }
 
-    /// Type and shape of a value, and its elements without a copy, little-endian and in C order. `place` names the
-    /// value in messages.
+    /// Returns type and shape of a value, and its elements without a copy, little-endian and in C order. `place` names
+    /// the value in messages.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if its bytes do not match the encoding, [`Error::Unsupported`] if it is not a tensor.
+    /// [`Error::Corrupt`] if the bytes do not match the encoding, [`Error::Unsupported`] if the value is not a tensor.
     pub fn tensor<'a>(&self, value: &'a [u8], place: &str) -> Result<(TensorSpec, &'a [u8])> {
         let unsupported = |what: &str| {
             Err(Error::Unsupported { what: format!("{what} as a tensor ({place})"), by: "the MDS reader".to_owned() })
@@ -134,8 +135,8 @@ fn array_type(code: u8) -> Option<DType> {
     })
 }
 
-/// Parses the shape before an array: one byte with the number of dimensions and the size of each number, then the
-/// numbers.
+/// Parses the shape that precedes an array: one byte with the number of dimensions and the width of each size, followed
+/// by the sizes.
 fn array_shape(value: &[u8]) -> Option<(Vec<usize>, &[u8])> {
     let (&byte, rest) = value.split_first()?;
     let size = 1usize << (byte & 3);
@@ -157,20 +158,20 @@ fn le_u32(bytes: &[u8], at: usize) -> u32 {
 pub struct Column {
     /// Its name.
     pub name: String,
-    /// How its values are stored.
+    /// How the values are stored.
     pub encoding: Encoding,
-    /// Bytes of each value, if all have the same size.
+    /// Size of each value in bytes, if all values have the same size.
     pub size: Option<u32>,
 }
 
-/// A shard, as the index describes it.
+/// Description of a shard in the index.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardInfo {
-    /// Name of the object, relative to the index; the compressed object if there is one.
+    /// Name of the object, relative to the index: the compressed object, if one is listed.
     pub name: String,
-    /// Bytes of the object.
+    /// Stored size in bytes.
     pub stored: u64,
-    /// Bytes after decompression.
+    /// Size after decompression, in bytes.
     pub size: u64,
     /// Codec of the object.
     pub codec: Codec,
@@ -192,7 +193,7 @@ struct RawShard {
     format: String,
     samples: u64,
     compression: Option<String>,
-    // Shards of Streaming's other formats lack these fields.
+    // Shards in Streaming's other formats lack these fields.
     #[serde(default)]
     column_names: Vec<String>,
     #[serde(default)]
@@ -209,7 +210,7 @@ struct RawFile {
     bytes: u64,
 }
 
-/// Reads an `index.json`; `place` names it in messages.
+/// Parses an `index.json`; `place` names it in messages.
 pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
     let corrupt = |problem: String| Error::corrupt(place, format!("is not an MDS index: {problem}"));
     let unsupported =
@@ -241,7 +242,7 @@ pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
         let column = |((name, encoding), size): ((String, String), Option<u32>)| Column {
             name,
             encoding: Encoding::parse(&encoding),
-            // A size of 0 means no fixed size: the writer stores the size of the value with each sample.
+            // A size of 0 means a variable size: the writer stores the size of the value in each sample.
             size: size.filter(|&size| size > 0),
         };
         let columns: Vec<Column> = fields.map(column).collect();
@@ -273,13 +274,13 @@ pub fn parse_index(json: &[u8], place: &str) -> Result<Vec<ShardInfo>> {
 pub struct ColumnSpan {
     /// Index of the column.
     pub column: usize,
-    /// Where it begins.
+    /// Offset at which the value begins.
     pub offset: u64,
-    /// Length in bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Decompressed bytes of one shard.
+/// A shard, as its decompressed bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Shard<'a> {
     bytes: &'a [u8],
@@ -288,7 +289,7 @@ pub struct Shard<'a> {
 }
 
 impl<'a> Shard<'a> {
-    /// Checks the header of `bytes`; `place` names the shard in messages.
+    /// Wraps the bytes of a shard and checks their header; `place` names the shard in messages.
     pub fn new(bytes: &'a [u8], place: &'a str) -> Result<Self> {
         let count = bytes.first_chunk().map(|count| u32::from_le_bytes(*count) as usize);
         let head = count.and_then(|count| count.checked_add(2)?.checked_mul(4));
@@ -334,14 +335,14 @@ impl<'a> Shard<'a> {
         self.count == 0
     }
 
-    /// Offset and length of sample `at`, which must be below `len()`.
+    /// Offset and length of sample `at`, which must be less than `len()`.
     pub fn span(&self, at: usize) -> (u64, u64) {
         let offset = |at: usize| u64::from(le_u32(self.bytes, 4 + 4 * at));
         debug_assert!(at < self.count);
         (offset(at), offset(at + 1).saturating_sub(offset(at)))
     }
 
-    /// Locations of the columns of sample `at` in the shard.
+    /// Locations of the columns of sample `at`, as offsets in the shard.
     pub fn columns(&self, at: usize, columns: &[Column]) -> Result<Vec<ColumnSpan>> {
         let (offset, len) = self.span(at);
         let sample = &self.bytes[offset as usize..][..len as usize];
@@ -351,7 +352,7 @@ impl<'a> Shard<'a> {
     }
 }
 
-/// Locations of the columns in the bytes of a sample; `place` names the sample in messages.
+/// Locations of the columns in one sample, whose bytes are `sample`; `place` names the sample in messages.
 pub fn sample_columns(sample: &[u8], columns: &[Column], place: &str) -> Result<Vec<ColumnSpan>> {
     let head = 4 * columns.iter().filter(|column| column.size.is_none()).count() as u64;
     let (mut at, mut offset) = (0, head);

@@ -1,45 +1,47 @@
 // SPDX-License-Identifier: Apache-2.0
-//! NumPy's `.npy`: parses the header (versions 1 to 3), and writes the array into a slot.
+//! NumPy's `.npy` format: parses the header (versions 1 to 3), and writes the array to a batch slot.
 //!
-//! Big-endian elements are swapped. Booleans become uint8; NumPy has no bfloat16. Refused with a reason: structured
-//! elements, strings, objects (a pickle), complex numbers, and Fortran order in more than one dimension unless the
-//! array is read as its transpose.
+//! Big-endian elements are swapped, and booleans become uint8. NumPy has no bfloat16. The following arrays are rejected
+//! with the reason: structured elements, strings, objects (pickles), complex numbers, and Fortran order in more than
+//! one dimension (unless the array is read as its transpose).
 
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 
 use crate::byteswap::swap_into;
 
-/// First bytes of every `.npy`.
+/// Magic bytes at the start of every `.npy` file.
 pub const MAGIC: &[u8; 6] = b"\x93NUMPY";
-/// Maximum header size. NumPy's own limit is 10,000 characters; headers of structured types may be longer, but those
-/// types are refused anyway.
+/// Maximum header size. NumPy's own limit is 10,000 characters. Headers of structured types may be longer, but those
+/// types are rejected anyway.
 const MAX_HEADER: usize = 64 << 10;
-/// NumPy's own limit.
+/// Maximum number of dimensions, as in NumPy.
 const MAX_DIMENSIONS: usize = 64;
 
-/// Header of an array.
+/// Parsed header of an array.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
-    /// Element type and shape. For a Fortran-ordered array, the shape of its transpose, which is stored in C order.
+    /// Element type and shape. For an array in Fortran order, this is the shape of its transpose, which is stored in C
+    /// order.
     pub spec: TensorSpec,
-    /// True when the elements are big-endian.
+    /// True if the elements are big-endian.
     pub big_endian: bool,
-    /// True when `spec.shape` is reversed.
+    /// True if `spec.shape` is the reversed shape of the array.
     pub fortran_order: bool,
-    /// True for booleans, whose type in `spec` is uint8.
+    /// True if the elements are booleans; their type in `spec` is uint8.
     pub boolean: bool,
-    /// Offset of the elements.
+    /// Offset of the first element in the file.
     pub data_offset: usize,
 }
 
 impl Header {
-    /// Bytes of the elements.
+    /// Size of all elements in bytes.
     pub fn data_len(&self) -> Result<usize> {
         self.spec.size_bytes()
     }
 }
 
-/// Parses the header at the start of `bytes`, which is a file or its first part; `place` names the file in messages.
+/// Parses the header at the start of `bytes`, which holds the whole file or only its beginning; `place` names the file
+/// in messages.
 pub fn parse(bytes: &[u8], place: &str) -> Result<Header> {
     let corrupt = |problem: String| Error::corrupt(place, problem);
     let Some((magic, rest)) = bytes.split_first_chunk::<6>() else {
@@ -93,7 +95,7 @@ fn element(descr: &str, place: &str) -> Result<(DType, bool)> {
     }
 }
 
-/// Parses NumPy's short type name; returns the type, and whether it is big-endian. Booleans are uint8.
+/// Parses NumPy's short type name; returns the element type, and whether it is big-endian. Booleans become uint8.
 pub(crate) fn element_type(descr: &str) -> Option<(DType, bool)> {
     let (order, kind) = match descr.as_bytes().first() {
         Some(b'<' | b'>' | b'=' | b'|') => descr.split_at(1),
@@ -116,7 +118,7 @@ pub(crate) fn element_type(descr: &str) -> Option<(DType, bool)> {
     Some((dtype, order == ">" && dtype.size() > 1))
 }
 
-/// The three keys of a header.
+/// The three values of a header.
 struct Dict<'a> {
     descr: &'a str,
     fortran_order: bool,
@@ -124,8 +126,8 @@ struct Dict<'a> {
 }
 
 impl<'a> Dict<'a> {
-    /// Parses the literal that NumPy writes: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, with keys
-    /// in any order.
+    /// Parses the Python literal that NumPy writes: `{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }`, with
+    /// the keys in any order.
     fn parse(text: &'a str) -> Result<Self, String> {
         let mut rest = Literal(text.trim());
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
@@ -156,7 +158,7 @@ impl<'a> Dict<'a> {
     }
 }
 
-/// Rest of a Python literal.
+/// Rest of a Python literal that is being parsed.
 struct Literal<'a>(&'a str);
 
 impl<'a> Literal<'a> {
@@ -179,7 +181,7 @@ impl<'a> Literal<'a> {
         Ok(&rest[1..=end])
     }
 
-    /// Parses a string or a list (of a structured type), which is returned whole.
+    /// Parses the value of `descr`: a string, or the list of a structured type, which is returned as text.
     fn descr(&mut self) -> Result<&'a str, String> {
         let rest = self.0.trim_start();
         if !rest.starts_with('[') {
@@ -217,7 +219,7 @@ impl<'a> Literal<'a> {
         while !self.take(')') {
             let rest = self.0.trim_start();
             let digits = rest.len() - rest.trim_start_matches(|mark: char| mark.is_ascii_digit()).len();
-            // Python 2's NumPy wrote long integers: `3L`.
+            // NumPy under Python 2 wrote long integers: `3L`.
             let side = rest[..digits].parse().map_err(|_| "has a shape that is not a tuple of sizes")?;
             self.0 = rest[digits..].strip_prefix('L').unwrap_or(&rest[digits..]);
             if shape.len() == MAX_DIMENSIONS {
@@ -233,8 +235,8 @@ impl<'a> Literal<'a> {
     }
 }
 
-/// Writes the array in the `.npy` file `bytes` to `out`, its slot in a batch, little-endian and in C order. The array
-/// must have `spec`'s type and shape. `place` names the file in messages.
+/// Reads the `.npy` file `bytes` into `out`, the array's batch slot, little-endian and in C order. The array must have
+/// the type and shape of `spec`. `place` names the file in messages.
 pub fn read_into(bytes: &[u8], spec: &TensorSpec, out: &mut [u8], place: &str) -> Result<()> {
     let header = parse(bytes, place)?;
     if header.fortran_order {

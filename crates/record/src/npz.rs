@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! zip archives such as NumPy's `.npz`: positions of the members from the central directory, and their bytes.
+//! Reads zip archives such as NumPy's `.npz`: finds the members through the central directory, and returns their
+//! content.
 //!
-//! Supported: stored and deflated members, zip64, and archives with a prefix of other bytes. The CRC-32 of every member
-//! that is read is verified. Refused: encryption, other methods, multi-file archives.
+//! Supported are stored and deflated members, zip64, and archives with other bytes in front. The CRC-32 of every member
+//! that is read is verified. Encryption, other compression methods and multi-file archives are rejected.
 
 use std::borrow::Cow;
 
@@ -17,7 +18,7 @@ const LOCAL: u32 = 0x0403_4b50;
 const END_LEN: usize = 22;
 const ENTRY_LEN: usize = 46;
 const LOCAL_LEN: usize = 30;
-/// DEFLATE expands one byte to at most 1,032 bytes: a directory that claims more is wrong.
+/// Maximum expansion by DEFLATE: 1,032 output bytes per input byte. A directory that claims more is wrong.
 const MAX_OF_ONE: u64 = 1032;
 
 /// A member of an archive.
@@ -29,14 +30,14 @@ pub struct Entry<'a> {
     pub offset: u64,
     /// Bytes stored.
     pub stored: u64,
-    /// Bytes after decompression.
+    /// Size after decompression, in bytes.
     pub size: u64,
     /// True if the member is deflated.
     pub deflated: bool,
     crc32: u32,
 }
 
-/// The members of one archive, in the order of its directory.
+/// Directory of one archive: its members in directory order.
 #[derive(Debug, Clone)]
 pub struct Directory<'a> {
     bytes: &'a [u8],
@@ -60,7 +61,7 @@ impl<'a> Directory<'a> {
     /// Parses the directory of the archive `bytes`; `place` names the archive in messages.
     pub fn parse(bytes: &'a [u8], place: &'a str) -> Result<Self> {
         let corrupt = |problem: String| Error::corrupt(place, problem);
-        // The end record comes last, except for a comment of at most 65,535 bytes.
+        // The end record is at the end of the archive; only a comment of at most 65,535 bytes may follow it.
         let from = bytes.len().saturating_sub(END_LEN + usize::from(u16::MAX));
         let end = (from..=bytes.len().saturating_sub(END_LEN))
             .rev()
@@ -76,8 +77,8 @@ impl<'a> Directory<'a> {
         let mut directory_end = end;
         let wide = count == 0xffff || len == 0xffff_ffff || start == 0xffff_ffff;
         if let Some(at) = end.checked_sub(20).filter(|&at| wide && u32_at(bytes, at) == LOCATOR_64) {
-            // Bytes before the archive make the record's stated offset wrong, so look directly before its locator (no
-            // known writer adds extensible data there).
+            // Bytes in front of the archive make the stated offset of this record wrong. The record is therefore
+            // expected directly before its locator (no known writer adds extensible data in between).
             let record = at.checked_sub(56).filter(|&record| u32_at(bytes, record) == END_64);
             let record = record.ok_or_else(|| corrupt("has no zip64 record where one should be".to_owned()))?;
             count = u64_at(bytes, record + 32);
@@ -92,7 +93,7 @@ impl<'a> Directory<'a> {
                 by: "the zip reader".to_owned(),
             });
         }
-        // Data before the archive (such as a self-extractor) moves all offsets by its length.
+        // Data in front of the archive (such as a self-extractor) shift all offsets by their length.
         let shift = (directory_end as u64).checked_sub(len).and_then(|at| at.checked_sub(start)).ok_or_else(|| {
             corrupt(format!(
                 "has a zip directory of {} bytes at byte {} that does not fit",
@@ -127,7 +128,8 @@ impl<'a> Directory<'a> {
         &self.entries
     }
 
-    /// Member with this name, with or without `.npy`; the last one, as in other readers.
+    /// Returns the member with this name, with or without `.npy`. If several have the name, returns the last one, as
+    /// other readers do.
     pub fn get(&self, name: &str) -> Option<&Entry<'a>> {
         let wanted = |entry: &&Entry<'a>| {
             entry.name == name.as_bytes() || entry.name.strip_suffix(b".npy") == Some(name.as_bytes())
@@ -135,8 +137,8 @@ impl<'a> Directory<'a> {
         self.entries.iter().rev().find(wanted)
     }
 
-    /// Content of a member: borrowed if it is stored, else decompressed, which takes `entry.size` bytes. Verifies the
-    /// checksum.
+    /// Returns the content of a member: borrowed if the member is stored, otherwise decompressed into `entry.size`
+    /// bytes. Verifies the checksum.
     pub fn read(&self, entry: &Entry<'a>) -> Result<Cow<'a, [u8]>> {
         let stored = usize::try_from(entry.offset).ok().zip(usize::try_from(entry.stored).ok());
         let stored = stored.and_then(|(offset, len)| self.bytes.get(offset..)?.get(..len));
@@ -162,7 +164,7 @@ impl<'a> Directory<'a> {
         Ok(content)
     }
 
-    /// Name of a member in messages.
+    /// Describes a member, for messages.
     pub fn member(&self, entry: &Entry<'_>) -> String {
         format!("member `{}` of {}", entry.name.escape_ascii(), self.place)
     }
@@ -189,7 +191,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     let mut size = u64::from(u32_at(fields, 24));
     let mut local = u64::from(u32_at(fields, 42));
     let mut wide = zip64(extra);
-    // The zip64 record contains only the values that did not fit in these fields, in this order.
+    // The zip64 record contains only the values that do not fit into these fields, in this order.
     for value in [&mut size, &mut stored, &mut local] {
         if *value == 0xffff_ffff
             && let Some((first, rest)) = wide.split_first_chunk::<8>()
@@ -232,7 +234,7 @@ fn entry<'a>(bytes: &[u8], fields: &[u8], name: &'a [u8], extra: &[u8], shift: u
     Ok(Entry { name, offset, stored, size, deflated, crc32: u32_at(fields, 16) })
 }
 
-/// The zip64 record among a member's extra fields.
+/// Returns the zip64 record from a member's extra fields; empty if there is none.
 fn zip64(mut extra: &[u8]) -> &[u8] {
     while extra.len() >= 4 {
         let (id, len) = (u16_at(extra, 0), usize::from(u16_at(extra, 2)));

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Protobuf wire format, parsed in place: tags, varints, lengths, and skipping. Copies nothing and does not recurse; a
-//! message is a slice.
+//! Parser for the protobuf wire format: reads tags, varints and length-delimited fields in place, and skips unknown
+//! ones. Copies no bytes and does not recurse; a message is a slice.
 
-/// Problem of a message, without its place.
+/// Description of a problem in a message, without its location.
 pub(crate) type Problem = &'static str;
 
-/// Maximum nesting of groups (deprecated, skipped as unknown), as in the reference library.
+/// Maximum nesting depth of groups, as in the reference library. Groups are deprecated, and are skipped as unknown
+/// fields.
 const MAX_NESTED: usize = 100;
 const START_GROUP: u32 = 3;
 const END_GROUP: u32 = 4;
 
-/// One field of a message.
+/// Value of one field of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Value<'a> {
     Varint(u64),
@@ -20,7 +21,7 @@ pub(crate) enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in order.
+/// Iterates over the fields of a message, in order.
 #[derive(Debug, Clone)]
 pub(crate) struct Message<'a> {
     rest: &'a [u8],
@@ -31,7 +32,7 @@ impl<'a> Message<'a> {
         Self { rest: bytes }
     }
 
-    /// The next field's number and value; groups are skipped.
+    /// Reads the number and value of the next field; skips groups.
     pub(crate) fn next(&mut self) -> Result<Option<(u32, Value<'a>)>, Problem> {
         while !self.rest.is_empty() {
             let (number, wire) = self.tag()?;
@@ -62,7 +63,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Skips past the end of group `number`, whose start was already read.
+    /// Skips the rest of group `number`, whose start tag was already read.
     fn skip_group(&mut self, number: u32) -> Result<(), Problem> {
         let mut open = vec![number];
         while let Some(&inner) = open.last() {
@@ -98,7 +99,7 @@ impl<'a> Message<'a> {
 pub(crate) fn varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate() {
-        // The tenth byte holds one bit; like the reference library, this drops bits that overflow it.
+        // The tenth byte holds one bit; like the reference library, this code drops the bits that overflow 64.
         if at == 10 {
             return Err("has a number longer than 10 bytes");
         }
@@ -120,18 +121,18 @@ pub(crate) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// Number of bytes of a varint.
+/// Encoded size of a varint in bytes.
 pub(crate) fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
-/// Appends the tag and length of a field of `len` bytes.
+/// Appends the tag and the length of a field whose content has `len` bytes.
 pub(crate) fn put_len(number: u32, len: usize, out: &mut Vec<u8>) {
     put_varint(u64::from(number << 3 | 2), out);
     put_varint(len as u64, out);
 }
 
-/// Bytes of a field with `len` bytes of content, including its tag (one byte) and length.
+/// Encoded size of a field with `len` bytes of content: tag (one byte), length and content.
 pub(crate) fn field_len(len: usize) -> usize {
     1 + varint_len(len as u64) + len
 }
@@ -173,7 +174,7 @@ mod tests {
 
     #[test]
     fn groups_are_skipped_and_bounded() {
-        // Group 1 { field 2 = 5 }, field 3 = 7.
+        // Encodes group 1 { field 2 = 5 }, then field 3 = 7.
         let mut message = Message::new(&[0x0b, 0x10, 5, 0x0c, 0x18, 7]);
         assert_eq!(message.next(), Ok(Some((3, Value::Varint(7)))));
         assert_eq!(message.next(), Ok(None));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Indexes that other programs wrote beside the data: DALI's for TFRecord and for tar, and the shard lists of
+//! Index files that other programs write beside the data: DALI's indexes for TFRecord and tar, and the shard lists of
 //! WebDataset and wids.
 //!
-//! They save a scan, but may be stale. Every span is compared with the size of the object here. A reader that finds
-//! unexpected bytes at a span should report that and scan.
+//! An index saves a scan of the object, but may be stale. Every span is therefore compared with the size of the object.
+//! A reader that finds unexpected bytes at a span should report it and scan the object.
 
 use penstock_types::{Error, Result, with_separators};
 use serde::Deserialize;
@@ -11,8 +11,9 @@ use serde::Deserialize;
 use crate::tar::{Sample, SampleMember};
 use crate::tfrecord::{FOOTER_LEN, HEADER_LEN, RecordSpan};
 
-/// Reads an index written by DALI's `tfrecord2idx` (or `tfrecord`'s): one line `OFFSET LENGTH` per record, with the
-/// length of the frame. `object_len` is the size of the TFRecord; `place` names the index in messages.
+/// Parses an index written by DALI's `tfrecord2idx` (or by that of the `tfrecord` package): one line `OFFSET LENGTH`
+/// per record, where LENGTH is that of the frame. `object_len` is the size of the TFRecord object; `place` names the
+/// index in messages.
 pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<RecordSpan>> {
     let mut spans = Vec::new();
     let mut end = 0u64;
@@ -41,10 +42,12 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
     Ok(spans)
 }
 
-/// Reads an index written by DALI's `wds2idx`. The first line is `v1.0` to `v1.2` and the number of samples. Each
-/// sample has one line with `EXT OFFSET SIZE NAME` (version 1.2) or `EXT OFFSET SIZE` (before) for every part. Offsets
-/// are those of contents; the index lacks the offsets of headers. A sample's span therefore begins one block before its
-/// first part, which is right except for members with long names.
+/// Parses an index written by DALI's `wds2idx`. The first line has the version (`v1.0` to `v1.2`) and the number of
+/// samples. Each sample has one line, which contains `EXT OFFSET SIZE NAME` (version 1.2) or `EXT OFFSET SIZE`
+/// (earlier) for every part.
+///
+/// The index has the offsets of contents, but not those of headers. A sample's span is therefore assumed to begin one
+/// block before its first part. This is correct except for members with long names.
 pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<Sample<'static>>> {
     let mut lines = lines(text);
     let (_, head) = lines.next().ok_or_else(|| Error::corrupt(place, "is not a DALI index: it is empty"))?;
@@ -76,7 +79,7 @@ pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<
         let start = first.offset - 512;
         let end = (last.offset + last.size).checked_next_multiple_of(512).unwrap_or(object_len).min(object_len);
         let len = end.checked_sub(start).ok_or_else(odd)?;
-        // Before version 1.2, the index has no sample names.
+        // Before version 1.2, the index contains no sample names.
         let key = key.unwrap_or_else(|| samples.len().to_string().into_bytes());
         samples.push(Sample { key: key.into(), offset: start, len, parts });
     }
@@ -107,7 +110,7 @@ struct ShardList {
     shardlist: Vec<ListedShard>,
 }
 
-/// Reads a shard list in the format of wids (`{"wids_version": 1, "shardlist": [{"url", "nsamples", ...}]}`).
+/// Parses a shard list in the format of wids (`{"wids_version": 1, "shardlist": [{"url", "nsamples", ...}]}`).
 pub fn parse_shard_list(json: &[u8], place: &str) -> Result<Vec<ListedShard>> {
     let list: ShardList = serde_json::from_slice(json)
         .map_err(|problem| Error::corrupt(place, format!("is not a list of shards: {problem}")))?;
@@ -120,7 +123,7 @@ pub fn parse_shard_list(json: &[u8], place: &str) -> Result<Vec<ListedShard>> {
     }
 }
 
-/// Lines that are not empty, numbered from 1.
+/// Non-empty lines with their numbers, which start at 1.
 fn lines(text: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let lines = text.split(|&byte| byte == b'\n').enumerate();
     lines.map(|(at, line)| (at + 1, line.trim_ascii())).filter(|(_, line)| !line.is_empty())

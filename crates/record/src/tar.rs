@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tar parser, header by header: positions of regular files, and their grouping into samples.
+//! tar parser: finds the regular files of an archive by reading its headers, and groups them into samples.
 //!
-//! Supports ustar, pax (`path`, `size`, in member and global headers), GNU long names and base-256 numbers. Copies only
-//! names that are split over two fields. Every member takes at least one block of the input, so the size of the input
-//! bounds the output of a hostile archive.
+//! Supports ustar, pax (`path` and `size`, in member and global headers), GNU long names and base-256 numbers. Copies
+//! only those names that are split over two header fields. Every member takes at least one input block, so the input
+//! size limits the output even for a hostile archive.
 //!
-//! Skipped: members that cannot hold a sample (folders, hard and symbolic links, devices, FIFOs, volume labels).
-//! Refused: members that would be read wrongly (sparse files, whose bytes are not contiguous, and continued files of
-//! multi-volume archives). Bytes after the first block of zeros are never read. An archive that ends between two
+//! Members that cannot hold a sample are skipped: folders, hard and symbolic links, devices, FIFOs, volume labels.
+//! Members that would be read wrongly are rejected: sparse files, whose bytes are not contiguous, and continued files
+//! of multi-volume archives. Bytes after the first block of zeros are never read. An archive that ends between two
 //! members without such a block counts as complete, as in GNU tar and Python.
 
 use std::borrow::Cow;
@@ -18,28 +18,28 @@ use crate::magic;
 pub use crate::tar_header::sniff;
 use crate::tar_header::{self as header, BLOCK, Kind, Pax};
 
-/// A regular file of an archive.
+/// A regular file in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member<'a> {
-    /// Path, as stored.
+    /// Path, as stored in the archive.
     pub name: Cow<'a, [u8]>,
-    /// Offset of its first header, including extensions.
+    /// Offset of its first header; extension headers count.
     pub header_offset: u64,
     /// Offset of its content.
     pub offset: u64,
-    /// Bytes of content.
+    /// Size of its content in bytes.
     pub size: u64,
 }
 
 impl Member<'_> {
-    /// End of its last block.
+    /// End offset of its last block.
     pub fn end(&self) -> u64 {
         self.offset + self.size.div_ceil(BLOCK as u64) * BLOCK as u64
     }
 }
 
-/// Iterates over the regular files in one archive's decompressed bytes, in order. Reads only headers. Ends after the
-/// first error.
+/// Iterates over the regular files in the decompressed bytes of one archive, in order. Reads only headers. Ends after
+/// the first error.
 #[derive(Debug, Clone)]
 pub struct Members<'a> {
     bytes: &'a [u8],
@@ -53,18 +53,18 @@ pub struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// Iterates over the files in `bytes`; `place` names the archive in messages.
+    /// Creates an iterator over the files in `bytes`; `place` names the archive in messages.
     pub fn new(bytes: &'a [u8], place: &'a str) -> Self {
         Self::at(bytes, 0, place)
     }
 
-    /// Iterates over the files in a piece of an archive that begins with a header at byte `base` of the archive. All
-    /// offsets returned or printed are those of the whole archive.
+    /// Creates an iterator over the files in a piece of an archive; the piece begins with a header at offset `base` of
+    /// the archive. Returned and printed offsets refer to the whole archive.
     pub fn at(bytes: &'a [u8], base: u64, place: &'a str) -> Self {
         Self { bytes, at: 0, base, count: 0, skipped: 0, global: Pax::default(), place, done: false }
     }
 
-    /// Members skipped so far: folders, links, devices.
+    /// Number of members skipped so far: folders, links, devices and others.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
@@ -78,7 +78,7 @@ impl<'a> Members<'a> {
         Error::corrupt(self.place, problem)
     }
 
-    /// Error text that names what the first bytes look like, if they are recognised.
+    /// Returns an error text that names the format that the first bytes look like; `otherwise` if it is unknown.
     fn not_a_tar(&self, otherwise: &str) -> String {
         match magic::describe(self.bytes) {
             Some(kind) if kind != magic::TAR => format!("is not a tar archive: it looks like {kind}"),
@@ -86,7 +86,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// Returns `size` bytes of content at `from`, and the end of their blocks.
+    /// Returns the `size` bytes of content at `from`, and the end offset of their blocks.
     fn content(&self, from: usize, size: u64) -> Result<(&'a [u8], usize)> {
         let rest = &self.bytes[from..];
         let whole = size.checked_next_multiple_of(BLOCK as u64).and_then(|whole| usize::try_from(whole).ok());
@@ -150,7 +150,8 @@ impl<'a> Members<'a> {
                         _ => {}
                     }
                     self.at = end;
-                    // A global header does not belong to a member: the next header may be the first of one.
+                    // A global header does not belong to the next member, so it does not count as that member's first
+                    // header.
                     if fields.kind == Kind::GlobalPax && header_offset == at {
                         first = None;
                     }
@@ -182,7 +183,7 @@ impl<'a> Members<'a> {
                 (None, prefix) => Cow::Owned([prefix, b"/", fields.name].concat()),
             };
             self.at = end;
-            // Before ustar a folder was a file whose name ends in a slash.
+            // Before ustar, a folder was stored as a file whose name ends in a slash.
             if !file || name.ends_with(b"/") {
                 (first, pax, long_name) = (None, Pax::default(), None);
                 self.skipped += 1;
@@ -222,36 +223,37 @@ impl std::iter::FusedIterator for Members<'_> {}
 /// A member that is part of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SampleMember {
-    /// Extension: text after the first dot of the base name, in lower case: `jpg`, `seg.png`.
+    /// Extension, in lower case: the text after the first dot of the base name, such as `jpg` or `seg.png`.
     pub ext: String,
     /// Offset of its content.
     pub offset: u64,
-    /// Bytes of content.
+    /// Size of its content in bytes.
     pub size: u64,
 }
 
-/// Consecutive members with one key.
+/// A sample: consecutive members with the same key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sample<'a> {
-    /// Path up to the first dot of the base name.
+    /// Key: the path up to the first dot of the base name.
     pub key: Cow<'a, [u8]>,
     /// Offset of its first header.
     pub offset: u64,
-    /// Bytes up to the end of its last member's blocks.
+    /// Number of bytes from there to the end of the last member's blocks.
     pub len: u64,
     /// Its members, in order.
     pub parts: Vec<SampleMember>,
 }
 
 impl Sample<'_> {
-    /// The part with this extension.
+    /// Returns the part with this extension.
     pub fn part(&self, ext: &str) -> Option<&SampleMember> {
         self.parts.iter().find(|part| part.ext == ext)
     }
 }
 
-/// Splits a path as WebDataset does: the key, and the extension after the first dot of the base name. `None` if the
-/// member is not part of a sample: its base name has no dot or nothing before it, or it is a `__meta__` name.
+/// Splits a path into key and extension as WebDataset does: the extension follows the first dot of the base name.
+/// Returns `None` if the member is not part of a sample: its base name has no dot, begins with a dot, or is a
+/// `__meta__` name.
 pub fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
     let base = name.iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
     let dot = base + name[base..].iter().position(|&byte| byte == b'.')?;
@@ -260,10 +262,10 @@ pub fn split_name(name: &[u8]) -> Option<(&[u8], &[u8])> {
     (dot > base && !meta).then(|| (&name[..dot], &name[dot + 1..]))
 }
 
-/// Key of a member, the member itself, the offset of its first header, and the end of its blocks.
+/// Key of a member, the member, the offset of its first header, and the end offset of its blocks.
 type Keyed<'a> = (Cow<'a, [u8]>, SampleMember, u64, u64);
 
-/// Iterates over the samples of an archive, grouped as in WebDataset. Ends after the first error.
+/// Iterates over the samples of an archive, grouped as by WebDataset. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Samples<'a> {
     members: Members<'a>,
@@ -272,17 +274,17 @@ pub struct Samples<'a> {
 }
 
 impl<'a> Samples<'a> {
-    /// Iterates over the samples in `bytes`; `place` names the archive in messages.
+    /// Creates an iterator over the samples in `bytes`; `place` names the archive in messages.
     pub fn new(bytes: &'a [u8], place: &'a str) -> Self {
         Self::of(Members::new(bytes, place))
     }
 
-    /// Groups these members into samples.
+    /// Creates an iterator that groups these members into samples.
     pub fn of(members: Members<'a>) -> Self {
         Self { members, next: None, done: false }
     }
 
-    /// The next member that is part of a sample.
+    /// Returns the next member that is part of a sample.
     fn part(&mut self) -> Result<Option<Keyed<'a>>> {
         if let Some(part) = self.next.take() {
             return Ok(Some(part));
@@ -312,7 +314,7 @@ impl<'a> Samples<'a> {
                 self.next = Some((other, part, start, its_end));
                 break;
             }
-            // A sample usually has few parts; with many, the comparison below would take quadratic time.
+            // A sample usually has few parts. The limit is needed because the comparison below takes quadratic time.
             if parts.len() == MAX_PARTS {
                 return Err(self.problem(&key, start, format!("has more than {MAX_PARTS} members")));
             }

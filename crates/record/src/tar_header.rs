@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Header block of a tar archive, with the pax and GNU extensions.
+//! tar header block: parses it, with the pax and GNU extensions.
 
-/// Problem of a header, without its place.
+/// Description of a problem in a header, without its location.
 pub(crate) type Problem = &'static str;
 
 /// Block size of tar.
 pub(crate) const BLOCK: usize = 512;
-/// Maximum size of a pax header or a long name: names are limited by PATH_MAX, 4096.
+/// Maximum size of a pax header or a long name. Names have at most 4,096 bytes (PATH_MAX).
 pub(crate) const MAX_EXTENSION: u64 = 1 << 20;
 
-/// Kind of member that a header introduces.
+/// Kind of the member that a header describes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -25,11 +25,11 @@ pub(crate) enum Kind {
     LongLink,
 }
 
-/// Fields of a header that are used.
+/// The header fields that this crate uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Fields<'a> {
     pub(crate) name: &'a [u8],
-    /// ustar's prefix of the name; empty in other formats.
+    /// Prefix of the name in ustar headers; empty in other formats.
     pub(crate) prefix: &'a [u8],
     pub(crate) size: u64,
     pub(crate) kind: Kind,
@@ -38,7 +38,7 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Problem> {
         let want = number(&block[148..156]).ok_or("has no checksum")?;
-        // The checksum field itself counts as spaces. Some old writers summed signed bytes.
+        // In the sum, the checksum field counts as spaces. Some old writers summed signed bytes.
         let (mut unsigned, mut negative) = (0u64, 0u64);
         for (at, &byte) in block.iter().enumerate() {
             let byte = if (148..156).contains(&at) { b' ' } else { byte };
@@ -64,7 +64,7 @@ impl<'a> Fields<'a> {
             Kind::NoContent => 0,
             _ => number(&block[124..136]).ok_or("has a size that is not a number")?,
         };
-        // GNU's own format (`ustar  `) keeps times where POSIX keeps the prefix.
+        // Where POSIX stores the prefix, GNU's own format (`ustar  `) stores times.
         let posix = &block[257..263] == b"ustar\0";
         let prefix = if posix { until_nul(&block[345..500]) } else { &[] };
         Ok(Self { name: until_nul(&block[..100]), prefix, size, kind })
@@ -75,12 +75,12 @@ pub(crate) fn until_nul(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len())]
 }
 
-/// Parses a number: octal digits between blanks, or base 256 if the first bit is set. `None` if it is not a number, is
-/// negative or exceeds 63 bits.
+/// Parses a number: octal digits padded with spaces, or base 256 if the first bit is set. Returns `None` if the field
+/// is not a number, or the number is negative or exceeds 63 bits.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (&first, rest) = field.split_first()?;
-        // 0x80 is the mark of a positive number; 0xff of a negative one.
+        // The first byte is 0x80 for a positive number, 0xff for a negative one.
         return rest.iter().try_fold(u64::from(first & 0x7f), |value, &byte| {
             (value >> 55 == 0).then(|| value << 8 | u64::from(byte))
         });
@@ -92,7 +92,7 @@ fn number(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// Pax records of one member, or global ones.
+/// Pax records, either of one member or global.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Pax<'a> {
     pub(crate) path: Option<&'a [u8]>,
@@ -101,11 +101,11 @@ pub(crate) struct Pax<'a> {
 }
 
 impl<'a> Pax<'a> {
-    /// Adds records of the form `LENGTH KEY=VALUE\n`; the length is that of the whole record. An empty value unsets a
-    /// key.
+    /// Adds the records of a pax header. Each record is `LENGTH KEY=VALUE\n`, where LENGTH counts the whole record. An
+    /// empty value removes the key.
     pub(crate) fn merge(&mut self, content: &'a [u8]) -> Result<(), Problem> {
         let mut rest = content;
-        // The standard does not allow padding after the last record, but some writers add it.
+        // The standard does not allow padding after the last record, but some writers add zeros.
         while rest.first().is_some_and(|&byte| byte != 0) {
             let space =
                 rest.iter().take(20).position(|&byte| byte == b' ').ok_or("has a pax record without a length")?;
@@ -136,7 +136,7 @@ fn decimal(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok()?.parse().ok()
 }
 
-/// True if an object's first 512 decompressed bytes are a tar header.
+/// True if `head`, the first 512 decompressed bytes of an object, is a tar header.
 pub fn sniff(head: &[u8]) -> bool {
     head.first_chunk::<BLOCK>().is_some_and(|block| Fields::parse(block).is_ok())
 }

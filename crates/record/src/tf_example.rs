@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.Example: a map from names to features, read in place and written in a fixed order.
+//! tf.Example: a map from names to features; parsed in place and encoded in a fixed order.
 //!
-//! Reading follows protobuf's own rules, since any conforming writer may have made the bytes: fields in any order, the
-//! last of two equal names wins, a message in two pieces is one, unknown fields are skipped, lists may be packed. A
-//! feature without a kind counts as absent, as in TensorFlow.
+//! Parsing follows protobuf's own rules, because any conforming writer may have produced the bytes. Fields may be in
+//! any order, the last of two equal names wins, two pieces of a message are merged, unknown fields are skipped, and
+//! lists may be packed. A feature without a kind counts as missing, as in TensorFlow.
 
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ use penstock_types::{Error, Result, TensorSpec};
 use crate::protobuf::{Message, Problem, Value, field_len, put_len, put_varint, varint_len};
 pub use crate::tf_feature::{Feature, Floats, Ints};
 
-/// Number of names that a message lists if the requested one is missing.
+/// Maximum number of feature names that an error lists if the requested feature is missing.
 const NAMES_SHOWN: usize = 8;
 
 /// All features of one record. To read one or two features, [`find_feature`] and [`read_feature_into`] are faster.
@@ -46,12 +46,12 @@ impl<'a> Example<'a> {
         Ok(Self { features })
     }
 
-    /// Features, in the order in which their names first occur.
+    /// All features, in the order in which their names first occur.
     pub fn features(&self) -> &[(&'a str, Feature<'a>)] {
         &self.features
     }
 
-    /// The feature with this name.
+    /// Returns the feature with this name.
     pub fn get(&self, name: &str) -> Option<&Feature<'a>> {
         self.features.iter().find(|(known, _)| *known == name).map(|(_, feature)| feature)
     }
@@ -80,7 +80,7 @@ fn each_entry<'a>(payload: &'a [u8], mut entry: impl FnMut(&'a [u8]) -> Result<(
     Ok(())
 }
 
-/// Key of an entry; a missing key is empty.
+/// Returns the key of an entry; a missing key counts as empty.
 pub(crate) fn entry_name(entry: &[u8]) -> Result<&[u8], Problem> {
     let (mut fields, mut name) = (Message::new(entry), &[][..]);
     while let Some(field) = fields.next()? {
@@ -102,7 +102,7 @@ fn entry_feature(entry: &[u8]) -> Result<Option<Feature<'_>>, Problem> {
 }
 
 fn find<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<'a>>, Problem> {
-    // Only the last entry with the name is parsed: many equal names must not each cost a parse of their values.
+    // Parse only the last entry with this name; otherwise, many entries with equal names would all be parsed.
     let mut last = None;
     each_entry(payload, |entry| {
         if entry_name(entry)? == name.as_bytes() {
@@ -118,12 +118,12 @@ pub fn find_feature<'a>(payload: &'a [u8], name: &str) -> Result<Option<Feature<
     find(payload, name).map_err(|problem| not_an_example("a record", problem))
 }
 
-/// Writes the feature `name` of a record to `out`, its slot in a batch, as `spec` requires. One byte string is copied
-/// as elements in memory order (little-endian, C order). A float_list becomes float32 or float64, an int64_list any
-/// integer type that holds its values. `place` names the record in messages.
+/// Writes the feature `name` of a record to `out`, its batch slot, as `spec` requires. A bytes_list with one value is
+/// copied as elements in memory order (little-endian, C order). A float_list becomes float32 or float64. An int64_list
+/// becomes any integer type that can hold its values. `place` names the record in messages.
 ///
 /// # Errors
-/// [`Error::Corrupt`] if the record lacks the feature, or it has another kind or length.
+/// [`Error::Corrupt`] if the record lacks the feature, or the feature has another kind or length.
 pub fn read_feature_into(payload: &[u8], name: &str, spec: &TensorSpec, out: &mut [u8], place: &str) -> Result<()> {
     if out.len() != spec.size_bytes()? {
         return Err(Error::bug(format!("the slot for feature `{name}` has the wrong size ({} bytes)", out.len())));
@@ -139,7 +139,7 @@ fn feature_error(place: &str, name: &str, problem: &str) -> Error {
     Error::corrupt(place, format!("feature `{name}` {problem}"))
 }
 
-/// Names of a record's features, for a message.
+/// Lists the names of a record's features, for a message.
 fn names(payload: &[u8]) -> String {
     let mut shown: Vec<String> = Vec::new();
     let mut count = 0usize;
@@ -160,7 +160,7 @@ fn names(payload: &[u8]) -> String {
     }
 }
 
-/// A feature value to write.
+/// Value of a feature to encode.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum FeatureValue<'a> {
     /// A `bytes_list` with one value.
@@ -174,7 +174,7 @@ pub enum FeatureValue<'a> {
 }
 
 impl FeatureValue<'_> {
-    /// Number of the field in `Feature`, and the length of its list message.
+    /// Field number of the list in `Feature`, and the length of its list message.
     fn list(&self) -> (u32, usize) {
         let packed = |len: usize| if len == 0 { 0 } else { field_len(len) };
         match self {
@@ -210,8 +210,8 @@ fn ints_len(values: &[i64]) -> usize {
     values.iter().map(|&value| varint_len(value as u64)).sum()
 }
 
-/// Encodes a tf.Example with these features in this order: the same features give the same bytes (TensorFlow's own
-/// writer orders a map's entries arbitrarily). Names must differ; of equal names, a reader sees the last.
+/// Encodes a tf.Example with these features in this order, so that equal features give equal bytes. (TensorFlow's own
+/// writer orders map entries arbitrarily.) Names must be distinct; if two are equal, readers return the last one.
 pub fn encode_example(features: &[(&str, FeatureValue<'_>)]) -> Vec<u8> {
     let entry_len = |name: &str, value: &FeatureValue<'_>| {
         let (_, list) = value.list();

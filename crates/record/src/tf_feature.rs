@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One feature of a tf.Example: a list of byte strings, of floats or of integers, read in place.
+//! One feature of a tf.Example, parsed in place: a list of byte strings, floats or integers.
 
 use penstock_types::{DType, TensorSpec, with_separators};
 
 use crate::protobuf::{Message, Problem, Value, varint};
 
-/// A feature whose values are still in the payload.
+/// A feature whose values are not copied out of the payload.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Feature<'a> {
     /// `bytes_list`.
@@ -17,7 +17,7 @@ pub enum Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// Kind of the feature, by its name in tf.Example's definition.
+    /// Name of the feature's kind, as in the definition of tf.Example.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Bytes(_) => "bytes_list",
@@ -35,13 +35,13 @@ impl<'a> Feature<'a> {
         }
     }
 
-    /// True if it has no values.
+    /// True if the feature has no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Merges a `Feature` message into what was already read of the same feature. The same kind appends values; another
-    /// kind replaces them (it is a oneof). `None` is a feature without a kind.
+    /// Merges a `Feature` message into `before`, the part of the same feature that was already read. Values of the same
+    /// kind are appended; another kind replaces them (it is a oneof). `None` stands for a feature without a kind.
     pub(crate) fn merge(mut before: Option<Self>, message: &'a [u8]) -> Result<Option<Self>, Problem> {
         let mut fields = Message::new(message);
         while let Some((number, value)) = fields.next()? {
@@ -59,9 +59,9 @@ impl<'a> Feature<'a> {
         Ok(before)
     }
 
-    /// Writes the values to `out`, which has `spec`'s size, as elements of `spec`'s type. One byte string is copied as
-    /// it is; floats become float32 or float64; integers become any integer type that holds them. The error text is
-    /// meant to follow the field's name.
+    /// Writes the values to `out`, which has the size of `spec`, as elements of the type in `spec`. A single byte
+    /// string is copied unchanged; floats become float32 or float64; integers become any integer type that can hold
+    /// them. The error text continues a sentence that starts with the feature's name.
     pub fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
         let want = || format!("want {} {:?}", spec.dtype, spec.shape);
         let elements = out.len() / spec.dtype.size();
@@ -120,7 +120,7 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// A boolean as 0 or 1.
+/// Boolean element, read from the integer 0 or 1.
 struct Bit(u8);
 
 impl TryFrom<i64> for Bit {
@@ -144,7 +144,7 @@ fn merge_bytes<'a>(mut values: Vec<&'a [u8]>, list: &'a [u8]) -> Result<Vec<&'a 
 /// Floats of a `float_list`, packed or not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Floats<'a> {
-    /// Little-endian; each run contains whole floats.
+    /// Little-endian bytes; each run contains complete floats.
     runs: Vec<&'a [u8]>,
     len: usize,
 }
@@ -172,7 +172,7 @@ impl<'a> Floats<'a> {
         self.len
     }
 
-    /// True if it has no values.
+    /// True if the list has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -182,7 +182,7 @@ impl<'a> Floats<'a> {
         self.runs.iter().flat_map(|run| run.as_chunks::<4>().0).map(|bytes| f32::from_le_bytes(*bytes))
     }
 
-    /// Copies the values, little-endian, to `out`, which has four bytes for each.
+    /// Copies the values, little-endian, to `out`, which must have four bytes per value.
     fn copy_to(&self, mut out: &mut [u8]) {
         for run in &self.runs {
             let (slot, rest) = out.split_at_mut(run.len());
@@ -201,9 +201,9 @@ pub struct Ints<'a> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Run<'a> {
-    /// Packed field: whole varints, already checked.
+    /// A packed field with complete varints, which were already checked.
     Packed(&'a [u8]),
-    /// Consecutive fields with one value each.
+    /// Consecutive unpacked fields, each with one value.
     Single(Vec<i64>),
 }
 
@@ -234,7 +234,7 @@ impl<'a> Ints<'a> {
         self.len
     }
 
-    /// True if it has no values.
+    /// True if the list has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -250,7 +250,7 @@ impl<'a> Ints<'a> {
         })
     }
 
-    /// Writes the values as integers of `N` bytes; the error is the first value that does not fit.
+    /// Writes the values as integers of `N` bytes. The error contains the first value that does not fit.
     fn convert<T: TryFrom<i64>, const N: usize>(&self, out: &mut [u8], bytes: fn(T) -> [u8; N]) -> Result<(), i64> {
         for (slot, value) in out.as_chunks_mut::<N>().0.iter_mut().zip(self.iter()) {
             *slot = bytes(T::try_from(value).map_err(|_| value)?);
@@ -259,7 +259,7 @@ impl<'a> Ints<'a> {
     }
 }
 
-/// Number of varints in `run`; an error if the last one is incomplete.
+/// Number of varints in `run`. Returns an error if the last one is incomplete.
 fn count_varints(mut run: &[u8]) -> Result<usize, Problem> {
     let mut count = 0;
     while !run.is_empty() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.SequenceExample: a context, read like the features of a tf.Example, and lists of features, one for each step.
+//! tf.SequenceExample: a context, which is parsed like a tf.Example, and lists of features with one feature per step.
 //!
-//! Follows the rules of tf.Example: fields in any order, the last of two equal names wins, a message in two pieces is
-//! merged, unknown fields are skipped.
+//! Follows the same rules as tf.Example: fields may be in any order, the last of two equal names wins, two pieces of a
+//! message are merged, and unknown fields are skipped.
 
 use penstock_types::{Error, Result};
 
@@ -10,7 +10,7 @@ use crate::protobuf::{Message, Problem, Value};
 use crate::tf_example::{entry_name, not_of_kind};
 use crate::tf_feature::Feature;
 
-/// A feature list: one feature per step; `None` for a feature without a kind.
+/// A feature list: one feature per step; `None` if the step's feature has no kind.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FeatureList<'a> {
     steps: Vec<Option<Feature<'a>>>,
@@ -22,7 +22,7 @@ impl<'a> FeatureList<'a> {
         self.steps.len()
     }
 
-    /// True if it has no steps.
+    /// True if the list has no steps.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
@@ -72,8 +72,8 @@ fn entry_list(entry: &[u8]) -> Result<FeatureList<'_>, Problem> {
     Ok(list)
 }
 
-/// Names of a record's feature lists, each once, in the order in which they first occur. To read the context, parse the
-/// same payload with [`crate::tf_example::Example::parse`].
+/// Names of a record's feature lists, without duplicates, in the order in which they first occur. To read the context,
+/// parse the same payload with [`crate::tf_example::Example::parse`].
 pub fn feature_list_names<'a>(payload: &'a [u8], place: &str) -> Result<Vec<&'a [u8]>> {
     let (mut names, mut known) = (Vec::new(), std::collections::HashSet::new());
     each_list(payload, |entry| {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! TFRecord framing: length (8 bytes, little-endian), its masked CRC-32C, payload, its masked CRC-32C.
+//! TFRecord framing: a record is its length (8 bytes, little-endian), the masked CRC-32C of the length, the payload,
+//! and the masked CRC-32C of the payload.
 //!
-//! The checksum of the length is always verified: it distinguishes a TFRecord from other bytes, and keeps a damaged
-//! length from misleading the parser. The payload's is verified on request. An empty object holds no records.
+//! The checksum of the length is always verified: it distinguishes a TFRecord from other bytes, and detects a damaged
+//! length. The payload's checksum is verified on request. An empty object contains no records.
 
 use penstock_codec::checksum::{crc32c, crc32c_masked, mask};
 use penstock_types::{Error, Result, with_separators};
@@ -11,15 +12,15 @@ use crate::magic;
 pub use crate::tfrecord_header::HEADER_LEN;
 use crate::tfrecord_header::header_sums;
 
-/// Bytes after a payload.
+/// Number of bytes that follow a payload in its frame.
 pub const FOOTER_LEN: usize = 4;
 
-/// Bytes of a frame with a payload of `payload_len`.
+/// Size of the frame of a payload with `payload_len` bytes.
 pub fn frame_len(payload_len: u64) -> u64 {
     payload_len.saturating_add((HEADER_LEN + FOOTER_LEN) as u64)
 }
 
-/// Appends `payload` in its frame to `out`.
+/// Wraps `payload` in a frame and appends it to `out`.
 pub fn write_frame(payload: &[u8], out: &mut Vec<u8>) {
     let len = (payload.len() as u64).to_le_bytes();
     out.reserve(HEADER_LEN + payload.len() + FOOTER_LEN);
@@ -29,10 +30,10 @@ pub fn write_frame(payload: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&crc32c_masked(payload).to_le_bytes());
 }
 
-/// A record in the bytes of its object.
+/// A record, borrowed from the bytes of its object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Offset of its frame.
+    /// Offset of the record's frame.
     pub offset: u64,
     /// Its payload.
     pub payload: &'a [u8],
@@ -41,9 +42,9 @@ pub struct Frame<'a> {
 /// Location of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordSpan {
-    /// Offset of its frame; the payload begins [`HEADER_LEN`] later.
+    /// Offset of the record's frame; the payload begins [`HEADER_LEN`] bytes later.
     pub offset: u64,
-    /// Bytes of payload.
+    /// Size of the payload in bytes.
     pub len: u64,
 }
 
@@ -65,7 +66,8 @@ fn short_frame(record: u64, len: u64, have: u64) -> String {
     )
 }
 
-/// Length stated in a header, or a description of what is wrong with it. `rest` is the header and the bytes after it.
+/// Returns the length that a header states, or describes why the header is invalid. `rest` holds the header and the
+/// bytes after it.
 fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u8]) -> Result<u64, String> {
     let (want, is) = header_sums(header);
     if is == want {
@@ -81,7 +83,7 @@ fn checked_length(header: &[u8; HEADER_LEN], record: u64, offset: u64, rest: &[u
     })
 }
 
-/// Iterates over the records in one object's decompressed bytes, in order. Ends after the first error.
+/// Iterates over the records in the decompressed bytes of one object, in order. Ends after the first error.
 #[derive(Debug, Clone)]
 pub struct Frames<'a> {
     bytes: &'a [u8],
@@ -92,7 +94,8 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Iterates over the records in `bytes`. `place` names the object in messages; `verify_crc` also verifies payloads.
+    /// Creates an iterator over the records in `bytes`. `place` names the object in messages; if `verify_crc` is set,
+    /// payloads are verified too.
     pub fn new(bytes: &'a [u8], place: &'a str, verify_crc: bool) -> Self {
         Self { bytes, at: 0, record: 0, place, verify_crc }
     }
@@ -146,8 +149,8 @@ impl<'a> Iterator for Frames<'a> {
 
 impl std::iter::FusedIterator for Frames<'_> {}
 
-/// Finds the frames of one object while its decompressed bytes arrive, in pieces cut anywhere. Buffers a header and a
-/// footer, never a payload. Unusable after an error.
+/// Finds the frames of one object while its decompressed bytes arrive in arbitrary pieces. Buffers only a header and a
+/// footer, never a payload. Must not be used after an error.
 #[derive(Debug, Clone)]
 pub struct FrameStream {
     place: String,
@@ -157,20 +160,20 @@ pub struct FrameStream {
     header: [u8; HEADER_LEN],
     /// Header bytes received so far.
     have: usize,
-    /// Bytes of payload and footer still missing.
+    /// Number of payload and footer bytes that are still missing.
     left: u64,
     footer: [u8; FOOTER_LEN],
 }
 
 impl FrameStream {
-    /// Starts an object, which `place` names in messages.
+    /// Starts a new object; `place` names it in messages.
     pub fn new(place: &str) -> Self {
         let (header, footer) = ([0; HEADER_LEN], [0; FOOTER_LEN]);
         Self { place: place.to_owned(), offset: 0, record: 0, header, have: 0, left: 0, footer }
     }
 
-    /// Processes the next piece. For each record that ends in it, calls `frame` with the record's location and stated
-    /// checksum.
+    /// Processes the next piece. For each record that ends in it, calls `frame` with the location of the record and the
+    /// payload checksum that the record states.
     pub fn push(&mut self, mut bytes: &[u8], frame: &mut dyn FnMut(RecordSpan, u32)) -> Result<()> {
         while !bytes.is_empty() {
             if self.have < HEADER_LEN {
@@ -188,7 +191,7 @@ impl FrameStream {
             }
             let len = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
             let (taken, rest) = bytes.split_at(len);
-            // The last four bytes before the next frame; some may have come in an earlier piece.
+            // Collect the footer: the last four bytes of the frame, some of which may have arrived in an earlier piece.
             for (at, byte) in taken.iter().enumerate().skip(len.saturating_sub(FOOTER_LEN)) {
                 let from_end = self.left - at as u64;
                 if from_end <= FOOTER_LEN as u64 {
@@ -220,14 +223,14 @@ impl FrameStream {
     }
 }
 
-/// Locations of all records; reads only the headers.
+/// Returns the locations of all records; reads only their headers.
 pub fn scan(bytes: &[u8], place: &str) -> Result<Vec<RecordSpan>> {
     Frames::new(bytes, place, false)
         .map(|frame| frame.map(|frame| RecordSpan { offset: frame.offset, len: frame.payload.len() as u64 }))
         .collect()
 }
 
-/// Number of records; reads only the headers.
+/// Counts the records; reads only their headers.
 pub fn count(bytes: &[u8], place: &str) -> Result<u64> {
     Frames::new(bytes, place, false).try_fold(0, |count, frame| frame.map(|_| count + 1))
 }
@@ -253,7 +256,8 @@ mod tests {
 
     #[test]
     fn frame_of_nothing_has_the_bytes_of_tensorflow() {
-        // Length 0, masked CRC-32C of eight zero bytes, masked CRC-32C of no bytes (the mask's own constant).
+        // Length 0, masked CRC-32C of eight zero bytes, masked CRC-32C of no bytes (which equals the constant of the
+        // mask).
         assert_eq!(framed(&[vec![]]), [0, 0, 0, 0, 0, 0, 0, 0, 0x29, 3, 0x98, 7, 0xd8, 0xea, 0x82, 0xa2]);
     }
 

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Header of a TFRecord frame: the payload's length, and the checksum of the length.
+//! Header of a TFRecord frame: the length of the payload, and the checksum of that length.
 
 use penstock_codec::checksum::crc32c_masked;
 
-/// Bytes before a payload.
+/// Number of bytes that precede a payload in its frame.
 pub const HEADER_LEN: usize = 12;
 
-/// Stored and computed checksums of the length.
+/// Computes the checksum of the length; returns it after the stored one.
 pub(crate) fn header_sums(header: &[u8; HEADER_LEN]) -> (u32, u32) {
     let [length @ .., a, b, c, d] = header;
     (u32::from_le_bytes([*a, *b, *c, *d]), crc32c_masked(length))
 }
 
-/// True if the checksum of the length is correct.
+/// True if the header's checksum matches its length field.
 pub(crate) fn header_is_sound(header: &[u8; HEADER_LEN]) -> bool {
     let (want, is) = header_sums(header);
     want == is

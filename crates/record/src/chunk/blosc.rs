@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blosc 1 container, which Zarr and HDF5 plug-ins write: blocks of one or several streams (blosclz, LZ4, zlib, zstd),
-//! with byte or bit shuffle. Snappy and the additions of Blosc 2 are refused.
+//! Decoder for the Blosc 1 container, which Zarr and HDF5 plug-ins write. A container has blocks, each with one or
+//! several streams (blosclz, LZ4, zlib, zstd), with byte or bit shuffle. Snappy and Blosc 2 features are rejected.
 
 use std::cell::RefCell;
 
@@ -10,9 +10,9 @@ use penstock_types::{Error, Result, with_separators};
 use super::shuffle::unshuffle_bits;
 
 const HEADER: usize = 16;
-/// Maximum element size, in bytes, at which a block is split into one stream per byte of its elements.
+/// Maximum element size, in bytes, for which a block is split into streams, one per byte of an element.
 const MAX_SPLITS: usize = 16;
-/// Minimum bytes per stream for that split.
+/// Minimum size of a stream, in bytes, for which a block is split.
 const MIN_STREAM: usize = 128;
 
 fn le_u32(bytes: &[u8], at: usize) -> Option<usize> {
@@ -23,7 +23,7 @@ thread_local! {
     static BLOCK: RefCell<Vec<u8>> = RefCell::default();
 }
 
-/// Decodes the buffer `input` and fills `out`.
+/// Decodes the Blosc container in `input` into `out`, which has the decoded size.
 pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     let corrupt = |problem: String| Error::corrupt(place, format!("is a damaged Blosc buffer: {problem}"));
     let Some(&[version, _, flags, element, ..]) = input.first_chunk::<HEADER>() else {
@@ -56,7 +56,7 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
     let element = usize::from(element).max(1);
     if flags & 2 != 0 {
-        // Stored uncompressed, and not even shuffled.
+        // The data are neither compressed nor shuffled.
         let data = &input[HEADER..];
         if data.len() != out.len() {
             return Err(corrupt(format!(
@@ -126,7 +126,7 @@ fn streams_into(
         let stored = stored.ok_or_else(|| corrupt("ends inside a stream"))?;
         source = &source[4 + stored.len()..];
         match packing {
-            // A stream that did not shrink is stored uncompressed.
+            // A stream that compression did not shrink is stored uncompressed.
             _ if stored.len() == slot.len() => slot.copy_from_slice(stored),
             Some(packing) => decompress_exact(packing, stored, slot, place)?,
             None if blosclz(stored, slot).is_some() => {}
@@ -136,11 +136,11 @@ fn streams_into(
     Ok(())
 }
 
-/// Maximum distance of a short match.
+/// Maximum distance of a match in the short form.
 const NEAR: usize = 8191;
 
-/// Decompresses blosclz, Blosc's own codec derived from FastLZ: literals and matches until `out` is full and `input` is
-/// used up.
+/// Decompresses blosclz, Blosc's own codec, which is derived from FastLZ. Reads literals and matches until `input`
+/// ends; `None` if the result does not fill `out` exactly.
 fn blosclz(input: &[u8], out: &mut [u8]) -> Option<()> {
     let (mut at, mut made) = (1usize, 0usize);
     let mut control = usize::from(*input.first()? & 31);
@@ -167,7 +167,7 @@ fn blosclz(input: &[u8], out: &mut [u8]) -> Option<()> {
                 back += low;
             }
             let (len, from) = (len + 3, made.checked_sub(back + 1)?);
-            // The last item of a stream is always literals.
+            // A stream ends with literals, so another item follows each match.
             let next = *input.get(at)?;
             at += 1;
             let slot = out.get_mut(..made + len)?;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HDF5's Fletcher-32: sums of big-endian 16-bit words.
+//! Fletcher-32 as in HDF5: checksum over big-endian 16-bit words.
 
-/// Number of words whose sums, and sums of sums, fit in 32 bits.
+/// Number of words after which the sums are reduced, so that they do not overflow 32 bits.
 const RUN: usize = 360;
 
 fn fletcher32(data: &[u8]) -> u32 {
@@ -23,8 +23,8 @@ fn fletcher32(data: &[u8]) -> u32 {
     fold(second) << 16 | fold(first)
 }
 
-/// True if `sum` is the checksum of `data`, or the form that HDF5 before 1.6.3 wrote on little-endian machines, with
-/// the bytes of each half swapped.
+/// True if `sum` is the checksum of `data`. Also accepts the form of HDF5 before 1.6.3 on little-endian machines, in
+/// which the bytes of each 16-bit half are swapped.
 pub(super) fn matches(data: &[u8], sum: u32) -> bool {
     let is = fletcher32(data);
     let [a, b, c, d] = is.to_be_bytes();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunks of arrays: reverses the filters of Zarr (versions 2 and 3) and HDF5 into a slot, parses Zarr's metadata and
-//! shard indexes, and copies a chunk to its rows.
+//! Array chunks: decodes the filters of Zarr (versions 2 and 3) and HDF5 into a batch slot, parses Zarr's metadata and
+//! shard indexes, and copies a chunk to its array rows.
 //!
-//! The decompressed size of a chunk follows from its shape, so nothing is guessed: a chunk with another size is
-//! damaged. Filters that reorder or transform values (transpose, delta, scale-offset, n-bit, szip, bz2, lzma) are
-//! refused by name, since a batch slot holds plain elements in C order.
+//! The decompressed size of a chunk follows from its shape; a chunk with another size is damaged. Filters that reorder
+//! or transform values (transpose, delta, scale-offset, n-bit, szip, bz2, lzma) are rejected with their name, because a
+//! batch slot holds plain elements in C order.
 
 mod blosc;
 mod fletcher;
@@ -20,27 +20,28 @@ use penstock_types::{Error, Result, with_separators};
 
 use crate::byteswap::swap_into;
 
-/// Decoder of one filter.
+/// Decoding step that reverses one filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// Decompression of a stream that does not contain its decompressed size.
+    /// Decompresses a stream that does not contain its decompressed size.
     Inflate(SizedCodec),
-    /// numcodecs' LZ4: four bytes of size, then a block.
+    /// Decompresses numcodecs' LZ4: a four-byte size, then an LZ4 block.
     SizedLz4,
-    /// A Blosc 1 buffer, including its own shuffle.
+    /// Decodes a Blosc 1 container, including its shuffle.
     Blosc,
-    /// A CRC-32C in the last four bytes: checked and removed.
+    /// Verifies and removes a CRC-32C in the last four bytes.
     Crc32c,
-    /// HDF5's Fletcher-32 in the last four bytes: checked and removed.
+    /// Verifies and removes HDF5's Fletcher-32 in the last four bytes.
     Fletcher32,
-    /// Byte shuffle of elements of this size: the k-th bytes of all elements are grouped.
+    /// Reverses the byte shuffle of elements of this size: in the input, all first bytes come first, then all second
+    /// bytes, and so on.
     Unshuffle(usize),
-    /// Big-endian elements of this size.
+    /// Swaps big-endian elements of this size to little-endian.
     Swap(usize),
 }
 
 impl Step {
-    /// Input size of the step for an output of `after` bytes; `None` if the size does not follow from it.
+    /// Input size of the step for an output of `after` bytes; `None` if it cannot be computed, as for compressed data.
     fn before(self, after: usize) -> Option<usize> {
         match self {
             Self::Inflate(_) | Self::SizedLz4 | Self::Blosc => None,
@@ -50,8 +51,8 @@ impl Step {
     }
 }
 
-/// Decoding steps for HDF5's filters, which are numbers with parameters in file order. `skipped` has a bit for each
-/// filter that was not applied to the chunk.
+/// Builds the decoding steps for HDF5 filters. `filters` holds number and parameters of each filter in file order;
+/// `skipped` has a bit set for each filter that was not applied to this chunk.
 pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Result<Vec<Step>> {
     let refused = |name: String| {
         Err(Error::Unsupported { what: format!("{name} of {place}"), by: "the HDF5 chunk reader".to_owned() })
@@ -80,7 +81,8 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
     Ok(steps)
 }
 
-/// Name and number of a registered filter that no step supports. Files need not store the name.
+/// Name and number of an HDF5 filter that no step supports. The name comes from the filter registry, because files need
+/// not store it.
 fn unread_filter(number: u16) -> String {
     let name = match number {
         305 => "LZO",
@@ -97,7 +99,7 @@ fn unread_filter(number: u16) -> String {
 }
 
 thread_local! {
-    // Buffers for a chunk between two steps.
+    // Buffers for the output of intermediate steps.
     static ROOMS: RefCell<(Vec<u8>, Vec<u8>)> = RefCell::default();
 }
 
@@ -106,10 +108,11 @@ enum At {
     Room(Range<usize>),
 }
 
-/// Applies `steps` in order to the chunk `stored` and writes to `out`, which has the chunk's size. `place` names the
-/// chunk in messages.
+/// Decodes the chunk `stored` with `steps`, in order, into `out`, which has the size of the decoded chunk. `place`
+/// names the chunk in messages.
 pub fn decode_into(steps: &[Step], stored: &[u8], out: &mut [u8], place: &str) -> Result<()> {
-    // Sizes are computed backwards from the chunk's size, up to the last compression.
+    // Output sizes are computed backwards from the size of the decoded chunk; before the last decompression they are
+    // unknown.
     let mut sizes: Vec<Option<usize>> = vec![None; steps.len()];
     let mut size = Some(out.len());
     for (slot, step) in sizes.iter_mut().zip(steps).rev() {
@@ -211,9 +214,9 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
 }
 
-/// Copies what a decoded chunk holds of `rows` (along the first axis) of an array of `shape` into `out`, which is those
-/// rows in C order. The chunk is of `chunk_shape` and is at `chunk` in the grid of chunks. Its part outside
-/// the array is left out.
+/// Copies the part of a decoded chunk that lies in `rows` (a range of the first axis) to `out`. `out` holds these rows
+/// of the whole array, in C order. The array has the shape `shape`; the chunk has the shape `chunk_shape` and the grid
+/// position `chunk`. Elements of the chunk outside the array are ignored.
 pub fn copy_rows(
     data: &[u8],
     chunk_shape: &[usize],
@@ -234,7 +237,7 @@ pub fn copy_rows(
     if bytes(chunk_shape) != Some(data.len()) || whole != Some(out.len()) || rows.end > shape[0] {
         return bug("the sizes differ");
     }
-    // In each axis: where the common part begins in the chunk and in `out`, and its length.
+    // For each axis: start of the overlap in the chunk, its start in `out`, and its length.
     let mut common = Vec::with_capacity(axes);
     for axis in 0..axes {
         let Some(start) = chunk[axis].checked_mul(chunk_shape[axis]) else { return bug("it is outside the array") };
@@ -245,7 +248,7 @@ pub fn copy_rows(
         }
         common.push((from - start, from - within.start, to - from));
     }
-    // The innermost axes that are complete on both sides are copied in one piece.
+    // Inner axes that the overlap covers completely in both chunk and array are copied in one piece.
     let mut inner = axes - 1;
     let mut piece = common[inner].2 * element;
     while inner > 0 && common[inner].2 == chunk_shape[inner] && common[inner].2 == shape[inner] {

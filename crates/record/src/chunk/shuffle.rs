@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reverses Blosc's bit shuffle; the codec crate has the byte shuffle.
+//! Reverses Blosc's bit shuffle. The byte shuffle is in the codec crate.
 
-/// Reverses the bit shuffle: the input has the lowest bit of all elements, then the next bit of all, ...; the output
-/// has elements of `size` bytes. Blosc shuffles nothing if the number of elements is not divisible by eight.
+/// Reverses the bit shuffle: the input has the lowest bit of every element, then the second-lowest bit of every
+/// element, and so on. The output has elements of `size` bytes. Blosc does not shuffle if the number of elements is not
+/// divisible by eight.
 pub(super) fn unshuffle_bits(input: &[u8], out: &mut [u8], size: usize) {
     let count = input.len() / size.max(1);
     let whole = count * size;
@@ -23,7 +24,7 @@ pub(super) fn unshuffle_bits(input: &[u8], out: &mut [u8], size: usize) {
     out[whole..].copy_from_slice(&input[whole..]);
 }
 
-/// Transposes an 8 x 8 bit matrix whose rows are the bytes (Hacker's Delight, 7-3).
+/// Transposes an 8 x 8 bit matrix in which each byte is a row (Hacker's Delight, 7-3).
 fn transpose(mut x: u64) -> u64 {
     let mut swap = |mask: u64, shift: u32| {
         let t = (x ^ (x >> shift)) & mask;

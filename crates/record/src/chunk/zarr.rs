@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Zarr's metadata (`zarr.json` of version 3, `.zarray` of version 2): shape, chunks, their keys and filters, the fill
-//! value, and the index of shards.
+//! Parses Zarr's array metadata (`zarr.json` of version 3, `.zarray` of version 2) and shard indexes: shape, chunk
+//! grid, object keys, filters and fill value.
 
 use penstock_codec::SizedCodec;
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
@@ -8,47 +8,47 @@ use serde_json::Value;
 
 use super::{Step, decode_into};
 
-/// Metadata of an array.
+/// Metadata of a Zarr array.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
-    /// Its element type and shape.
+    /// Element type and shape of the array.
     pub spec: TensorSpec,
-    /// Shape of a chunk; for sharded arrays, of a chunk within a shard.
+    /// Shape of a chunk. In a sharded array, this is the shape of an inner chunk, not of a shard.
     pub chunk_shape: Vec<usize>,
-    /// Decoders of a chunk's codecs.
+    /// Decoding steps for the codecs of a chunk.
     pub steps: Vec<Step>,
-    /// Little-endian bytes of an element that was never written.
+    /// Fill value: the little-endian bytes of an element that was never written.
     pub fill: Vec<u8>,
-    /// Layout of objects that contain several chunks, if any.
+    /// Layout of the shards; `None` if each object holds one chunk.
     pub sharding: Option<Sharding>,
     prefix: &'static str,
     separator: char,
 }
 
-/// Layout of the chunks in an object of a sharded array.
+/// Layout of the inner chunks in a shard object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sharding {
-    /// Shape of the array region in one object.
+    /// Shape of the array region that one shard covers.
     pub shard_shape: Vec<usize>,
-    /// True if the index is at the start of the object, false if at the end.
+    /// True if the index is at the start of the object, false if it is at the end.
     pub index_first: bool,
     chunks: usize,
     index_steps: Vec<Step>,
 }
 
 impl Sharding {
-    /// Number of chunks in an object.
+    /// Number of inner chunks in a shard.
     pub fn chunks(&self) -> usize {
         self.chunks
     }
 
-    /// Bytes of the index, at one end of the object.
+    /// Size of the index in bytes.
     pub fn index_len(&self) -> usize {
         16 * self.chunks + 4 * self.index_steps.iter().filter(|step| **step == Step::Crc32c).count()
     }
 
-    /// Offset and length of each chunk in the object, in C order; `None` for chunks that were never written. `stored`
-    /// is the index's bytes, `object_len` the size of the object.
+    /// Parses a shard index. Returns the offset and length of each inner chunk in the object, in C order; `None` for
+    /// chunks that were never written. `stored` holds the bytes of the index, `object_len` is the size of the object.
     pub fn parse_index(&self, stored: &[u8], object_len: u64, place: &str) -> Result<Vec<Option<(u64, u64)>>> {
         if stored.len() != self.index_len() {
             let (have, want) = (with_separators(stored.len() as u64), with_separators(self.index_len() as u64));
@@ -78,7 +78,7 @@ impl Sharding {
 }
 
 impl Array {
-    /// Shape of the array region in one object: a chunk, or a shard of chunks.
+    /// Shape of the array region that one object covers: that of a shard, or of a chunk if the array is not sharded.
     pub fn object_shape(&self) -> &[usize] {
         self.sharding.as_ref().map_or(&self.chunk_shape, |sharding| &sharding.shard_shape)
     }
@@ -88,7 +88,7 @@ impl Array {
         self.spec.shape.iter().zip(self.object_shape()).map(|(side, chunk)| side.div_ceil(*chunk)).collect()
     }
 
-    /// Key, relative to the array's key, of the object at `at` in the grid.
+    /// Key of the object at grid position `at`, relative to the array's key.
     pub fn key(&self, at: &[usize]) -> String {
         let numbers: Vec<String> = at.iter().map(usize::to_string).collect();
         let numbers = numbers.join(&self.separator.to_string());
@@ -100,7 +100,7 @@ impl Array {
         }
     }
 
-    /// Bytes of a decoded chunk.
+    /// Size of a decoded chunk in bytes.
     pub fn chunk_len(&self) -> Result<usize> {
         TensorSpec { dtype: self.spec.dtype, shape: self.chunk_shape.clone() }.size_bytes()
     }
@@ -166,7 +166,7 @@ impl Reader<'_> {
         match dtype {
             DType::F64 => float().map(|value| value.to_le_bytes().to_vec()),
             DType::F32 => float().map(|value| (value as f32).to_le_bytes().to_vec()),
-            // For float16, only values that need no rounding are supported.
+            // For float16, only fill values that need no rounding are supported.
             DType::F16 => float()
                 .and_then(|value| match value {
                     0.0 => Some(0u16),
@@ -293,7 +293,7 @@ impl Reader<'_> {
     fn steps(&self, codecs: &[Value], element: usize) -> Result<Vec<Step>> {
         let mut steps = Vec::with_capacity(codecs.len());
         for codec in codecs {
-            // A codec is an object with a name, or just a name.
+            // A codec is an object with a name, or only a name.
             let name = codec.as_str().or_else(|| codec["name"].as_str()).unwrap_or_default();
             match name {
                 "bytes" | "endian" if codec["configuration"]["endian"] == "big" && element > 1 => {

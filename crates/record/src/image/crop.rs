@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Crop of an image: torchvision's rules, with random draws that follow from a key.
+//! Chooses the crop of an image by torchvision's rules, with random numbers derived from a key.
 
 use super::{Crop, ImageSpec};
 
-/// Uniform random numbers derived from a key by SplitMix64.
+/// Random number generator (SplitMix64), seeded with a key.
 #[derive(Debug, Clone)]
 pub(super) struct Draws(u64);
 
@@ -21,7 +21,7 @@ impl Draws {
         x ^ (x >> 31)
     }
 
-    /// Next number in [0, 1).
+    /// Next random number in [0, 1).
     pub(super) fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
@@ -30,26 +30,26 @@ impl Draws {
         least + (most - least) * self.unit()
     }
 
-    /// Next number in 0..n.
+    /// Next random number in 0..n.
     fn below(&mut self, n: u32) -> u32 {
         ((u128::from(self.next()) * u128::from(n)) >> 64) as u32
     }
 }
 
-/// A region of an image, in its pixels.
+/// A region of an image, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Region {
     pub(super) x: f64,
     pub(super) y: f64,
     pub(super) width: f64,
     pub(super) height: f64,
-    /// True if the region is cut out before it is resized, so that pixels outside do not affect it.
+    /// True if the region is cut out before it is resized, so that pixels outside it do not affect the result.
     pub(super) sharp_edges: bool,
-    /// True if the image is decoded at full size, not at a scale near the sample's.
+    /// True if the image must be decoded at full size, rather than at a smaller scale near the sample's size.
     pub(super) full_size: bool,
 }
 
-/// Number of attempts before RandomResizedCrop uses the middle.
+/// Number of random attempts before RandomResizedCrop falls back to a central crop.
 const TRIES: usize = 10;
 
 impl Region {
@@ -67,8 +67,8 @@ impl Region {
         Self { x, y, width, height, sharp_edges: true, full_size: false }
     }
 
-    /// Resize(resize), then CenterCrop((spec.height, spec.width)): the crop in coordinates of the image before
-    /// resizing.
+    /// CenterCrop((spec.height, spec.width)) after Resize(resize), converted to coordinates of the image before it is
+    /// resized.
     fn center(spec: &ImageSpec, width: u32, height: u32, resize: u32) -> Self {
         let (short, long) = (width.min(height), width.max(height));
         let long = (u64::from(resize) * u64::from(long) / u64::from(short)) as f64;
@@ -87,7 +87,7 @@ impl Region {
         }
     }
 
-    /// `RandomResizedCrop.get_params`, line by line.
+    /// torchvision's `RandomResizedCrop.get_params`, line by line.
     fn random(width: u32, height: u32, area: (f64, f64), ratio: (f64, f64), draws: &mut Draws) -> Self {
         let all = f64::from(width) * f64::from(height);
         let log = (ratio.0.ln(), ratio.1.ln());
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn random_crops_are_those_of_torchvision_s_rule() {
-        // Lines of `key width height x y w h`, by the rule in Python over the same draws.
+        // Each line is `key width height x y w h`, computed in Python by the same rule with the same random numbers.
         let golden = include_str!("../../tests/golden/random_crops.txt");
         let mut count = 0;
         for line in golden.lines() {
@@ -144,7 +144,7 @@ mod tests {
     fn center_crop_is_where_resize_and_center_crop_put_it() {
         let spec = ImageSpec::new(224, 224);
         let region = Region::center(&spec, 500, 375, 256);
-        // Resized to 341 x 256; the crop begins at (round(58.5), 16).
+        // Resized to 341 x 256; the crop then begins at (round(58.5), 16).
         let across = 500.0 / 341.0;
         assert_eq!((region.x, region.width), (58.0 * across, 224.0 * across));
         assert_eq!((region.y, region.height), (16.0 * 375.0 / 256.0, 224.0 * 375.0 / 256.0));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! EXIF orientation: parses it, and turns a stored image accordingly.
+//! EXIF orientation: parses it, and converts coordinates between the displayed and the stored image.
 
 use super::crop::Region;
 
-/// Maps a displayed pixel to a stored one: swaps the axes first, then reverses the stored axes that run backwards.
+/// Conversion from a displayed pixel to a stored one: first swaps the axes, then reverses the stored axes that are
+/// marked as backwards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Turn {
     pub(super) swapped: bool,
@@ -12,7 +13,7 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// From an EXIF orientation of 1 to 8; any other value counts as 1.
+    /// Converts an EXIF orientation of 1 to 8; any other value counts as 1.
     pub(super) fn of(orientation: u8) -> Self {
         Self {
             swapped: matches!(orientation, 5..=8),
@@ -21,12 +22,12 @@ impl Turn {
         }
     }
 
-    /// Sides of the displayed image for stored sides, and the reverse.
+    /// Width and height of the displayed image, given those of the stored image, or the reverse.
     pub(super) fn shown(self, width: u32, height: u32) -> (u32, u32) {
         if self.swapped { (height, width) } else { (width, height) }
     }
 
-    /// Converts a region of the displayed image to one of the stored image, which has these sides.
+    /// Converts a region of the displayed image to a region of the stored image, which has this width and height.
     pub(super) fn stored(self, shown: Region, width: u32, height: u32) -> Region {
         let Region { mut x, mut y, width: mut w, height: mut h, .. } = shown;
         if self.swapped {
@@ -42,7 +43,8 @@ impl Turn {
     }
 }
 
-/// Orientation in the content of an APP1 segment; `None` if it is not EXIF or has no orientation.
+/// Parses the orientation from the content of an APP1 segment; `None` if the segment is not EXIF or has no valid
+/// orientation.
 pub(super) fn orientation(segment: &[u8]) -> Option<u8> {
     let tiff = segment.strip_prefix(b"Exif\0\0")?;
     let big = match tiff.get(..4)? {
@@ -61,7 +63,7 @@ pub(super) fn orientation(segment: &[u8]) -> Option<u8> {
     let directory = usize::try_from(long(4)?).ok()?;
     for entry in 0..usize::from(short(directory)?) {
         let at = directory.checked_add(2 + 12 * entry)?;
-        // Tag 0x0112, of type SHORT.
+        // The orientation is tag 0x0112 with type SHORT.
         if short(at)? == 0x0112 && short(at + 2)? == 3 {
             return u8::try_from(short(at + 8)?).ok().filter(|value| (1..=8).contains(value));
         }

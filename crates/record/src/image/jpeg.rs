@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! JPEG decoding by libjpeg-turbo, through `turbojpeg-sys`: the safe crate `turbojpeg` cannot decode a part of an
-//! image.
+//! JPEG decoding by libjpeg-turbo. Uses `turbojpeg-sys`, because the safe crate `turbojpeg` cannot decode a region of
+//! an image.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_int};
@@ -12,7 +12,7 @@ use turbojpeg_sys as tj;
 use super::crop::Region;
 use super::{Pixels, Probe};
 
-/// Maximum number of scans in a progressive image; encoders make about ten, a decompression bomb thousands.
+/// Maximum number of scans in a progressive image. Encoders write about ten; a decompression bomb has thousands.
 const MAX_SCANS: c_int = 200;
 
 struct Decoder(NonNull<std::ffi::c_void>);
@@ -35,7 +35,7 @@ impl Decoder {
         unsafe { tj::tj3Get(self.handle(), parameter as c_int) }
     }
 
-    /// Error message of the library, and whether it is only a warning.
+    /// Last error message of the library, and whether it is only a warning.
     fn problem(&self) -> (String, bool) {
         // SAFETY: the string belongs to the handle, is terminated, and is copied at once.
         let text = unsafe { CStr::from_ptr(tj::tj3GetErrorStr(self.handle())) }.to_string_lossy().into_owned();
@@ -56,7 +56,7 @@ thread_local! {
     static DECODER: RefCell<Option<Decoder>> = RefCell::new(Decoder::new());
 }
 
-/// Width of an MCU in pixels, by TurboJPEG's subsampling constant.
+/// Width of an MCU (minimum coded unit) in pixels for a TurboJPEG subsampling constant; `None` if unknown.
 fn mcu_width(subsampling: c_int) -> Option<u32> {
     Some(match subsampling {
         tj::TJSAMP_TJSAMP_444 | tj::TJSAMP_TJSAMP_GRAY | tj::TJSAMP_TJSAMP_440 | tj::TJSAMP_TJSAMP_441 => 8,
@@ -66,8 +66,8 @@ fn mcu_width(subsampling: c_int) -> Option<u32> {
     })
 }
 
-/// Decodes at least `region` into `pixels`, at the smallest scale that keeps at least `target` pixels. Scales are
-/// powers of two only, whose transforms have SIMD.
+/// Decodes at least `region` into `pixels`, at the smallest scale at which the region still has at least `target`
+/// pixels. Only power-of-two scales are used, because their transforms have SIMD code.
 pub(super) fn decode(
     bytes: &[u8],
     probe: &Probe,
@@ -76,8 +76,8 @@ pub(super) fn decode(
     pixels: &mut Pixels,
     place: &str,
 ) -> Result<()> {
-    // Most truncated images still decode, grey after the cut, with a warning that depends on the position of the crop.
-    // Whether the image is complete must not depend on that position.
+    // libjpeg still decodes most truncated images (grey after the cut), with a warning that depends on the crop
+    // position. Checking for the end marker instead makes the result independent of the crop.
     if !ends(bytes) {
         let text = format!("is a truncated JPEG (no end marker in its {} bytes)", with_separators(bytes.len() as u64));
         return Err(Error::corrupt(place, text));
@@ -88,7 +88,7 @@ pub(super) fn decode(
     })
 }
 
-/// True when an end marker follows the first scan's header.
+/// True if the data contain an end marker.
 fn ends(bytes: &[u8]) -> bool {
     let rest = bytes.trim_ascii_end();
     rest.ends_with(&[0xff, 0xd9]) || bytes.windows(2).rev().any(|pair| pair == [0xff, 0xd9])
@@ -122,8 +122,8 @@ fn decode_by(
         .find(|&scale| region.width >= f64::from(target.0 * scale) && region.height >= f64::from(target.1 * scale));
     let scale = scale.unwrap_or(1);
     let (width, height) = (probe.width.div_ceil(scale), probe.height.div_ceil(scale));
-    // Chroma is interpolated over two pixels, so the edges of a region need neighbouring pixels. If neighbours affect
-    // the region, as many more are needed as one target pixel covers.
+    // Chroma is interpolated over two pixels, so a region needs that many extra pixels at each edge. If pixels outside
+    // the region affect the result, it also needs as many extra pixels as one target pixel covers.
     let margin = |side: f64, target: u32| match region.sharp_edges {
         true => 2.0,
         false => 2.0 + (side / f64::from(scale) / f64::from(target)).ceil(),
@@ -170,7 +170,7 @@ fn decode_by(
         unsafe { tj::tj3Decompress8(handle, bytes.as_ptr(), bytes.len() as _, room.as_mut_ptr(), pitch, format) != 0 };
     if failed {
         let (text, warning) = decoder.problem();
-        // Most warnings concern damage that decoders ignore silently, such as stray bytes before a marker.
+        // Most warnings concern damage that other decoders ignore, such as stray bytes before a marker.
         if !warning || text.contains("remature end") {
             return Err(damaged(&text));
         }
@@ -180,7 +180,7 @@ fn decode_by(
         reserve(rgb, count * 3, place)?;
         for (to, from) in rgb.as_chunks_mut::<3>().0.iter_mut().zip(&raw.as_chunks::<4>().0[..count]) {
             let [inks @ .., black] = *from;
-            // Adobe stores inks inverted: 255 means no ink. Rounded as Pillow rounds.
+            // Adobe stores inks inverted: 255 means no ink. The rounding is the same as in Pillow.
             *to = inks.map(|ink| {
                 let product = u32::from(ink) * u32::from(black) + 128;
                 (((product >> 8) + product) >> 8) as u8
@@ -190,7 +190,7 @@ fn decode_by(
     Ok(())
 }
 
-/// Grows `room` to at least `len` bytes. Running out of memory is an error, not an abort.
+/// Grows `room` to at least `len` bytes. Returns an error, instead of aborting, if memory runs out.
 pub(super) fn reserve(room: &mut Vec<u8>, len: usize, place: &str) -> Result<()> {
     if let Some(more) = len.checked_sub(room.len()) {
         room.try_reserve(more).map_err(|_| Error::BudgetExceeded {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parses a JPEG up to its frame header, for its size and kind.
+//! Parses a JPEG up to its frame header, to find its size, kind and orientation.
 
 use penstock_types::{Error, Result, with_separators};
 
 use super::{Kind, Probe, exif};
 
-/// Walks the markers of `bytes` to the frame header.
+/// Reads the markers of `bytes` up to the frame header.
 pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let unsupported =
         |what: &str| Error::Unsupported { what: format!("{what} JPEG ({place})"), by: "image decoding".to_owned() };
@@ -19,7 +19,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
         ))
     };
     loop {
-        // Like libjpeg, ignores bytes before the next marker, including fill bytes and stuffed zeros.
+        // Like libjpeg, skip any bytes before the next marker, including fill bytes and stuffed zeros.
         let rest = bytes.get(at..).unwrap_or_default();
         at += rest.iter().position(|&byte| byte == 0xff).unwrap_or(rest.len());
         let [0xff, marker, rest @ ..] = bytes.get(at..).unwrap_or_default() else { return Err(cut(at)) };
@@ -28,7 +28,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
                 at += 1;
                 continue;
             }
-            // Stuffed zeros, and markers without a segment.
+            // Stuffed zeros, and markers that have no segment.
             0x00 | 0x01 | 0xd0..=0xd7 => {
                 at += 2;
                 continue;
@@ -37,7 +37,7 @@ pub(super) fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
             _ => {}
         }
         let len = rest.first_chunk::<2>().map(|len| usize::from(u16::from_be_bytes(*len))).ok_or_else(|| cut(at))?;
-        // A length includes its own two bytes; libjpeg treats a smaller one as an empty segment.
+        // A segment length includes its own two bytes; libjpeg treats a smaller length as an empty segment.
         let len = len.max(2);
         let segment = rest.get(2..len).ok_or_else(|| cut(at))?;
         match (marker, segment) {

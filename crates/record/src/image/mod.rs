@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images: JPEG and PNG decoded, cropped, resized, flipped and normalised into a slot of a batch.
+//! Images: decodes JPEG and PNG, then crops, resizes, flips and normalises the image into a batch slot.
 //!
-//! The output is a pure function of the bytes, the [`ImageSpec`] and a key. The caller makes the key from the
-//! seed, the epoch and the sample, so the same sample gets the same crop on any world size.
+//! The output depends only on the bytes, the [`ImageSpec`] and a key. The caller computes the key from seed, epoch and
+//! sample, so the same sample gets the same crop for any world size.
 //!
-//! Output is always RGB: grey is repeated, CMYK and YCCK are converted as Pillow does (Adobe's inverted inks), palettes
-//! are resolved, 16-bit values keep their upper 8 bits, alpha is dropped. EXIF orientation is applied only on request,
-//! as in torchvision and Pillow. Of an animation the first frame is used. Refused: images above the pixel limit (before
-//! any memory is allocated), lossless and 12-bit JPEG, and every other format, by name.
+//! Output is always RGB. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow (Adobe's
+//! inverted inks), palettes are expanded, 16-bit values are reduced to their upper 8 bits, and alpha is dropped. EXIF
+//! orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used.
+//! Rejected are images above the pixel limit (before any memory is allocated), lossless and 12-bit JPEG, and all other
+//! formats (the error names the format).
 //!
-//! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`;
-//! only the region of the crop is decoded.
+//! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`.
+//! Only the region of the crop is decoded.
 
 mod crop;
 mod exif;
@@ -29,20 +30,20 @@ use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use self::crop::Region;
 use self::exif::Turn;
 
-/// Default limit of an image's pixels; Pillow warns slightly below it.
+/// Default limit on the pixels of an image; Pillow warns slightly below it.
 pub const MAX_PIXELS: u64 = 100_000_000;
 
-/// Part of an image that becomes the sample.
+/// Region of an image that becomes the sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Crop {
     /// The whole image, resized to the sample's height and width; the aspect ratio is lost.
     None,
-    /// The middle of the image, after its shorter side was resized to `resize`: Resize, then CenterCrop.
+    /// Central region, after the shorter side is resized to `resize`: torchvision's Resize, then CenterCrop.
     Center {
         /// Pixels of the shorter side after resizing; at least the sample's height and width.
         resize: u32,
     },
-    /// A random region: torchvision's RandomResizedCrop.
+    /// Random region, as in torchvision's RandomResizedCrop.
     Random {
         /// Minimum and maximum fraction of the area; torchvision uses (0.08, 1).
         area: (f64, f64),
@@ -74,9 +75,9 @@ pub struct ImageSpec {
     pub width: u32,
     /// Part of the image that is used.
     pub crop: Crop,
-    /// Probability of mirroring left to right: 0 never, 0.5 half of the time.
+    /// Probability of a left-to-right flip: 0 never flips, 0.5 flips half of the samples.
     pub flip: f64,
-    /// Element type: uint8, or float32 with (value / 255 - mean) / std.
+    /// Element type: uint8, or float32 computed as (value / 255 - mean) / std.
     pub dtype: DType,
     /// Order of the axes.
     pub layout: Layout,
@@ -86,14 +87,14 @@ pub struct ImageSpec {
     pub std: [f32; 3],
     /// Apply the image's EXIF orientation.
     pub orient: bool,
-    /// Maximum number of pixels; larger images are refused.
+    /// Maximum number of pixels; larger images are rejected.
     pub max_pixels: u64,
-    /// Decode JPEGs at full size before resizing: within 2 of Pillow's values, but slower.
+    /// Decode JPEGs at full size before resizing. This is slower, but the values differ from Pillow's by at most 2.
     pub exact: bool,
 }
 
 impl ImageSpec {
-    /// Uses the whole image at this size, as uint8 in HWC.
+    /// Creates a spec that uses the whole image at this size, as uint8 in HWC.
     pub fn new(height: u32, width: u32) -> Self {
         Self {
             height,
@@ -110,7 +111,7 @@ impl ImageSpec {
         }
     }
 
-    /// Returns an error for invalid settings. Call it once, when the spec is created.
+    /// Checks the settings; returns an error if they are invalid. Call it once after creating the spec.
     pub fn check(&self) -> Result<()> {
         let wrong = |problem: String| Err(Error::config("image", problem));
         if self.height == 0 || self.width == 0 || self.height > 65_535 || self.width > 65_535 {
@@ -145,7 +146,7 @@ impl ImageSpec {
         }
     }
 
-    /// Type and shape of the sample.
+    /// Element type and shape of the sample.
     pub fn tensor(&self) -> TensorSpec {
         let (height, width) = (self.height as usize, self.width as usize);
         let shape = match self.layout {
@@ -159,18 +160,18 @@ impl ImageSpec {
 /// Image format that can be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// Baseline or progressive, 8 bits.
+    /// JPEG: baseline or progressive, 8 bits.
     Jpeg,
-    /// Any colour type and depth.
+    /// PNG: any colour type and depth.
     Png,
 }
 
-/// Image properties from the header.
+/// Properties of an image, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
-    /// Columns, as stored.
+    /// Width of the stored image, in pixels.
     pub width: u32,
-    /// Rows, as stored.
+    /// Height of the stored image, in pixels.
     pub height: u32,
     /// Format.
     pub kind: Kind,
@@ -178,7 +179,7 @@ pub struct Probe {
     pub orientation: u8,
 }
 
-/// Reads an image's size and kind; the headers are sufficient. `place` names the image in messages.
+/// Reads size, kind and orientation of an image; the headers are sufficient. `place` names the image in messages.
 pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     let unknown = |kind: &str| Error::Unsupported {
         what: format!("{kind} ({place})"),
@@ -199,7 +200,7 @@ pub fn probe(bytes: &[u8], place: &str) -> Result<Probe> {
     }
 }
 
-/// Decoded pixels of an image, or of a region of it, at a scale.
+/// Decoded pixels of an image or of a region of it, possibly at a reduced scale.
 #[derive(Debug, Default)]
 struct Pixels {
     /// RGB pixels, row after row.
@@ -208,10 +209,10 @@ struct Pixels {
     raw: Vec<u8>,
     width: u32,
     height: u32,
-    /// Position of these pixels in the scaled image.
+    /// Position of these pixels in the scaled image; `top` is below.
     left: u32,
     top: u32,
-    /// Pixels of the image per pixel here, along each side.
+    /// Reduction of the scale: one pixel here covers this many image pixels along each side.
     scale: u32,
 }
 
@@ -222,20 +223,20 @@ struct Room {
     resizer: Resizer,
 }
 
-/// Maximum bytes of buffers that a thread keeps for its next image; larger buffers are freed.
+/// Buffers larger than this are freed before the next image that needs less memory.
 const KEPT: usize = 32 << 20;
 
 thread_local! {
-    // A thread decodes one image at a time. Its buffers stay as large as the largest image so far and are not zeroed
+    // A thread decodes one image at a time. Its buffers keep the size of the largest image so far, and are not zeroed
     // again.
     static ROOM: RefCell<Room> = RefCell::default();
 }
 
-/// Decodes the image `bytes` into `out`, the sample's slot in a batch, according to `spec`, which must have been
-/// checked. `key` determines crops and flips; `place` names the image in messages.
+/// Decodes the image `bytes` according to `spec` into `out`, the sample's batch slot. The caller must have called
+/// [`ImageSpec::check`]. `key` determines random crop and flip; `place` names the image in messages.
 ///
 /// # Errors
-/// [`Error::Corrupt`] for damaged, truncated or oversized images, [`Error::Unsupported`] for other kinds.
+/// [`Error::Corrupt`] for damaged, truncated or oversized images, [`Error::Unsupported`] for other formats.
 pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], place: &str) -> Result<()> {
     if out.len() != spec.tensor().size_bytes()? {
         return Err(Error::bug(format!("the slot for the image {place} has the wrong size ({} bytes)", out.len())));
@@ -258,7 +259,7 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     let mirrored = draws.unit() < spec.flip;
     let (shown_width, shown_height) = turn.shown(probe.width, probe.height);
     let shown = Region::choose(spec, shown_width, shown_height, &mut draws);
-    // From here on, coordinates are those of the stored image; the last step rotates and mirrors.
+    // From here on, coordinates refer to the stored image. The last step rotates and mirrors it.
     let region = turn.stored(shown, probe.width, probe.height);
     let (width, height) = turn.shown(spec.width, spec.height);
     ROOM.with_borrow_mut(|room| {
@@ -286,8 +287,8 @@ pub fn decode_into(bytes: &[u8], spec: &ImageSpec, key: u64, out: &mut [u8], pla
     })
 }
 
-/// Resamples `region` of the image into `out`: bilinear, with a kernel as wide as the source area of a pixel
-/// (antialiased).
+/// Resizes `region` of the image into `out` by bilinear interpolation with antialiasing: the kernel is as wide as the
+/// source area of a target pixel.
 fn resize(
     pixels: &Pixels,
     region: &Region,
@@ -304,7 +305,8 @@ fn resize(
     let scale = f64::from(pixels.scale);
     let (x, y) = (region.x / scale - f64::from(pixels.left), region.y / scale - f64::from(pixels.top));
     let (w, h) = (region.width / scale, region.height / scale);
-    // Visible pixels: all of them if neighbours may affect the region, else those that the region touches.
+    // Pixels that the resize may read: all pixels if neighbours may affect the region, otherwise those that overlap the
+    // region.
     let (left, top, right, bottom) = match region.sharp_edges {
         false => (0, 0, pixels.width, pixels.height),
         true => (
@@ -316,7 +318,7 @@ fn resize(
     };
     let (seen_width, seen_height) = (right.saturating_sub(left).max(1), bottom.saturating_sub(top).max(1));
     let seen = TypedCroppedImage::from_ref(&source, left, top, seen_width, seen_height).map_err(|e| bug(&e))?;
-    // Scaled sizes are rounded up, so a region may end a fraction of a pixel outside the image.
+    // Scaled sizes are rounded up, so a region may extend beyond the image by a fraction of a pixel.
     let x = (x - f64::from(left)).clamp(0.0, f64::from(seen_width) - 0.01);
     let y = (y - f64::from(top)).clamp(0.0, f64::from(seen_height) - 0.01);
     let (w, h) = (w.min(f64::from(seen_width) - x), h.min(f64::from(seen_height) - y));

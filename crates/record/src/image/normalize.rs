@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Last step of an image: orients, flips, normalises and writes it into its slot.
+//! Last step for an image: orients, flips and normalises the pixels, and writes them to the batch slot.
 
 use penstock_types::DType;
 
 use super::exif::Turn;
 use super::{ImageSpec, Layout};
 
-/// Writes `rgb`, which has the sample's size before `turn`, into `out`.
+/// Writes `rgb` to `out`. `rgb` has the size of the sample, but is not yet oriented.
 pub(super) fn write(rgb: &[u8], spec: &ImageSpec, turn: Turn, mirrored: bool, out: &mut [u8]) {
     let (width, height) = (spec.width as usize, spec.height as usize);
     let (stored_width, stored_height) = if turn.swapped { (height, width) } else { (width, height) };
-    // Index of the displayed pixel (x, y): origin + x * right + y * down, in pixels.
+    // The displayed pixel (x, y) has the index origin + x * right + y * down.
     let step_x = if turn.x_backwards { -1 } else { 1 };
     let step_y = if turn.y_backwards { -(stored_width as isize) } else { stored_width as isize };
     let mut origin = if turn.x_backwards { stored_width as isize - 1 } else { 0 };
@@ -26,7 +26,7 @@ pub(super) fn write(rgb: &[u8], spec: &ImageSpec, turn: Turn, mirrored: bool, ou
     let row = |y: usize| Row { pixels, start: origin + y as isize * down, step: right, width };
     match (spec.dtype, spec.layout) {
         (DType::F32, layout) => {
-            // (value / 255 - mean) / std as one multiplication and one addition.
+            // Compute (value / 255 - mean) / std as one multiplication and one addition.
             let scale: [f32; 3] = std::array::from_fn(|channel| 1.0 / (255.0 * spec.std[channel]));
             let shift: [f32; 3] = std::array::from_fn(|channel| -spec.mean[channel] / spec.std[channel]);
             let out = out.as_chunks_mut::<4>().0;
@@ -65,7 +65,7 @@ fn planes<'a, T>(
     }
 }
 
-/// One row of the sample, as positions in the stored pixels.
+/// One row of the sample, as start and step in the stored pixels.
 struct Row<'a> {
     pixels: &'a [[u8; 3]],
     start: isize,
@@ -76,7 +76,7 @@ struct Row<'a> {
 impl Row<'_> {
     fn each<T>(&self, slots: &mut [T], value: impl Fn([u8; 3]) -> T) {
         let Self { pixels, start, step, width } = *self;
-        // Compilers vectorise loops over adjacent elements without bounds checks.
+        // Separate cases, because compilers vectorise only loops over adjacent elements without bounds checks.
         match step {
             1 => {
                 let run = &pixels[start as usize..][..width];

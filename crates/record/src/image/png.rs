@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! PNG decoding by the `png` crate: every colour type and depth as 8-bit RGB.
+//! PNG decoding by the `png` crate: converts every colour type and depth to 8-bit RGB.
 
 use std::io::Cursor;
 
@@ -8,7 +8,7 @@ use png::{ColorType, Decoder, Info, Limits, Transformations};
 
 use super::{Kind, Pixels, Probe, jpeg::reserve};
 
-/// Maximum bytes of data other than pixels: the chunks before them.
+/// Maximum bytes of chunks other than pixel data.
 const MAX_BESIDES: usize = 16 << 20;
 
 /// Reads the header chunk.
@@ -59,7 +59,7 @@ pub(super) fn decode(bytes: &[u8], probe: &Probe, pixels: &mut Pixels, place: &s
     Ok(())
 }
 
-/// Returns an error for an invalid palette: the crate accepts it and panics.
+/// Returns an error for an invalid palette, which the `png` crate would accept and then panic on.
 fn check_palette(info: &Info<'_>, place: &str) -> Result<()> {
     let Some(palette) = info.palette.as_ref().filter(|_| info.color_type == ColorType::Indexed) else { return Ok(()) };
     let (colours, rest) = (palette.len() / 3, palette.len() % 3);

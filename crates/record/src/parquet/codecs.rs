@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decompresses one page into exactly the size that its header states.
+//! Decompresses one Parquet page to exactly the size that its header states.
 
 use std::io::Read;
 
@@ -10,11 +10,11 @@ use penstock_types::{Error, Result, with_separators};
 /// Input bytes that Brotli's decoder buffers.
 const BROTLI_INPUT: usize = 4096;
 
-/// Returns `levels`, which are never compressed, followed by the decompressed `input`: `want` bytes in all.
+/// Returns a page of `want` bytes: `levels`, which are never compressed, followed by the decompressed `input`.
 pub(super) fn page(codec: Compression, levels: &[u8], input: &[u8], want: usize, place: &str) -> Result<Vec<u8>> {
     let body = want.saturating_sub(levels.len());
     let mut made = Vec::new();
-    // Decompress directly into the result: the general path would hold a large page twice.
+    // Decompress gzip directly into the result: the general path would need twice the memory for a large page.
     if matches!(codec, Compression::GZIP(_)) && body > 0 {
         decompress_into_checked(Codec::Gzip, input, &mut made, body as u64, GzipCheck::Full, place)?;
         if made.len() != body {
@@ -24,12 +24,12 @@ pub(super) fn page(codec: Compression, levels: &[u8], input: &[u8], want: usize,
         return Ok(made);
     }
     if made.try_reserve_exact(want).is_err() {
-        // Running out of memory is an error, not an abort.
+        // Running out of memory must be an error, not an abort.
         return Err(Error::BudgetExceeded { what: format!("a page of {place}"), need: want as u64, budget: 0 });
     }
     made.extend_from_slice(levels);
     made.resize(want, 0);
-    // A page that contains only nulls may have no bytes after its levels, not even an empty stream.
+    // If a page contains only nulls, there may be no bytes after its levels, not even an empty stream.
     if body > 0 {
         decompress(codec, input, &mut made[levels.len()..], place)?;
     }
@@ -44,7 +44,7 @@ fn other_size(made: u64, want: usize, place: &str) -> Error {
     damaged(format!("has {} bytes (want {})", with_separators(made), with_separators(want as u64)), place)
 }
 
-/// Decompresses `input` and fills `out`. `place` names the column in messages.
+/// Decompresses `input` into `out` and requires that it fills `out`. `place` names the column in messages.
 fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     match codec {
         Compression::UNCOMPRESSED if input.len() != out.len() => Err(other_size(input.len() as u64, out.len(), place)),
@@ -78,7 +78,7 @@ fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> 
     }
 }
 
-/// The deprecated `LZ4`: Hadoop's framing, an LZ4 frame, or a bare block, depending on the writer.
+/// Decompresses the deprecated codec `LZ4`: depending on the writer, Hadoop's framing, an LZ4 frame, or a bare block.
 fn lz4(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     if hadoop_lz4(input, out, place).is_some() {
         return Ok(());
@@ -91,7 +91,8 @@ fn lz4(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     decompress_exact(SizedCodec::Lz4Block, input, out, place)
 }
 
-/// Decodes blocks, each preceded by its decompressed size and its stored size, both big-endian. `None` for other bytes.
+/// Decompresses Hadoop's LZ4 framing: blocks, each after its decompressed size and its stored size (both big-endian).
+/// Returns `None` if the bytes do not have this form.
 fn hadoop_lz4(mut input: &[u8], mut out: &mut [u8], place: &str) -> Option<()> {
     while !input.is_empty() {
         let (made, rest) = input.split_first_chunk::<4>()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Columns of a file: their names, types, and the reason if one is refused.
+//! Columns of a Parquet file: their names, types, and the reason if a type is unsupported.
 
 use std::collections::HashMap;
 
@@ -10,31 +10,32 @@ use penstock_types::DType;
 /// Type of a column's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// Numbers; booleans are uint8.
+    /// Numbers; booleans become uint8.
     Scalar(DType),
-    /// Byte strings of any length.
+    /// Byte strings of variable length.
     Bytes,
-    /// Byte strings of this length.
+    /// Byte strings of this fixed length.
     Fixed(usize),
 }
 
 /// A column of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Column {
-    /// Path with dots, without a list's own levels. Equal paths get numbers (`s.a#2`).
+    /// Path of the column, joined with dots, without the two levels that a list adds. Columns with equal paths are
+    /// numbered (`s.a#2`).
     pub name: String,
     /// Type of a value, or the name of an unsupported type.
     pub element: std::result::Result<Element, String>,
     /// True if a row contains a list of values.
     pub list: bool,
-    /// True if byte strings are declared as text.
+    /// True if the byte strings are declared to be text.
     pub text: bool,
 }
 
 pub(super) fn describe(column: &ColumnDescriptor) -> Column {
     let list = column.max_rep_level() > 0;
     let mut path: Vec<&str> = column.path().parts().iter().map(String::as_str).collect();
-    // `x.list.element`, and the names of older writers for these two levels; for lists of lists, at every level.
+    // Remove the two levels of each list (`x.list.element`, or the names that older writers used for them).
     for _ in 0..column.max_rep_level() {
         if path.len() >= 3
             && let [.., "list" | "bag" | "array", "element" | "item" | "array_element"] = path[..]
@@ -49,8 +50,8 @@ pub(super) fn describe(column: &ColumnDescriptor) -> Column {
     Column { name: path.join("."), element, list, text }
 }
 
-/// Numbers columns with equal names (`a`, or `s.a` beside a struct `s` of `a`) as `s.a#1`, `s.a#2`, so that no column
-/// is read in place of another.
+/// Numbers columns with equal names as `s.a#1`, `s.a#2`, so that no column is read in place of another. This happens if
+/// a column `s.a` exists beside a struct `s` with a field `a`.
 pub(super) fn number_namesakes(columns: &mut [Column]) {
     let mut times: HashMap<String, usize> = HashMap::new();
     for column in columns.iter() {

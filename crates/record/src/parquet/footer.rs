@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! End of a Parquet file: the length of its footer, and the number of rows in it. Reads no page.
+//! Reads the end of a Parquet file: the length of its footer, its metadata, and its number of rows. Reads no page.
 
 use ::parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use penstock_types::{Error, Result, with_separators};
@@ -7,17 +7,18 @@ use penstock_types::{Error, Result, with_separators};
 use super::guarded;
 use super::thrift::Input;
 
-/// Bytes of the footer's length and the magic after it.
+/// Size of the tail: the footer length and the magic bytes that follow the footer.
 pub const TAIL: usize = 8;
 
-/// Maximum footer size; a larger one is refused. It grows with columns times row groups, and 64 MiB holds a million of
-/// them.
+/// Maximum footer size; a larger footer is rejected. The size grows with columns times row groups; 64 MiB suffice for a
+/// million of them.
 const MAX_FOOTER: u64 = 64 << 20;
 
-/// Maximum number of rows; a file that claims more is damaged. Totals over a large dataset would not fit in 64 bits.
+/// Maximum number of rows; a file that claims more is damaged. The limit ensures that totals over a large dataset fit
+/// in 64 bits.
 const MAX_ROWS: u64 = 1 << 40;
 
-/// Size of a file's footer including the tail, read from the last bytes of the file.
+/// Reads the size of a file's footer, including the tail, from `end`, the last bytes of the file.
 pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     let Some(tail) = end.last_chunk::<TAIL>() else {
         return Err(Error::corrupt(place, format!("is not Parquet: it has only {} bytes", with_separators(size))));
@@ -44,18 +45,18 @@ pub fn footer_len(end: &[u8], size: u64, place: &str) -> Result<u64> {
     Ok(footer)
 }
 
-/// Parses the footer of the file that ends in `end`; `end` must contain the whole footer.
+/// Parses the footer of a file. `end` holds the last bytes of the file, and must contain the whole footer.
 pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
     let from = usize::try_from(footer_len(end, size, place)?).ok().and_then(|len| end.len().checked_sub(len));
     let footer = from.and_then(|from| end.get(from..end.len() - TAIL));
     let footer = footer.ok_or_else(|| Error::corrupt(place, "is damaged Parquet: its footer is truncated"))?;
-    // Checked first: the crate allocates as many elements as a list claims.
+    // Check the structure first, because the crate allocates as many elements as a list claims.
     let mut walked = Input::new(footer);
     if let Err(problem) = walked.skip_struct() {
         return Err(Error::corrupt(place, format!("is damaged Parquet: its footer {problem}")));
     }
     guarded(place, || ParquetMetaDataReader::decode_metadata(footer)).map_err(|error| match error {
-        // The structure of the footer is intact, so the crate does not support its content.
+        // The structure of the footer is intact, so its content is something that the crate does not support.
         Error::Corrupt { problem, .. } => {
             let problem = problem.trim_start_matches("is damaged Parquet: ");
             let what = format!("the footer of {place} ({problem})");
@@ -65,7 +66,7 @@ pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
     })
 }
 
-/// Number of rows of the file that ends in `end`; `end` must contain the whole footer.
+/// Reads the number of rows of a file. `end` holds the last bytes of the file, and must contain the whole footer.
 pub fn rows_of_end(end: &[u8], size: u64, place: &str) -> Result<u64> {
     let metadata = metadata(end, size, place)?;
     let sum = metadata.row_groups().iter().try_fold(0u64, |sum, group| {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet: reads rows of chosen columns of one file in memory.
+//! Parquet: reads rows of selected columns of one file in memory.
 //!
-//! Supported: scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings. A column in a
-//! struct is named by its path (`image.bytes`); a list by the path before its own two levels. A null list or string is
-//! empty; a null scalar, and a null or a null struct inside a list, is an error that names its row. Refused: lists of
-//! lists, decimals and 96-bit times.
+//! Supported are scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings. A column in a
+//! struct is named by its path (`image.bytes`); a list is named by the path without its own two levels. A null list or
+//! string is read as empty. A null scalar is an error that names its row; so is a null, or a null struct, inside a
+//! list. Lists of lists, decimals and 96-bit times are rejected.
 //!
-//! The `parquet` crate decodes values by column, without Arrow; pages are split here, within the caller's limit
-//! ([`pages`]). A file that makes the crate panic is reported as damaged.
+//! The `parquet` crate decodes values column by column, without Arrow. Pages are read by [`pages`], which enforces the
+//! caller's memory limit. If the crate panics on a file, the file is reported as damaged.
 
 mod codecs;
 mod columns;
@@ -32,22 +32,23 @@ pub use columns::{Column, Element};
 use columns::{describe, number_namesakes};
 use pages::Pages;
 
-/// Maximum number of rows per call of the crate: the limit is checked between calls.
+/// Maximum number of rows that one call of the crate decodes. The memory limit is checked between calls.
 const RUN: usize = 1024;
 
-/// Approximate number of list levels that one call decodes; it always decodes whole rows.
+/// Approximate number of list levels that one call decodes; a call always decodes whole rows.
 const LIST_RUN: usize = 64 << 10;
 
-/// Values of some rows.
+/// Values of one column in a range of rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Values {
-    /// All values in sequence, little-endian.
+    /// All values, concatenated, little-endian.
     pub data: Vec<u8>,
-    /// For byte strings: the offset of each, then the end.
+    /// For byte strings: the start offset of each value, then the end offset of the last one.
     pub strings: Vec<usize>,
-    /// For lists: the index of each row's first value, then the end.
+    /// For lists: the index of each row's first value, then the total number of values.
     pub rows: Vec<usize>,
-    /// Rows of the file, ascending, that are null or contain a null that is not allowed; their values are zero.
+    /// Ascending row numbers in the file of rows that are null, or contain a null, where that is not allowed. These
+    /// values are zero.
     pub nulls: Vec<u64>,
 }
 
@@ -57,7 +58,7 @@ impl Values {
         self.data.len() + size_of::<u64>() * (self.strings.len() + self.rows.len() + self.nulls.len())
     }
 
-    /// Appends a byte string of a column, within `limit`.
+    /// Appends a byte string, unless the values would then exceed the memory limit.
     fn push(&mut self, bytes: &[u8], run: &Run<'_>) -> Result<()> {
         let need = self.data.len().saturating_add(bytes.len());
         if need > run.limit {
@@ -73,12 +74,12 @@ impl Values {
     }
 }
 
-/// A Parquet file.
+/// A Parquet file in memory.
 pub struct Table {
     file: Arc<Bytes>,
     metadata: ParquetMetaData,
     columns: Vec<Column>,
-    /// First row of each row group, then the end.
+    /// First row of each row group, followed by the number of rows.
     groups: Vec<u64>,
     place: String,
 }
@@ -121,12 +122,13 @@ impl Table {
         self.groups.last().copied().unwrap_or(0)
     }
 
-    /// First row of each row group, then the end. Reading within one group is cheapest.
+    /// First row of each row group, followed by the number of rows. A read within one group is cheapest.
     pub fn groups(&self) -> &[u64] {
         &self.groups
     }
 
-    /// Reads `rows` of `column`, at most `limit` bytes in all. Returns an error if a value is null that must not be.
+    /// Reads `rows` of a column, at most `limit` bytes in total. Returns an error if a row is null where that is not
+    /// allowed.
     pub fn read(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let values = self.read_nulls(column, rows, limit)?;
         match values.nulls.first() {
@@ -139,7 +141,7 @@ impl Table {
         }
     }
 
-    /// Like [`Table::read`], but returns the rows with nulls instead of an error.
+    /// Like [`Table::read`], but returns the row numbers of disallowed nulls instead of an error.
     pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let Some(Column { name, element, list, .. }) = self.columns.get(column) else {
             return Err(Error::bug(format!("{} has no column {column}", self.place)));
@@ -166,7 +168,7 @@ impl Table {
                 self.read_group(group, column, &run, &mut values)?;
             }
         }
-        // Append the end offsets; if nothing was read, they are the only offsets.
+        // Append the end offsets. If no rows were read, the lists contain only these.
         if element == Element::Bytes {
             values.strings.push(values.data.len());
         }
@@ -231,26 +233,27 @@ impl Table {
     }
 }
 
-/// One column read from one row group.
+/// Read of one column in one row group.
 struct Run<'a> {
     element: Element,
     list: bool,
-    /// First row of the group in the file.
+    /// Row number in the file of the group's first row.
     first: u64,
     rows: Range<u64>,
     limit: usize,
     place: &'a str,
 }
 
-/// Level limits of a column, and state of its decoder.
+/// Definition levels of a column, and state of its decoder.
 struct Levels {
-    /// Definition level from which a list has an element; 0 for a column without lists.
+    /// Minimum definition level at which a list has an element; 0 for a column without lists.
     element: i16,
-    /// Definition level at which there is a value.
+    /// Definition level at which a value is present.
     value: i16,
-    /// True if a run of values may need far more memory than its page.
+    /// True if values must be decoded one by one, because several decoded values may need far more memory than their
+    /// page.
     one_by_one: bool,
-    /// Bytes decoded from list pages since the last reset to 0; see [`Pages::new`].
+    /// Bytes decoded from pages of lists since the caller last set it to 0; see [`Pages::new`].
     decoded: Arc<AtomicUsize>,
 }
 
@@ -324,7 +327,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Records a null in a row of the group; its value is empty, or zero.
+    /// Records a disallowed null in a row of the group, and adds an empty or zero value in its place.
     fn null(&self, row: u64, values: &mut Values) {
         if self.list || self.element != Element::Bytes {
             let row = self.first + row;
@@ -349,7 +352,7 @@ impl Run<'_> {
     }
 }
 
-/// Reader of a column chunk of `file` without lists; no page may take more than `limit` bytes.
+/// Creates a reader for a column chunk of `file` without lists; no page may need more than `limit` bytes.
 pub fn column_reader(
     file: Arc<impl ChunkReader + 'static>,
     chunk: &ColumnChunkMetaData,
@@ -360,7 +363,7 @@ pub fn column_reader(
     guarded(place, || Ok(get_column_reader(chunk.column_descr_ptr(), Box::new(pages))))
 }
 
-/// Calls the `parquet` crate; its errors and its panics are reported as damage to the file.
+/// Calls the `parquet` crate; reports its errors and panics as damage to the file.
 fn guarded<T>(place: &str, call: impl FnOnce() -> std::result::Result<T, ParquetError>) -> Result<T> {
     let damaged = |problem: &dyn std::fmt::Display| Error::corrupt(place, format!("is damaged Parquet: {problem}"));
     match catch_panic(call) {

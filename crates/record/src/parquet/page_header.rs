@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Page header, with the fields that reading needs.
+//! Parquet page header: parses only the fields that a reader needs.
 
 use super::thrift::{Input, Problem, Value};
 
@@ -7,7 +7,7 @@ pub(super) const DATA: i32 = 0;
 pub(super) const DICTIONARY: i32 = 2;
 pub(super) const DATA_V2: i32 = 3;
 
-/// Header of a page, with the fields of all kinds of pages.
+/// Header of a page; the fields of all page kinds are combined.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) kind: i32,

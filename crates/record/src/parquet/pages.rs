@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pages of one column chunk, for the column readers of the `parquet` crate.
+//! Page reader for one column chunk, used by the column readers of the `parquet` crate.
 //!
-//! The crate's own page reader allocates whatever size a page header states, and gzip and Brotli pages can exceed even
-//! that. Here every stated size is compared with the limit, or with the available bytes, before anything is allocated.
+//! The crate's own page reader allocates any size that a page header states, and gzip and Brotli pages can exceed even
+//! that size. This reader compares every stated size with the memory limit, or with the available bytes, before it
+//! allocates.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,30 +21,30 @@ use super::page_header::{DATA, DATA_V2, DICTIONARY, Header};
 use super::thrift::{Input, Problem};
 use super::{RUN, codecs};
 
-/// Old versions of parquet-mr left the header of the dictionary page out of a chunk's size. Pages may therefore end up
-/// to this many bytes after the chunk (PARQUET-816).
+/// Old versions of parquet-mr did not count the header of the dictionary page in a chunk's size. Pages may therefore
+/// extend this many bytes beyond the chunk (PARQUET-816).
 const SLACK: u64 = 100;
 
-/// Bytes first read for a header; headers with long statistics are larger.
+/// Number of bytes that are first read for a header; a header with long statistics is larger.
 const HEADER: u64 = 64 << 10;
 
-/// Bytes of a decoded byte string without its content; then, bytes of a row's two levels.
+/// Decoded size of a byte string without its content; below, the size of a value's two levels.
 const STRING_BYTES: usize = 32;
 const LEVEL_BYTES: usize = 4;
 
-/// Bytes of a decoded length of a byte string, or of its prefix.
+/// Decoded size of one length, either of a byte string or of its prefix.
 const DELTA_BYTES: usize = 8;
 
 /// Reads the pages of one column chunk.
 pub(super) struct Pages<R> {
     file: Arc<R>,
-    /// Offset of the next header; once that is read, offset of its page.
+    /// Offset of the next header; after that header was read, the offset of its page.
     at: u64,
-    /// End of the chunk according to the footer.
+    /// End offset of the chunk, according to the footer.
     end: u64,
-    /// Latest offset at which its last page may end.
+    /// Maximum end offset of the last page.
     bound: u64,
-    /// Levels not yet seen in pages, according to the footer.
+    /// Number of levels that no page has provided yet, according to the footer.
     levels_left: u64,
     next: Option<Header>,
     codec: Compression,
@@ -53,21 +54,21 @@ pub(super) struct Pages<R> {
     place: String,
 }
 
-/// Schema of a column.
+/// Schema and encoding properties of a column.
 struct Facts {
     physical: Physical,
-    /// Length of fixed-size byte strings.
+    /// Length of each byte string, if the column has fixed-size byte strings.
     len: usize,
     has_definitions: bool,
     has_repetitions: bool,
-    /// True if the footer lists the encoding in which values share prefixes: such values are read one by one.
+    /// True if the footer lists the encoding in which values share prefixes. Such values are decoded one by one.
     may_be_prefixed: bool,
 }
 
 impl<R: ChunkReader> Pages<R> {
-    /// Reads the pages of `chunk`, a column chunk of `file`. No page may take more than `limit` bytes. `decoded` counts
-    /// the decoded bytes of a list column: the crate decodes whole rows, of any length. The caller sets it to 0 before
-    /// each read, so that the limit applies to them too.
+    /// Creates a reader for the pages of `chunk`, a column chunk of `file`. No page may need more than `limit` bytes.
+    /// `decoded` counts the decoded bytes of a list column, because the crate decodes whole rows of any length. The
+    /// caller sets `decoded` to 0 before each read, so that the limit also applies to one read.
     pub(super) fn new(
         file: Arc<R>,
         chunk: &ColumnChunkMetaData,
@@ -76,7 +77,7 @@ impl<R: ChunkReader> Pages<R> {
         place: &str,
     ) -> Result<Self> {
         let descriptor = chunk.column_descr();
-        // Some writers store 0 if there is no dictionary.
+        // Some writers store offset 0 if there is no dictionary.
         let dictionary = chunk.dictionary_page_offset().filter(|&at| at > 0);
         let start = dictionary.map_or(chunk.data_page_offset(), |at| at.min(chunk.data_page_offset()));
         let lies = || Error::corrupt(place, "is damaged Parquet: its chunk is outside the file");
@@ -105,13 +106,13 @@ impl<R: ChunkReader> Pages<R> {
         Error::BudgetExceeded { what, need: need as u64, budget: self.limit as u64 }
     }
 
-    /// Header of the next page that is not empty; `None` after the last.
+    /// Reads the header of the next non-empty page; `None` after the last page.
     fn header(&mut self) -> Result<Option<Header>, ParquetError> {
         loop {
             if let Some(header) = self.next {
                 return Ok(Some(header));
             }
-            // The chunk ends at the footer's size, unless values are missing: see `SLACK`.
+            // The chunk ends at the size in the footer, unless some levels are still missing: see `SLACK`.
             if self.at >= self.bound || (self.at >= self.end && self.levels_left == 0) {
                 return Ok(None);
             }
@@ -127,8 +128,8 @@ impl<R: ChunkReader> Pages<R> {
                 let (size, at) = (with_separators(header.compressed as u64), with_separators(self.at));
                 return Err(external(self.damaged(format!("of {size} bytes at byte {at} extends beyond its chunk"))));
             }
-            // Skip pages without values, which pyarrow sometimes writes and which would make the crate stop, and pages
-            // of unknown kinds.
+            // Skip pages of unknown kinds, and pages without values: pyarrow sometimes writes them, and the crate would
+            // stop there.
             if header.kind == DICTIONARY || (header.is_data() && header.values > 0) {
                 self.next = Some(header);
             } else {
@@ -137,7 +138,7 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Parses the header in the next `len` bytes, or, if they do not contain all of it, in all remaining bytes.
+    /// Parses the header in the next `len` bytes. If these do not contain the whole header, tries all remaining bytes.
     fn parse(&mut self, len: u64) -> Result<Result<Header, Problem>, ParquetError> {
         let left = self.bound - self.at;
         let bytes = self.file.get_bytes(self.at, usize::try_from(len).unwrap_or(usize::MAX))?;
@@ -152,7 +153,7 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Consumes the next header; returns it with the offset of its page.
+    /// Consumes the next header; returns it together with the offset of its page.
     fn take(&mut self) -> Result<Option<(Header, u64)>, ParquetError> {
         let Some(header) = self.header()? else { return Ok(None) };
         let body = self.at;
@@ -175,7 +176,7 @@ impl<R: ChunkReader> Pages<R> {
         if levels > header.uncompressed || levels > stored.len() {
             return Err(self.damaged(format!("of {} bytes has levels of {levels} bytes", header.uncompressed)));
         }
-        // parquet-cpp before 2.0 compressed pages of version 2 but marked them as uncompressed (ARROW-10353).
+        // parquet-cpp before 2.0 compressed pages of version 2, but marked them as uncompressed (ARROW-10353).
         let is_compressed = header.is_compressed || stored.len() != header.uncompressed;
         let content = if self.codec == Compression::UNCOMPRESSED || !is_compressed {
             stored
@@ -234,7 +235,7 @@ impl<R: ChunkReader> Pages<R> {
         })
     }
 
-    /// Bytes of a decoded value, without the content of byte strings.
+    /// Decoded size of one value, without the content of a byte string.
     fn value_bytes(&self) -> usize {
         match self.column.physical {
             Physical::BOOLEAN => 1,
@@ -245,7 +246,7 @@ impl<R: ChunkReader> Pages<R> {
         }
     }
 
-    /// Returns an error if the crate would allocate more than the limit for the sizes that the page claims.
+    /// Returns an error if the page states sizes for which the crate would allocate more than the limit.
     fn check(&self, header: &Header, encoding: Encoding, content: &[u8]) -> Result<()> {
         let values = header.values as usize;
         let within = |need: usize, what: &str| if need > self.limit { Err(self.budget(what, need)) } else { Ok(()) };
@@ -270,7 +271,8 @@ impl<R: ChunkReader> Pages<R> {
         }
         let prefixed = encoding == Encoding::DELTA_BYTE_ARRAY;
         if prefixed || encoding == Encoding::DELTA_LENGTH_BYTE_ARRAY {
-            // The crate allocates as many lengths (and, before them, lengths of prefixes) as the page claims.
+            // The crate allocates as many lengths as the page states (first those of the prefixes, if values have
+            // prefixes).
             let mut lengths = Input::new(self.values_of(header, content)?);
             for _ in 0..1 + usize::from(prefixed) {
                 let stated = skip_deltas(&mut lengths).map_err(|problem| self.damaged(problem))?;
@@ -280,7 +282,7 @@ impl<R: ChunkReader> Pages<R> {
                 }
             }
             within(values.saturating_mul(DELTA_BYTES), "the lengths in a page")?;
-            // A value is at most as long as the page, and all values decoded at once may be that long.
+            // Each value may be as long as the page, and several values are decoded at once.
             let at_once = if self.column.may_be_prefixed { 1 } else { RUN };
             if prefixed {
                 within(content.len().saturating_mul(at_once.min(values)), "values with prefixes")?;
@@ -289,7 +291,7 @@ impl<R: ChunkReader> Pages<R> {
         Ok(())
     }
 
-    /// Bytes of a data page after the levels.
+    /// Returns the bytes of a data page that follow the levels.
     fn values_of<'a>(&self, header: &Header, content: &'a [u8]) -> Result<&'a [u8]> {
         let mut rest = content;
         if header.kind == DATA_V2 {
@@ -307,12 +309,12 @@ impl<R: ChunkReader> Pages<R> {
     }
 }
 
-/// True if values of a chunk may share prefixes, so that a few bytes of a page may expand to many.
+/// True if values of a chunk may share prefixes: a few bytes of a page may then expand to many.
 pub(super) fn may_be_prefixed(chunk: &ColumnChunkMetaData) -> bool {
     chunk.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Skips delta-encoded integers; returns their number.
+/// Skips a list of delta-encoded integers; returns their number.
 fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     let (block, minis, count) = (input.varint()?, input.varint()?, input.varint()?);
     input.varint()?; // the first value
@@ -322,9 +324,9 @@ fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     let in_mini = block / minis;
     let mut left = count.saturating_sub(1);
     while left > 0 {
-        input.varint()?; // the least delta of the block
+        input.varint()?; // the minimum delta of the block
         for &width in input.take(minis)? {
-            // After the last value, only the widths of the remaining miniblocks follow.
+            // After the last value, only the bit widths of the remaining miniblocks follow.
             if left > 0 {
                 left = left.saturating_sub(in_mini.max(1));
                 input.skip_bytes(in_mini.saturating_mul(width.into()) / 8)?;
@@ -334,7 +336,7 @@ fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     Ok(count)
 }
 
-/// Wraps one of our errors to pass it through the crate.
+/// Wraps one of our errors, so that it can be passed through the crate.
 fn external(error: Error) -> ParquetError {
     ParquetError::External(Box::new(error))
 }

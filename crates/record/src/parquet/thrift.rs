@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Thrift's compact protocol, as far as Parquet needs it: reads a struct field by field and skips unwanted fields.
-//! Allocates nothing, whatever sizes the bytes state.
+//! Parser for Thrift's compact protocol, as far as Parquet needs it: reads a struct field by field, and skips unwanted
+//! fields. Allocates no memory, whatever sizes the bytes state.
 
-/// Problem in the bytes, without their place.
+/// Description of a problem in the bytes, without its location.
 pub(super) type Problem = &'static str;
 
 const ENDS: Problem = "ends inside a value";
 
-/// Maximum nesting of structs and lists; Parquet's own metadata has a depth of 6.
+/// Maximum nesting depth of structs and lists; Parquet's own metadata have a depth of 6.
 const MAX_DEPTH: usize = 32;
 
 const TRUE: u8 = 1;
@@ -23,13 +23,13 @@ const MAP: u8 = 11;
 const STRUCT: u8 = 12;
 const UUID: u8 = 13;
 
-/// Value of a field that is a number, a boolean or a struct; other fields are skipped.
+/// Value of a field that is a number, a boolean or a struct; fields of other types are skipped.
 pub(super) enum Value<'i, 'a> {
     Number(i64),
     Struct(&'i mut Input<'a>),
 }
 
-/// Bytes to read, consumed from the front.
+/// Unread bytes; reads consume them from the front.
 #[derive(Debug, Clone)]
 pub(super) struct Input<'a> {
     rest: &'a [u8],
@@ -41,12 +41,12 @@ impl<'a> Input<'a> {
         Self { rest: bytes, depth: 0 }
     }
 
-    /// Bytes not read yet.
+    /// Number of unread bytes.
     pub(super) fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// The next `len` bytes.
+    /// Reads the next `len` bytes.
     pub(super) fn take(&mut self, len: u64) -> Result<&'a [u8], Problem> {
         let (taken, rest) = usize::try_from(len).ok().and_then(|len| self.rest.split_at_checked(len)).ok_or(ENDS)?;
         self.rest = rest;
@@ -80,8 +80,8 @@ impl<'a> Input<'a> {
         Ok((value >> 1).cast_signed() ^ -((value & 1).cast_signed()))
     }
 
-    /// Reads a struct and passes `field` the number and value of each field that is a number, a boolean or a struct.
-    /// For a struct, `field` must read it with another call of this function.
+    /// Reads a struct. Calls `field` with the number and value of each field that is a number, a boolean or a struct.
+    /// If the value is a struct, `field` must read it by another call of this function.
     pub(super) fn fields(
         &mut self,
         mut field: impl FnMut(i16, Value<'_, 'a>) -> Result<(), Problem>,
@@ -136,10 +136,10 @@ impl<'a> Input<'a> {
         result
     }
 
-    /// Skips a value of a list, a set or a map, or a field that is neither a number nor a struct.
+    /// Skips an element of a list, a set or a map, or a field that is neither a number nor a struct.
     fn skip(&mut self, kind: u8) -> Result<(), Problem> {
         match kind {
-            // In a list a boolean takes a byte.
+            // As a list element, a boolean takes one byte.
             TRUE | FALSE | I8 => self.skip_bytes(1),
             I16..=I64 => self.varint().map(drop),
             DOUBLE => self.skip_bytes(8),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks by zarr-python 3, numcodecs and h5py for tests/it/chunk.rs, in one archive.
+"""Writes array chunks with zarr-python 3, numcodecs and h5py to one archive, for tests/it/chunk.rs.
 
-zarr/NAME/...: an array of the shape (7, 5), chunks (4, 5), of 0, 1, 2, ... in the metadata's own type; its files as they
-lie. blosc/NAME: a Blosc buffer of NAME.raw. h5/NAME: one chunk of 8 x 6 int32 0, 1, 2, ... as stored. Needs zarr, h5py.
+zarr/NAME/...: the files of an array with shape (7, 5) and chunks (4, 5). Its elements are 0, 1, 2, ... in the type that
+its metadata states. blosc/NAME: the content of NAME.raw in a Blosc container. h5/NAME: one chunk of 8 x 6 int32 values
+0, 1, 2, ..., as stored in the file. Needs zarr and h5py.
 """
 
 import gzip
@@ -62,7 +63,7 @@ store("v2_delta", compressors=None, filters=[numcodecs.Delta(dtype="<i4")], **v2
 store("v2_fortran", compressors=None, order="F", **v2)
 store("v2_dots", compressors=None, chunk_key_encoding={"name": "v2", "separator": "/"}, **v2)
 
-# Larger ones: several blocks, split and unsplit streams, blocks that do not compress.
+# Larger Blosc containers: several blocks, split and unsplit streams, blocks that do not compress.
 random = np.random.default_rng(3)
 smooth = np.cumsum(random.integers(-3, 4, 30000)).astype("<i4")
 noise = random.integers(0, 256, 40000).astype("u1")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images by Pillow for tests/it/image.rs, and what Pillow and torchvision's rules make of them, in one archive.
+"""Writes images with Pillow, and the samples that Pillow computes from them, to one archive, for tests/it/image.rs.
 
-NAME.jpg and NAME.png; NAME.full (RGB as stored), NAME.none (resized to 32 x 24), NAME.center (Resize(40),
-CenterCrop((24, 32))), NAME.random.KEY (RandomResizedCrop to 32 x 24 of that key). And random_crops.txt: crops of
-`RandomResizedCrop.get_params` with SplitMix64 where torch's generator stands in torchvision. Needs numpy and Pillow.
+The archive contains NAME.jpg and NAME.png. For each, it has NAME.full (RGB pixels), NAME.none (resized to 32 x 24),
+NAME.center (Resize(40), then CenterCrop((24, 32))) and NAME.random.KEY (RandomResizedCrop to 32 x 24 with this key).
+Also writes random_crops.txt: results of torchvision's `RandomResizedCrop.get_params`, but with the random numbers of
+SplitMix64. Needs numpy and Pillow.
 """
 
 import gzip
@@ -21,7 +22,7 @@ members: dict[str, bytes] = {}
 
 
 class Draws:
-    """SplitMix64, as region.rs has it."""
+    """Random number generator SplitMix64, as in src/image/crop.rs."""
 
     def __init__(self, key: int) -> None:
         self.state = key
@@ -40,7 +41,7 @@ class Draws:
 
 
 def get_params(width: int, height: int, draws: Draws) -> tuple[int, int, int, int]:
-    """torchvision.transforms.RandomResizedCrop.get_params, its names kept. -> x, y, w, h"""
+    """torchvision's RandomResizedCrop.get_params, with its variable names. Returns x, y, w, h."""
     scale, ratio = (0.08, 1.0), (3.0 / 4.0, 4.0 / 3.0)
     area = height * width
     log_ratio = math.log(ratio[0]), math.log(ratio[1])
@@ -70,13 +71,13 @@ lines = []
 for key in range(60):
     for width, height in [(500, 375), (33, 47), (64, 2000), (3000, 40), (1, 1)]:
         draws = Draws(key * 0x1234567)
-        draws.next()  # the flip's
+        draws.next()  # used by the flip
         lines.append(" ".join(map(str, (key * 0x1234567, width, height, *get_params(width, height, draws)))))
 (HERE / "random_crops.txt").write_text("\n".join(lines) + "\n")
 
 
 def picture(width: int, height: int) -> Image.Image:
-    """Slopes, edges and some grain."""
+    """Draws a test image with colour gradients, an edge and some noise."""
     y, x = np.mgrid[0:height, 0:width] / max(width, height)
     waves = [np.sin(9 * x + 4 * y), np.cos(7 * x * y + 2), np.sin(14 * (x - 0.5) ** 2 + 10 * y)]
     rgb = np.stack(waves, -1) * 90 + 128 + np.random.default_rng(width).normal(0, 4, (height, width, 1))
@@ -131,7 +132,7 @@ save("palette.png", small.convert("P", palette=Image.Palette.ADAPTIVE, colors=16
 save("transparent.png", small.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), transparency=3)
 save("bits.png", small.convert("1"))
 
-# Pillow reads 16 bits another way than torchvision and others: their upper 8 are expected here.
+# Pillow converts 16-bit images differently from torchvision and others. The expected values are the upper 8 bits.
 deep = Image.fromarray((np.asarray(small.convert("L")).astype(np.uint16) << 8) | 77)
 raw = io.BytesIO()
 deep.save(raw, "PNG")

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shards by MosaicML's own writer for tests/it/mds.rs. Needs mosaicml-streaming 0.13 (numpy < 2.2), but not its torch."""
+"""Writes shards with MosaicML's own writer for tests/it/mds.rs.
+
+Needs mosaicml-streaming 0.13 (numpy < 2.2), but not torch, which that package depends on.
+"""
 
 import gzip
 import importlib.util
@@ -11,7 +14,7 @@ import tempfile
 import types
 from pathlib import Path
 
-# The package's own imports want torch and every cloud's client; its writer wants neither.
+# The package imports torch and the clients of all clouds, which its writer does not need: replace them with stubs.
 root = Path(importlib.util.find_spec("streaming").submodule_search_locations[0])
 for name in ["", ".base", ".base.format", ".base.format.base", ".base.format.mds", ".base.storage"]:
     module = types.ModuleType(f"streaming{name}")
@@ -28,7 +31,7 @@ sys.modules["streaming.base.storage.upload"] = upload
 
 
 class CloudUploader:
-    """To a local folder."""
+    """Stub of the uploader, for a local output folder."""
 
     def __init__(self, out: str) -> None:
         self.local, self.remote = out, None
@@ -38,7 +41,7 @@ class CloudUploader:
         return cls(out)
 
     def upload_file(self, _: str) -> None:
-        """It lies where it should."""
+        """Does nothing: the file is already in the output folder."""
 
 
 upload.CloudUploader = CloudUploader

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays by NumPy for tests/it/npy.rs, in one archive: NAME.npy, NAME.raw (little-endian, C order), NAME.txt (type, shape);
-and .npz files by NumPy and zipfile. Needs numpy.
+"""Writes arrays with NumPy to one archive, for tests/it/npy.rs.
+
+Each array has the files NAME.npy, NAME.raw (elements, little-endian and in C order) and NAME.txt (type and shape). The
+archive also contains .npz files written by NumPy and by zipfile. Needs numpy.
 """
 
 import gzip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet by pyarrow for tests/it/parquet.rs, in one archive: the same 10 rows under several settings. Needs pyarrow."""
+"""Writes the same 10 rows as Parquet with several settings to one archive, for tests/it/parquet.rs. Needs pyarrow."""
 
 import gzip
 import io
@@ -47,7 +47,8 @@ for name, options in {
     pq.write_table(table, raw, **options)
     members[f"{name}.parquet"] = raw.getvalue()
 
-# Nulls at every depth of a list of structs, lists of lists, unsigned integers, two columns of one name, values that share prefixes.
+# Unusual columns: nulls at every depth of a list of structs, nested lists, unsigned integers, two columns with equal
+# names, and values that share prefixes.
 odd = {
     "o": pa.array(
         [[{"x": 1}, None, {"x": 3}], None, [], [{"x": None}], [{"x": 5}]], pa.list_(pa.struct([("x", pa.int64())]))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archives by Python's tarfile in each of its formats, for tests/it/tar.rs: run here to make them again.
+"""Writes archives with Python's tarfile in each of its formats to this folder, for tests/it/tar.rs.
 
-Beside each archive stands what tarfile itself reads from it: name, offset and size of each regular file.
+For each archive, also writes a text file with the name, offset and size of each regular file, as tarfile reads them.
 """
 
 import gzip

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chunks by zarr-python, numcodecs and h5py decode to what was stored; damaged ones and other filters are refused.
+//! Tests that chunks written by zarr-python, numcodecs and h5py decode to the original values, and that damaged chunks
+//! and unsupported filters are rejected.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -28,7 +29,7 @@ fn names() -> Vec<&'static str> {
     names
 }
 
-/// The whole array, by way of every object and chunk.
+/// Reads the whole array by decoding every object and chunk.
 fn read(name: &str) -> Result<Vec<u8>, Error> {
     let array = array(name)?;
     let (shape, element) = (&array.spec.shape, array.spec.dtype.size());
@@ -106,7 +107,7 @@ fn buffers_of_blosc_inflate_whatever_wrote_them() {
     }
 }
 
-/// Number and parameters.
+/// Number and parameters of an HDF5 filter.
 type Filter = (u16, &'static [u32]);
 
 #[test]
@@ -124,7 +125,8 @@ fn chunks_of_hdf5_decode_by_its_filters() {
         let steps = hdf5_steps(&filters, 0, name).unwrap();
         let mut out = vec![0; want.len()];
         let read = decode_into(&steps, &files()[&format!("h5/{name}")], &mut out, name);
-        // h5py puts the checksum first or last, by its version; one of the two is right.
+        // Depending on its version, h5py applies the checksum first or last, so only one of the two orders can be
+        // decoded.
         if name != "all" {
             read.unwrap();
             assert_eq!(out, want, "{name}");

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Images that Pillow wrote come out as Pillow and torchvision's rules make them; what is damaged, of another kind or
-//! too large is refused.
+//! Tests that images written by Pillow decode to the values that Pillow and torchvision compute, and that damaged,
+//! oversized and unsupported images are rejected.
 //!
-//! The tolerances: decoded whole and not resized, the very bytes; resized from full scale, 1; where a JPEG was decoded at
-//! a smaller scale first, 2.5 in the mean (that is another filter than Pillow's, not an error).
+//! The tolerances are: none for a whole image that is not resized; 1 for an image that is resized from full scale; a
+//! mean difference of 2.5 for a JPEG that is first decoded at a smaller scale. That scale uses another filter than
+//! Pillow, so the difference is not an error.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -37,7 +38,7 @@ fn problem(bytes: &[u8], spec: &ImageSpec) -> String {
     decode_into(bytes, spec, 1, &mut out, "a.jpg").unwrap_err().to_string()
 }
 
-/// The mean and the largest difference.
+/// Returns the mean and the maximum difference of two images.
 fn apart(have: &[u8], want: &[u8]) -> (f64, u8) {
     assert_eq!(have.len(), want.len());
     let apart = || have.iter().zip(want).map(|(have, want)| have.abs_diff(*want));
@@ -145,7 +146,8 @@ fn absurd_sizes_are_refused_before_memory_is_taken() {
     assert_eq!(problem(&bytes, &spec), "a.jpg is an image of 47 x 0 pixels (allowed: 1 to 1,550 pixels)");
 }
 
-/// Found by the fuzzer: the png crate takes any palette for whole colours, and more alpha values than colours for none.
+/// Found by the fuzzer: the png crate accepts a palette that does not consist of whole colours, and more alpha values
+/// than colours.
 #[test]
 fn palette_that_is_no_list_of_colours_is_refused() {
     let chunk = |name: &[u8; 4], body: &[u8]| {

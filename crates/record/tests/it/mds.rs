@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shards by MosaicML's own writer read as it wrote them; pickles, cut shards and wrong tables are refused.
+//! Tests that shards written by MosaicML's own writer are read correctly, and that pickles, truncated shards and wrong
+//! offset tables are rejected.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What NumPy and zipfile write is read as they meant it; what is cut, damaged or another type is refused by name.
+//! Tests that arrays written by NumPy and zipfile are read correctly, and that truncated, damaged and unsupported
+//! arrays are rejected with a reason.
 
 use crate::goldens;
 use penstock_record::{npy, npz};
@@ -161,7 +162,7 @@ proptest! {
     }
 }
 
-/// Found by the fuzzer: a member of no bytes, whose header says that its name goes on beyond the archive.
+/// Found by the fuzzer: a member of 0 bytes whose header states a name that extends beyond the archive.
 #[test]
 fn member_that_begins_beyond_its_archive_is_refused() {
     let mut local = [0u8; 30];
@@ -171,9 +172,9 @@ fn member_that_begins_beyond_its_archive_is_refused() {
     entry[..4].copy_from_slice(b"PK\x01\x02");
     let mut end = [0u8; 22];
     end[..4].copy_from_slice(b"PK\x05\x06");
-    end[10] = 1; // members
-    end[12] = 46; // bytes of the directory
-    end[16] = 30; // where it begins
+    end[10] = 1; // number of members
+    end[12] = 46; // size of the directory
+    end[16] = 30; // offset of the directory
     let bytes = [&local[..], &entry, &end].concat();
     let error = npz::Directory::parse(&bytes, "a.npz").unwrap_err().to_string();
     assert_eq!(error, "member `` of a.npz begins at byte 65,565, beyond the archive");

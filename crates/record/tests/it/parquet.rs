@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files by pyarrow, in every page format and compression that is read, give its values for any range of rows.
+//! Tests that files written by pyarrow give its values for any range of rows, in every supported page format and
+//! compression.
 
 use crate::goldens;
 use bytes::Bytes;
@@ -20,7 +21,7 @@ fn read(table: &Table, column: &str, rows: std::ops::Range<u64>) -> Result<Value
     table.read(number, rows, LIMIT)
 }
 
-/// What the columns hold in `rows`, as `make_parquet.py` wrote them.
+/// Expected values of a column in `rows`, as `make_parquet.py` wrote them.
 fn want(column: &str, rows: std::ops::Range<u64>) -> Values {
     let mut values = Values::default();
     let mut strings = |all: Vec<Vec<u8>>| {
@@ -141,7 +142,7 @@ fn nulls_inside_lists_of_structs_are_named_and_keep_their_places() {
         let column = table.column("o.list.element.x").unwrap();
         let values = table.read_nulls(column, 0..5, LIMIT).unwrap();
         let numbers = |numbers: &[i64]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
-        // [1, null struct, 3], null, [], [a struct of a null], [5]
+        // The rows are: [1, null struct, 3], null, [], [a struct with a null], [5].
         assert_eq!(values.data, numbers(&[1, 0, 3, 0, 5]), "{name}");
         assert_eq!((values.rows, values.nulls), (vec![0, 3, 3, 3, 4, 5], vec![0, 3]), "{name}");
         assert_eq!(table.read(column, 4..5, LIMIT).unwrap().data, numbers(&[5]));
@@ -203,7 +204,7 @@ proptest! {
         let rows = rows.0.min(rows.1)..rows.0.max(rows.1);
         let table = open(READ[file]);
         let (mut have, mut want) = (read(&table, COLUMNS[column], rows.clone()).unwrap(), want(COLUMNS[column], rows));
-        // Nothing read has no beginning either.
+        // A read of no rows may return offsets without a start: treat [0] as empty.
         for ends in [&mut have.strings, &mut want.strings, &mut have.rows, &mut want.rows] {
             if ends.as_slice() == [0] { ends.clear() }
         }

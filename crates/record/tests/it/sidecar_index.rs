@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other programs' indexes say of their own files what a scan says of them, and old ones are found out.
+//! Tests that indexes in the formats of other programs give the same records as a scan, and that stale indexes are
+//! detected.
 
 use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
 use penstock_record::tar::{Members, Samples};
 use penstock_record::tfrecord::{scan, write_frame};
 use proptest::prelude::*;
 
-/// As DALI's `tfrecord2idx` writes it: the frame's offset and length.
+/// Creates an index as DALI's `tfrecord2idx` does: offset and length of each frame.
 fn dali_tfrecord(bytes: &[u8]) -> String {
     scan(bytes, "p").unwrap().iter().map(|span| format!("{} {}\n", span.offset, span.len + 16)).collect()
 }
 
-/// As DALI's `wds2idx.py` writes it, version 1.2.
+/// Creates an index as DALI's `wds2idx.py` does, in version 1.2.
 fn dali_tar(bytes: &[u8]) -> String {
     let names: Vec<_> = Members::new(bytes, "p").map(Result::unwrap).collect();
     let samples: Vec<_> = Samples::new(bytes, "p").map(Result::unwrap).collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Archives by Python's tarfile (golden) and by the `tar` crate (random) read as their writers meant them, and damaged
-//! ones end in one error that says where.
+//! Tests that archives written by Python's tarfile (golden) and by the `tar` crate (random) are read correctly, and
+//! that a damaged archive gives one error that names the location.
 
 use penstock_codec::{Codec, decompress_into};
 use penstock_record::tar::{Members, Samples, split_name};
@@ -48,7 +48,7 @@ fn samples_are_consecutive_members_of_a_key() {
             (String::from_utf8_lossy(&sample.key), exts.join(" "))
         })
         .collect();
-    // The links between them hold nothing and divide nothing.
+    // The links between the members have no content and do not split a sample.
     assert_eq!(shown, [("train/000".into(), "jpg cls".to_owned()), ("train/001".into(), "jpg seg.png".to_owned())]);
     let part = samples[0].part("jpg").unwrap();
     assert_eq!(&bytes[part.offset as usize..][..part.size as usize], b"jpeg".repeat(200));
@@ -117,7 +117,7 @@ fn damaged_header_is_named_with_its_place() {
 
 #[test]
 fn member_longer_than_the_archive_is_named_with_numbers() {
-    // Octal, base 256, and a base-256 number that wraps when rounded up to blocks.
+    // Octal, base 256, and a base-256 number that overflows when it is rounded up to whole blocks.
     let sizes: [([u8; 12], &str); 3] = [
         (*b"77777777777\0", "8,589,934,591"),
         ([0x80, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff], "1,099,511,627,775"),
@@ -169,7 +169,7 @@ fn pax_size_wins_over_the_header_s() {
     assert_eq!((&*members[0].name, members[0].size, members[0].header_offset), (&b"other.txt"[..], 5, 0));
 }
 
-/// Writes the checksum that the header has.
+/// Recomputes the checksum of a changed header.
 fn mend(header: &mut [u8]) {
     header[148..156].fill(b' ');
     let sum: u32 = header.iter().map(|&byte| u32::from(byte)).sum();

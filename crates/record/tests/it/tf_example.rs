@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.Example against the wire format's own rules: golden bytes, odd but legal writers, and hostile ones.
+//! Tests tf.Example against the rules of the wire format: golden bytes, unusual but valid encodings, and hostile bytes.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ fn read(payload: &[u8], name: &str, dtype: DType, shape: &[usize]) -> Result<Vec
     }
 }
 
-/// A length-delimited field.
+/// Encodes a length-delimited field.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     assert!(bytes.len() < 128);
     [&[number << 3 | 2, bytes.len() as u8], bytes].concat()
 }
 
-/// `Feature`s in a map, as entries with the key first.
+/// Encodes an Example with these `Feature` messages; the key comes first in each map entry.
 fn example(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let entries: Vec<_> = entries
         .iter()
@@ -36,7 +36,7 @@ fn example(entries: &[(&str, Vec<u8>)]) -> Vec<u8> {
     field(1, &entries.concat())
 }
 
-/// x: bytes "ab", y: 1.0, z: 3 and -1; written by hand from the definitions of tensorflow/core/example/*.proto.
+/// Example with x = bytes "ab", y = 1.0, z = [3, -1]; encoded by hand from tensorflow/core/example/*.proto.
 #[rustfmt::skip]
 const GOLDEN: &[u8] = &[
     0x0a, 0x32, // Example.features, 50 bytes
@@ -93,7 +93,7 @@ fn read_feature_of_wrong_name_kind_or_length_says_so() {
 
 #[test]
 fn read_feature_takes_lists_packed_and_not() {
-    // FloatList.value and Int64List.value as single fields, between packed ones.
+    // FloatList.value and Int64List.value as unpacked fields between packed ones.
     let floats = [field(1, &1f32.to_le_bytes()), vec![0x0d, 0, 0, 0, 0x40], field(1, &[])].concat();
     let ints = [vec![0x08, 5, 0x08, 6], field(1, &[7, 8]), vec![0x08, 9]].concat();
     let payload = example(&[("f", field(2, &floats)), ("i", field(3, &ints))]);
@@ -107,18 +107,18 @@ fn read_feature_takes_lists_packed_and_not() {
 #[test]
 fn read_feature_follows_protobufs_rules_of_merging() {
     let bytes = |value: &[u8]| field(1, &field(1, value));
-    // The last of two equal names wins, whole; also across two `features` messages.
+    // Of two entries with equal names, the last replaces the first, even across two `features` messages.
     let payload = [example(&[("x", bytes(b"old")), ("y", bytes(b"y"))]), example(&[("x", bytes(b"new"))])].concat();
     assert_eq!(read(&payload, "x", DType::U8, &[3]).unwrap(), b"new");
     assert_eq!(read(&payload, "y", DType::U8, &[1]).unwrap(), b"y");
     let all = Example::parse(&payload, "p").unwrap();
     assert_eq!(all.get("x"), Some(&Feature::Bytes(vec![b"new"])));
     assert_eq!(all.features().len(), 2);
-    // ... even when the last is of no kind.
+    // The last entry also replaces the first if it has no kind.
     let payload = example(&[("x", bytes(b"old")), ("x", vec![])]);
     assert_eq!(find_feature(&payload, "x").unwrap(), None);
     assert!(Example::parse(&payload, "p").unwrap().features().is_empty());
-    // Value before key, and unknown fields of every wire type between.
+    // The value comes before the key, with unknown fields of every wire type in between.
     let unknown = [
         &[0x78, 1][..],
         &[0x79, 1, 2, 3, 4, 5, 6, 7, 8],
@@ -132,17 +132,17 @@ fn read_feature_follows_protobufs_rules_of_merging() {
     let entry = [field(2, &feature), unknown.clone(), field(1, b"x")].concat();
     let payload = [unknown.clone(), field(1, &[field(1, &entry)].concat()), unknown].concat();
     assert_eq!(find_feature(&payload, "x").unwrap(), Some(Feature::Bytes(vec![b"a"])));
-    // A value in two pieces is one.
+    // Two pieces of a value are merged.
     let two = [field(1, b"x"), field(2, &bytes(b"a")), field(2, &bytes(b"b"))].concat();
     let payload = field(1, &field(1, &two));
     assert_eq!(find_feature(&payload, "x").unwrap(), Some(Feature::Bytes(vec![b"a", b"b"])));
-    // Another kind of a oneof replaces the first.
+    // In a oneof, a later field of another kind replaces the earlier one.
     let both = [bytes(b"a"), field(3, &field(1, &[5]))].concat();
     assert_eq!(find_feature(&example(&[("x", both)]), "x").unwrap().unwrap().kind(), "int64_list");
-    // A known number of another wire type is unknown.
+    // A known field number with another wire type counts as an unknown field.
     let payload = [vec![0x08, 1], example(&[("x", bytes(b"a"))])].concat();
     assert_eq!(find_feature(&payload, "x").unwrap(), Some(Feature::Bytes(vec![b"a"])));
-    // No key is the empty key.
+    // An entry without a key has an empty name.
     let payload = field(1, &field(1, &field(2, &bytes(b"a"))));
     assert_eq!(find_feature(&payload, "").unwrap(), Some(Feature::Bytes(vec![b"a"])));
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! tf.SequenceExample as TensorFlow writes it.
+//! Tests that tf.SequenceExample messages written by TensorFlow are read correctly.
 
 use penstock_record::tf_example::{Example, Feature};
 use penstock_record::tf_sequence_example::{feature_list_names, find_feature_list};
 use proptest::prelude::*;
 
-/// `tf.train.SequenceExample` of TensorFlow 2.21, deterministic: context id = 5; frames = f0, frame1, (empty); label = 1,
-/// -2, 3; score = [0.5], [1.5, 2.5], [].
+/// Output of TensorFlow 2.21's `tf.train.SequenceExample` with deterministic serialisation. Context: id = 5. Feature
+/// lists: frames = f0, frame1, (empty); label = 1, -2, 3; score = [0.5], [1.5, 2.5], [].
 const GOLDEN: &str = "0a0d0a0b0a02696412051a030a010512760a240a066672616d6573121a0a060a040a0266300a0a0a080a066672616d65310a0\
     40a020a000a270a056c6162656c121e0a051a030a01010a0e1a0c0a0afeffffffffffffffff010a051a030a01030a250a0573636f7265121c0a0812\
     060a040000003f0a0c120a0a080000c03f000020400a021200";
@@ -42,7 +42,7 @@ fn sequence_that_is_cut_is_refused() {
     assert_eq!(error, "a record 3 is not a tf.SequenceExample: it ends inside a field");
 }
 
-/// A length-delimited field.
+/// Encodes a length-delimited field.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut out = vec![number << 3 | 2];
     let mut len = bytes.len();

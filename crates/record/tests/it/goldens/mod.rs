@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The golden archives of `tests/golden`, read by our own reader of tar.
+//! Golden archives of `tests/golden`, read by this crate's tar reader.
 
 use std::collections::BTreeMap;
 
 use penstock_codec::{Codec, decompress_into};
 use penstock_record::tar::Members;
 
-/// The files of `tests/golden/NAME.tar.gz`.
+/// Returns the files in `tests/golden/NAME.tar.gz`, by name.
 pub fn files(name: &str) -> BTreeMap<String, Vec<u8>> {
     let stored = std::fs::read(format!("{}/tests/golden/{name}.tar.gz", env!("CARGO_MANIFEST_DIR"))).unwrap();
     let mut bytes = Vec::new();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sources of record counts, in order: declared, from the manifest, from an index (ours or another program's), from the
-//! format or a size check, from a scan.
+//! Counts the records of each object. Sources in order of preference: declared by the user, the manifest, a record
+//! index (Penstock's or another program's), the format, a comparison of sizes, a scan.
 //!
-//! The cheap sources may be wrong about an unknown dataset; the feed counts what it reads and then reports a
-//! difference.
+//! The sources without a scan may be wrong for an unknown dataset. Therefore the feed counts the records that it reads,
+//! and reports a difference.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,40 +21,41 @@ use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 use penstock_dataset::record_offsets::StagedOffsets;
 
-/// Concurrent requests while trailers are read.
+/// Maximum number of concurrent requests for trailers.
 const TRAILERS_IN_FLIGHT: usize = 64;
 
-/// Bytes of a table that are first read for its number of rows: the footers of a few hundred column chunks fit.
+/// Number of bytes first read from the end of a table for its row count. The footer of a few hundred column chunks
+/// fits.
 const END: u64 = 64 << 10;
 
-/// Concurrent objects in a scan.
+/// Maximum number of objects that are scanned concurrently.
 const SCANS_IN_FLIGHT: usize = 4;
 
-/// Source of the counts.
+/// Source of the record counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CountSource {
     /// Declared by the user.
     Declared,
-    /// The manifest knows.
+    /// The manifest contains the counts.
     Manifest,
-    /// An index of the records: from a scan, or noted by a stage.
+    /// A record index, written by a scan or by a stage.
     Index,
-    /// Another program's indexes, beside the objects or at the user's path.
+    /// Indexes written by another program, beside the objects or at a path given by the user.
     Existing,
-    /// The format makes it arithmetic over stored sizes, or one record an object.
+    /// The format: counts follow from stored sizes, or each object is one record.
     Format,
-    /// The first object was read, and all others inflate to the same size.
+    /// The first object was read, and all others have the same decompressed size.
     Sizes,
-    /// Every object was read.
+    /// A scan that read every object.
     Scan,
 }
 
 impl CountSource {
-    /// Every rung.
+    /// All sources.
     pub const ALL: [Self; 7] =
         [Self::Declared, Self::Manifest, Self::Index, Self::Existing, Self::Format, Self::Sizes, Self::Scan];
 
-    /// Its name in reports.
+    /// Name of the source in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Declared => "declared",
@@ -68,32 +69,32 @@ impl CountSource {
     }
 }
 
-/// Counts, and how they were found.
+/// Record counts, and their source.
 #[derive(Debug, Clone)]
 pub struct Counted {
-    /// Records in each object.
+    /// Number of records in each object.
     pub counts: Counts,
     /// Source of the counts.
     pub rung: CountSource,
-    /// The dataset's identity, whatever path it is read by.
+    /// Identity of the dataset, independent of the path that it is read from.
     pub fingerprint: u128,
-    /// Positions of the records, if they are known.
+    /// Index with the positions of the records, if known.
     pub index: Option<Arc<RecordIndex>>,
 }
 
-/// Existing indexes of the records, and those that were ignored.
+/// Where to find existing record indexes, and notes on the indexes that were ignored.
 #[derive(Debug, Default)]
 pub struct ExistingIndexes<'a> {
-    /// The folder of our own indexes.
+    /// Folder of Penstock's own indexes.
     pub cache: Option<&'a Path>,
-    /// Other programs'.
+    /// Indexes written by other programs.
     pub beside: Option<&'a SidecarIndexes>,
-    /// Problems of the indexes that were ignored.
+    /// Reasons why indexes were ignored.
     pub notes: Vec<String>,
 }
 
 impl Counted {
-    /// Errs with `Config` if no object holds a record.
+    /// Returns a `Config` error if no object has a record.
     fn new(source: &Source, records: &[u64], rung: CountSource, index: Option<Arc<RecordIndex>>) -> Result<Self> {
         let (fingerprint, counts) = (source.manifest().fingerprint(records), Counts::of(records));
         if counts.samples() == 0 {
@@ -103,7 +104,7 @@ impl Counted {
     }
 }
 
-/// Error of a dataset whose objects are all empty.
+/// Error for a dataset without any record.
 pub(super) fn no_record(source: &Source) -> Error {
     let rule = match source.format() {
         FormatSpec::Tar {} => " (a tar's samples are its members named KEY.EXTENSION)",
@@ -113,7 +114,8 @@ pub(super) fn no_record(source: &Source) -> Error {
     Error::config("dataset", format!("{url} contains no record in {objects} objects{rule}"))
 }
 
-/// Counts from the cheap sources: at most one object and four bytes of each other. `None` if only a scan can count.
+/// Counts records without a scan: reads at most one object, and the few bytes of other objects that state a count or a
+/// size. Returns `None` if only a scan can count.
 pub async fn count(
     source: &Arc<Source>,
     declared: Option<u64>,
@@ -122,7 +124,7 @@ pub async fn count(
 ) -> Result<Option<Counted>> {
     let objects = &source.manifest().objects;
     let mut index = cached(source, known.cache)?;
-    // The offsets that a stage noted have the form of our own index.
+    // The offsets that a stage recorded are imported as an index of Penstock's own form.
     if !index.as_ref().is_some_and(RecordIndex::is_complete)
         && let Some(staged) = StagedOffsets::of(source.manifest())
     {
@@ -190,7 +192,7 @@ pub async fn count(
     if framing.is_table() && codecs_none(source) {
         return counted(&tables(source, deadline).await?, CountSource::Format);
     }
-    // If records do not contain their length, equal sizes of objects do not imply equal counts.
+    // If records do not contain their own length, objects of equal size may have different counts.
     if !framing.checks_itself() {
         return Ok(None);
     }
@@ -198,7 +200,7 @@ pub async fn count(
     if codecs.iter().any(|codec| !matches!(codec, Codec::None | Codec::Gzip)) {
         return Ok(None);
     }
-    // Uncompressed objects of different sizes differ; no request is needed.
+    // If uncompressed objects have different sizes, a scan is needed; this requires no request.
     let mut plain =
         objects.iter().zip(&codecs).filter(|(_, codec)| **codec == Codec::None).map(|(entry, _)| entry.size);
     let plain_size = plain.next();
@@ -206,7 +208,7 @@ pub async fn count(
         return Ok(None);
     }
     let Scanned { size, spans, .. } = scan_object(source, 0, deadline).await?;
-    // With records of several lengths, equal sizes would not mean equal counts.
+    // If records have different lengths, objects of equal size may have different counts.
     if spans.windows(2).any(|pair| pair[0].len != pair[1].len) || plain_size.is_some_and(|plain| plain != size) {
         return Ok(None);
     }
@@ -228,7 +230,7 @@ fn codecs_none(source: &Source) -> bool {
     (0..source.manifest().objects.len() as u64).all(|object| source.codec(object) == Codec::None)
 }
 
-/// Counts that tables state at their end, in one or two requests each; a compressed table is read in full.
+/// Reads the row counts of tables from their ends, with one or two requests each. A compressed table is read in full.
 async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     let count = |object: u64| async move {
         let (place, size) = (source.place(object), source.entry(object).size);
@@ -236,7 +238,7 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
             return rows_of_compressed(source, object, deadline).await;
         }
         let mut most = END;
-        // A second time, with the length that the first try returned.
+        // The second attempt uses the length that the first one returned.
         for _ in 0..2 {
             let end = source.end(object, most, deadline).await?;
             match source.framing().count_of_end(&end, size, &place)? {
@@ -250,7 +252,8 @@ async fn tables(source: &Arc<Source>, deadline: Deadline) -> Result<Vec<u64>> {
     stream::iter(0..source.manifest().objects.len() as u64).map(count).buffered(in_flight).try_collect().await
 }
 
-/// Count that a compressed table states at its end: all of it is read, and only its end is held.
+/// Reads the row count from the end of a compressed table. The table is decompressed as a stream, of which only the end
+/// is held in memory.
 async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<u64> {
     let (bytes, place) = (source.fetch(object, deadline).await?.bytes, source.place(object));
     let source = source.clone();
@@ -262,7 +265,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
             inflater.push(&bytes, &mut |inflated| {
                 size += inflated.len() as u64;
                 end.extend_from_slice(inflated);
-                // Not at each piece, because dropping bytes moves the rest.
+                // Not done for each piece, because dropping bytes moves the remaining ones.
                 if end.len() > 2 * most {
                     end.drain(..end.len() - most);
                 }
@@ -279,18 +282,19 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
     counted.await.map_err(|error| Error::bug(format!("counting rows: {error}")))?
 }
 
-/// The index of a dataset that a cache has, if any.
+/// Opens the dataset's index in the cache, if there is a valid one.
 fn cached(source: &Source, cache: Option<&Path>) -> Result<Option<RecordIndex>> {
     let path = path_in(source, cache)?;
     Ok(path.and_then(|path| RecordIndex::open(&path, &source.manifest().objects)))
 }
 
-/// Path of a dataset's index in a cache.
+/// Path of the dataset's index in the cache.
 fn path_in(source: &Source, cache: Option<&Path>) -> Result<Option<PathBuf>> {
     cache.map(|cache| Ok(cache.join(format!("{}.idx", source.cache_name()?)))).transpose()
 }
 
-/// Counts from the index in a cache, if it has every object in its present version. Sends no request to the store.
+/// Returns the counts from the index in the cache, if it has every object in its current version. Sends no request to
+/// the store.
 pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     let Some(index) = cached(source, cache)?.filter(RecordIndex::is_complete).map(Arc::new) else { return Ok(None) };
     let objects = source.manifest().objects.len() as u64;
@@ -300,8 +304,8 @@ pub fn kept(source: &Source, cache: Option<&Path>) -> Result<Option<Counted>> {
     Counted::new(source, &records, CountSource::Index, Some(index)).map(Some)
 }
 
-/// Imports another program's indexes into our own form, kept in the cache if there is one, and the counts of its list
-/// of shards.
+/// Imports indexes of other programs into an index of Penstock's own form, which is stored in the cache if there is
+/// one. Also returns the counts from their list of shards.
 async fn import(
     source: &Arc<Source>,
     beside: &SidecarIndexes,
@@ -314,21 +318,22 @@ async fn import(
     Ok((if indexed > 0 { Some(writer.finish(&source.manifest().objects)?) } else { None }, counts))
 }
 
-/// Writes an index into the cache, or into memory where none can be kept.
+/// Creates a writer for an index in the cache, or in memory if there is no writable cache.
 fn writer(source: &Source, cache: Option<&Path>) -> Result<IndexWriter> {
     let objects = source.manifest().objects.len();
     let kept = path_in(source, cache)?.and_then(|path| IndexWriter::create(&path, objects).ok());
     kept.map_or_else(|| IndexWriter::in_memory(objects), Ok)
 }
 
-/// Counts by reading everything once; with a cache, the positions of the records are kept in it. Objects that an older
-/// index has in their present version are not read again. After an error the index has the objects before it.
+/// Counts records by reading every object once, and stores the positions of the records in the cache, if there is one.
+/// An object whose current version is in an older index is not read again. After an error, the index has all objects
+/// before the failed one.
 pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline) -> Result<Counted> {
-    // A table is held whole for any row of it, so there is nothing to index.
+    // A table is always held in memory as a whole, so an index would be useless.
     if source.framing().is_table() {
         return Counted::new(source, &tables(source, deadline).await?, CountSource::Scan, None);
     }
-    // Positions of array rows are computed; an index would add nothing.
+    // The positions of array rows are computed, so an index would be useless.
     if source.blocks().is_some()
         && let Some(counted) = Box::pin(count(source, None, &mut ExistingIndexes::default(), deadline)).await?
     {
@@ -337,7 +342,7 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     let objects = &source.manifest().objects;
     let before = cached(source, cache)?;
     let path = path_in(source, cache)?;
-    // A cache that cannot be written costs another scan next time, not this one.
+    // If the cache cannot be written, the scan continues; the next open needs another scan.
     let mut writer = path.as_ref().and_then(|path| IndexWriter::create(path, objects.len()).ok());
     let known = |object: u64| before.as_ref().and_then(|index| index.spans(object));
     let mut found = stream::iter(0..objects.len() as u64)
@@ -373,8 +378,8 @@ pub async fn scan(source: &Arc<Source>, cache: Option<&Path>, deadline: Deadline
     Counted::new(source, &records, CountSource::Scan, index)
 }
 
-/// Keeps an index of the first `done` objects, and the later ones that an older index has: another process continues
-/// from there.
+/// Stores an index of the first `done` objects, and of the later objects that an older index has. Another process can
+/// continue from it.
 fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Option<&RecordIndex>) {
     for (object, entry) in objects.iter().enumerate().skip(done) {
         match before.and_then(|before| before.spans(object as u64)).map(|spans| writer.push(stamp(entry), spans)) {
@@ -383,5 +388,5 @@ fn keep_part(mut writer: IndexWriter, objects: &[Entry], done: usize, before: Op
             None => writer.push_unknown(entry),
         }
     }
-    let _ = writer.finish(objects); // what is not kept costs another scan
+    let _ = writer.finish(objects); // if this fails, the next open needs another scan
 }

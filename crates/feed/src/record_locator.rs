@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Record locator: the byte range of a record inside its object, and whether single records of an object can be read.
+//! Record locator: finds the byte range of a record in its object, and whether single records of an object can be read.
 //!
-//! A range comes from the dataset's index, otherwise from arithmetic (records of fixed size), otherwise from the
-//! offsets noted when the object was read before. Only objects that are stored uncompressed can be read in ranges.
+//! A range comes from the dataset's index, else from arithmetic (for fixed-size records), else from the offsets stored
+//! when the object was last read. Only objects that are stored uncompressed can be read in ranges.
 
 use penstock_codec::Codec;
 use penstock_dataset::record_index::Span;
 
 use super::source::Source;
 
-/// View of a source that returns the positions of its records.
+/// Locates the records of a source.
 #[derive(Clone, Copy)]
 pub(crate) struct RecordLocator<'a> {
     source: &'a Source,
 }
 
 impl Source {
-    /// The locator of this source's records.
+    /// Returns the locator of this source's records.
     pub(crate) fn locator(&self) -> RecordLocator<'_> {
         RecordLocator::new(self)
     }
@@ -27,7 +27,8 @@ impl<'a> RecordLocator<'a> {
         Self { source }
     }
 
-    /// The byte range of a record in its decompressed object; `None` before the object was read, if nothing else gives it.
+    /// Byte range of a record in its decompressed object. Returns `None` if the range is not known before the object is
+    /// read.
     pub fn span(self, object: u64, record: u64) -> Option<Span> {
         let source = self.source;
         if source.framing().is_table() {
@@ -36,34 +37,35 @@ impl<'a> RecordLocator<'a> {
         let indexed = source.index().and_then(|index| index.span(object, record));
         let span = indexed.or_else(|| source.framing().span_of(record));
         let span = span.or_else(|| source.offsets().span(object, record))?;
-        // An index file may be wrong: a range beyond the object's end is not used.
+        // An index file may be wrong, so a range beyond the object's end is ignored.
         let end = span.offset.checked_add(span.len)?;
         (self.is_compressed(object) || end <= source.entry(object).size).then_some(span)
     }
 
-    /// The bytes of an object before its first record, if they were noted.
+    /// Returns the object's bytes before its first record, if they are stored.
     pub fn head(self, object: u64) -> Option<&'a [u8]> {
         self.source.offsets().head(object)
     }
 
-    /// Notes the records of an object of `size` bytes that was read whole, so that later epochs read it in ranges.
+    /// Stores the positions of the records of an object of `size` bytes that was read whole. Later epochs can then read
+    /// it in ranges.
     pub fn note(self, object: u64, size: u64, spans: &[Span]) {
         if !self.is_compressed(object) && self.source.blocks().is_none() {
             self.source.offsets().note(object, size, spans);
         }
     }
 
-    /// True when single records of an object can be read.
+    /// True if single records of an object can be read.
     pub fn reads_ranges(self, object: u64) -> bool {
         !self.is_compressed(object) && self.span(object, 0).is_some()
     }
 
-    /// True when single records of every object can be read.
+    /// True if single records of every object can be read.
     pub fn reads_ranges_of_all(self) -> bool {
         self.objects().all(|object| self.reads_ranges(object))
     }
 
-    /// True when single records of every object can be read, or will be once each was read whole.
+    /// True if single records of every object can be read, at the latest after each object was read whole once.
     pub fn may_read_ranges_of_all(self) -> bool {
         let is_framed = self.source.blocks().is_none() && !self.source.framing().is_table();
         is_framed && self.objects().all(|object| !self.is_compressed(object))

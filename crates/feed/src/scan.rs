@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Scan: finds the positions of the records of one object in a single pass over its bytes.
+//! Scan: finds the positions of all records of an object in one pass over its bytes.
 //!
-//! Memory is bounded: up to [`WHOLE`] bytes, both stored and decompressed. A larger object is streamed: TFRecords and
-//! formats with records of fixed size buffer nothing, other formats buffer a window of whole records.
+//! Memory is limited. An object of up to [`WHOLE`] bytes, both stored and decompressed, is held in memory. A larger
+//! object is streamed: TFRecords and fixed-size records need no buffer, and other formats buffer a window of whole
+//! records.
 
 use std::sync::Arc;
 
@@ -19,42 +20,43 @@ use super::read_sizes::PART;
 use super::source::Source;
 use penstock_dataset::record_index::Span;
 
-/// Bytes of an object that are held at once, stored and decompressed: four objects are scanned at a time.
+/// Maximum size of an object that is held in memory, both stored and decompressed. Four objects are scanned at a time.
 const WHOLE: u64 = if cfg!(test) { 4 << 10 } else { 128 << 20 };
 
-/// Maximum decompressed size of an object: it limits the number of records in a small file.
+/// Maximum decompressed size of an object, which limits the number of records in a small compressed file.
 const MAX_INFLATED: u64 = 8 << 30;
 
-/// Concurrent parts of one object.
+/// Maximum number of concurrent parts per object.
 const PARTS_IN_FLIGHT: usize = 4;
 
-/// Bytes in which two records begin, at first; where they do not, twice as many are looked at.
+/// Initial number of bytes to search for records. It is doubled until two records start within it.
 const WINDOW: usize = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 
-/// Maximum size of a record (for tars, a sample with the start of the next), in a plain and a compressed object.
+/// Maximum record size in an uncompressed object (for a tar: a sample plus the start of the next one).
 const MAX_PLAIN_WINDOW: usize = 4 << 30;
+/// Maximum record size in a compressed object.
 const MAX_COMPRESSED_WINDOW: usize = 1 << 30;
 
-/// Result of a scan of an object.
+/// Result of scanning an object.
 #[derive(Debug, Default)]
 pub(super) struct Scanned {
-    /// Its bytes, inflated.
+    /// Decompressed size of the object in bytes.
     pub size: u64,
-    /// Records in it.
+    /// Number of records in the object.
     pub records: u64,
-    /// Positions of the records; empty if they are computed.
+    /// Positions of the records; empty if they can be computed.
     pub spans: Vec<Span>,
 }
 
 impl Scanned {
-    /// Position of each record.
+    /// Returns the position of each record.
     pub fn each(self, framing: &dyn Framing) -> impl Iterator<Item = Span> {
         let arithmetic = if self.spans.is_empty() { self.records } else { 0 };
         self.spans.into_iter().chain((0..arithmetic).filter_map(|record| framing.span_of(record)))
     }
 }
 
-/// Passes over an object. One of 0 bytes is empty, whatever its codec.
+/// Scans an object. An object of 0 bytes has no records, whatever its codec is.
 pub(super) async fn scan_object(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Scanned> {
     let (size, framed) = (source.entry(object).size, source.clone());
     if size == 0 {
@@ -90,12 +92,12 @@ fn joined(error: tokio::task::JoinError) -> Error {
     Error::bug(format!("scanning an object: {error}"))
 }
 
-/// Scans an object that is in memory.
+/// Scans an object whose stored bytes are in memory.
 fn whole(source: &Source, object: u64, stored: &[u8]) -> Result<Scanned> {
     let (codec, mut inflated) = (source.codec(object), Vec::new());
     let place = source.place(object);
-    // At once costs half as much as in pieces. Objects that are too large for that, or damaged, are processed in
-    // pieces.
+    // Decompression in one call costs half as much as in pieces. An object that is too large for that, or damaged, is
+    // processed in pieces.
     let is_likely = match (codec, stored.last_chunk()) {
         (Codec::Gzip, Some(last)) => gzip_size_hint(*last) <= WHOLE,
         _ => true,
@@ -122,26 +124,26 @@ struct ObjectScan<'a> {
     records: Records<'a>,
 }
 
-/// Decompressed bytes in memory.
+/// Records found so far in the decompressed bytes of an object.
 struct Records<'a> {
     framing: &'a dyn Framing,
     place: String,
     spans: Vec<Span>,
     size: u64,
-    /// Bytes that a window may grow to.
+    /// Maximum size of the window in bytes.
     max: usize,
     holding: Holding,
 }
 
-/// Stored bytes in memory.
+/// Decompressed bytes that are held in memory between two pieces.
 enum Holding {
-    /// The first bytes, by which the rest is decided.
+    /// The first bytes, until they suffice to choose one of the other variants.
     First(Vec<u8>),
-    /// A header.
+    /// An incomplete frame header.
     Frames(Box<FrameStream>),
-    /// Nothing: records have one size.
+    /// Nothing, because all records have the same size.
     Sized,
-    /// Records that may continue in the next piece.
+    /// Bytes whose last record may continue in the next piece.
     Window(Window),
 }
 
@@ -193,7 +195,7 @@ impl Records<'_> {
         }
     }
 
-    /// Decides by the first bytes how much of the following bytes is held.
+    /// Chooses from the first bytes how the following bytes are held.
     fn begin(&mut self) -> Result<()> {
         let Holding::First(first) = &mut self.holding else { return Ok(()) };
         let first = std::mem::take(first);
@@ -226,19 +228,19 @@ impl Records<'_> {
     }
 }
 
-/// Decompressed bytes whose last record may be incomplete.
+/// Window of decompressed bytes whose last record may be incomplete.
 struct Window {
     pending: Vec<u8>,
-    /// Offset of these bytes in the object.
+    /// Offset of the window in the object.
     base: u64,
-    /// Number of bytes to examine next.
+    /// Number of bytes to search next.
     target: usize,
 }
 
 impl Window {
     fn hold(&mut self, bytes: &[u8], place: &str) -> Result<()> {
         let (need, room) = (self.pending.len() + bytes.len(), self.pending.capacity());
-        // Not by doubling: the target sets the size of a window.
+        // Reserve the exact size instead of doubling: `target` sets the window size.
         if need > room && self.pending.try_reserve_exact(need.max(self.target) - self.pending.len()).is_err() {
             let what = format!("scanning {place}");
             return Err(Error::BudgetExceeded { what, need: need as u64, budget: room as u64 });
@@ -247,7 +249,7 @@ impl Window {
         Ok(())
     }
 
-    /// Appends the positions of the records in the first `len` bytes.
+    /// Appends the positions of the records in the window's first `len` bytes.
     fn spans(&self, framing: &dyn Framing, place: &str, len: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
         let walked = framing.spans(&self.pending[..len], place, spans);
@@ -255,8 +257,8 @@ impl Window {
         walked
     }
 
-    /// Finds the records in the first `target` bytes, except the last, which may continue after them, and drops their
-    /// bytes.
+    /// Finds the records in the first `target` bytes and drops their bytes. Keeps the last record, which may continue
+    /// beyond them.
     fn cut(&mut self, framing: &dyn Framing, place: &str, max: usize, spans: &mut Vec<Span>) -> Result<()> {
         let from = spans.len();
         let walked = self.spans(framing, place, self.target, spans);
@@ -277,7 +279,7 @@ impl Window {
     }
 }
 
-/// Adds to an error that its offsets count from byte `at`.
+/// Adds to an error message that offsets are counted from byte `at`.
 pub(super) fn behind(error: Error, at: u64) -> Error {
     match error {
         Error::Corrupt { place, problem } if at > 0 => {
@@ -319,7 +321,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
 
-        /// `WHOLE` and `WINDOW` are small here: most objects pass in pieces, some in one.
+        /// `WHOLE` and `WINDOW` are small in tests, so most objects are scanned in pieces, and a few at once.
         #[test]
         fn prop_scan_in_pieces_finds_what_the_whole_object_holds(
             sizes in prop::collection::vec(0..3000usize, 0..12), is_tar: bool, codec in 0..4usize, cut in prop::option::of(0..100usize),

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Schema of a dataset: inspects the first records of its first non-empty object, and derives the default fields from
-//! them.
+//! Schema of a dataset: inspects the first records of the first non-empty object, and derives the default fields.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,43 +18,43 @@ use super::source::Source;
 use super::value::Value;
 use penstock_dataset::record_index::Span;
 
-/// Stored bytes that are read at a time to see an object's first record.
+/// Number of stored bytes to read at a time, until the first record of an object is found.
 const STEP: u64 = 16 << 20;
 
-/// Decompressed bytes that are first searched for a record; four times as many if they contain none. Later records are
-/// examined only within these bytes.
+/// Number of decompressed bytes that are first searched for a record. If they contain none, four times as many are
+/// searched. Later records are inspected only within these bytes.
 const HEAD: usize = 1 << 20;
 
-/// Maximum decompressed bytes held of an object during inspection: the memory budget of a loader that sets none.
+/// Maximum decompressed bytes of an object held during inspection: the default memory budget of a loader.
 const MAX_HEAD: usize = 1 << 30;
 
-/// Records that are looked at, of the first bytes of an object alone.
+/// Maximum number of records to inspect. All of them are within the object's first bytes.
 const MAX_RECORDS: usize = 100;
 
-/// Maximum bytes of a column of a table in the first row, and of all columns in the other rows.
+/// Maximum decoded bytes: of one column in the first row of a table, and of all columns together in the other rows.
 const MAX_CELL: u64 = 256 << 20;
 
-/// A part of the first records.
+/// A value found in the first records.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// Description of its content, with numbers.
+    /// Description of its first content, with numbers.
     pub holds: String,
-    /// The default field for it.
+    /// Default field for the value.
     pub field: Field,
 }
 
-/// The parts of the first records.
+/// Values found in the first records.
 #[derive(Debug, Clone, Default)]
 pub struct Schema {
-    /// Parts with a default field.
+    /// Values with a default field.
     pub seen: Vec<Seen>,
-    /// Parts that no field reads, and why.
+    /// Values that no field can read, as (name, reason).
     pub left_out: Vec<(String, String)>,
 }
 
-/// Looks at the first records of the first object that holds any.
+/// Inspects the first records of the first object that has any.
 ///
-/// Errs with `Unsupported`, or `BudgetExceeded`, if no field reads any of its parts.
+/// Returns `Unsupported` or `BudgetExceeded` if no field can read any of their values.
 pub async fn schema(source: &Arc<Source>, deadline: Deadline) -> Result<Schema> {
     if let Some(blocks) = source.blocks() {
         let seen = |(name, spec): (&str, TensorSpec)| Seen {
@@ -89,17 +88,17 @@ async fn spawn<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'sta
     done.map_err(|error| Error::bug(format!("looking at a record: {error}")))?
 }
 
-/// An object's first decompressed bytes.
+/// First decompressed bytes of an object.
 struct Start {
     content: Vec<u8>,
-    /// They are all that it has.
+    /// True if `content` is the whole object.
     is_whole: bool,
-    /// Position of the first record in them.
+    /// Position of the first record in `content`.
     first: Span,
 }
 
-/// First bytes of an object with its first record; `None` if it holds no record. Reads no more than necessary, and
-/// stops at the first bytes that are not a record.
+/// Reads the first bytes of an object until they contain its first record. Returns `None` if it has no record. Reads no
+/// more than necessary, and returns an error at the first bytes that are not a record.
 async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Option<Start>> {
     let size = source.entry(object).size;
     let place = source.place(object);
@@ -116,14 +115,14 @@ async fn start_of(source: &Arc<Source>, object: u64, deadline: Deadline) -> Resu
     Ok(None)
 }
 
-/// Decompressed bytes that are searched for a first record.
+/// Decompressed bytes that are searched for the first record.
 struct Head {
     inflater: StreamDecoder,
     content: Vec<u8>,
     /// Number of bytes to search next.
     target: usize,
     first: Option<Span>,
-    /// `content` is all that the object has.
+    /// True if `content` is the whole object.
     is_whole: bool,
     place: String,
 }
@@ -147,7 +146,7 @@ impl Head {
                 }
                 target = target.saturating_mul(4);
             }
-            // An error is the way to end the decompression early.
+            // Returning an error ends the decompression early.
             if first.is_some() || failed.is_some() { Err(Error::bug("enough was decompressed")) } else { Ok(()) }
         });
         if let Some(error) = failed {
@@ -165,11 +164,11 @@ impl Head {
     }
 }
 
-/// Position of the first whole record in an object's first bytes, or in all of it.
+/// Returns the position of the first whole record in an object's first bytes (or in the whole object if `is_all`).
 fn found(content: &[u8], is_all: bool, framing: &dyn Framing, place: &str) -> Result<Option<Span>> {
     if let Some(frames) = framing.frames(content, place) {
         let (mut frames, mut first) = (frames?, None);
-        // Problems after the first record are not looked for.
+        // Errors after the first record are ignored.
         let pushed = frames.push(content, &mut |span, crc| {
             first.get_or_insert(Span { offset: span.offset, len: frame_len(span.len), crc });
         });
@@ -185,14 +184,14 @@ fn found(content: &[u8], is_all: bool, framing: &dyn Framing, place: &str) -> Re
     let mut spans = Vec::new();
     let walked = framing.spans(content, place, &mut spans);
     match spans.first() {
-        // A record that ends where the bytes end may continue after them.
+        // A record that ends where the bytes end may continue after them, so a second record must follow.
         Some(first) if is_all || spans.len() > 1 => Ok(Some(*first)),
         None if is_all => walked.map(|()| None),
         _ => Ok(None),
     }
 }
 
-/// The parts of a table's first row; `None` if it holds none.
+/// Inspects the first rows of a table. Returns `None` if it has no rows.
 fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<Schema>> {
     let place = source.place(object);
     let content = match source.codec(object) {
@@ -213,7 +212,7 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
         looked = record.and_then(|record| survey.add(framing, record));
     });
     looked?;
-    // In the other rows, only the columns that the first row shows to be readable.
+    // In the other rows, read only the columns that were readable in the first row.
     let columns: Vec<String> = survey.found.iter().map(|found| found.name.clone()).collect();
     let parts: Vec<&[String]> = columns.iter().map(std::slice::from_ref).collect();
     let rows: Vec<u64> = (1..table.records().min(MAX_RECORDS as u64)).collect();
@@ -226,7 +225,7 @@ fn look_at_table(source: &Source, object: u64, stored: Bytes) -> Result<Option<S
     survey.schema(&place).map(Some)
 }
 
-/// Values of an object's first records; the first record is at `first` in its first bytes.
+/// Inspects an object's first records. `start` contains the object's first bytes and the position of its first record.
 fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let (place, framing) = (source.place(object), source.framing());
     let first = start.first;
@@ -235,9 +234,9 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     let slice = |range: std::ops::Range<u64>| content.get(range.start as usize..range.end as usize);
     let head = slice(0..first.offset).ok_or_else(|| Error::corrupt(&*place, "ends inside its first record"))?;
     let mut spans = Vec::new();
-    // Records of one size have one layout.
+    // Fixed-size records all have the same layout, so one is enough.
     if framing.span_of(0).is_none() {
-        // Damage after the first record is reported when that record is read.
+        // Damage after the first record is reported when the damaged record is read.
         let _ = framing.spans(content, &place, &mut spans);
         if !start.is_whole || end < start.content.len() {
             // The last record may continue after these bytes.
@@ -261,25 +260,25 @@ fn look(source: &Source, object: u64, start: &Start) -> Result<Schema> {
     survey.schema(&place)
 }
 
-/// Values of some records under a name.
+/// Values with the same name in several records.
 struct Found {
     name: String,
     /// Description of the first value.
     holds: String,
     kind: Option<Kind>,
-    /// Records with a value.
+    /// Number of records that have the value.
     count: usize,
-    /// Reason why no kind of field can read all of them.
+    /// Reason why no kind of field can read all of these values.
     refused: Option<Error>,
 }
 
-/// Content of some records.
+/// Survey of the values in several records.
 #[derive(Default)]
 struct Survey {
     records: usize,
     found: Vec<Found>,
     left_out: Vec<(String, Error)>,
-    /// Position of a name in `found`; `None` for one that is left out.
+    /// Index in `found` of each name; `None` for a value that is left out.
     known: HashMap<String, Option<usize>>,
 }
 
@@ -357,7 +356,8 @@ impl Survey {
     }
 }
 
-/// Kind that covers both kinds: numbers of different lengths are ragged. Errs with the reason if there is none.
+/// Returns a kind that covers both kinds, such as ragged for numbers of different lengths. An error is the reason why
+/// no kind does.
 fn joined(known: Kind, other: &Kind) -> Result<Kind, &'static str> {
     Ok(match (&known, other) {
         (Kind::Bytes | Kind::BytesList, Kind::BytesList) | (Kind::BytesList, Kind::Bytes) => Kind::BytesList,
@@ -371,7 +371,7 @@ fn joined(known: Kind, other: &Kind) -> Result<Kind, &'static str> {
     })
 }
 
-/// The field of a part that some records lack: no numbers, or no bytes.
+/// Returns the field for a value that some records lack. For a record without it, the field has no numbers or no bytes.
 fn optional(field: Field) -> Field {
     match &field.kind {
         Kind::Tensor(spec) if spec.shape.len() <= 1 => {
@@ -383,11 +383,11 @@ fn optional(field: Field) -> Field {
     }
 }
 
-/// Reason for leaving out a feature list.
+/// Reason for leaving out a feature list whose steps have different lengths.
 const UNEQUAL: &str = "whose steps differ in length";
 
-/// Default field of a part: its length is taken for all records'. Errs with the reason if no kind of field
-/// keeps all that it holds.
+/// Returns the default kind of field for a value, assuming that its length is the same in all records. An error is the
+/// reason why no kind can read the whole value.
 fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
     let spec = |dtype, shape: &[usize]| Kind::Tensor(TensorSpec { dtype, shape: shape.to_vec() });
     let row = |dtype, len: usize| if len == 1 { spec(dtype, &[]) } else { spec(dtype, &[len]) };

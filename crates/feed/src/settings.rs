@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Settings of a feed: the JSON document that a Python `Loader` writes.
+//! Settings of a feed, which a Python `Loader` writes as a JSON document.
 
 use std::time::Duration;
 
@@ -12,27 +12,28 @@ use super::on_error::OnError;
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeedSettings {
-    /// Maximum bytes in flight: stored objects, scratch, and batches not yet delivered. By default 1 GiB, or twice the
-    /// required minimum if that is more.
+    /// Memory budget in bytes, for stored objects, decompression buffers and batches that are not delivered yet. The
+    /// default is 1 GiB, or twice the required minimum if that is more.
     pub memory_bytes: Option<u64>,
-    /// Maximum number of concurrent requests; local files need fewer.
+    /// Maximum number of concurrent requests. Fewer are used for local files.
     pub max_in_flight: usize,
-    /// Batches in preparation besides the next one; by default enough to keep these requests busy.
+    /// Number of batches to prepare in addition to the next one. By default, enough to keep `max_in_flight` requests
+    /// busy.
     pub read_ahead: Option<u64>,
-    /// Decoding threads; by default one per core.
+    /// Number of decoding threads; by default one per core.
     #[serde(deserialize_with = "cores_by_default")]
     pub threads: usize,
-    /// Time limit of one object, including retries and back-off.
+    /// Time limit for reading one object, including retries and back-off.
     #[serde(rename = "object_timeout_s", deserialize_with = "seconds")]
     pub object_timeout: Duration,
     /// Policy for a sample that cannot be read.
     pub on_error: OnError,
-    /// While an epoch ends, fetch the first objects of the next.
+    /// True to fetch the first objects of the next epoch while an epoch ends.
     pub prefetch_next_epoch: bool,
 }
 
 impl FeedSettings {
-    /// Reads the document.
+    /// Parses the JSON document.
     ///
     /// # Errors
     ///

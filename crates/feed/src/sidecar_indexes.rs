@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Indexes that other programs wrote for a dataset: DALI's `.idx` of TFRecords and tars, wids' list of shards.
+//! Sidecar indexes: imports record indexes that other programs wrote for a dataset. Supports DALI's `.idx` files of
+//! TFRecords and tars, and the shard list of wids.
 //!
-//! Owns the assignment of indexes to objects and their conversion to rows of our own index. An index that does not
-//! match its object, or cannot be read, is ignored with a note, and the object counts as unindexed. Indexes of
-//! compressed objects are ignored: their offsets refer to decompressed bytes, which no ranged read returns.
+//! Owns the assignment of indexes to objects, and the conversion to rows of Penstock's own index. An index that does
+//! not match its object or cannot be read is ignored with a note; its object then counts as unindexed. Indexes of
+//! compressed objects are ignored, because their offsets refer to decompressed bytes, which ranged reads cannot return.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,26 +22,26 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::record_index::Span;
 use penstock_dataset::record_index::{IndexWriter, RecordIndex, stamp};
 
-/// Maximum size of one object's index: 2 GB for 10^8 records.
+/// Maximum index size of one object. An index of 10^8 records has 2 GB.
 const MAX_BYTES: u64 = 4 << 30;
 
-/// Concurrent reads of indexes.
+/// Maximum number of indexes that are read concurrently.
 const IN_FLIGHT: usize = 64;
 
-/// Maximum bytes of a tar that its index may omit: folders, long names and, at the end, blocks of zeros (GNU tar and
-/// Python pad to 10,240 bytes).
+/// Maximum number of consecutive bytes of a tar that its index may omit. These are folders, long names and, at the end,
+/// blocks of zeros (GNU tar and Python pad to 10,240 bytes).
 const MAX_GAP: u64 = 64 << 10;
 
-/// Suffix of DALI's indexes.
+/// File suffix of DALI's indexes.
 const SUFFIX: &[u8] = b".idx";
 
-/// The name of wids' list of shards.
+/// File name of the shard list of wids.
 const SHARD_LIST: &[u8] = b"index.json";
 
-/// Number of notes that are kept; a few suffice for 10^6 indexes with the same defect.
+/// Maximum number of notes. A few are enough even if 10^6 indexes have the same defect.
 const MAX_NOTES: usize = 8;
 
-/// Indexes beside the objects, or in a separate folder.
+/// Indexes of other programs, stored beside the objects or in a separate folder.
 #[derive(Debug)]
 pub struct SidecarIndexes {
     store: Arc<dyn Store>,
@@ -48,17 +49,17 @@ pub struct SidecarIndexes {
     manifest: Manifest,
 }
 
-/// Result of an import.
+/// Result of importing the indexes.
 #[derive(Debug, Default)]
 pub(crate) struct Imported {
-    /// Number of objects whose records are now known.
+    /// Number of objects whose record positions are now known.
     pub indexed: usize,
-    /// Counts of all objects, if a list of shards has them.
+    /// Record counts of all objects, if a shard list contains them.
     pub counts: Option<Vec<u64>>,
 }
 
-/// Indexes among the objects of a listing: `.idx` files named after another object, and lists of shards. `None` if
-/// there are none.
+/// Returns the indexes in a listing: `.idx` files that are named after another object, and shard lists. Returns `None`
+/// if the listing has neither.
 pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
     let mut objects: Vec<Entry> = listing.objects.iter().filter(|entry| has_index_name(entry)).cloned().collect();
     if objects.iter().any(|entry| entry.key.as_bytes().ends_with(SUFFIX)) {
@@ -69,7 +70,7 @@ pub fn indexes_in(listing: &Manifest) -> Option<Manifest> {
     (!objects.is_empty()).then(|| Manifest { objects, ..Manifest::new(listing.url.clone(), Vec::new()) })
 }
 
-/// The listing without the indexes of its objects.
+/// Removes the indexes of objects from a listing.
 pub fn without_indexes(listing: &mut Manifest, indexes: &Manifest) {
     let named: HashSet<&[u8]> = indexes.objects.iter().map(|entry| entry.key.as_bytes()).collect();
     listing.objects.retain(|entry| !entry.key.as_bytes().ends_with(SUFFIX) || !named.contains(entry.key.as_bytes()));
@@ -84,7 +85,7 @@ fn base_name(key: &[u8]) -> &[u8] {
     key.rsplit(|byte| *byte == b'/').next().unwrap_or_default()
 }
 
-/// Possible names of an object's index: `a.tfrecord.idx` and `a.idx`.
+/// Possible index names of an object, such as `a.tfrecord.idx` and `a.idx`.
 fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
     let logical = strip_suffix(key);
     let base = logical.len() - base_name(logical).len();
@@ -94,13 +95,14 @@ fn names_of(key: &[u8]) -> [Vec<u8>; 2] {
 }
 
 impl SidecarIndexes {
-    /// The indexes of `manifest`, whose keys are below `base` in `store`.
+    /// Creates a source of the indexes in `manifest`, whose keys are relative to `base` in `store`.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest) -> Self {
         Self { store, base, manifest }
     }
 
-    /// Writes the contents of the indexes to `writer`, a row for each object of `source`, and to `notes` the problems
-    /// of those that were ignored. Objects that `before` has are not read again. Errs if the store refuses.
+    /// Imports the indexes: writes the record positions of each object of `source` to `writer`, and the problems of
+    /// ignored indexes to `notes`. Objects that are in the index `before` are not read again. Returns an error if the
+    /// store fails.
     pub(crate) async fn import(
         &self,
         source: &Source,
@@ -113,7 +115,7 @@ impl SidecarIndexes {
         let mut imported = Imported::default();
         let named: HashMap<&[u8], &Entry> =
             self.manifest.objects.iter().map(|entry| (entry.key.as_bytes(), entry)).collect();
-        // In a separate folder they may be flat.
+        // In a separate folder, the indexes may be stored without subfolders.
         let mut flat: HashMap<&[u8], Option<&Entry>> = HashMap::new();
         if self.manifest.url != source.manifest().url {
             for entry in &self.manifest.objects {
@@ -162,7 +164,7 @@ impl SidecarIndexes {
         Ok(imported)
     }
 
-    /// Positions of an object's records, by its index.
+    /// Reads the record positions of an object from its index.
     async fn spans(&self, source: &Source, object: u64, index: &Entry, deadline: Deadline) -> Result<Vec<Span>> {
         let text = self.read(index, deadline).await?;
         let (size, place) = (source.entry(object).size, self.place(index));
@@ -176,7 +178,7 @@ impl SidecarIndexes {
         }
     }
 
-    /// Counts of a list of shards, if it has those of every object.
+    /// Reads the record counts from a shard list. Returns `None` if it does not contain those of every object.
     async fn shard_counts(
         &self,
         source: &Source,
@@ -230,8 +232,8 @@ fn note(notes: &mut Vec<String>, text: String) {
     }
 }
 
-/// Samples of a tar by DALI's index. Each begins where the one before it ends, because the index omits folders and long
-/// names. Errs if the gap between two is larger than these can be.
+/// Returns the positions of a tar's samples from a DALI index. Each sample starts where the previous one ends, because
+/// the index omits folders and long names. Returns an error if a gap is too large for these.
 fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let samples = parse_tar_index(text, size, place)?;
     let mut spans = Vec::with_capacity(samples.len());

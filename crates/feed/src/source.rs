@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The source of a feed: the objects of a manifest that hold records, and their store.
+//! Source of a feed: the objects of a dataset that hold records, and the store to read them from.
 
 use std::ops::Range;
 use std::path::Path;
@@ -30,24 +30,24 @@ use penstock_dataset::order::Counts;
 use penstock_dataset::record_index::RecordIndex;
 use penstock_dataset::sampler::DatasetView;
 
-/// Concurrent parts of one object.
+/// Maximum number of concurrent parts per object.
 const PARTS_IN_FLIGHT: usize = 8;
 
-/// Concurrent requests while heads are read.
+/// Maximum number of concurrent requests for the first bytes of objects.
 const HEADS_IN_FLIGHT: usize = 64;
 
-/// The objects and their store. Cheap to share.
+/// The objects of a dataset, and their store. Shared by `Arc`.
 #[derive(Debug)]
 pub struct Source {
     store: Arc<dyn Store>,
     base: Key,
-    /// Units of the order: objects of the listing, or blocks of arrays.
+    /// Objects in the sense of the sample order: objects of the listing, or blocks of arrays.
     manifest: Arc<Manifest>,
-    /// The objects of the listing.
+    /// Listing of the objects in the store.
     listing: Arc<Manifest>,
     blocks: Option<Arc<Blocks>>,
     metrics: Arc<Metrics>,
-    /// Memory in which several chunks are joined.
+    /// Pool of buffers in which the chunks of a read are joined.
     buffers: Arc<BufferPool>,
     offsets: OffsetCache,
     ignored: usize,
@@ -56,11 +56,11 @@ pub struct Source {
     index: Option<Arc<RecordIndex>>,
     schedule: Option<Arc<NextUse>>,
     is_local: bool,
-    /// The node cache, if there is one; `store` then refers to it.
+    /// Node cache, if there is one; `store` is then this cache.
     cache: Option<Arc<NodeCache>>,
 }
 
-/// Bytes of an object, with their times.
+/// Bytes of a whole object, and the times of the read.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub bytes: Bytes,
@@ -69,7 +69,7 @@ pub(crate) struct Fetched {
     pub done: Instant,
 }
 
-/// Bytes read from an object, and the times of the read.
+/// Content read from an object, and the times of the read.
 #[derive(Debug)]
 pub(crate) struct FetchedReads {
     pub content: Content,
@@ -79,15 +79,15 @@ pub(crate) struct FetchedReads {
 }
 
 impl Source {
-    /// The record-holding objects of `manifest`, whose keys are below `base` in `store`, in the format that their names
-    /// state. If some names state that they hold records (`.tfrecord`), the others are ignored; if none does, all are
-    /// treated as TFRecords.
+    /// Creates a source of the objects of `manifest` that hold records. Keys are relative to `base` in `store`. The
+    /// object names determine the format. If some names match it (`.tfrecord`), the other objects are ignored; if no
+    /// name shows a format, all objects are read as TFRecords.
     pub fn new(store: Arc<dyn Store>, base: Key, manifest: Manifest, metrics: Arc<Metrics>) -> Result<Self> {
         let format = FormatSpec::of_names(&manifest)?.unwrap_or(FormatSpec::TFRECORD);
         Self::of_format(store, base, manifest, metrics, format)
     }
 
-    /// The record-holding objects of `manifest` in a known format.
+    /// Creates a source of the objects of `manifest` that hold records, in the given format.
     pub fn of_format(
         store: Arc<dyn Store>,
         base: Key,
@@ -101,7 +101,7 @@ impl Source {
         if manifest.objects.is_empty() {
             return Err(Error::NotFound { place: format!("any object under {}", manifest.url) });
         }
-        // With an object and its decompressed copy, each sample would be read twice without notice.
+        // If an object and its decompressed copy were both listed, every sample would silently be read twice.
         if let Some(pair) = manifest.objects.windows(2).find(|pair| pair[0].logical_name() == pair[1].logical_name()) {
             return Err(Error::config(
                 "dataset",
@@ -141,30 +141,30 @@ impl Source {
         })
     }
 
-    /// True if the objects are read from this machine's own files.
+    /// True if the objects are read from files of this machine.
     pub(super) fn is_local(&self) -> bool {
         self.is_local
     }
 
-    /// The same source; it reads local files if `routes` has all of its objects as files of this node.
+    /// Returns this source with local reads enabled, if `routes` has all of its objects as files of this node.
     pub fn routed(self, routes: &Placements) -> Self {
         let is_local = self.is_local || self.listing.objects.iter().all(|entry| routes.has_own(&entry.key));
         Self { is_local, ..self }
     }
 
-    /// The format.
+    /// Format of the dataset.
     pub fn format(&self) -> &FormatSpec {
         &self.format
     }
 
-    /// The same source with an index of its records.
+    /// Returns this source with an index of its records.
     pub fn with_index(self, index: Option<Arc<RecordIndex>>) -> Self {
         Self { index, ..self }
     }
 
-    /// The same source behind the node cache: at most `limit_bytes` below `folder`, shared by the ranks `node` of a job
-    /// that reads `leaf`. `steps` assigns reads to ranks, if positions of the epoch are the leaf's own; `transcode`
-    /// sets when transposed copies are made.
+    /// Returns this source with a node cache of at most `limit_bytes` below `folder`. The cache is shared by the ranks
+    /// `node` of a job that reads `leaf`. `steps` assigns reads to ranks, and is only given if positions of the epoch
+    /// are positions of the leaf. `transcode` sets when transposed copies are created.
     pub fn cached(
         self,
         folder: &Path,
@@ -185,19 +185,19 @@ impl Source {
         Ok(Self { store: cache.clone(), schedule: Some(schedule), cache: Some(cache), ..self })
     }
 
-    /// Decision of the node cache about transposed copies, and its reason.
+    /// Whether the node cache creates transposed copies, and why; `None` before the decision.
     pub fn transcoding(&self) -> Option<String> {
         self.cache.as_ref()?.transcoding()
     }
 
-    /// Reports to the cache how far an epoch has come: `position` of `epoch`, in the leaf's count.
+    /// Reports the progress of an epoch to the node cache: `position` of `epoch`, counted in the leaf.
     pub(crate) fn reached(&self, epoch: u64, position: u64) {
         if let Some(schedule) = &self.schedule {
             schedule.reached(epoch, position);
         }
     }
 
-    /// True if [`Source::learn_rows`] is worth its requests: an object has more rows than are planned at once.
+    /// True if [`Source::learn_rows`] is worth its requests, because an object has more rows than are planned at once.
     pub fn has_long_columns(&self, counts: &Counts) -> bool {
         let is_plain = |object| self.codec(object) == Codec::None;
         self.framing.head_for_count().is_some()
@@ -205,8 +205,8 @@ impl Source {
             && (0..self.manifest.objects.len() as u64).all(is_plain)
     }
 
-    /// Notes the positions of the rows of all objects, from their headers, so that they are read in ranges. One request
-    /// for each object without an index.
+    /// Stores the positions of the rows of all objects from their headers, so that they can be read in ranges. Sends
+    /// one request for each object that is not in the index.
     pub async fn learn_rows(&self, deadline: Deadline) -> Result<()> {
         let objects = 0..self.manifest.objects.len() as u64;
         let most = self.framing.head_for_count().unwrap_or(0);
@@ -223,7 +223,7 @@ impl Source {
             .await
     }
 
-    /// Offsets of records in objects that were read without an index.
+    /// Cache of record offsets for objects without an index.
     pub(super) fn offsets(&self) -> &OffsetCache {
         &self.offsets
     }
@@ -232,7 +232,7 @@ impl Source {
         self.index.as_deref()
     }
 
-    /// Unique name of this dataset among the files of a cache, from its location and its format.
+    /// Unique file name for this dataset in a cache folder, derived from its location and format.
     pub fn cache_name(&self) -> Result<String> {
         let place = self.store.root().with_key(self.base.clone()).to_string();
         let text = format!("{place}\n{}\n{}", self.manifest.url, self.format.to_json()?);
@@ -243,12 +243,12 @@ impl Source {
         &*self.framing
     }
 
-    /// The objects, by logical name; for arrays, their blocks.
+    /// Objects in the sense of the sample order: by logical name, or blocks for arrays.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// The objects of the listing.
+    /// Listing of the objects in the store.
     pub fn listing(&self) -> &Manifest {
         &self.listing
     }
@@ -257,12 +257,12 @@ impl Source {
         self.blocks.as_deref()
     }
 
-    /// Number of objects in the listing that hold no records by their names.
+    /// Number of objects in the listing that are ignored, because their names show that they hold no records.
     pub fn ignored(&self) -> usize {
         self.ignored
     }
 
-    /// The counters of this source's requests.
+    /// Metrics of this source's requests.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
@@ -271,7 +271,7 @@ impl Source {
         &self.manifest.objects[object as usize]
     }
 
-    /// The URL of an object.
+    /// URL of an object; for a block of arrays, its description.
     pub fn place(&self, object: u64) -> String {
         match &self.blocks {
             Some(blocks) => blocks.place(object),
@@ -279,7 +279,7 @@ impl Source {
         }
     }
 
-    /// The URL of an object of the listing.
+    /// URL of an object of the listing.
     pub(crate) fn listed_place(&self, number: usize) -> String {
         self.place_of(&self.listing.objects[number])
     }
@@ -288,7 +288,7 @@ impl Source {
         self.store.root().with_key(self.below_root(entry)).to_string()
     }
 
-    /// For `file`, the root's own key is part of the path.
+    /// Key of an object below the store's root. For `file`, the root has a key of its own, which is part of the path.
     fn below_root(&self, entry: &Entry) -> Key {
         let key = self.base.join(entry.key.as_bytes());
         let root = &self.store.root().as_folder().key;
@@ -309,7 +309,8 @@ impl Source {
         }
     }
 
-    /// Likely size of a sample's variable-length fields: its stored size, times four if it is compressed.
+    /// Estimated size of a sample's variable-length fields: its stored size, or four times as much if an object is
+    /// compressed.
     pub(crate) fn stored_a_sample(&self, counts: &Counts) -> u64 {
         let ratio =
             if (0..self.manifest.objects.len() as u64).any(|object| self.codec(object) != Codec::None) { 4 } else { 1 };
@@ -320,7 +321,7 @@ impl Source {
         ObjectRef { key: self.base.join(entry.key.as_bytes()), version: entry.version.clone() }
     }
 
-    /// The whole object, at the pinned version.
+    /// Reads the whole object, at its pinned version.
     pub(crate) async fn fetch(&self, object: u64, deadline: Deadline) -> Result<Fetched> {
         let entry = self.entry(object);
         let (size, sent) = (entry.size, now());
@@ -336,14 +337,14 @@ impl Source {
         self.fetch_parts(parts, size, sent, deadline).await
     }
 
-    /// The concatenated chunks of a block, each at the version of the listing.
+    /// Reads the chunks of a block, each at the version in the listing, and concatenates them.
     async fn fetch_block(&self, blocks: &Blocks, block: u64, deadline: Deadline) -> Result<Fetched> {
         let stretches = blocks.blocks[block as usize].stretches(PART);
         let parts = stretches.into_iter().map(|(object, range)| (&self.listing.objects[object], range));
         self.fetch_parts(parts, self.entry(block).size, now(), deadline).await
     }
 
-    /// Parts of `size` bytes in total, each read into its position in one buffer.
+    /// Reads `parts` concurrently into one buffer, one after the other in memory. `size` is their total size in bytes.
     async fn fetch_parts<'a>(
         &'a self,
         parts: impl Iterator<Item = (&'a Entry, ByteRange)>,
@@ -368,7 +369,7 @@ impl Source {
         Ok(Fetched { bytes, sent, first_byte: first_byte_of(&mut came, sent), done: now() })
     }
 
-    /// A range of an object of the listing.
+    /// Reads a range of an object of the listing. Also returns when the first byte arrived.
     pub(crate) async fn listed(&self, object: usize, range: ByteRange, deadline: Deadline) -> Result<(Bytes, Instant)> {
         let entry = &self.listing.objects[object];
         self.range_of(entry, asked(entry, range), range.len, deadline).await
@@ -391,7 +392,7 @@ impl Source {
         Ok(FetchedReads { content, sent, first_byte, done: now() })
     }
 
-    /// The whole object: as stored, or as the node cache's transposed copy.
+    /// Reads the whole object: as stored, or as a transposed copy from the node cache.
     async fn fetch_whole(&self, object: u64, deadline: Deadline) -> Result<FetchedReads> {
         let codec = self.codec(object);
         let may_be_in_planes = codec != Codec::None && self.blocks.is_none() && !self.framing.is_table();
@@ -412,7 +413,7 @@ impl Source {
         Ok(FetchedReads { content, sent, first_byte, done })
     }
 
-    /// The same with a timeout, and with its times.
+    /// Reads the ranges `reads` of an object with a timeout. Also returns the times of the read.
     pub(super) async fn fetched(&self, object: u64, reads: &Reads, within: Duration) -> (Result<Content>, Trace) {
         let sent = now();
         match self.fetch_reads(object, reads, Deadline::within(within)).await {
@@ -421,12 +422,12 @@ impl Source {
         }
     }
 
-    /// A range of an object.
+    /// Reads `len` bytes of an object from byte `start`.
     pub(crate) async fn stretch(&self, object: u64, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
         Ok(self.range(object, ByteRange::new(start, len), len, deadline).await?.0)
     }
 
-    /// The first bytes of an object, at most `most`.
+    /// Reads the first `most` bytes of an object, or fewer if the object is smaller.
     pub(crate) async fn head(&self, object: u64, most: u64, deadline: Deadline) -> Result<Bytes> {
         let len = self.entry(object).size.min(most);
         if len == 0 {
@@ -435,7 +436,7 @@ impl Source {
         Ok(self.range(object, ByteRange::new(0, len), len, deadline).await?.0)
     }
 
-    /// The last bytes of an object, at most `most`.
+    /// Reads the last `most` bytes of an object, or fewer if the object is smaller.
     pub(crate) async fn end(&self, object: u64, most: u64, deadline: Deadline) -> Result<Bytes> {
         let size = self.entry(object).size;
         let len = size.min(most);
@@ -445,7 +446,7 @@ impl Source {
         Ok(self.range(object, ByteRange::new(size - len, len), len, deadline).await?.0)
     }
 
-    /// The last four bytes, which hold the content size of a gzip object.
+    /// Reads the last four bytes, which contain the content size of a gzip object.
     pub(crate) async fn last_four(&self, object: u64, deadline: Deadline) -> Result<[u8; 4]> {
         let size = self.entry(object).size;
         let cut = || {
@@ -456,7 +457,7 @@ impl Source {
         bytes.as_ref().try_into().map_err(|_| cut())
     }
 
-    /// Reads one range, which must return `want` bytes.
+    /// Reads one range, which must return exactly `want` bytes. Also returns when the first byte arrived.
     async fn range(&self, object: u64, range: ByteRange, want: u64, deadline: Deadline) -> Result<(Bytes, Instant)> {
         self.range_of(self.entry(object), range, want, deadline).await
     }
@@ -474,7 +475,7 @@ impl Source {
         let Some(first) = first else { return self.complete(entry, 0, want).map(|()| (Bytes::new(), first_byte)) };
         let came = first.bytes.len() as u64;
         if came >= want {
-            // The checksum, if there is one, is verified after the last chunk.
+            // Read to the end: a checksum is verified only after the last chunk.
             let more = drained(chunks, &mut [], 0).await?;
             return self.complete(entry, came + more, want).map(|()| (first.bytes, first_byte));
         }
@@ -486,7 +487,7 @@ impl Source {
         Ok((joined.freeze(0..want as usize), first_byte))
     }
 
-    /// Reads a range that fills `into`; returns when its first byte arrived.
+    /// Reads a range that fills `into`. Returns the time at which the first byte arrived.
     async fn read_into(&self, entry: &Entry, range: ByteRange, into: &mut [u8], deadline: Deadline) -> Result<Instant> {
         let mut chunks = self.chunks(entry, range, deadline).await?;
         let first = chunks.next().await.transpose()?;
@@ -497,7 +498,7 @@ impl Source {
         self.complete(entry, came, want).map(|()| first_byte)
     }
 
-    /// Chunks of a range, if the object still has its size.
+    /// Requests a range, and returns its chunks. Returns an error if the object's size has changed.
     async fn chunks(
         &self,
         entry: &Entry,
@@ -505,7 +506,7 @@ impl Source {
         deadline: Deadline,
     ) -> Result<BoxStream<'static, Result<Chunk>>> {
         let answer = self.store.get_ranges(&self.reference(entry), &[range], deadline).await?;
-        // A store without versions still returns sizes.
+        // The size is compared because a store may not have versions.
         if answer.meta.size != entry.size {
             return Err(Error::resized(self.place_of(entry), entry.size, answer.meta.size));
         }
@@ -532,7 +533,7 @@ impl Source {
     }
 }
 
-/// Copies chunks into `into` from `at` to its end; returns the number of bytes received, which may exceed the space.
+/// Copies chunks into `into`, starting at `at`. Returns the number of bytes received, including those that do not fit.
 async fn drained(mut chunks: BoxStream<'static, Result<Chunk>>, into: &mut [u8], at: u64) -> Result<u64> {
     let mut at = at as usize;
     while let Some(chunk) = chunks.next().await {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The feed over the memory store: what comes out, what goes wrong and where it says so, what stays held.
+//! Tests of the feed over a memory store: delivered batches, reported errors and released memory.
 
 use bytes::Bytes;
 use penstock_codec::compress;
@@ -16,7 +16,7 @@ use penstock_dataset::order::{Counts, Order, Place, Shuffle};
 
 const SIDE: usize = 6;
 
-/// Sample `id`: x holds it in every element, y too.
+/// Writes the record of sample `id`. Every element of its features x and y is `id`.
 fn record(id: u64, out: &mut Vec<u8>) {
     let x: Vec<u8> = std::iter::repeat_n((id as i16).to_le_bytes(), SIDE).flatten().collect();
     let payload = encode_example(&[("x", FeatureValue::Bytes(&x)), ("y", FeatureValue::Floats(&[id as f32]))]);
@@ -42,7 +42,7 @@ impl World {
         self.runtime.block_on(put).unwrap();
     }
 
-    /// Objects of these counts; ids run on from object to object.
+    /// Writes objects with these record counts. Sample ids continue from one object to the next.
     fn fill(&self, counts: &[u64], gzip: bool) {
         let mut id = 0;
         for (object, &count) in counts.iter().enumerate() {
@@ -92,7 +92,7 @@ fn steps(samples: u64, global_batch: u64, rank: u64, world: u64, tail: Tail) -> 
     Steps { samples, cursor: 0, global_batch, rank, world, tail }
 }
 
-/// A feed of one dataset.
+/// Creates a feed of one dataset.
 fn feed(source: Arc<Source>, order: Order, fields: Vec<Field>, steps: Steps, set: &FeedSettings) -> Result<Arc<Feed>> {
     let leaf = DatasetView::from_order(order);
     let course = Sampler::leaf(&leaf);
@@ -102,7 +102,7 @@ fn feed(source: Arc<Source>, order: Order, fields: Vec<Field>, steps: Steps, set
 fn values(column: &Column) -> Vec<f32> {
     let tensor = column.tensor().unwrap();
     let elements = tensor.shape.iter().product();
-    // SAFETY: a delivered tensor has one owner, and f32 is what the caller asks for.
+    // SAFETY: a delivered tensor has one owner, and the caller only passes columns of f32.
     unsafe { std::slice::from_raw_parts(tensor.start().as_ptr().cast::<f32>(), elements) }.to_vec()
 }
 
@@ -117,13 +117,13 @@ fn next(run: &mut Run) -> Result<Option<Delivered>> {
     panic!("no batch in 20 s");
 }
 
-/// The ids of each batch, checked against the records' other feature.
+/// Returns the sample ids of each batch, after comparing both features of each record.
 fn ids(run: &mut Run) -> Result<Vec<Vec<u64>>> {
     let mut batches = Vec::new();
     while let Some(batch) = next(run)? {
         assert_eq!(batch.columns[0].tensor().unwrap().shape, [batch.rows, SIDE]);
         let found = values(&batch.columns[1]);
-        // SAFETY: as in `values`; x is int16.
+        // SAFETY: a delivered tensor has one owner, and the elements of x are i16.
         let x = unsafe {
             std::slice::from_raw_parts(
                 batch.columns[0].tensor().unwrap().start().as_ptr().cast::<i16>(),
@@ -310,7 +310,7 @@ fn a_budget_too_small_is_refused_with_its_numbers() {
 fn the_smallest_budget_that_is_taken_never_locks_up() {
     let case = World::new("feed-tight");
     case.fill(&[4; 24], true);
-    // Found from below: the first budget that is not refused must carry a whole epoch.
+    // Try increasing budgets: the smallest one that is accepted must be enough for a whole epoch.
     let (feed, steps) = (1..200u64)
         .find_map(|pages| {
             let tight = FeedSettings { memory_bytes: Some(pages * 2048), max_in_flight: 64, ..settings() };
@@ -332,7 +332,7 @@ fn dropping_a_pass_gives_everything_back() {
     let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
     let kept = next(&mut run).unwrap().unwrap();
     drop(run);
-    // The runtime drops an aborted task at its next turn.
+    // The runtime drops an aborted task the next time that it polls the task.
     for _ in 0..200 {
         if feed.budget.free() == whole {
             break;
@@ -395,7 +395,7 @@ fn an_object_beside_its_inflated_copy_is_refused_with_both_names() {
     assert!(error.code() == "config" && text.contains("`o000.tfrecord` and `o000.tfrecord.gz`"), "{text}");
 }
 
-/// Waits for what another thread does soon.
+/// Waits until another thread makes the condition `is_so` true.
 fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..2000 {
         if is_so() {
@@ -406,7 +406,7 @@ fn wait_for(what: &str, is_so: impl Fn() -> bool) {
     panic!("{what}: not in 10 s");
 }
 
-/// 64 objects, whose reads are counted.
+/// Creates a feed of 64 objects, with metrics that count its reads.
 fn counted_world(name: &str, settings: &FeedSettings) -> (World, Arc<Feed>, Steps, Arc<Metrics>) {
     let case = World::new(name);
     case.fill(&[1; 64], false);
@@ -419,7 +419,8 @@ fn counted_world(name: &str, settings: &FeedSettings) -> (World, Arc<Feed>, Step
     (case, feed, steps, metrics)
 }
 
-/// All batches of an epoch; before the last is taken, the next epoch's first objects have been asked for.
+/// Returns all batches of an epoch. Before taking the last one, waits until the next epoch's first objects are
+/// requested.
 fn epoch_and_ahead(feed: &Arc<Feed>, run: &mut Run, batches: usize) -> Vec<Vec<u64>> {
     let mut all: Vec<Vec<u64>> = Vec::new();
     for _ in 0..batches - 1 {
@@ -441,7 +442,7 @@ fn the_next_epochs_first_objects_are_fetched_while_this_one_ends() {
     let second = epoch_and_ahead(&feed, &mut run, 16);
     wait_for("as many again", || metrics.get(Metric::Gets) >= 128 + 4);
     assert_eq!(metrics.get(Metric::Gets), 128 + 4, "nothing is read twice");
-    // The same batches as of a feed that does not look ahead.
+    // A feed without prefetch delivers the same batches.
     let (case, plain, steps, metrics) =
         counted_world("feed-not-ahead", &FeedSettings { prefetch_next_epoch: false, ..settings() });
     for (epoch, want) in [first, second].into_iter().enumerate() {
@@ -470,7 +471,7 @@ fn another_pass_than_the_next_epoch_drops_what_was_fetched_for_it() {
 fn a_fetch_for_the_next_epoch_that_fails_is_made_again() {
     let (case, feed, steps, metrics) = counted_world("feed-ahead-fails", &settings());
     let (this, next_one) = (feed.leaves[0].order().epoch(0), feed.leaves[0].order().epoch(1));
-    // One of those fetched ahead, which this epoch has read before its middle.
+    // Choose an object that is prefetched for the next epoch and that this epoch reads in its first half.
     let is_early = |object: &u64| this.position(Place { object: *object, record: 0 }) < 32;
     let number = (0..4).map(|position| next_one.locate(position).object).find(is_early).unwrap();
     let name = format!("o{number:03}.tfrecord");
@@ -485,6 +486,6 @@ fn a_fetch_for_the_next_epoch_that_fails_is_made_again() {
     record(number, &mut bytes);
     case.put(&name, bytes);
     let error = next(&mut feed.start(case.runtime.handle(), 1, steps).unwrap()).unwrap_err();
-    // Another version is what the second fetch found; the first found none.
+    // The prefetch failed because the object was missing. The second fetch found another version of it.
     assert_eq!(error.code(), "changed");
 }

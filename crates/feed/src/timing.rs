@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Timing: what a waiting consumer waited for, and how long the threads were busy.
+//! Timing: measures why the consumer waited for batches, and how long the decoding threads were busy.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Times of one object on its way to its rows.
+/// Timestamps of one object, from its request to its decoded rows.
 #[derive(Debug, Clone, Copy)]
 pub struct Trace {
     sent: Instant,
@@ -21,9 +21,8 @@ impl Trace {
     }
 }
 
-/// Start of the transfer of several parts, as if their bytes had arrived without a pause: from then to the end of the
-/// last is the time in which any of them was transferring. Waiting for one another, or for a response, counts as
-/// latency.
+/// Returns the effective transfer start of several parts: the end of the last part minus the total time in which any
+/// part was being transferred. All other time counts as latency, such as waiting for a response or for another part.
 pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> Instant {
     parts.sort_unstable();
     let (mut flowing, mut until) = (Duration::ZERO, sent);
@@ -34,28 +33,29 @@ pub(crate) fn first_byte_of(parts: &mut [(Instant, Instant)], sent: Instant) -> 
     until.checked_sub(flowing).unwrap_or(sent)
 }
 
-/// Time that the consumer waited for batches, each moment in exactly one class: the state, at that moment, of the
-/// object that arrived last.
+/// Time that the consumer waited for batches. Each moment belongs to exactly one class: the state of the last object
+/// that the batch needed.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Waits {
-    /// Its request was sent and nothing had come yet; back-off after throttling is included.
+    /// The object was requested and no byte had arrived; includes back-off after throttling.
     pub first_byte: Duration,
-    /// Its bytes were arriving.
+    /// The object's bytes were arriving.
     pub transfer: Duration,
-    /// It waited for a free decoding thread.
+    /// The object waited for a free decoding thread.
     pub queue: Duration,
-    /// It was being decompressed.
+    /// The object was being decompressed.
     pub inflate: Duration,
-    /// Its records were being checked and copied.
+    /// The object's records were being checked and copied.
     pub decode: Duration,
-    /// Its request was not sent yet, or the batch was being handed over.
+    /// The object was not requested yet, or the batch was being delivered.
     pub other: Duration,
-    /// Sum of the classes.
+    /// Sum of all classes.
     pub total: Duration,
 }
 
 impl Waits {
-    /// Adds a wait from `from` to `to` for a batch whose last object has the history `trace`.
+    /// Adds a wait from `from` to `to` for a batch. `trace` has the timestamps of the last object that the batch
+    /// needed.
     pub(crate) fn attribute(&mut self, from: Instant, to: Instant, trace: Option<&Trace>) {
         let total = to.saturating_duration_since(from);
         self.total += total;
@@ -80,7 +80,7 @@ impl Waits {
     }
 }
 
-/// Time that the decoding threads were busy, summed over them.
+/// Time that the decoding threads were busy, summed over all threads.
 #[derive(Debug, Default)]
 pub struct Busy {
     inflate: AtomicU64,
@@ -104,7 +104,7 @@ impl Busy {
         Duration::from_nanos(self.inflate.load(Ordering::Relaxed))
     }
 
-    /// Time spent framing, checking and copying.
+    /// Time spent on finding, checking and copying records.
     pub fn decode(&self) -> Duration {
         Duration::from_nanos(self.decode.load(Ordering::Relaxed))
     }
@@ -121,9 +121,9 @@ mod tests {
         let at = |ms: u64| start + Duration::from_millis(ms);
         let ms = |parts: &mut [(Instant, Instant)]| first_byte_of(parts, start).duration_since(start).as_millis();
         assert_eq!(ms(&mut [(at(10), at(30))]), 10);
-        // One after another: 10 ms of latency and 20 of bytes, three times.
+        // Three sequential parts, each with 10 ms of latency and 20 ms of transfer.
         assert_eq!(ms(&mut [(at(10), at(30)), (at(40), at(60)), (at(70), at(90))]), 30);
-        // Side by side, in any order, one inside another.
+        // Concurrent parts in any order; one is transferred within the time of another.
         assert_eq!(ms(&mut [(at(12), at(60)), (at(10), at(70)), (at(20), at(30))]), 10);
         assert_eq!(ms(&mut []), 0);
     }

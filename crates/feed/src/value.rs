@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A named value of a record, as its format returns it, and its conversion to the type of a field.
+//! Value of a record as returned by its format, and its conversion to the type of a field.
 //!
-//! Owns the conversions and the error texts of mismatches, which name the requested and the actual type. Nothing is
-//! rounded or cut silently: integers convert to any integer type that holds them, floats to another float type, and
-//! nothing else converts.
+//! Owns the conversions, and the error texts for mismatches, which state the requested and the actual type. Nothing is
+//! silently rounded or truncated. Integers convert to any integer type that can represent them, and floats to another
+//! float type; other conversions are errors.
 
 use std::borrow::Cow;
 
@@ -11,39 +11,40 @@ use penstock_record::tf_example::Feature;
 use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
-/// Value of a record under a name.
+/// A named value of a record.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<'a> {
-    /// Bytes of no known meaning: a file of an archive, say.
+    /// Bytes without a known meaning, such as a file of an archive.
     Bytes(Cow<'a, [u8]>),
-    /// Text: bytes that are not numbers.
+    /// Text: bytes that do not encode numbers.
     Text(&'a [u8]),
     /// A list of byte strings.
     Strings(Vec<&'a [u8]>),
-    /// A number as text (`.cls` of a tar).
+    /// A number as text, such as a `.cls` file of a tar.
     Digits(&'a [u8]),
     /// A feature of a tf.Example.
     Feature(Feature<'a>),
-    /// A feature list of a tf.SequenceExample: one feature a step, none of no kind.
+    /// A feature list of a tf.SequenceExample: one feature per step, which is `None` if the step has no feature of any
+    /// kind.
     Steps(FeatureList<'a>),
-    /// Elements of a known type and shape, C order, little-endian.
+    /// Elements of a known type and shape, little-endian in C order.
     Array(Array<'a>),
     /// Elements of a known type without a shape.
     List(Array<'a>),
-    /// An integer from the format or the name: a label.
+    /// An integer that comes from the format or from a name, such as a label.
     Int(i64),
-    /// A null: the record has the value, and it is empty.
+    /// A null: the record has the value, but it is null.
     Null,
 }
 
-/// Elements of a known type and shape.
+/// An array: elements of a known type and shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array<'a> {
     /// Element type.
     pub dtype: DType,
-    /// Shape, C order.
+    /// Shape of the array, in C order.
     pub shape: Vec<usize>,
-    /// The elements.
+    /// Bytes of the elements, little-endian in C order.
     pub bytes: Cow<'a, [u8]>,
 }
 
@@ -58,7 +59,7 @@ fn shown(shape: &[usize]) -> String {
 }
 
 impl<'a> Value<'a> {
-    /// Description with numbers, for messages.
+    /// Describes the value with numbers, for error messages.
     pub fn describe(&self) -> String {
         match self {
             Self::Bytes(bytes) => format!("{} bytes", with_separators(bytes.len() as u64)),
@@ -81,7 +82,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// True where there is no value: a null, or an empty list of a tf.Example.
+    /// True if the value is missing: a null, or an empty list of a tf.Example.
     pub fn is_absent(&self) -> bool {
         match self {
             Self::Null => true,
@@ -91,7 +92,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Writes it into `out`, which is `spec`'s size. Errs with what it holds instead.
+    /// Writes the value into `out`, which has the size of `spec`. An error describes what the value contains instead.
     pub fn write(&self, spec: &TensorSpec, out: &mut [u8]) -> Result<(), String> {
         match self {
             Self::Bytes(bytes) if bytes.len() == out.len() => {
@@ -117,7 +118,8 @@ impl<'a> Value<'a> {
                 self.scalar(spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
             }
             Self::Steps(steps) => {
-                // Steps of unequal lengths could fill the tensor too, with their values in wrong positions.
+                // Every step must have the same length: steps of different lengths could have the right total, but
+                // would put values in wrong positions.
                 let each = (out.len() / spec.dtype.size()).checked_div(steps.len()).unwrap_or(0);
                 if each * steps.len() * spec.dtype.size() != out.len() {
                     return Err(self.unlike(&wanted(spec)));
@@ -131,7 +133,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Bytes that [`Part::gather`] makes of it, before they are made.
+    /// Size in bytes of the result of [`Value::gather`], computed without gathering.
     pub fn gathered_len(&self, item: &TensorSpec) -> usize {
         let size = item.dtype.size();
         let of_feature = |feature: &Feature<'_>| match feature {
@@ -150,8 +152,8 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// All its elements as whole items of `item` (element type and shape), in any number. A step is one item; byte
-    /// strings are not joined.
+    /// Returns the elements as any number of whole items of `item` (element type and shape). Each step of a feature
+    /// list must be one item. Byte strings are not joined.
     pub fn gather(&self, item: &TensorSpec) -> Result<Vec<u8>, String> {
         let size = item.dtype.size();
         let want = || format!("any number of {} {}", item.dtype, shown(&item.shape));
@@ -201,7 +203,7 @@ impl<'a> Value<'a> {
         if whole == 0 || !found.len().is_multiple_of(whole) { Err(self.unlike(&want())) } else { Ok(found) }
     }
 
-    /// Its bytes as they lie.
+    /// Returns the value's stored bytes.
     pub fn bytes(&self) -> Result<Cow<'_, [u8]>, String> {
         match self {
             Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
@@ -215,7 +217,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Its byte strings: of a feature list the one of each step.
+    /// Returns the value's byte strings. For a feature list, each step must be one byte string.
     pub fn strings(&self) -> Result<Cow<'_, [&[u8]]>, String> {
         match self {
             Self::Strings(strings) | Self::Feature(Feature::Bytes(strings)) => Ok(Cow::Borrowed(strings)),
@@ -268,7 +270,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A specification in words, with its bytes.
+/// Describes a tensor specification, with its size in bytes.
 fn wanted(spec: &TensorSpec) -> String {
     let bytes = spec.size_bytes().unwrap_or(usize::MAX) as u64;
     format!("{} {} ({} bytes)", spec.dtype, shown(&spec.shape), with_separators(bytes))
@@ -304,7 +306,7 @@ fn get_int(dtype: DType, bytes: &[u8]) -> i128 {
     }
 }
 
-/// Writes an integer as `dtype`; false if it does not fit.
+/// Writes an integer as `dtype`. Returns false if the type cannot represent it.
 fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     let (least, most) = match dtype {
         DType::Bool => (0, 1),
@@ -325,8 +327,8 @@ fn put_int(dtype: DType, value: i128, out: &mut [u8]) -> bool {
     true
 }
 
-/// Converts elements of one type to another: the same type, an integer type that holds each value, or between float32
-/// and float64.
+/// Converts elements to another type. Supports the same type, an integer type that can represent every value, and
+/// conversion between float32 and float64.
 pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(), String> {
     if from == to {
         if bytes.len() != out.len() {
@@ -341,7 +343,7 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
     }
     let pairs = bytes.chunks_exact(from.size()).zip(out.chunks_exact_mut(to.size()));
     match (from, to) {
-        // Tokens are stored narrow and wanted wide: the one conversion that is worth a loop of its own.
+        // Tokens are stored as uint16 and read as int64, so this conversion has its own fast loop.
         (DType::U16, DType::I64) => {
             for (slot, value) in out.as_chunks_mut::<8>().0.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *slot = i64::from(u16::from_le_bytes(*value)).to_le_bytes();

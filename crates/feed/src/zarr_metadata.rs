@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Loads Zarr metadata: the arrays of a dataset and the indexes of their shards, before any record is read.
+//! Loads Zarr metadata before any record is read: the metadata of a dataset's arrays, and the indexes of their shards.
 
 use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Result, with_separators};
@@ -7,17 +7,17 @@ use penstock_types::{ByteRange, Deadline, Error, Result, with_separators};
 use super::format::{FormatSpec, ZarrMetadata, zarr};
 use super::source::Source;
 
-/// Requests under way at a time.
+/// Maximum number of concurrent requests.
 const IN_FLIGHT: usize = 64;
 
-/// Maximum size of an array's metadata: attributes are text that people wrote.
+/// Maximum size of an array's metadata in bytes. Attributes are text written by people, so larger metadata is an error.
 const MAX_METADATA: u64 = 64 << 20;
 
-/// Maximum size of all shard indexes together.
+/// Maximum total size of all shard indexes in bytes.
 const MAX_INDEXES: u64 = 256 << 20;
 
 impl Source {
-    /// The format with all required metadata; `None` if it already has them.
+    /// Returns the format with all metadata that it needs. Returns `None` if it already has them.
     pub async fn resolved_format(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
         let FormatSpec::Zarr { arrays, metadata: None } = self.format() else { return Ok(None) };
         let listing = self.listing();

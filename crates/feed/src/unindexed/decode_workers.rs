@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Threads that decode the records of windows into their rows.
+//! Decoding threads of unindexed mode: decode the records of windows into their rows.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -16,27 +16,27 @@ use super::super::timing::Trace;
 use super::state::Shared;
 use super::window::Window;
 
-/// Records of a window that belong to one batch.
+/// Decoding job: records of one window that belong to the same batch.
 pub(super) struct Job {
     pub window: Arc<Held>,
-    /// Index in the window, and row.
+    /// Requests as (index of the record in the window, row in the batch).
     pub wants: Vec<(u64, u32)>,
     pub batch: u64,
     pub rows: Arc<Rows>,
     pub trace: Trace,
 }
 
-/// A window while it is decoded.
+/// A window that is being decoded.
 pub(super) struct Held {
     pub window: Window,
     pub object: u64,
     pub place: String,
-    /// Permit that limits the windows decoded concurrently.
+    /// Permit that limits the number of windows in memory for decoding.
     #[expect(dead_code, reason = "held for its drop")]
     pub permit: OwnedSemaphorePermit,
 }
 
-/// A decoding thread.
+/// Main loop of a decoding thread.
 pub(super) fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
     while let Ok(mut job) = queue.recv() {
         if shared.locked().closed {
@@ -52,17 +52,17 @@ pub(super) fn work(shared: &Arc<Shared>, queue: &Receiver<Job>) {
         job.trace.done = now();
         shared.busy.add(&job.trace);
         let (batch, rows, trace) = (job.batch, job.wants.len(), job.trace);
-        // The rows are released before the batch can be delivered.
+        // Release the rows before the batch can be delivered.
         drop(job);
         shared.settle(batch, rows, trace, bad);
     }
 }
 
-/// Reads each requested record into its row; returns those that failed.
+/// Reads each requested record into its row, and returns the rows and errors of the failed ones.
 fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
     let feed = &shared.feed;
     let Held { window, object, place, .. } = &*job.window;
-    // Nothing here is decompressed part by part.
+    // The formats of unindexed mode do not decompress values one by one, so this reservation stays unused.
     let memory = PartMemory::new(0, feed.memory_bytes);
     let memory = memory.hold();
     let read = |&(index, row): &(u64, u32)| -> Result<()> {
@@ -72,7 +72,7 @@ fn decode(shared: &Shared, job: &Job) -> Vec<(u32, Error)> {
         let bytes = bytes.ok_or_else(|| Error::bug("a record is outside its window"))?;
         let (record, offset) = (window.first + index, window.base + span.offset);
         let id = RecordId { place, object: *object, record, offset, memory: &memory };
-        // The key depends on the position of the sample alone: the same for any number of ranks.
+        // The key depends only on the sample's location, so it is the same for any number of ranks.
         let key = feed.keys.key_of(shared.epoch, (object << 40) ^ record);
         let framing = feed.source.framing();
         framing.read(bytes, &[], id, &mut |read| fill(read, &id, row, key, &feed.fields, &job.rows))

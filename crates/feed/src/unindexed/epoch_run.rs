@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs one rank's epoch, or the rest of it, in unindexed mode. Streams run ahead in the order of objects, windows get
-//! rows as they arrive, a few threads decode them, and batches are delivered in order.
+//! Runs one rank's epoch, or the rest of it, in unindexed mode. Objects are streamed ahead in the order of the epoch.
+//! Each window of records gets its rows on arrival, a few threads decode the windows, and batches are delivered in
+//! order.
 //!
-//! A batch is opened only after those before it, and only when the consumer is near. So the number of open batches is
-//! bounded, and the first can always be filled.
+//! A batch is opened only after all earlier batches, and only if the consumer will soon need it. Therefore the number
+//! of open batches is limited, and the first of them can always be filled.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -21,7 +22,7 @@ use super::state::{Open, Shared};
 use super::stream_feeder::Feeder;
 use super::{Position, Unindexed};
 
-/// Run of an unindexed epoch.
+/// A running epoch of an unindexed dataset.
 pub type UnindexedRun = EpochIter<Shared>;
 
 impl UnindexedRun {
@@ -39,7 +40,7 @@ impl UnindexedRun {
                 let mut feeder = Feeder::new(shared.clone(), jobs, watched, position);
                 if let Err(error) = feeder.run(position).await {
                     let mut state = shared.locked();
-                    // The error replaces the batch of the next record.
+                    // The error takes the place of the batch that would hold the next record.
                     state.open.remove(&(feeder.batch()));
                     state.failed = Some(error);
                 }
@@ -54,7 +55,7 @@ impl EpochSource for Shared {
     fn is_ready(&self, number: u64) -> bool {
         let state = self.locked();
         match state.open.get(&number) {
-            // An error comes after the batches in progress.
+            // An error is returned only after the batches in progress.
             Some(open) => open.left == 0,
             None => state.failed.is_some() || state.total.is_some_and(|total| number >= total),
         }
@@ -71,7 +72,7 @@ impl EpochSource for Shared {
         }
         feed.value_bytes.fetch_max(open.rows.values().per_row(open.count), Ordering::Relaxed);
         open.dead.sort_unstable();
-        // SAFETY: the last row is in, and the batch is out of the open ones.
+        // SAFETY: the last row was filled, and the batch was removed from the open batches.
         let rows = unsafe { open.rows.remove(&open.dead, open.count) };
         let columns = open.rows.columns(&feed.fields, rows, &feed.loose)?;
         Ok((Next::Batch(Delivered { number, rows, columns, cursor: open.end.packed() }), open.last))
@@ -93,7 +94,8 @@ impl EpochSource for Shared {
 }
 
 impl Shared {
-    /// A batch once it is complete, taken from the open ones; `None` when the time is up or there is none.
+    /// Waits for a batch to complete, and removes it from the open batches. Returns `None` after the timeout, or if the
+    /// epoch has fewer batches.
     fn wait(&self, number: u64, timeout: Duration) -> Result<Option<Open>> {
         let until = now() + timeout;
         let mut state = self.locked();
@@ -101,7 +103,7 @@ impl Shared {
             if state.open.get(&number).is_some_and(|open| open.left == 0) {
                 return Ok(state.open.remove(&number));
             }
-            // An error belongs behind the batches that are under way.
+            // An error is returned only after the batches in progress.
             if let Some(error) = state.failed.clone().filter(|_| !state.open.contains_key(&number)) {
                 return Err(error);
             }

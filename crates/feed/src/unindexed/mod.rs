@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unindexed mode, for datasets whose record counts are unknown. Objects are permuted over the dataset, each rank
-//! streams every W-th of them, and records are permuted within windows that are bounded in bytes.
+//! Unindexed mode, for datasets whose record counts are unknown. The objects of the dataset are permuted, and each of W
+//! ranks streams every W-th object. Records are permuted within windows of limited size in bytes.
 //!
-//! Owns the order and the position in it: an (object, record) of one rank of one world size. Another world size cannot
-//! continue from it, since the number of records before it is unknown. The number of batches is unknown, too.
+//! Owns the sample order and the position in it: the (object, record) of one rank, for a given number of ranks. A
+//! different number of ranks cannot continue from this position, because the number of earlier records is unknown. The
+//! number of batches is unknown, too.
 
 mod decode_workers;
 mod epoch_run;
@@ -29,40 +30,41 @@ use penstock_dataset::order::{Counts, Order, Permutation, Shuffle};
 pub use epoch_run::UnindexedRun;
 use window::{PARTS_AHEAD, WINDOW};
 
-/// Objects whose streams are open at a time, at most.
+/// Maximum number of objects that are streamed concurrently.
 const MAX_AHEAD: usize = 16;
 
-/// Progress of a rank: number of finished objects, and of records of the next one.
+/// Progress of a rank in an epoch: the number of finished objects, and the number of finished records of the next
+/// object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Position {
-    /// Objects of this rank, in the epoch's order.
+    /// Number of this rank's finished objects, in the order of the epoch.
     pub object: u64,
-    /// Records of that one, in the epoch's order.
+    /// Number of finished records of the next object, in the order of the epoch.
     pub record: u64,
 }
 
 impl Position {
-    /// As one increasing number.
+    /// Packs the position into one number, which increases during the epoch.
     pub fn packed(self) -> u64 {
         (self.object << 40) | self.record
     }
 
-    /// The position that `packed` says.
+    /// Unpacks a position from [`Position::packed`].
     pub fn unpacked(packed: u64) -> Self {
         Self { object: packed >> 40, record: packed & ((1 << 40) - 1) }
     }
 }
 
-/// Which part of an epoch a rank reads.
+/// Part of an epoch that a rank reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Turns {
-    /// Samples in a batch of this rank.
+    /// Number of samples per batch of this rank.
     pub batch: u64,
-    /// Which rank this is.
+    /// Number of this rank.
     pub rank: u64,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world: u64,
-    /// Drop a last batch that is not full.
+    /// True to drop a last batch that is not full.
     pub drops_tail: bool,
 }
 
@@ -70,7 +72,7 @@ pub struct Turns {
 #[derive(Debug)]
 pub struct Unindexed {
     source: Arc<Source>,
-    /// Without a shuffle, everything keeps its stored order.
+    /// Seed of the shuffle; `None` for stored order.
     seed: Option<u64>,
     fields: Vec<Field>,
     turns: Turns,
@@ -80,20 +82,20 @@ pub struct Unindexed {
     settings: FeedSettings,
     threads: usize,
     read_ahead: u64,
-    /// Memory of the open streams.
+    /// Memory budget of the open streams.
     budget: MemoryBudget,
     memory_bytes: u64,
-    /// Crops' keys; of no counts.
+    /// Order that only provides the random keys of image crops; its counts are not used.
     keys: Order,
-    /// Bytes a row of values whose samples differ in length, as the batches so far held them.
+    /// Bytes per row of variable-length fields: the largest mean of a batch so far.
     value_bytes: AtomicU64,
 }
 
 impl Unindexed {
-    /// A feed with `turns.batch` rows per batch.
+    /// Creates a feed with `turns.batch` rows per batch.
     ///
-    /// Errs with `BudgetExceeded` where the budget cannot hold the batches under way, a window for each thread and one
-    /// object's stream.
+    /// Returns `BudgetExceeded` if the budget cannot hold the batches in progress, one window per thread, and the
+    /// stream of one object.
     pub fn new(
         source: Arc<Source>,
         seed: Option<u64>,
@@ -157,17 +159,17 @@ impl Unindexed {
         }))
     }
 
-    /// The fields of a batch.
+    /// Fields of a batch.
     pub fn fields(&self) -> &[Field] {
         &self.fields
     }
 
-    /// Bytes that may be in flight.
+    /// Memory budget in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
 
-    /// Decoding threads of a run.
+    /// Number of decoding threads of a run.
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -187,7 +189,7 @@ impl Unindexed {
         UnindexedRun::over(self.clone(), runtime, epoch, position)
     }
 
-    /// The object that is `turn`-th of this rank.
+    /// Returns the object with index `turn` among this rank's objects of an epoch.
     fn object(&self, epoch: u64, turn: u64) -> u64 {
         let objects = self.source.manifest().objects.len() as u64;
         let order = match self.seed {
@@ -197,17 +199,19 @@ impl Unindexed {
         order.at(turn * self.turns.world + self.turns.rank)
     }
 
-    /// Order of `records` records that begin with record `first` of an object; the same for any world size.
+    /// Returns the order of a window of `records` records that starts with record `first` of an object. It is the same
+    /// for any number of ranks.
     fn records(&self, epoch: u64, object: u64, first: u64, records: u64) -> Permutation {
         match self.seed {
-            // An object has fewer than 2^40 records, and a dataset fewer than 2^24 objects that have more than 2^40.
+            // All windows get different permutations if an object has fewer than 2^40 records and a dataset fewer than
+            // 2^24 objects.
             Some(seed) => Permutation::keyed(records, seed, epoch, ((object + 1) << 40) ^ first),
             None => Permutation::identity(records),
         }
     }
 }
 
-/// Maximum memory of an object's stream: parts in flight, the decompression buffer, and one finished window.
+/// Maximum memory of an object's stream in bytes: parts in flight, decompression buffer, and one finished window.
 fn stream_bytes(source: &Source, object: u64) -> u64 {
     let size = source.entry(object).size;
     let ratio = if source.codec(object) == Codec::None { 1 } else { LIKELY_RATIO };

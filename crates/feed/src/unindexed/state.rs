@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! State shared by the consumer, the runtime's tasks and the decoding threads of an epoch.
+//! Shared state of a running unindexed epoch, used by the consumer, the runtime's tasks and the decoding threads.
 
 use super::super::batch_rows::Rows;
 use super::super::on_error::{ErrorLog, OnError, is_about_data};
@@ -9,32 +9,32 @@ use penstock_types::{Error, lock};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// A batch under way.
+/// A batch in progress.
 pub(super) struct Open {
     pub rows: Arc<Rows>,
-    /// Rows still missing.
+    /// Number of rows that are not filled yet.
     pub left: usize,
-    /// Rows that it has; fewer than were asked for in an epoch's last.
+    /// Number of rows in the batch. The last batch of an epoch may have fewer than requested.
     pub count: usize,
-    /// Rows that no sample took.
+    /// Rows that stay without a sample.
     pub dead: Vec<u32>,
-    /// Error of the lowest row that failed.
+    /// Row number and error of the lowest row that failed.
     pub error: Option<(u32, Error)>,
     pub last: Option<Trace>,
-    /// Position in the epoch once it is delivered.
+    /// Position in the epoch after this batch.
     pub end: Position,
 }
 
 #[derive(Default)]
 pub(super) struct State {
     pub open: BTreeMap<u64, Open>,
-    /// How many batches there are, once that is known.
+    /// Number of batches in the epoch, once it is known.
     pub total: Option<u64>,
     pub failed: Option<Error>,
     pub closed: bool,
 }
 
-/// State that the consumer, the runtime's tasks and the decoding threads share.
+/// State shared by the consumer, the runtime's tasks and the decoding threads.
 pub struct Shared {
     pub(super) feed: Arc<Unindexed>,
     pub(super) epoch: u64,
@@ -54,7 +54,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Notes that `rows` rows of a batch have ended, `bad` of them without a sample.
+    /// Records that `rows` rows of a batch are done. `bad` lists those that stay without a sample.
     pub(super) fn settle(&self, batch: u64, rows: usize, trace: Trace, bad: Vec<(u32, Error)>) {
         let mut state = self.locked();
         let Some(open) = state.open.get_mut(&batch) else { return };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Row assignment: opens streams in the order of objects, as many ahead as the budget allows, and assigns rows to the
-//! records of their windows as they arrive.
+//! Stream feeder of unindexed mode: assigns rows of batches to records. Opens streams in the order of objects, as many
+//! ahead as the budget allows, and assigns rows to the records of each window on arrival.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use super::window::{Window, windows};
 use super::{MAX_AHEAD, Position, Turns, stream_bytes};
 use crate::memory_budget::Reservation;
 
-/// An open stream.
+/// A stream of an object's windows.
 struct OpenStream {
     turn: u64,
     object: u64,
@@ -36,14 +36,14 @@ impl Drop for OpenStream {
     }
 }
 
-/// Opens streams in the order of objects and gives their records rows.
+/// Opens streams in the order of objects, and assigns rows to their records.
 pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Sender<Job>,
     consumed: watch::Receiver<u64>,
-    /// The next row, counted from the first row of the first batch.
+    /// Number of the next row, counted from the first row of the first batch.
     row: u64,
-    /// Position after the last assigned row.
+    /// Position in the epoch after the last assigned row.
     at: Position,
 }
 
@@ -52,7 +52,7 @@ impl Feeder {
         Self { shared, jobs, consumed, row: 0, at }
     }
 
-    /// The batch of the next row.
+    /// Number of the batch that contains the next row.
     pub fn batch(&self) -> u64 {
         self.row / self.shared.feed.turns.batch
     }
@@ -66,7 +66,7 @@ impl Feeder {
             while turn < feed.objects() && ahead.len() < MAX_AHEAD {
                 let object = feed.object(self.shared.epoch, turn);
                 let bytes = stream_bytes(&feed.source, object);
-                // The first stream waits for memory; the others use what remains.
+                // Only the first stream waits for memory. Others are opened if enough memory is free.
                 if !ahead.is_empty() && feed.budget.free() < bytes + 4096 {
                     break;
                 }
@@ -84,7 +84,7 @@ impl Feeder {
                     let permit = decoding.clone().acquire_owned().await;
                     let permit = permit.map_err(|_| Error::bug("the semaphore is never closed"))?;
                     if !self.give(number, object, window, skip, permit).await? {
-                        return Ok(()); // the consumer has gone
+                        return Ok(()); // the consumer has closed the epoch
                     }
                 }
                 Some(Err(error)) => {
@@ -92,7 +92,7 @@ impl Feeder {
                     if !skips {
                         return Err(error);
                     }
-                    // The rest of the object is skipped; the number of its records is unknown.
+                    // Skips the rest of the object. The number of skipped records is unknown.
                     self.shared.mending.skipped(&error);
                 }
                 None => {
@@ -105,7 +105,7 @@ impl Feeder {
         Ok(())
     }
 
-    /// Assigns rows to a window's records; false if the consumer is gone.
+    /// Assigns rows to a window's records. Returns false if the consumer has closed the epoch.
     async fn give(
         &mut self,
         turn: u64,
@@ -133,19 +133,20 @@ impl Feeder {
             if let Some(open) = self.shared.locked().open.get_mut(&batch) {
                 open.end = self.at;
             }
-            // Fails only when the threads have ended, and then no caller waits.
+            // This fails only after the threads have ended; then no consumer is waiting.
             let _ = self.jobs.send(Job { window: held.clone(), wants, batch, rows, trace });
         }
         Ok(true)
     }
 
-    /// Rows of a batch, which is opened if necessary; `None` if the consumer is gone.
+    /// Returns the rows of a batch, and opens the batch if necessary. Returns `None` if the consumer has closed the
+    /// epoch.
     async fn open(&mut self, batch: u64) -> Result<Option<Arc<Rows>>> {
         if let Some(open) = self.shared.locked().open.get(&batch) {
             return Ok(Some(open.rows.clone()));
         }
         let feed = &self.shared.feed;
-        // Fewer rows if variable-length values turn out to be large.
+        // Open fewer batches ahead if variable-length values turn out to be large.
         let values = feed.value_bytes.load(Ordering::Relaxed).saturating_mul(feed.turns.batch);
         let fit = (feed.memory_bytes / 2) / (feed.layout.bytes as u64).saturating_add(values).max(1);
         let ahead = feed.read_ahead.min(fit);
@@ -161,7 +162,7 @@ impl Feeder {
         Ok(Some(rows))
     }
 
-    /// The epoch is over: its last batch keeps the rows that it has, or is dropped.
+    /// Finishes the epoch: the last batch is delivered with the rows that it has, or is dropped.
     fn finish(&self) {
         let Turns { batch: size, drops_tail, .. } = self.shared.feed.turns;
         let (batch, rows) = (self.row / size, self.row % size);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Unindexed passes over the memory store: every record once a world, the same again from any state, errors in their place.
+//! Tests of unindexed epochs over a memory store: the ranks together read every record once, a saved state continues
+//! exactly, and errors are reported at their batch.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -36,7 +37,7 @@ fn record(id: u64, padding: usize) -> Vec<u8> {
 impl Case {
     fn new(objects: &[Vec<u8>], codec: Codec) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        // A name is one store in the whole process.
+        // A memory store is shared by name within the process, so each case uses a new name.
         static CASES: AtomicU64 = AtomicU64::new(0);
         let store = Arc::new(Memory::named(&format!("unindexed-{}", CASES.fetch_add(1, Ordering::Relaxed))));
         for (number, content) in objects.iter().enumerate() {
@@ -69,7 +70,7 @@ impl Case {
         Unindexed::new(self.source.clone(), seed, fields, turns, settings)
     }
 
-    /// Batches with the state behind each, until the end or an error.
+    /// Returns the batches of an epoch with the position after each, until the end or an error.
     fn pass(&self, feed: &Arc<Unindexed>, from: Position) -> (Vec<(Vec<i64>, Position)>, Option<Error>) {
         let mut run = feed.start(self.runtime.handle(), 5, from).unwrap();
         let mut batches = Vec::new();
@@ -99,7 +100,7 @@ fn flat(batches: &[(Vec<i64>, Position)]) -> Vec<i64> {
     batches.iter().flat_map(|(ids, _)| ids.clone()).collect()
 }
 
-/// Objects of so many records each, numbered on; records of uneven lengths, some longer than a window.
+/// Returns objects with these record counts and consecutive ids. Record lengths differ, and some exceed a window.
 fn objects(counts: &[u64]) -> Vec<Vec<u8>> {
     let mut id = 0;
     let mut content = |&count: &u64| {
@@ -168,7 +169,7 @@ fn damage_comes_at_its_batch_and_can_be_left_out() {
     let mut objects = objects(&[6, 6, 6]);
     let second = record(6, 10).len();
     let at = objects[1].len() - 3;
-    objects[1][at] ^= 1; // the last record's payload or checksum
+    objects[1][at] ^= 1; // damages the last record's payload or checksum
     assert!(second < at);
     let case = Case::new(&objects, Codec::None);
     let feed = case.feed(None, turns(4, 0, 1), OnError::Raise).unwrap();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streams one object as windows: runs of whole records with a fixed number of decompressed bytes.
+//! Streams one object as windows: runs of whole records of about the same size in decompressed bytes.
 //!
-//! The end of a window is a function of the object's bytes alone, not of their arrival or the memory budget, because
-//! the order of records follows from it. Parts are fetched ahead on the runtime; decompression and framing have their
-//! own thread as long as the object lasts.
+//! The order of records depends on the windows. Therefore a window's end depends only on the object's bytes, not on
+//! their arrival or on the memory budget. Parts are fetched ahead on the runtime. Decompression and framing use one
+//! thread per object while it is streamed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,38 +18,41 @@ use super::super::scan::behind;
 use super::super::source::Source;
 use penstock_dataset::record_index::Span;
 
-/// Inflated bytes in which a window's records begin; it enters the order, so it is no setting.
+/// Window size in decompressed bytes: all records of a window start within it. It is a constant because it affects the
+/// order of records.
 pub(super) const WINDOW: u64 = if cfg!(test) { 1 << 10 } else { 32 << 20 };
 
-/// A record must lie within so much.
+/// Maximum size of a record in bytes.
 const MAX_WINDOW: u64 = 256 << 20;
 
-/// Larger objects are read in parts of this size.
+/// Part size in bytes. Larger objects are read in parts of this size.
 const PART: u64 = if cfg!(test) { 300 } else { 8 << 20 };
 
-/// Parts of one object under way or waiting at a time.
+/// Maximum number of one object's parts that are in flight or waiting.
 const PARTS_IN_FLIGHT: usize = 3;
 
-/// Maximum bytes held of an object's parts: these, and one being decompressed.
+/// Maximum bytes held of an object's parts: those in flight or waiting, and one that is being decompressed.
 pub(super) const PARTS_AHEAD: u64 = (PARTS_IN_FLIGHT as u64 + 1) * PART;
 
-/// Records of one object that follow each other.
+/// A run of consecutive records of one object.
 #[derive(Debug)]
 pub(super) struct Window {
-    /// Number of the first in its object.
+    /// Index of the first record in its object.
     pub first: u64,
-    /// Where `content` begins in the object's inflated bytes.
+    /// Offset of `content` in the object's decompressed bytes.
     pub base: u64,
     pub content: Vec<u8>,
-    /// Where they lie in `content`.
+    /// Positions of the records in `content`.
     pub spans: Vec<Span>,
-    /// When the object was asked for, its first byte came, and its last part before this window did.
+    /// Time at which the object was requested.
     pub sent: Instant,
+    /// Time at which the object's first byte arrived.
     pub first_byte: Instant,
+    /// Time at which the last part before this window arrived.
     pub arrived: Instant,
 }
 
-/// Passes over an object; ends when it does, at its first error, or when the receiver is gone.
+/// Streams an object as windows. Ends at the end of the object, at the first error, or when the receiver is dropped.
 pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, out: mpsc::Sender<Result<Window>>) {
     let (parts, arriving) = mpsc::channel(1);
     let place = source.place(object);
@@ -58,7 +61,7 @@ pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, ou
         tokio::task::spawn_blocking(move || {
             let cutter = Cutter::new(&source, object, place, &out);
             if let Err(error) = cutter.run(arriving) {
-                let _ = out.blocking_send(Err(error)); // the receiver may be gone
+                let _ = out.blocking_send(Err(error)); // fails only if the receiver was dropped
             }
         })
     };
@@ -82,7 +85,7 @@ pub(super) async fn windows(source: Arc<Source>, object: u64, each: Duration, ou
     }
 }
 
-/// Cuts arriving bytes into windows.
+/// Divides arriving bytes into windows.
 struct Cutter<'a> {
     source: &'a Source,
     codec: Codec,
@@ -95,18 +98,18 @@ struct Cutter<'a> {
     first_byte: Option<Instant>,
 }
 
-/// Decompressed bytes that are not cut into records yet.
+/// Decompressed bytes that are not divided into records yet.
 struct Cut {
     pending: Vec<u8>,
     base: u64,
     first: u64,
-    /// Number of bytes to frame next.
+    /// Number of bytes to search for records next.
     target: usize,
 }
 
 impl<'a> Cutter<'a> {
     fn new(source: &'a Source, object: u64, place: String, out: &'a mpsc::Sender<Result<Window>>) -> Self {
-        // An object that is a stream may inflate to anything: what is held of it is bounded.
+        // The decompressed size needs no limit here, because only a limited part of it is in memory at a time.
         let codec = source.codec(object);
         let inflater = StreamDecoder::new(codec, u64::MAX, &place);
         let is_one_part = source.entry(object).size <= PART;
@@ -121,7 +124,8 @@ impl<'a> Cutter<'a> {
             let arrived = now();
             let first_byte = *self.first_byte.get_or_insert(arrived);
             let Self { source, inflater, place, out, cut, sent, codec, is_one_part, .. } = &mut self;
-            // At once costs half of what piece by piece does. What it refuses gets its words below.
+            // Decompression in one call costs half as much as in pieces. If it fails, the decompression in pieces below
+            // reports the error.
             if *is_one_part && *codec != Codec::None {
                 if decompress_into(*codec, &part, &mut cut.pending, WINDOW, place).is_ok() {
                     self.inflater = StreamDecoder::new(Codec::None, 0, &self.place);
@@ -135,17 +139,17 @@ impl<'a> Cutter<'a> {
                     let Some((content, spans)) = cut.next(source, place)? else { continue };
                     gone = !give(out, cut, content, spans, [*sent, first_byte, arrived]);
                 }
-                // The loop stops before the end of its object only if the rest is not needed.
+                // If the receiver is dropped, an error ends the decompression early.
                 if gone { Err(Error::bug("a window without a receiver")) } else { Ok(()) }
             })?;
         }
         let Self { source, inflater, place, out, mut cut, sent, first_byte, .. } = self;
-        // An object of 0 bytes holds no record.
+        // An object of 0 bytes has no records.
         let Some(first_byte) = first_byte else { return Ok(()) };
         inflater.finish()?;
         let mut spans = Vec::new();
         let walked = source.framing().spans(&cut.pending, &place, &mut spans);
-        // What is whole before an error is given first.
+        // Send the whole records before an error first.
         if !spans.is_empty() {
             let content = std::mem::take(&mut cut.pending);
             let base = cut.base;
@@ -157,7 +161,8 @@ impl<'a> Cutter<'a> {
 }
 
 impl Cut {
-    /// The records of the next `target` bytes but the last, which may go on behind them; `None` where they hold no two.
+    /// Returns the records in the next `target` bytes, except the last, which may continue after them. Returns `None`
+    /// if fewer than two records start within these bytes.
     fn next(&mut self, source: &Source, place: &str) -> Result<Option<(Vec<u8>, Vec<Span>)>> {
         let mut spans = Vec::new();
         let walked = source.framing().spans(&self.pending[..self.target], place, &mut spans);
@@ -178,7 +183,7 @@ impl Cut {
     }
 }
 
-/// Sends a window; false if the receiver is gone.
+/// Sends a window. Returns false if the receiver was dropped.
 fn give(
     out: &mpsc::Sender<Result<Window>>,
     cut: &mut Cut,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open connections and their limit. At the limit, the connection that has been idle longest is closed for the next
-//! client; a connection with a running request is never closed.
+//! Open connections and their limit. At the limit, the connection that has been idle longest is closed to make room for
+//! a new client. A connection with a running request is closed only after that request.
 
 use penstock_types::lock;
 use std::collections::HashMap;
@@ -11,13 +11,13 @@ use std::time::Instant;
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
 
-/// Divisor of the limit of open files: connections may use half. The other half is for files, the rest of the process
-/// and new clients.
+/// Connections may use the limit on open files divided by this number. The other half is for files, the rest of the
+/// process and new clients.
 const SHARE: u64 = 2;
 
-/// State of one connection that the limit needs.
+/// State of one connection.
 pub(crate) struct Peer {
-    /// When its last request began, or else when it was accepted, in microseconds since the table was created.
+    /// Start time of the last request, or accept time if there was none, in microseconds since the table was created.
     last_us: AtomicU64,
     has_asked: AtomicBool,
     is_evicted: AtomicBool,
@@ -25,15 +25,15 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Resolves when the connection must close. True: no request was ever received, close at once. False: close after
-    /// the current request.
+    /// Resolves when the connection must close. Returns true if it never received a request and must close at once;
+    /// false if it must close after the current request.
     pub(crate) async fn evicted(&self) -> bool {
         self.evict.notified().await;
         !self.has_asked.load(Ordering::Acquire)
     }
 }
 
-/// Table of open connections, with a limit.
+/// Table of open connections, with a maximum size.
 pub(crate) struct Connections {
     began: Instant,
     max: usize,
@@ -42,7 +42,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// Creates the table with a limit derived from the process's limit of open files.
+    /// Creates the table. Its maximum size is derived from the process's limit on open files.
     pub(crate) fn new() -> Self {
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         Self::with_max(usize::try_from(files / SHARE).unwrap_or(usize::MAX).max(8))
@@ -56,7 +56,7 @@ impl Connections {
         self.began.elapsed().as_micros() as u64
     }
 
-    /// Registers a new connection; at the limit, asks another one to close.
+    /// Registers a new connection. If the table is full, requests that another connection closes.
     pub(crate) fn add(self: &Arc<Self>) -> Registered {
         let peer = Arc::new(Peer {
             last_us: AtomicU64::new(self.now_us()),
@@ -74,7 +74,8 @@ impl Connections {
         Registered { connections: self.clone(), id, peer }
     }
 
-    /// Asks the connection that has been idle longest to close; one without any request goes first.
+    /// Requests that one connection closes: first those that never sent a request, then the one that has been idle
+    /// longest.
     pub(crate) fn evict(&self) {
         evict_one(&lock(&self.open));
     }
@@ -90,7 +91,7 @@ fn evict_one(open: &HashMap<u64, Arc<Peer>>) {
     }
 }
 
-/// Entry of a connection in the table; removed when dropped.
+/// Table entry of a connection; removed when dropped.
 pub(crate) struct Registered {
     connections: Arc<Connections>,
     id: u64,
@@ -98,7 +99,7 @@ pub(crate) struct Registered {
 }
 
 impl Registered {
-    /// Records that a request has begun.
+    /// Records that a request has started.
     pub(crate) fn asks(&self) {
         self.peer.last_us.store(self.connections.now_us(), Ordering::Relaxed);
         self.peer.has_asked.store(true, Ordering::Release);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Objects as files below one folder and in its side store: find, write atomically, remove.
+//! File backend: stores objects as files in one folder and its side store. Finds objects, writes them atomically and
+//! removes them.
 //!
-//! Blocking calls; callers run them on the blocking pool. Paths are resolved beneath the folder
-//! (`penstock_store::rooted`), so no key and no link leads out of it.
+//! All calls block; callers run them in the blocking thread pool. Paths are resolved beneath the folder
+//! (`penstock_store::rooted`), so that neither keys nor links lead out of it.
 
 use std::fs::File;
 use std::io;
@@ -23,7 +24,7 @@ use crate::object_metadata::{Fact, Facts, Stamp};
 use crate::response_body::CHUNK;
 
 const TEMPORARY: &str = "incoming-";
-/// Proof for replacing a file: a client's request names the object, and the user named the folder that is served.
+/// Proof that a file may be replaced: the client's request names the object, and the user named the served folder.
 const NAMED: Replace = Replace::Existing(Proof::Named);
 
 /// The folder that an endpoint serves.
@@ -32,7 +33,7 @@ pub(crate) struct Folder {
     state: PathBuf,
     pub(crate) facts: Facts,
     pub(crate) directories: Directories,
-    /// Held while names change, so that a condition and the write that it guards are atomic.
+    /// Locked while names change, so that a precondition and the write that it guards are atomic.
     names: Mutex<()>,
 }
 
@@ -44,7 +45,7 @@ pub(crate) struct Found {
     pub fact: Option<Arc<Fact>>,
 }
 
-/// A file that becomes an object when committed; otherwise removed when dropped.
+/// A temporary file that becomes an object when it is committed, and is otherwise removed on drop.
 pub(crate) struct Temp {
     pub file: File,
     owned: OwnedFile,
@@ -52,17 +53,17 @@ pub(crate) struct Temp {
 
 impl Drop for Temp {
     fn drop(&mut self) {
-        // A committed file has already been moved, so this does nothing then.
+        // Does nothing after a commit, because the file was renamed.
         self.owned.remove();
     }
 }
 
-/// Passes all bytes of a file to `see`, whatever the file's position; returns their number.
+/// Passes all bytes of a file to `see`, independently of the file's read position. Returns the number of bytes.
 pub(crate) fn read_all(file: &File, see: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<u64> {
     read_range(file, 0..u64::MAX, see)
 }
 
-/// Like [`read_all`] for one range; passes fewer bytes if the file ends first.
+/// Like [`read_all`], but for one range; passes fewer bytes if the file is shorter.
 pub(crate) fn read_range(
     file: &File,
     range: std::ops::Range<u64>,
@@ -83,7 +84,7 @@ pub(crate) fn read_range(
     }
 }
 
-/// True for errors that mean "no such object" rather than a failure.
+/// True for errors that mean that the object does not exist.
 fn is_absent(error: Errno) -> bool {
     matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::NAMETOOLONG | Errno::NXIO)
 }
@@ -94,7 +95,8 @@ impl Folder {
         let place = || path.display().to_string();
         let root =
             rustix::fs::open(path, FOLDER, Mode::empty()).map_err(|error| Error::from_io(place(), &error.into()))?;
-        // Absolute, so that a later change of the working directory does not move the state folder.
+        // Use the absolute path, so that a later change of the working directory does not affect the path of the state
+        // folder.
         let path = path.canonicalize().map_err(|error| Error::from_io(place(), &error))?;
         let state = path.join(STATE);
         if let Ok(tmp) = File::open(state.join("tmp")) {
@@ -109,14 +111,15 @@ impl Folder {
         })
     }
 
-    /// Opens the entry at `path` beneath the folder.
+    /// Opens an entry; `path` is relative to the folder and cannot lead out of it.
     pub(crate) fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
-        // NONBLOCK: a FIFO in the folder must not hang the server. PATH does not open the file, and rejects this flag.
+        // NONBLOCK: opening a FIFO in the folder must not block the server. With PATH, the file is not opened, and this
+        // flag is invalid.
         let nonblock = if flags.contains(OFlags::PATH) { OFlags::empty() } else { OFlags::NONBLOCK };
         rooted::open_beneath(&self.root, path.as_bytes(), flags | nonblock, Mode::empty())
     }
 
-    /// Finds the object with this key and opens it for reading.
+    /// Finds the object with this key, and opens it for reading.
     pub(crate) fn find(&self, key: &str) -> io::Result<Option<Found>> {
         if let Some(path) = plain_path(key) {
             match self.open_beneath(path, OFlags::RDONLY) {
@@ -153,13 +156,13 @@ impl Folder {
         let folder = self.state.join("tmp");
         std::fs::create_dir_all(&folder)?;
         let folder = Arc::new(File::open(folder)?.into());
-        // Several endpoints may serve one folder, from one or several processes.
+        // A unique name is needed because several endpoints may serve one folder, even in one process.
         let owned = OwnedFile::create(&folder, TEMPORARY)?;
         Ok(Temp { file: owned.file().try_clone()?, owned })
     }
 
-    /// Moves `temp` to its final name. `allow` sees the existing object and may refuse; no write happens between the
-    /// check and the move.
+    /// Moves `temp` to its final name. `allow` receives the existing object and can reject the write. No other write of
+    /// this endpoint happens between this check and the move.
     pub(crate) fn commit<E: From<io::Error>>(
         &self,
         key: &str,
@@ -188,7 +191,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Renames a temp file to a plain path. Returns false if a file or folder of another key blocks the path.
+    /// Renames a temporary file to a plain path. Returns false if a file or folder of another key is in the way.
     fn rename_plain(&self, temp: &Temp, path: &str) -> io::Result<bool> {
         let blocked = |error: Errno| {
             matches!(
@@ -209,8 +212,9 @@ impl Folder {
         }
     }
 
-    /// Removes the object with this key, and the folders that become empty. A missing object is not an error. `allow`
-    /// sees an existing object and may refuse; other writers wait between the check and the removal.
+    /// Removes the object with this key, and all folders that this leaves empty. A missing object is not an error.
+    /// `allow` receives the existing object and can reject the removal. Other writers wait between this check and the
+    /// removal.
     pub(crate) fn remove<E: From<io::Error>>(
         &self,
         key: &str,
@@ -232,7 +236,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Changes the stored metadata of an object, not its bytes; returns false if the object does not exist.
+    /// Changes the stored metadata of an object, but not its bytes. Returns false if the object does not exist.
     pub(crate) fn amend(&self, key: &str, change: impl FnOnce(&mut Fact)) -> io::Result<bool> {
         let _names = self.names();
         let Some(found) = self.find(key)? else { return Ok(false) };
@@ -254,12 +258,12 @@ impl Folder {
         };
         match owned::remove_file(at, name, Proof::Named) {
             Ok(()) => {}
-            // A folder of that name is not an object.
+            // A folder with this name is not an object.
             Err(Errno::ISDIR | Errno::PERM) => return Ok(()),
             Err(error) if is_absent(error) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
-        // Removes empty folders upwards; the first that is not empty ends it.
+        // Remove empty parent folders upwards, and stop at the first that is not empty.
         while !folder.is_empty() {
             let (above, name) = split(folder);
             if open(above).map_or(true, |at| owned::remove_folder(at, name, Proof::Named).is_err()) {
@@ -287,7 +291,7 @@ impl Folder {
     }
 }
 
-/// Removes half-written files of endpoints that were killed; a running endpoint holds a lock on its file.
+/// Removes incomplete files of endpoints that were killed. A running endpoint holds a lock on each of its files.
 fn sweep(folder: &Arc<OwnedFd>) {
     let Ok(entries) = Dir::read_from(&**folder) else { return };
     for entry in entries.flatten() {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Path of a key: a plain file below the folder where possible, otherwise a file with a hashed name in the side store.
+//! File paths of keys: a plain path in the folder where possible, otherwise a hashed file name in the side store.
 //!
-//! A key is data: it can never name a file outside the folder.
+//! Keys are untrusted: no key can name a file outside the folder.
 
 use md5::{Digest as _, Md5};
 use penstock_store::rooted::refusal;
 use percent_encoding::percent_decode_str;
 
-/// Name of the folder's own state: the metadata log, uploads in flight and objects that cannot be plain files. Never
-/// listed.
+/// Name of the emulator's state folder. It contains the metadata log, uploads in flight, and objects that cannot be
+/// plain files. It is never listed.
 pub(crate) const STATE: &str = ".penstock-emulator";
 
-/// Path of a key below the folder. `None` if the key cannot be a plain file (`..`, empty parts, long names, a trailing
-/// slash, our own state).
+/// Path of a key, relative to the folder. `None` if the key cannot be a plain file: it contains `..`, empty components
+/// or long names, ends in a slash, or names the state folder.
 pub(crate) fn plain_path(key: &str) -> Option<&str> {
     let fits = refusal(key.as_bytes()).is_none() && key.split('/').next() != Some(STATE);
     fits.then_some(key)
 }
 
-/// File name of a key in the side store.
+/// File name of a key in the side store: a hash of the key.
 pub(crate) fn side_name(key: &str) -> String {
     hex(&Md5::digest(key.as_bytes()))
 }

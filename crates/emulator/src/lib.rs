@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An S3 endpoint over a folder, with the limits of a tier. The embedded default for the demo, tests and rehearsals.
+//! S3 emulator: serves a folder as an S3 bucket and enforces the limits of a store tier. It is embedded, and is the
+//! default for the demo, tests and rehearsals.
 //!
-//! Owns the protocol (through `s3s`: routing and signatures), the folder as a bucket, and the tier's limits. It is not
-//! a durable store: no replication, no fsync, no versions, one bucket, one pair of keys. See docs/decisions/0201.
+//! The crate implements the protocol (through `s3s`: routing and signatures), the folder as a bucket, and the tier's
+//! limits. It is not a durable store: it has no replication, no fsync, no versions, one bucket, and one pair of keys.
+//! See docs/decisions/0201.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Enforces a tier. Requests above their burst are refused at once. Bytes above their rate queue up to a bound, then
-//! the next request is refused. Latency is drawn from the tier's distribution and never scaled.
+//! Limits of a tier: admits, rejects and delays requests. Requests above the burst are rejected at once. Bytes above
+//! the rate wait in a queue; when the queue exceeds its limit, the next request is rejected. Latency is drawn from the
+//! tier's distribution and is never scaled.
 //!
-//! Every method takes the time as an argument, so that tests can use a simulated clock.
+//! Methods take the current time as an argument, so that tests can use a simulated clock.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -13,19 +14,19 @@ use tokio::time::Instant;
 
 use crate::tier::{Kind, Latency, Scope, Tier, What};
 
-/// A sender that is at most this late may catch up: timers fire a little late, and a rate must hold over time.
+/// Maximum delay for which a sender is compensated. Timers fire slightly late; without compensation, the long-term rate
+/// would be too low.
 const SLACK: Duration = Duration::from_millis(20);
-/// Maximum time that one reservation may take. It sets the size of a body's slices, so that streams share a rate
-/// evenly.
+/// Maximum duration of one reservation. It limits the slice size of a body, so that streams share a rate evenly.
 const SLICE: Duration = Duration::from_millis(5);
 const MIN_SLICE: u64 = 16 << 10;
 const MAX_SLICE: u64 = 512 << 10;
-/// Maximum number of prefixes with stored rates; above it, all rates are reset.
+/// Maximum number of prefixes with their own state. If it is exceeded, the state of all prefixes is reset.
 const MAX_PREFIXES: usize = 10_000;
-/// z of the 99th percentile of a normal distribution.
+/// z-score of the 99th percentile of the normal distribution.
 const Z99: f64 = 2.326_347_874_040_841;
 
-/// A byte rate with a queue of reservations.
+/// Byte rate limiter, in which reservations queue up.
 #[derive(Debug)]
 struct Pipe {
     rate: f64,
@@ -37,24 +38,24 @@ impl Pipe {
         Arc::new(Self { rate, free_at: Mutex::new(None) })
     }
 
-    /// Reserves `bytes`; returns the time at which the last byte has passed.
+    /// Reserves capacity for `bytes`; returns the time at which the last byte has passed.
     fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         let mut free_at = lock(&self.free_at);
-        // No credit before the first byte; afterwards at most the slack.
+        // The first reservation has no credit for unused time; later ones have at most the slack.
         let begin = free_at.map_or(now, |at| at.max(now.checked_sub(SLACK).unwrap_or(now)));
         let end = begin + Duration::from_secs_f64(bytes as f64 / self.rate);
         *free_at = Some(end);
         end
     }
 
-    /// Time that a byte arriving now would wait.
+    /// Time that a byte would wait if it arrived now.
     fn backlog(&self, now: Instant) -> Duration {
         let free_at = *lock(&self.free_at);
         free_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
     }
 }
 
-/// A request rate: a token bucket.
+/// Request rate limiter: a token bucket.
 #[derive(Debug, Clone)]
 struct Tokens {
     rate: f64,
@@ -77,7 +78,7 @@ impl Tokens {
     }
 }
 
-/// Token buckets of one limit: a single one, or one per prefix.
+/// Token buckets of one limit: a single bucket, or one per prefix.
 #[derive(Debug)]
 struct Gate {
     what: What,
@@ -86,44 +87,44 @@ struct Gate {
     buckets: HashMap<String, Tokens>,
 }
 
-/// Properties of a request that the limits need.
+/// Properties of a request that limits depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request<'a> {
-    /// Read or write.
+    /// Whether the request reads or writes.
     pub kind: Kind,
-    /// Its key (or the prefix it lists) up to the last `/`.
+    /// Key of the request (for LIST, its prefix), up to the last `/`.
     pub prefix: &'a str,
 }
 
-/// Reason for a refused request.
+/// Reason why a request was rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
     /// Too many requests.
     Requests,
-    /// Too many bytes are queued.
+    /// Too many bytes in the queue.
     Bytes,
 }
 
-/// Enforces the limits of a tier.
+/// Limits of a tier, with their current state.
 #[derive(Debug)]
 pub struct Limits {
     tier: Tier,
     scale: f64,
     queue: Duration,
     gates: Mutex<Vec<Gate>>,
-    /// Pipes of the account and the bucket, by direction.
+    /// Byte rate limiters of the account and the bucket, by direction.
     shared: Vec<(Kind, Arc<Pipe>)>,
-    /// Pipes of each prefix, created at its first request.
+    /// Byte rate limiters of each prefix, created by its first request.
     prefixes: Mutex<HashMap<(usize, String), Arc<Pipe>>>,
 }
 
-/// The pipes that one body passes through.
+/// The byte rate limiters that one body passes through.
 #[derive(Debug, Clone, Default)]
 pub struct Route {
     pipes: Vec<Arc<Pipe>>,
 }
 
-/// Pipes of one connection.
+/// Byte rate limiters of one connection.
 #[derive(Debug, Clone, Default)]
 pub struct Connection {
     pipes: Vec<(Kind, Arc<Pipe>)>,
@@ -138,7 +139,7 @@ fn bytes_kind(what: What) -> Option<Kind> {
 }
 
 impl Limits {
-    /// Creates the limits of a tier, with its rates multiplied by `scale`.
+    /// Creates the limits of a tier; `scale` multiplies its rates.
     pub fn new(tier: Tier, scale: f64) -> Result<Self> {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(Error::config("scale", format!("{scale} is not a positive number")));
@@ -175,7 +176,7 @@ impl Limits {
         self.scale
     }
 
-    /// Limits of a new connection.
+    /// Creates the limiters for a new connection.
     pub fn connection(&self) -> Connection {
         let own = self.tier.limits.iter().filter(|limit| limit.scope == Scope::Connection);
         Connection {
@@ -185,7 +186,7 @@ impl Limits {
         }
     }
 
-    /// Admits or refuses a request. A refused request takes no token.
+    /// Admits or rejects a request. A rejected request consumes no token.
     pub fn admit(&self, request: Request<'_>, now: Instant) -> std::result::Result<(), Refusal> {
         let mut gates = lock(&self.gates);
         let concerns = |gate: &Gate| match gate.what {
@@ -220,7 +221,7 @@ impl Limits {
         Ok(())
     }
 
-    /// The pipes that a request's body passes through.
+    /// Returns the limiters that a request's body passes through.
     pub fn route(&self, request: Request<'_>, connection: &Connection) -> Route {
         let both = self.shared.iter().chain(&connection.pipes);
         let mut pipes: Vec<_> = both.filter(|(kind, _)| *kind == request.kind).map(|(_, pipe)| pipe.clone()).collect();
@@ -237,7 +238,7 @@ impl Limits {
         Route { pipes }
     }
 
-    /// Draws a time to first byte; zero if the tier has no latency for this kind.
+    /// Draws a random time to first byte; zero if the tier states no latency for this kind.
     pub fn latency(&self, kind: Kind) -> Duration {
         let Some(latency) = self.tier.latency.iter().find(|latency| latency.what == kind) else {
             return Duration::ZERO;
@@ -245,32 +246,32 @@ impl Limits {
         if rand::random::<f64>() < latency.tail_share {
             return Duration::from_secs_f64(latency.tail_ms / 1000.0);
         }
-        // Box-Muller; 1 - u keeps the logarithm finite.
+        // Box-Muller transform. 1 - u avoids the logarithm of zero.
         let (u, v): (f64, f64) = (1.0 - rand::random::<f64>(), rand::random());
         let normal = (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
         latency_at(latency, normal)
     }
 }
 
-/// Latency for a standard normal deviate.
+/// Converts a standard normal deviate to a latency.
 fn latency_at(latency: &Latency, normal: f64) -> Duration {
     let sigma = (latency.p99_ms / latency.p50_ms).ln() / Z99;
     Duration::from_secs_f64(latency.p50_ms / 1000.0 * (sigma * normal).exp())
 }
 
 impl Route {
-    /// True if no pipe limits the body.
+    /// True if no limiter applies to the body.
     pub fn is_open(&self) -> bool {
         self.pipes.is_empty()
     }
 
-    /// Bytes of one reservation.
+    /// Number of bytes that one reservation covers.
     pub fn slice(&self) -> u64 {
         let slowest = self.pipes.iter().map(|pipe| pipe.rate).fold(f64::INFINITY, f64::min);
         ((slowest * SLICE.as_secs_f64()).min(MAX_SLICE as f64) as u64).max(MIN_SLICE)
     }
 
-    /// Reserves `bytes` in every pipe; returns the time at which they may pass.
+    /// Reserves `bytes` in every limiter; returns the time at which they may pass.
     pub fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         self.pipes.iter().map(|pipe| pipe.reserve(now, bytes)).max().unwrap_or(now)
     }

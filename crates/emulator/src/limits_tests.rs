@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Known rates go in; they must come out of the counters. The clock is a number here: nothing waits.
+//! Tests that the limits admit requests and bytes at the stated rates. The tests compute times instead of waiting.
 
 use proptest::prelude::*;
 
@@ -30,8 +30,8 @@ proptest! {
         let tier = tier(&[(What::ReadRequests, Scope::Account, rate)], None, Some(burst_s));
         let limits = Limits::new(tier, scale).unwrap();
         let (begin, seconds) = (Instant::now(), 4.0);
-        // Offered evenly at several times the rate, for four seconds; and finely, as a bucket of one token is full, and
-        // loses what flows in, from its filling to the next request.
+        // Requests arrive evenly for four seconds, at several times the rate. They arrive in small steps, because a
+        // bucket that holds one token gains nothing from the moment it is full until the next request.
         let asked = (rate * scale * f64::from(offered) * seconds).ceil().max(400.0) as u32;
         let step = seconds / f64::from(asked);
         let admitted = (0..asked)
@@ -47,7 +47,7 @@ proptest! {
         let begin = Instant::now();
         let route = limits.route(READ, &Connection::default());
         let slice = route.slice();
-        // Each stream asks for its next slice when its last has passed, as a body does.
+        // Like a body, each stream reserves its next slice when its last one has passed.
         let mut next = vec![begin; streams];
         let (mut sent, mut end) = (0_u64, begin);
         for turn in 0..200 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One page of a listing, in the byte order of keys. It walks the folder and reads no file.
+//! Listing: computes one page of keys, in byte order. Walks the folder without reading any file.
 //!
-//! The names of a folder stay sorted in memory until its mtime changes, so a flat folder of 100,000 files is read once,
+//! The sorted names of a folder stay in memory until its mtime changes, so a flat folder of 100,000 files is read once,
 //! not once per page.
 
 use std::io;
@@ -14,19 +14,19 @@ use crate::object_metadata::Stamp;
 /// Maximum length of an S3 key; a file with a longer path is not listed.
 const MAX_KEY: usize = 1024;
 
-/// A request for a listing.
+/// Parameters of one page of a listing.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Query {
     pub prefix: String,
     pub delimiter: Option<String>,
-    /// List only names that sort after this.
+    /// List only names that sort after this one.
     pub after: String,
-    /// A common prefix that was already returned: list nothing below it.
+    /// Common prefix that an earlier page returned; nothing below it is listed again.
     pub done: Option<String>,
     pub most: usize,
 }
 
-/// One item of a listing.
+/// Object or common prefix in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
     Object { key: String, stamp: Stamp, etag: String },
@@ -44,7 +44,7 @@ impl Item {
 
 enum Next {
     Go,
-    /// Skip the rest of this prefix.
+    /// Skip the remaining names with this prefix.
     Past(String),
     Stop,
 }
@@ -55,7 +55,7 @@ struct Walk<'a> {
     items: Vec<(String, Option<Stamp>)>,
 }
 
-/// Returns the page, and whether more items follow.
+/// Returns one page, and whether more items follow it.
 pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, bool)> {
     if query.most == 0 {
         return Ok((Vec::new(), false));
@@ -81,13 +81,13 @@ pub(crate) fn page(folder: &Folder, query: &Query) -> io::Result<(Vec<Item>, boo
     Ok((items, more))
 }
 
-/// Merges two sorted lists; if both contain a key, the plain file wins.
+/// Merges two sorted lists. If both contain a key, the plain file wins.
 fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>) -> Vec<(String, Option<Stamp>)> {
     if side.is_empty() {
         return plain;
     }
     let mut both: Vec<_> = plain.into_iter().chain(side).collect();
-    both.sort_by(|a, b| a.0.cmp(&b.0)); // stable: the plain one stays first
+    both.sort_by(|a, b| a.0.cmp(&b.0)); // stable: the plain file stays first
     both.dedup_by(|later, earlier| later.0 == earlier.0);
     both
 }
@@ -95,7 +95,7 @@ fn merge(plain: Vec<(String, Option<Stamp>)>, side: Vec<(String, Option<Stamp>)>
 fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<Stamp>)>> {
     let mut items: Vec<(String, Option<Stamp>)> = Vec::new();
     let mut from = query.prefix.clone().max(query.after.clone());
-    // Reads in batches, since one common prefix may cover any number of keys.
+    // Read in batches, because one common prefix may cover any number of keys.
     loop {
         let batch = folder.facts.side_keys(&from, 1000)?;
         let Some((last, _)) = batch.last() else { return Ok(items) };
@@ -121,14 +121,15 @@ fn side_items(folder: &Folder, query: &Query) -> io::Result<Vec<(String, Option<
     }
 }
 
-/// Common prefix of `key`, if the delimiter creates one.
+/// Returns the common prefix that the delimiter creates for `key`, if any.
 fn roll_up(query: &Query, key: &str) -> Option<String> {
     let delimiter = query.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty())?;
     let at = key.get(query.prefix.len()..)?.find(delimiter)?;
     Some(key[..query.prefix.len() + at + delimiter.len()].to_owned())
 }
 
-/// First index in the sorted `names` of the folder `base` where a key can sort at or after `bound`, or begin with it.
+/// Index of the first name that may matter for a listing that starts at `bound`. `names` are the sorted names in the
+/// folder `base`. A name matters if its keys sort at or after `bound`, or begin with it.
 fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
     let Some(rest) = bound.strip_prefix(base) else { return 0 };
     let head = rest.find('/').map_or(rest, |at| &rest[..=at]);
@@ -145,7 +146,7 @@ impl Walk<'_> {
             let next = if key.ends_with('/') { self.visit_folder(&key)? } else { self.visit_file(key)? };
             match next {
                 Next::Go => {}
-                // The prefix covers this folder as well, so its parent skips it.
+                // The prefix also covers this folder, so its parent must skip it.
                 Next::Past(prefix) if base.starts_with(&prefix) => return Ok(Next::Past(prefix)),
                 Next::Past(_) => {}
                 Next::Stop => return Ok(Next::Stop),
@@ -192,12 +193,12 @@ impl Walk<'_> {
 }
 
 impl Folder {
-    /// Stamp of a plain file; `None` if it is gone or not a file.
+    /// Stamp of the file at `key`; `None` if it does not exist or is not a regular file.
     fn stat(&self, key: &str) -> Option<Stamp> {
         let stat = rustix::fs::statat(&self.root, key, AtFlags::SYMLINK_NOFOLLOW).ok()?;
         let stat = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => stat,
-            // As for GET, a link is an object only if it leads to a file below the folder.
+            // As for GET, a link counts as an object only if it leads to a file in the folder.
             FileType::Symlink => rustix::fs::fstat(self.open_beneath(key, OFlags::PATH).ok()?).ok()?,
             _ => return None,
         };

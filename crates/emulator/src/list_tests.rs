@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings against a plain model: sort all keys, filter, roll up, cut.
+//! Tests listings against a simple model, which sorts, filters, groups and truncates all keys.
 
 use proptest::prelude::*;
 

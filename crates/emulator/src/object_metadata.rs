@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object metadata that a file cannot hold: ETag, checksums, headers. Stored in one append-only log of JSON lines and
-//! in memory. An entry is valid only while the file's stamp (inode, mtime, size) is unchanged.
+//! Object metadata that a file cannot hold: ETag, checksums, headers. It is stored in one append-only log of JSON
+//! lines, and in memory. An entry is valid only while the file's stamp (inode, mtime, size) is unchanged.
 //!
-//! Endpoints that serve the same folder at the same time read each other's lines.
+//! If several endpoints serve one folder at the same time, each reads the others' lines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::key_path::hex;
 
-/// Identity and state of a file when its metadata was recorded.
+/// Stamp: identity and state of a file at the time when its metadata were recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {
     pub inode: u64,
@@ -26,7 +26,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Stamp for something without a file.
+    /// Stamp with the current time, for an item that has no file.
     pub(crate) fn now() -> Self {
         Self { modified_ns: unix_now().as_nanos() as i64, ..Self::default() }
     }
@@ -37,22 +37,23 @@ impl Stamp {
         Self { inode: stat.st_ino, modified_ns, size: stat.st_size as u64 }
     }
 
-    /// ETag of a file found in the folder: a hash of its stamp. The `-1` means, as on S3, that it is not an MD5 of the
-    /// bytes. LIST returns it without reading a byte; GET and HEAD return the same.
+    /// ETag of a file that another program put in the folder: a hash of its stamp. As on S3, the suffix `-1` shows that
+    /// it is not the MD5 of the bytes. LIST can therefore return it without reading the file; GET and HEAD return the
+    /// same value.
     pub(crate) fn etag(self) -> String {
         let text = format!("{} {} {}", self.inode, self.modified_ns, self.size);
         format!("{}-1", hex(&Md5::digest(text.as_bytes())))
     }
 }
 
-/// A checksum with its name and value as in S3.
+/// A checksum, with name and value as in S3.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Checksum {
     /// `CRC32C`, `CRC32`, `CRC64NVME`, `SHA1`, `SHA256`.
     pub algorithm: String,
-    /// Base64; a composite checksum ends in `-N`.
+    /// Base64; the value of a composite checksum ends in `-N`.
     pub value: String,
-    /// True if computed from the parts' checksums rather than from the bytes.
+    /// True if it is computed from the parts' checksums instead of the bytes.
     pub composite: bool,
 }
 
@@ -60,7 +61,8 @@ pub(crate) struct Checksum {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fact {
     pub stamp: Stamp,
-    /// Missing for a file found in the folder: its ETag follows from the stamp.
+    /// ETag of the object. `None` for a file that another program put in the folder: its ETag is derived from the
+    /// stamp.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,13 +70,13 @@ pub(crate) struct Fact {
     /// Size of each part of a multipart upload; empty for an object uploaded in one request.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<u64>,
-    /// Base64 checksum of each part, by the object's algorithm; empty unless every part has one.
+    /// Base64 checksum of each part, with the object's algorithm; empty unless every part has one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub part_checksums: Vec<String>,
-    /// Headers such as `content-type` and `content-encoding`, as the client sent them.
+    /// Headers as the client sent them, such as `content-type` and `content-encoding`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
-    /// `x-amz-meta-*`, without the prefix.
+    /// User metadata: `x-amz-meta-*` headers, without that prefix.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub metadata: BTreeMap<String, String>,
     /// Object tags by key.
@@ -88,7 +90,7 @@ pub(crate) struct Fact {
 #[derive(Serialize, Deserialize)]
 struct Line {
     key: String,
-    /// `None` when the object was deleted.
+    /// `None` if the object was deleted.
     fact: Option<Fact>,
 }
 
@@ -96,7 +98,7 @@ struct Line {
 struct LogState {
     facts: BTreeMap<String, Arc<Fact>>,
     side: BTreeSet<String>,
-    /// Bytes of the log that were read into memory.
+    /// Number of bytes of the log that were already read.
     read: u64,
 }
 
@@ -119,7 +121,7 @@ impl LogState {
     }
 }
 
-/// Metadata of all objects in a folder: the log and its contents in memory.
+/// Metadata of all objects in a folder: the log, and its entries in memory.
 pub(crate) struct Facts {
     log: PathBuf,
     known: Mutex<LogState>,
@@ -134,19 +136,19 @@ impl Facts {
         Ok(self.current()?.facts.get(key).cloned())
     }
 
-    /// Up to `most` keys of the side store, starting at `from`, with their metadata.
+    /// Returns up to `most` keys in the side store, from `from` on, with their metadata.
     pub(crate) fn side_keys(&self, from: &str, most: usize) -> io::Result<Vec<(String, Arc<Fact>)>> {
         let known = self.current()?;
         let range = known.side.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
         Ok(range.filter_map(|key| Some((key.clone(), known.facts.get(key)?.clone()))).take(most).collect())
     }
 
-    /// Runs `look` on the metadata under one lock: a listing looks up a thousand keys at once.
+    /// Calls `look` with the metadata under a single lock. A listing looks up a thousand keys at once.
     pub(crate) fn with<T>(&self, look: impl FnOnce(&BTreeMap<String, Arc<Fact>>) -> T) -> io::Result<T> {
         Ok(look(&self.current()?.facts))
     }
 
-    /// Records a fact in memory. Also writes it to disk if the folder already has state or `keep` is true.
+    /// Records metadata in memory, or their removal. Also writes a log line if the log exists or `keep` is true.
     pub(crate) fn put(&self, key: &str, fact: Option<Fact>, keep: bool) -> io::Result<()> {
         let mut known = self.current()?;
         if keep || self.log.exists() {
@@ -155,12 +157,13 @@ impl Facts {
             let mut log = OpenOptions::new().create(true).append(true).open(&self.log)?;
             log.write_all(&line)?;
         }
-        // Also applied here, not only at the next read of the log: applying a line twice changes nothing.
+        // Apply the change at once, instead of at the next read of the log. Applying a line twice has no further
+        // effect.
         known.apply(key.to_owned(), fact);
         Ok(())
     }
 
-    /// Known metadata, with the lines that were added since the last read.
+    /// Returns the metadata, after reading the log lines that were added since the last call.
     fn current(&self) -> io::Result<MutexGuard<'_, LogState>> {
         let mut known = lock(&self.known);
         let size = match std::fs::metadata(&self.log) {
@@ -169,7 +172,7 @@ impl Facts {
             Err(error) => return Err(error),
         };
         if size < known.read {
-            // The state was removed or replaced, so earlier lines are void.
+            // The log was removed or replaced, so all earlier lines are invalid.
             *known = LogState::default();
         }
         if size > known.read {
@@ -177,10 +180,11 @@ impl Facts {
             file.seek(SeekFrom::Start(known.read))?;
             let mut tail = Vec::new();
             file.take(size - known.read).read_to_end(&mut tail)?;
-            // A line that another process is still writing is read next time.
+            // Another process may still be writing the last line; it is read next time.
             let whole = tail.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
             for line in tail[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-                // A line torn by a crash is skipped: its object then counts as a file found in the folder.
+                // Skip a line that a crash truncated: its object then counts as a file that another program put in the
+                // folder.
                 if let Ok(Line { key, fact }) = serde_json::from_slice(line) {
                     known.apply(key, fact);
                 }

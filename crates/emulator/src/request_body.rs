@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes a request body to a temporary file, and verifies every checksum of the request on the way.
+//! Receives a request body: writes it to a temporary file, and verifies every checksum that the request states.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -22,20 +22,21 @@ use crate::object_metadata::Checksum;
 /// Checksum algorithms of S3, by their S3 names.
 pub(crate) const ALGORITHMS: [&str; 5] = ["CRC32C", "CRC32", "CRC64NVME", "SHA1", "SHA256"];
 
-/// Maximum chunks in flight between the socket and the thread that hashes and writes.
+/// Maximum number of chunks that wait between the socket and the thread that hashes and writes them.
 const CHUNKS_AHEAD: usize = 4;
 
-/// Expected size and digests of a body, from the headers of a write.
+/// Expected size and digests of a request body, from the headers of a write.
 #[derive(Default)]
 pub(crate) struct Promise {
     /// Base64.
     pub content_md5: Option<String>,
-    /// Algorithm, and its value. The value is missing if it comes in a trailer or the client only asked for one.
+    /// Algorithm and value of the checksum. The value is missing if it comes in a trailer, or if the client only
+    /// requested a checksum.
     pub checksum: Option<(String, Option<String>)>,
     pub length: Option<u64>,
 }
 
-/// A received body that matches its promise.
+/// A received body whose size and digests match the expected ones.
 pub(crate) struct Received {
     pub temp: Temp,
     pub size: u64,
@@ -44,7 +45,7 @@ pub(crate) struct Received {
 }
 
 impl Promise {
-    /// Reads the promise from a request's headers.
+    /// Parses the expected size and digests from the headers of a request.
     pub(crate) fn of(headers: &HeaderMap) -> Self {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let header = |algorithm: &str| format!("x-amz-checksum-{}", algorithm.to_lowercase());
@@ -65,7 +66,7 @@ impl Promise {
     }
 }
 
-/// Returns a hasher for one of S3's checksums.
+/// Creates a hasher for one of S3's checksum algorithms.
 pub(crate) fn hasher(algorithm: &str) -> ChecksumHasher {
     let mut hasher = ChecksumHasher::default();
     match algorithm {
@@ -79,7 +80,7 @@ pub(crate) fn hasher(algorithm: &str) -> ChecksumHasher {
     hasher
 }
 
-/// Value of a hasher made by [`hasher`].
+/// Returns the value of a hasher that [`hasher`] created.
 pub(crate) fn value_of(hasher: ChecksumHasher) -> Option<String> {
     let sums = hasher.finalize();
     let values = [sums.checksum_crc32c, sums.checksum_crc32, sums.checksum_crc64nvme, sums.checksum_sha1];
@@ -93,7 +94,7 @@ struct Hashed {
     checksum: Option<String>,
 }
 
-/// Receives the body. Leaves no file if it fails.
+/// Receives a body into a temporary file. If an error occurs, no file remains.
 pub(crate) async fn receive(
     folder: Arc<Folder>,
     body: Option<StreamingBlob>,
@@ -109,7 +110,7 @@ pub(crate) async fn receive(
         while let Some(chunk) = body.next().await {
             match chunk {
                 Ok(bytes) => {
-                    // The writer closes its end only after an error, which is returned below.
+                    // The receiver is closed only after an error of the writer, which is returned below.
                     if sender.send(bytes).await.is_err() {
                         break;
                     }
@@ -177,7 +178,7 @@ fn write(
     Ok(Hashed { temp, size, md5: md5.finalize().into(), checksum: sums.and_then(value_of) })
 }
 
-/// Error of a body: a signed digest that does not match, or a client that closed the connection.
+/// Converts an error of the body: either a signed digest does not match, or the client closed the connection.
 fn body_error(error: s3s::StdError) -> S3Error {
     let text = error.to_string();
     if text.to_lowercase().contains("sha256") || text.to_lowercase().contains("checksum") {
@@ -191,7 +192,7 @@ fn body_error(error: s3s::StdError) -> S3Error {
     }
 }
 
-/// An error of the file system as an S3 error.
+/// Converts a file system error to an S3 error.
 pub(crate) fn io_error(error: io::Error) -> S3Error {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
@@ -201,7 +202,7 @@ pub(crate) fn io_error(error: io::Error) -> S3Error {
     }
 }
 
-/// Error for a task that did not finish.
+/// Converts the error of a task that did not finish.
 pub(crate) fn internal(error: tokio::task::JoinError) -> S3Error {
     S3Error::with_message(s3s::S3ErrorCode::InternalError, error.to_string())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File content as a response body, in large reads: directly if it is in the page cache, otherwise one chunk ahead.
+//! Response body that streams a file in large reads: directly if the data are in the page cache, otherwise through the
+//! blocking pool, one chunk ahead.
 
 use std::fs::File;
 use std::future::Future as _;
@@ -16,11 +17,12 @@ use s3s::StdError;
 use s3s::stream::{ByteStream, RemainingLength};
 use tokio::task::JoinHandle;
 
-/// Bytes per read. Small reads through the blocking pool cost 5x in throughput (reference: 4 KiB against 1 MiB).
+/// Read size in bytes. Small reads through the blocking pool reduce the throughput by a factor of 5 (reference: 4 KiB
+/// against 1 MiB).
 pub(crate) const CHUNK: usize = 512 << 10;
 
-/// Reads at most `want` bytes at `offset`, and at most one chunk. `None` if `flags` forbid waiting and the bytes are
-/// not in memory.
+/// Reads up to `want` bytes at `offset`, but at most one chunk. Returns `None` if `flags` forbid waiting and the data
+/// are not in memory.
 fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Result<Option<Bytes>> {
     let mut buffer = BufferPool::of_process().take(CHUNK)?;
     let want = want.min(CHUNK as u64) as usize;
@@ -33,13 +35,13 @@ fn read(file: &File, offset: u64, want: u64, flags: ReadWriteFlags) -> io::Resul
     match got {
         Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file became shorter while it was read")),
         Ok(len) => Ok(Some(buffer.freeze(0..len))),
-        // The file system does not support NOWAIT, or would block: the blocking pool reads instead.
+        // The file system does not support NOWAIT, or the read would block: read in the blocking pool instead.
         Err(Errno::AGAIN | Errno::OPNOTSUPP) if !flags.is_empty() => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
 
-/// A byte range of a file, as a stream.
+/// Stream of a byte range of a file.
 pub(crate) struct Outgoing {
     file: Arc<File>,
     at: u64,

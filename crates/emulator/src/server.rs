@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The endpoint: a listener and its connections on their own threads, from start to stop.
+//! S3 server of the emulator: accepts connections and serves them on its own threads until it is stopped.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,15 +26,15 @@ use crate::tier::Tier;
 
 /// Maximum time from the opening of a connection to a complete request head.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
-/// Time that connections may take to end at shutdown.
+/// Maximum time that connections may take to end at shutdown.
 const STOP_LIMIT: Duration = Duration::from_secs(2);
 
-/// A pair of keys. Its debug output omits the secret.
+/// A pair of access keys. The debug output omits the secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Keys {
     /// Access key id.
     pub access: String,
-    /// Secret that signs requests.
+    /// Secret key that signs requests.
     pub secret: String,
 }
 
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Creates a random pair for this run.
+    /// Creates a random pair of keys.
     pub fn random() -> Self {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ234567";
         let letters = |bytes: &[u8]| bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte & 31)])).collect();
@@ -58,19 +58,19 @@ impl Keys {
 /// Settings of an endpoint.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The bucket's root.
+    /// Root folder of the bucket.
     pub folder: PathBuf,
-    /// Tier whose limits apply.
+    /// Tier whose limits are enforced.
     pub tier: Tier,
     /// Factor F that multiplies the tier's rates.
     pub scale: f64,
     /// Address to listen on; port 0 picks a free port.
     pub bind: SocketAddr,
-    /// The only pair that the endpoint accepts.
+    /// The only pair of keys that the endpoint accepts.
     pub keys: Keys,
 }
 
-/// An endpoint that serves until it is stopped or dropped.
+/// A running endpoint; stops when it is dropped.
 #[derive(Debug)]
 pub struct Emulator {
     address: SocketAddr,
@@ -106,12 +106,13 @@ impl S3Auth for OnePair {
     }
 }
 
-/// Derives a bucket name from a folder's name: the characters that S3 allows, or `penstock` if too few remain.
+/// Derives a bucket name from a folder's name: replaces characters that S3 does not allow. Returns `penstock` if the
+/// result would be invalid.
 pub fn bucket_name(folder: &std::path::Path) -> String {
     let name = folder.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let kept: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).take(63).collect();
     let kept = kept.trim_matches('-');
-    // Names with S3's reserved prefixes and suffixes also become the fallback.
+    // Names with S3's reserved prefixes and suffixes are invalid, too.
     let reserved = kept.starts_with("xn--") || kept.ends_with("-s3alias");
     if (3..=63).contains(&kept.len()) && !reserved { kept.to_owned() } else { "penstock".to_owned() }
 }
@@ -173,7 +174,7 @@ impl Emulator {
         REGION
     }
 
-    /// The tier, with its year: `azure-hot@2021`.
+    /// The tier with its year, for example `azure-hot@2021`.
     pub fn tier(&self) -> String {
         self.front.front.limits.tier().label()
     }
@@ -188,12 +189,12 @@ impl Emulator {
         self.front.front.counters.read()
     }
 
-    /// Stops the endpoint: closes connections and aborts uploads in flight. A second call is not an error. Call it
-    /// outside any runtime.
+    /// Stops the endpoint: closes connections and aborts open uploads. It may be called twice, but not inside an async
+    /// runtime.
     pub fn stop(&mut self) {
         let Some(runtime) = self.runtime.take() else { return };
         if self.process != std::process::id() {
-            // A forked child has none of the runtime's threads, so waiting for them would never end.
+            // In a forked child, the runtime's threads do not exist, so waiting for them would never end.
             std::mem::forget(runtime);
             return;
         }
@@ -217,12 +218,13 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
             _ = stopped.changed() => return,
         };
         let Ok((stream, _)) = accepted else {
-            // Probably out of file descriptors: free one, and wait for it.
+            // Probably the process has no free file descriptor: close a connection, and wait until it has ended.
             connections.evict();
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };
-        // Without it, small responses wait for the client's delayed ACK: 270 requests/s instead of 6,000 (reference).
+        // Without TCP_NODELAY, small responses wait for the client's delayed ACK: 270 requests/s instead of 6,000
+        // (reference).
         let _ = stream.set_nodelay(true);
         let front = front.clone();
         let mut stopped = stopped.clone();
@@ -243,7 +245,7 @@ async fn accept(listener: TcpListener, front: Arc<FrontHandle>, mut stopped: wat
             let mut is_evicted = false;
             loop {
                 tokio::select! {
-                    // A broken connection is the client's problem; ignore it.
+                    // An error of the connection concerns only its client; ignore it.
                     _ = &mut served => return,
                     _ = stopped.changed() => return,
                     never_asked = registered.peer.evicted(), if !is_evicted => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signature checks of S3 that `s3s` does not have, and a date format that `s3s` does not parse.
+//! S3 signature checks that `s3s` lacks, and conversion of a date format that `s3s` does not parse.
 
 use http::{HeaderValue, Request, header};
 use s3s::dto::{Timestamp, TimestampFormat};
@@ -9,8 +9,8 @@ use crate::key_path::decoded;
 /// Maximum lifetime of a presigned URL on S3: one week.
 const MAX_EXPIRES_S: i64 = 7 * 24 * 3600;
 
-/// First x-amz header of a signed request that the signature does not cover. S3 refuses such requests: otherwise anyone
-/// who holds the request could add a header (for example, a copy's source).
+/// Returns the first x-amz header that the signature of a signed request does not cover. S3 rejects such requests.
+/// Otherwise, a third party that intercepts a request could add a header (for example, the source of a copy).
 pub(crate) fn unsigned_header<B>(request: &Request<B>) -> Option<&str> {
     let header = request.headers().get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     let in_header = header.filter(|text| text.starts_with("AWS4-HMAC-SHA256")).and_then(|text| {
@@ -25,15 +25,15 @@ pub(crate) fn unsigned_header<B>(request: &Request<B>) -> Option<&str> {
     names.filter(|name| name.starts_with("x-amz-")).find(|name| !signed.split(';').any(|signed| signed == *name))
 }
 
-/// True if a presigned URL has a lifetime that S3 does not allow.
+/// True if a presigned URL has a lifetime longer than S3 allows.
 pub(crate) fn has_bad_expiry<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or("");
     let expires = query.split('&').find_map(|pair| pair.strip_prefix("X-Amz-Expires="));
     expires.and_then(|text| text.parse().ok()).is_some_and(|expires| !(0..=MAX_EXPIRES_S).contains(&expires))
 }
 
-/// Adds `x-amz-date` to a request signed by version 4 that has only a `Date`; version 4 allows either. Version 2 signs
-/// `x-amz-date` if it is present, so there it must not be added.
+/// Adds `x-amz-date` to a request with a version 4 signature that has only a `Date` header; version 4 allows either. A
+/// version 2 signature covers `x-amz-date` if it is present, so it must not be added there.
 pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
     let headers = request.headers();
     let is_v4 =
@@ -42,14 +42,14 @@ pub(crate) fn add_amz_date<B>(request: &mut Request<B>) {
         return;
     }
     let date = headers.get(header::DATE).and_then(|date| date.to_str().ok());
-    // botocore writes UTC as -0000.
+    // botocore writes the UTC time zone as -0000.
     let date = date.map(|date| date.replace("-0000", "GMT").replace("+0000", "GMT"));
     let time = date.and_then(|date| Timestamp::parse(TimestampFormat::HttpDate, &date).ok());
     let mut text = Vec::new();
     if time.is_none_or(|time| time.format(TimestampFormat::DateTime, &mut text).is_err()) {
         return;
     }
-    // 2026-11-23T06:02:09.000Z becomes 20261123T060209Z.
+    // Convert 2026-11-23T06:02:09.000Z to 20261123T060209Z.
     let text = String::from_utf8_lossy(&text);
     let mut short = text.split(['.', 'Z']).next().unwrap_or_default().replace(['-', ':'], "");
     short.push('Z');

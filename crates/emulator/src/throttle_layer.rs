@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Throttle layer in front of the bucket: counts, refuses and delays requests by the tier's limits, and throttles
-//! bodies.
+//! Throttle layer in front of the bucket: counts, rejects and delays requests according to the tier's limits, and
+//! throttles bodies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,8 @@ use crate::signing::{add_amz_date, has_bad_expiry, unsigned_header};
 use crate::throttled_body::Shaped;
 use crate::tier::Kind;
 
-/// A refused upload is read to its end up to this size, so that its client receives the response instead of a reset.
+/// Maximum number of body bytes that are read from a rejected upload, so that the client receives the response instead
+/// of a connection reset.
 const DRAINED: u64 = 64 << 20;
 
 macro_rules! counters {
@@ -41,7 +42,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// All counters with their names.
+            /// Returns all counters with their names.
             pub fn pairs(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name)),+]
             }
@@ -50,7 +51,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests of any kind, including refused ones.
+    /// Requests of any kind, including rejected ones.
     requests,
     /// GET of objects.
     gets,
@@ -62,15 +63,15 @@ counters! {
     puts,
     /// DELETE.
     deletes,
-    /// Requests answered with 503, whatever the reason.
+    /// Requests rejected with 503, for any reason.
     throttles,
-    /// Of those, refused for too many requests.
+    /// Requests rejected with 503 because there were too many requests.
     throttles_requests,
-    /// Of those, refused for too many queued bytes.
+    /// Requests rejected with 503 because too many bytes were queued.
     throttles_bytes,
     /// Responses with 401 or 403.
     denied,
-    /// Other responses of 500 and above.
+    /// Other responses with status 500 or above.
     errors,
     /// Body bytes sent.
     bytes_out,
@@ -78,12 +79,12 @@ counters! {
     bytes_in,
     /// Connections accepted.
     connections,
-    /// Requests that waited for the tier's latency.
+    /// Requests that were delayed by the tier's latency.
     delayed,
-    /// Sum of the drawn latencies, in microseconds.
+    /// Total latency that was drawn for the delayed requests, in microseconds.
     delay_drawn_us,
-    /// Sum of the time until those responses were sent, in microseconds. Any excess is a delay of the endpoint, not of
-    /// its client.
+    /// Total time until the delayed requests could be answered, in microseconds. The difference from `delay_drawn_us`
+    /// is overhead of the endpoint, not of its clients.
     delay_actual_us,
 }
 
@@ -95,7 +96,7 @@ pub(crate) struct ThrottleLayer {
     pub(crate) timer: Timer,
 }
 
-/// Properties of a request, from its request line.
+/// Properties of a request, parsed from its request line.
 struct Asked {
     kind: Kind,
     prefix: String,
@@ -121,7 +122,7 @@ fn is_attributes<B>(request: &HttpRequest<B>) -> bool {
     request.uri().query().is_some_and(|query| query.split('&').any(|name| matches!(name, "attributes" | "attributes=")))
 }
 
-/// Changes the text of a short response.
+/// Applies `change` to the body text of a short response.
 async fn rewrite(response: Response<Body>, change: impl FnOnce(&str) -> String) -> Response<Body> {
     let (mut parts, body) = response.into_parts();
     let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
@@ -133,8 +134,9 @@ fn awaits_continue<B>(request: &HttpRequest<B>) -> bool {
     request.headers().contains_key(header::EXPECT)
 }
 
-/// Closes the connection after this response. If a client waits for `100 Continue` and gets a final response instead,
-/// it may take the next response on the connection for a part of this one. botocore does, and then waits for ever.
+/// Closes the connection after this response. If a client waits for `100 Continue` but gets a final response, it may
+/// take the next response on this connection for a part of the current one. botocore does that, and then waits for
+/// ever.
 fn close<B>(response: &mut Response<B>) {
     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
@@ -144,7 +146,7 @@ impl ThrottleLayer {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Waits until `latency` after `from`.
+    /// Waits until `latency` after `from`, and counts the delay.
     async fn delay(&self, from: Instant, latency: Duration) {
         self.timer.until((from + latency).into_std()).await;
         let counters = &self.counters;
@@ -208,7 +210,7 @@ impl ThrottleLayer {
         let is_attributes = is_attributes(&request);
         let mut response = self.service.call(request).await?;
         if is_attributes && response.status().is_success() {
-            // S3 writes this ETag without quotes; `s3s` writes it with quotes.
+            // S3 writes this ETag without quotes, but `s3s` with quotes.
             let change = |text: &str| text.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>");
             response = rewrite(response, change).await;
         }
@@ -223,8 +225,8 @@ impl ThrottleLayer {
         if awaits && (is_empty || !response.status().is_success()) {
             close(&mut response);
         }
-        // For reads, our own processing time is part of the latency; for writes, the latency starts after the body has
-        // arrived.
+        // For reads, the endpoint's own processing time counts towards the latency. For writes, the latency starts
+        // after the body has arrived.
         let latency = self.limits.latency(asked.kind);
         if !latency.is_zero() {
             self.delay(if asked.kind == Kind::Read { began } else { Instant::now() }, latency).await;
@@ -253,12 +255,12 @@ impl ThrottleLayer {
         response
     }
 
-    /// Sends an error response without calling the bucket; `text` holds the elements of its `<Error>`.
+    /// Builds an error response without calling the bucket; `text` holds the child elements of `<Error>`.
     async fn error(&self, request: HttpRequest<Incoming>, status: StatusCode, text: &str) -> Response<Shaped<Body>> {
         let is_head = *request.method() == Method::HEAD;
         let awaits = awaits_continue(&request);
-        // A client that waits for `100 Continue` has not sent its body; reading it would send that response, which it
-        // must not receive.
+        // A client that waits for `100 Continue` has not sent its body. Do not read the body: that would send `100
+        // Continue`.
         if !awaits {
             let mut body = request.into_body();
             let mut seen = 0;

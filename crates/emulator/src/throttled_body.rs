@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A body that passes at the rate of its route and counts its bytes.
+//! Body wrapper that limits the byte rate and counts the bytes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::limits::Route;
 
-/// A body throttled by the limits on its route.
+/// A body that is throttled by the limiters on its route.
 pub(crate) struct Shaped<B> {
     inner: B,
     route: Route,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A tier: the limits of a store, by name and year. Data only; `limits` enforces it.
+//! Tier: the name, year and limits of a store. This module only holds the data; `limits` enforces them.
 //!
-//! Python's tier book (`penstock.tiers`) holds the tiers with the source of each number, validates them, and passes one
-//! as JSON. Fields that are not enforced (title, sources, dates, observations) are ignored here.
+//! Python's tier book (`penstock.tiers`) holds all tiers, with a source for each number. It validates a tier and passes
+//! it as JSON. Fields that are not enforced (title, sources, dates, observations) are ignored here.
 
 use penstock_types::{Result, parse_settings};
 use serde::Deserialize;
@@ -14,16 +14,16 @@ pub struct Tier {
     pub name: String,
     /// Year of the tier's numbers.
     pub year: u16,
-    /// Rates, each with its scope.
+    /// Rate limits, each with its scope.
     #[serde(default, rename = "limit")]
     pub limits: Vec<Limit>,
     /// Time to first byte.
     #[serde(default)]
     pub latency: Vec<Latency>,
-    /// Maximum queueing delay of bytes above a limit; beyond it the response is 503.
+    /// Maximum time that bytes above a limit wait in the queue; beyond it, requests get a 503 response.
     #[serde(default)]
     pub queue: Option<Seconds>,
-    /// Number of requests above a limit that pass at once, as seconds of that limit.
+    /// Burst: requests that pass at once above a limit, as the number of seconds of that limit.
     #[serde(default)]
     pub burst: Option<Seconds>,
     /// Content of a throttled response.
@@ -46,7 +46,7 @@ impl Tier {
     }
 }
 
-/// Quantity that a limit applies to.
+/// Quantity that a limit restricts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum What {
@@ -62,15 +62,15 @@ pub enum What {
     Requests,
 }
 
-/// Set of requests that share a limit.
+/// Set of requests that share one limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scope {
     /// All requests to the endpoint.
     Account,
-    /// One bucket (the endpoint has one).
+    /// All requests to one bucket (the endpoint has only one).
     Bucket,
-    /// Keys with the same text up to the last `/`.
+    /// All requests to keys with the same text up to the last `/`.
     Prefix,
     /// One connection.
     Connection,
@@ -79,9 +79,9 @@ pub enum Scope {
 /// A rate limit.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Limit {
-    /// Quantity that the limit applies to.
+    /// Quantity that the limit restricts.
     pub what: What,
-    /// Requests that share the limit.
+    /// Set of requests that share the limit.
     pub scope: Scope,
     /// Bytes or requests per second.
     pub value: f64,
@@ -97,8 +97,8 @@ pub enum Kind {
     Write,
 }
 
-/// Distribution of times to the first byte: lognormal, by its median and 99th percentile. If it has a separate tail, the
-/// share `tail_share` of requests takes `tail_ms`.
+/// Lognormal distribution of times to the first byte, given by its median and 99th percentile. A separate tail is
+/// possible: a fraction `tail_share` of the requests then takes `tail_ms`.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub struct Latency {
     /// Kind of request that has this latency.
@@ -110,7 +110,7 @@ pub struct Latency {
     /// Fraction of requests in the tail, 0 to 1.
     #[serde(default)]
     pub tail_share: f64,
-    /// Latency of the requests in the tail.
+    /// Latency of the requests in the tail, in milliseconds.
     #[serde(default)]
     pub tail_ms: f64,
 }
@@ -122,10 +122,10 @@ pub struct Seconds {
     pub value: f64,
 }
 
-/// Content of a throttled response. The status is 503, as from S3; the text is the provider's.
+/// Content of a throttled response. The status is 503, as on S3; the message is that of the provider.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Throttle {
-    /// Message of the error.
+    /// Error message.
     pub message: String,
     /// Seconds in `Retry-After`, if the provider sends one.
     #[serde(default)]

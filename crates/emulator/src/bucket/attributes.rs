@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! GetObjectAttributes: size, ETag, checksum and parts of an object, without its bytes.
+//! GetObjectAttributes: returns size, ETag, checksum and parts of an object, without its bytes.
 
 use s3s::dto::*;
 use s3s::{S3Request, S3Response, S3Result};
@@ -9,7 +9,7 @@ use super::{Bucket, blocking};
 use crate::object_metadata::{Checksum as StoredChecksum, Fact};
 use crate::preconditions::{modified, no_such_key};
 
-/// Maximum parts in one response.
+/// Maximum number of parts in one response.
 const MAX_PARTS: i32 = 1000;
 
 impl Bucket {
@@ -45,7 +45,7 @@ impl Bucket {
     }
 }
 
-/// Parts after the marker.
+/// Returns the parts that follow the marker.
 fn parts_of(fact: &Fact, marker: Option<i32>, max_parts: Option<i32>) -> GetObjectAttributesParts {
     let total = fact.parts.len() as i32;
     let after = marker.unwrap_or(0).clamp(0, total);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers stored with an object: taken from the request that wrote it, returned by reads.
+//! Headers that are stored with an object: taken from the write request, and returned by reads.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ pub(super) struct StoredHeaders {
 }
 
 impl StoredHeaders {
-    /// Collects the headers of a write that are stored; `tagging` is its `x-amz-tagging`.
+    /// Collects the headers, metadata and tags that a write stores; `tagging` is the value of `x-amz-tagging`.
     pub(super) fn of(headers: &HeaderMap, metadata: Option<Metadata>, tagging: Option<&str>) -> S3Result<Self> {
         let tags = tagging.map(parse_tags).transpose()?.unwrap_or_default();
         Ok(Self { headers: stored_headers(headers), metadata: metadata.into_iter().flatten().collect(), tags })
@@ -29,14 +29,15 @@ impl StoredHeaders {
         Self { headers: fact.headers.clone(), metadata: fact.metadata.clone(), tags: fact.tags.clone() }
     }
 
-    /// Metadata record of an object being written; its stamp is set when the file gets its name.
+    /// Creates the metadata record of an object that is being written. Its stamp is set when the file gets its final
+    /// name.
     pub(super) fn fact(self, etag: String, checksum: Option<Checksum>) -> Fact {
         let Self { headers, metadata, tags } = self;
         Fact { etag: Some(etag), checksum, headers, metadata, tags, ..Fact::default() }
     }
 }
 
-/// Of the headers in a request, those that S3 stores with an object and returns.
+/// Selects the request headers that S3 stores with an object and returns.
 fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     let names =
         ["content-type", "content-encoding", "content-language", "content-disposition", "cache-control", "expires"];
@@ -44,7 +45,7 @@ fn stored_headers(headers: &HeaderMap) -> BTreeMap<String, String> {
     for name in names {
         let Some(value) = headers.get(name).and_then(|value| value.to_str().ok()) else { continue };
         let value = if name == "content-encoding" {
-            // `aws-chunked` describes the transfer, not the object.
+            // `aws-chunked` describes the transfer encoding, not the object.
             let codings = value.split(',').map(str::trim).filter(|coding| *coding != "aws-chunked");
             codings.collect::<Vec<_>>().join(", ")
         } else {
@@ -63,8 +64,7 @@ pub(super) fn put_header(headers: &mut HeaderMap, name: &str, value: &str) {
     }
 }
 
-/// Headers of an object's response: those stored with it, its number of tags, and its checksum if the client asked for
-/// it.
+/// Builds the response headers of an object: the stored ones, the number of tags and, if requested, the checksum.
 pub(super) fn object_headers(fact: Option<&Fact>, checksum: Option<&Checksum>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     put_header(&mut headers, "content-type", "binary/octet-stream");
@@ -93,7 +93,7 @@ pub(super) fn metadata_of(fact: Option<&Fact>) -> Option<Metadata> {
     (!pairs.is_empty()).then(|| pairs.iter().map(|(name, value)| (name.clone(), value.clone())).collect())
 }
 
-/// Checksum that a request states for an object or part, by algorithm.
+/// Returns the checksum of this algorithm that a request states for an object or part.
 macro_rules! stated {
     ($input:expr, $algorithm:expr) => {
         match $algorithm {
@@ -107,7 +107,7 @@ macro_rules! stated {
     };
 }
 
-/// Sets the checksum field of the algorithm.
+/// Sets the output field for the checksum's algorithm.
 macro_rules! state {
     ($output:expr, $checksum:expr) => {
         if let Some(checksum) = $checksum {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The bucket: S3's operations over the folder.
+//! The bucket: implements S3's operations on a folder.
 //!
-//! Handles operations on the bucket itself and delegates all others: reads of an object (`read`, `attributes`), writes
-//! and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`), tags (`tags`). `headers` holds
-//! what is stored with an object besides its bytes.
+//! This module handles operations on the bucket itself. Submodules handle the others: reads of an object (`read`,
+//! `attributes`), writes and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`, `parts`) and
+//! tags (`tags`). `headers` defines what is stored with an object besides its bytes.
 
 mod attributes;
 mod copy;
@@ -28,7 +28,7 @@ use crate::preconditions::modified;
 use crate::request_body::{internal, io_error};
 pub(crate) use uploads::MultipartStore;
 
-/// Region that the endpoint reports; signatures may name any region.
+/// Region that the endpoint reports. Signatures may use any region.
 pub(crate) const REGION: &str = "us-east-1";
 
 /// The S3 bucket that the emulator serves.
@@ -50,7 +50,7 @@ where
     done.await.map_err(internal)?.map_err(|Failure(error)| error)
 }
 
-/// Error of the file system or of S3, as an S3 error.
+/// An S3 error, converted from an error of the file system or of S3.
 struct Failure(S3Error);
 
 impl From<io::Error> for Failure {
@@ -89,7 +89,8 @@ impl S3 for Bucket {
 
     async fn create_bucket(&self, req: S3Request<CreateBucketInput>) -> S3Result<S3Response<CreateBucketOutput>> {
         if *req.input.bucket == *self.name {
-            // In us-east-1 S3 returns 200 to the owner of the bucket; other regions return BucketAlreadyOwnedByYou.
+            // In us-east-1, S3 returns 200 to the owner of the bucket; in other regions, it returns
+            // BucketAlreadyOwnedByYou.
             let location = Some(format!("/{}", self.name));
             return Ok(S3Response::new(CreateBucketOutput { location }));
         }
@@ -112,7 +113,7 @@ impl S3 for Bucket {
         req: S3Request<GetBucketLocationInput>,
     ) -> S3Result<S3Response<GetBucketLocationOutput>> {
         self.check_name(&req.input.bucket)?;
-        // An empty response means us-east-1.
+        // An empty response stands for us-east-1.
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 
@@ -228,5 +229,5 @@ impl S3 for Bucket {
     }
 }
 
-/// s3s's type of that name; our own type is called `Bucket`.
+/// Alias for s3s's `Bucket`, because our own type has the same name.
 type Bucket_ = s3s::dto::Bucket;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Listings: one page of keys in the form of either version of LIST. `crate::list` computes the page.
+//! Listings: converts one page of keys to the response of LIST version 1 or 2. `crate::list` computes the page.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -11,13 +11,14 @@ use super::{Bucket, blocking};
 use crate::list::{Item, Query, page};
 use crate::preconditions::modified;
 
-/// Maximum page size of S3.
+/// Maximum page size, as in S3.
 const MAX_KEYS: i32 = 1000;
 
-/// Owner of every object: the only pair of keys is one account.
+/// Owner of every object; the endpoint has only one account.
 const OWNER: &str = "penstock";
 
-/// Characters that `encoding-type=url` does not encode. Space becomes `%20`, which every client's decoder reads; `+` becomes `%2B`.
+/// Characters that `encoding-type=url` does not encode. A space becomes `%20`, which every client can decode; a `+`
+/// becomes `%2B`.
 const KEY_CHARACTERS: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 
 impl Bucket {
@@ -33,7 +34,7 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let max_keys = most(input.max_keys)?;
-        // S3 treats an empty delimiter as none.
+        // S3 treats an empty delimiter like a missing one.
         let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
         let prefix = input.prefix.clone().unwrap_or_default();
         let (after, done) = match input.continuation_token.as_deref().filter(|token| !token.is_empty()) {
@@ -73,7 +74,7 @@ impl Bucket {
         let input = req.input;
         self.check_name(&input.bucket)?;
         let max_keys = most(input.max_keys)?;
-        // S3 treats an empty delimiter as none.
+        // S3 treats an empty delimiter like a missing one.
         let delimiter = input.delimiter.filter(|delimiter| !delimiter.is_empty());
         let after = input.marker.clone().unwrap_or_default();
         let query = Query {
@@ -85,8 +86,8 @@ impl Bucket {
         };
         let (items, more) = self.list(query).await?;
         let encoding = input.encoding_type.as_ref();
-        // Clients without a delimiter continue from the last key. S3 sends this field only with a delimiter; sending it
-        // always is harmless.
+        // Without a delimiter, clients continue from the last key. S3 sends this field only with a delimiter, but it is
+        // harmless to send it always.
         let next = items.last().filter(|_| more).map(|item| encoded(item.name().to_owned(), encoding));
         let (contents, prefixes) = sorted_out(items, encoding, true);
         Ok(S3Response::new(ListObjectsOutput {
@@ -112,7 +113,7 @@ fn encoded(text: String, encoding: Option<&EncodingType>) -> String {
     }
 }
 
-/// Maximum keys of a page, from the request.
+/// Page size from the request, limited to the maximum.
 fn most(asked: Option<i32>) -> S3Result<i32> {
     match asked.unwrap_or(MAX_KEYS) {
         asked if asked < 0 => Err(s3_error!(InvalidArgument, "max-keys must not be negative")),
@@ -141,7 +142,8 @@ fn sorted_out(items: Vec<Item>, encoding: Option<&EncodingType>, with_owner: boo
     (objects, prefixes)
 }
 
-/// Makes a continuation token: the last item returned, and whether it was a common prefix.
+/// Creates a continuation token from the last returned item. The token also records whether the item is a common
+/// prefix.
 fn token_of(item: &Item) -> String {
     let kind = if matches!(item, Item::Prefix(_)) { 'p' } else { 'k' };
     URL_SAFE_NO_PAD.encode(format!("{kind}{}", item.name()))

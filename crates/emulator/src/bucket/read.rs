@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of one object: GET, its ranges and parts, and HEAD.
+//! Reads of one object: GET (also of ranges and parts), and HEAD.
 
 use std::io;
 
@@ -14,7 +14,7 @@ use crate::preconditions::{Reading, modified, no_such_key};
 use crate::request_body::{hasher, value_of};
 use crate::response_body::Outgoing;
 
-/// A GET or HEAD request.
+/// Parameters of a GET or HEAD request.
 struct Asked {
     key: String,
     range: Option<Range>,
@@ -23,7 +23,7 @@ struct Asked {
     wants_sum: bool,
 }
 
-/// Makes an [`Asked`] from the input of GET or HEAD: two types with the same fields.
+/// Creates an [`Asked`] from the input of GET or HEAD, which are two types with the same fields.
 macro_rules! asked {
     ($input:expr) => {
         Asked {
@@ -41,13 +41,13 @@ macro_rules! asked {
     };
 }
 
-/// Response to GET and HEAD, without the body.
+/// Response to GET or HEAD, without the body.
 struct Described {
     found: Found,
     checksum: Option<StoredChecksum>,
     range: std::ops::Range<u64>,
     is_partial: bool,
-    /// Number of parts of a multipart upload, if the request named a part.
+    /// Number of parts in a multipart object; only set if the request named a part.
     parts_count: Option<i32>,
 }
 
@@ -66,13 +66,14 @@ impl Described {
     }
 }
 
-/// A part of an object: its byte range and its checksum.
+/// Byte range and checksum of one part of an object.
 struct PartOf {
     range: std::ops::Range<u64>,
     checksum: Option<StoredChecksum>,
 }
 
-/// The part with this number, and the number of parts. An object uploaded in one request is its own first part.
+/// Returns the part with this number, and the number of parts. An object that was uploaded in one request counts as its
+/// own first part.
 fn part_of(found: &Found, number: i32) -> S3Result<(PartOf, Option<i32>)> {
     let fact = found.fact.as_deref();
     let parts = fact.map(|fact| fact.parts.as_slice()).unwrap_or_default();
@@ -90,7 +91,7 @@ fn part_of(found: &Found, number: i32) -> S3Result<(PartOf, Option<i32>)> {
         _ => None,
     };
     let count = (!parts.is_empty()).then_some(parts.len() as i32);
-    // Ceph responds like this; MinIO and SeaweedFS return 416 InvalidPartNumber.
+    // Ceph returns the same error; MinIO and SeaweedFS return 416 InvalidPartNumber.
     part.map(|part| (part, count))
         .ok_or_else(|| s3_error!(InvalidPart, "The object does not have a part of that number"))
 }
@@ -116,7 +117,7 @@ impl Bucket {
                 }
             };
             let is_partial = is_ranged || (part_number.is_some() && size > 0);
-            // S3 returns the checksum of a whole object or part, not of a range.
+            // S3 returns the checksum of a whole object or part, but not of a range.
             let is_whole = !is_ranged && parts_count.is_none();
             let checksum = match wants_sum {
                 true if is_whole => Some(checksum_of(&folder, &key, &found)?),
@@ -179,7 +180,8 @@ impl Bucket {
     }
 }
 
-/// Checksum sent with an object, or else its CRC32C, computed once per state of the file.
+/// Returns the checksum that was sent with the object. If there is none, computes its CRC32C once for each state of the
+/// file.
 fn checksum_of(folder: &Folder, key: &str, found: &Found) -> io::Result<StoredChecksum> {
     if let Some(known) = found.fact.as_ref().and_then(|fact| fact.checksum.clone()) {
         return Ok(known);

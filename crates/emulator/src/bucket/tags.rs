@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Object tags: the `x-amz-tagging` header of a write, and GET, PUT and DELETE of `?tagging`.
+//! Object tags: parses the `x-amz-tagging` header of a write, and implements GET, PUT and DELETE of `?tagging`.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 use super::{Bucket, blocking};
 use crate::preconditions::no_such_key;
 
-/// Tags by key.
+/// Tag values by key.
 pub(super) type Tags = BTreeMap<String, String>;
 
 const MAX_TAGS: usize = 10;
-/// In Unicode characters.
+/// Maximum length of a tag's key, in Unicode characters; below, that of its value.
 const MAX_TAG_KEY: usize = 128;
 const MAX_TAG_VALUE: usize = 256;
 
-/// The tags of an `x-amz-tagging` header: `a=1&b=2`, percent-encoded.
+/// Parses an `x-amz-tagging` header: `a=1&b=2`, percent-encoded.
 pub(super) fn parse_tags(text: &str) -> S3Result<Tags> {
     let decode = |text: &str| percent_decode_str(&text.replace('+', " ")).decode_utf8().map(Into::into).ok();
     let pairs = text.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
@@ -28,7 +28,7 @@ pub(super) fn parse_tags(text: &str) -> S3Result<Tags> {
     collect_tags(pairs)
 }
 
-/// Checks the pairs against the limits of S3.
+/// Collects key-value pairs, and checks them against S3's limits.
 fn collect_tags(pairs: impl Iterator<Item = S3Result<(String, String)>>) -> S3Result<Tags> {
     let mut tags = Tags::new();
     for pair in pairs {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Multipart uploads: parts are temporary files (`parts`) that completion joins into one object. An upload that is open
-//! when the endpoint stops is aborted.
+//! Multipart uploads: stores parts (`parts`) as temporary files, and joins them into one object on completion. Stopping
+//! the endpoint aborts all open uploads.
 
 use penstock_types::lock;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -21,10 +21,10 @@ use crate::object_metadata::{Checksum as StoredChecksum, Fact, Stamp};
 use crate::preconditions::{check_write, modified};
 use crate::request_body::{Received, hasher, value_of};
 
-/// Minimum size of a part, except the last: S3 refuses to join shorter ones.
+/// Minimum size of each part except the last; S3 rejects smaller ones.
 const MIN_PART: u64 = 5 << 20;
 
-/// A part on disk.
+/// A part of an open upload, on disk.
 pub(super) struct PartHeld {
     pub received: Received,
     pub at: Stamp,
@@ -34,15 +34,17 @@ pub(super) struct Upload {
     key: String,
     kept: StoredHeaders,
     algorithm: Option<String>,
-    /// True if the checksum covers the whole object rather than the checksums of its parts.
+    /// True if the checksum covers the bytes of the whole object; false if it is computed from the checksums of the
+    /// parts.
     is_full: bool,
-    /// Shared with the thread that joins the parts: as on S3, an upload whose completion is refused stays open.
+    /// Parts by number. They are shared with the thread that joins them, because the upload stays open if its
+    /// completion fails, as on S3.
     pub parts: BTreeMap<i32, Arc<PartHeld>>,
     at: Stamp,
 }
 
-/// Result of a completed upload. As on S3, a repeated completion gets the first response again, so that a client whose
-/// connection broke can retry.
+/// Result of a completed upload. As on S3, a repeated completion gets the first response again, so that a client can
+/// retry after a broken connection.
 #[derive(Clone)]
 struct Completed {
     key: String,
@@ -50,10 +52,10 @@ struct Completed {
     checksum: Option<StoredChecksum>,
 }
 
-/// Maximum number of completed uploads that are remembered; the oldest is dropped first.
+/// Maximum number of completed uploads in memory; the oldest is dropped first.
 const MAX_COMPLETED: usize = 1000;
 
-/// Open uploads, and those completed last.
+/// Open uploads, and the latest completed ones.
 #[derive(Default)]
 pub(crate) struct MultipartStore {
     open: Mutex<HashMap<String, Upload>>,
@@ -64,7 +66,7 @@ fn no_such_upload() -> S3Error {
     s3_error!(NoSuchUpload, "The specified upload does not exist. It may have been aborted or completed.")
 }
 
-/// The open upload with this id and key.
+/// Returns the open upload with this id and key.
 pub(super) fn open_upload<'a>(all: &'a HashMap<String, Upload>, id: &str, key: &str) -> S3Result<&'a Upload> {
     all.get(id).filter(|upload| upload.key == key).ok_or_else(no_such_upload)
 }
@@ -74,15 +76,15 @@ impl MultipartStore {
         lock(&self.open)
     }
 
-    /// Checksum algorithm of an open upload.
+    /// Returns the checksum algorithm of an open upload.
     pub(super) fn algorithm(&self, id: &str, key: &str) -> S3Result<Option<String>> {
         Ok(open_upload(&self.all(), id, key)?.algorithm.clone())
     }
 
-    /// Adds a part, or replaces the part with this number.
+    /// Adds a part to an open upload. If a part with this number exists, replaces it.
     pub(super) fn add_part(&self, id: &str, number: i32, received: Received) -> S3Result<()> {
         let part = Arc::new(PartHeld { received, at: Stamp::now() });
-        // The map is unlocked before the replaced part's file is removed.
+        // The replaced part is dropped, and its file removed, only after the map is unlocked.
         let replaced = self.all().get_mut(id).map(|upload| upload.parts.insert(number, part));
         replaced.map(drop).ok_or_else(no_such_upload)
     }
@@ -104,7 +106,7 @@ impl MultipartStore {
         self.all().remove(id).map(drop).ok_or_else(no_such_upload)
     }
 
-    /// Removes every part on disk.
+    /// Drops all open uploads and removes their parts from disk.
     pub(crate) fn clear(&self) {
         self.all().clear();
     }
@@ -126,7 +128,7 @@ impl MultipartStore {
     }
 }
 
-/// A file joined from the parts of an upload.
+/// The file and digests that result from joining the parts of an upload.
 struct Joined {
     temp: Temp,
     etag: String,
@@ -167,7 +169,7 @@ fn unhex(text: &str) -> Vec<u8> {
     text.as_bytes().chunks(2).filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// Response to a completion.
+/// Builds the response to a completion.
 fn completion(bucket: String, done: Completed) -> S3Response<CompleteMultipartUploadOutput> {
     let Completed { key, etag, checksum } = done;
     let mut output = CompleteMultipartUploadOutput {
@@ -191,7 +193,8 @@ impl Bucket {
         self.check_name(&input.bucket)?;
         let algorithm = input.checksum_algorithm.as_ref().map(|name| name.as_str().to_uppercase());
         let asked = input.checksum_type.as_ref().map(|kind| kind.as_str().to_owned());
-        // S3's defaults: CRC64NVME has no composite form; the others are composite unless the client asks otherwise.
+        // S3's defaults: CRC64NVME has no composite form; the other checksums are composite unless the client requests
+        // otherwise.
         let is_full = asked.as_deref() == Some(ChecksumType::FULL_OBJECT)
             || (asked.is_none() && algorithm.as_deref() == Some("CRC64NVME"));
         let id = hex(&rand::random::<[u8; 16]>());
@@ -247,7 +250,7 @@ impl Bucket {
         let (etag, checksum) = blocking(move || {
             let Joined { temp, etag, checksum } = join(&chosen, algorithm.as_deref(), is_full, folder.temp()?)?;
             let differs = match (&stated, &checksum) {
-                // A composite value may be stated without its `-N`.
+                // Clients may state a composite value without its `-N` suffix.
                 (Some(stated), Some(have)) => stated.split('-').next() != have.value.split('-').next(),
                 _ => false,
             };
@@ -293,7 +296,7 @@ impl Bucket {
     }
 }
 
-/// Checks S3's rules for the list of parts that completes an upload.
+/// Checks the list of parts in a completion request against S3's rules.
 fn check_parts(upload: &Upload, wanted: &[CompletedPart]) -> S3Result<()> {
     if wanted.is_empty() {
         return Err(s3_error!(MalformedXML, "You must specify at least one part"));

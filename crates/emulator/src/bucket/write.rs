@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes: PUT of a whole object, and deletes.
+//! Writes: PUT of a whole object, and deletes of objects.
 
 use std::io;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The endpoint as a store sees it: the whole store suite, then what a tier adds.
+//! Tests the endpoint through the S3 client: runs the whole store test suite, and checks the limits of a tier.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -34,13 +34,13 @@ fn opened(emulator: &Emulator, metrics: &Arc<Metrics>) -> Opened {
     penstock_store::open(&url, &settings(emulator, &emulator.keys().secret), metrics.clone()).unwrap()
 }
 
-/// One try a request: what the endpoint answers is what the test sees.
+/// S3 client without retries, so that each test sees every response of the endpoint.
 fn bare(emulator: &Emulator, secret: &str) -> S3 {
     let name = emulator.url().trim_start_matches("s3://").trim_end_matches('/').to_owned();
     S3::new(&name, &settings(emulator, secret).s3, Arc::default()).unwrap()
 }
 
-/// A tier that lets `burst_s` seconds of `rate` requests through at once.
+/// Tier that allows `rate` requests per second, and a burst of `burst_s` seconds of that rate.
 fn requests_tier(rate: f64, burst_s: f64) -> Tier {
     Tier {
         limits: vec![Limit { what: What::Requests, scope: Scope::Account, value: rate }],
@@ -53,7 +53,8 @@ fn soon() -> Deadline {
     Deadline::within(Duration::from_secs(30))
 }
 
-// The emulator's own runtime may not be dropped inside another one, so each test brings the client's by hand.
+// An async runtime must not be dropped inside another one, and the emulator has its own. Each test therefore runs its
+// client in a separate runtime.
 fn on_client<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(work)
 }
@@ -79,7 +80,7 @@ fn test_emulator_wrong_secret_is_denied() {
 fn test_emulator_requests_above_the_burst_are_refused_with_503() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("a"), b"x").unwrap();
-    // 0.02 requests/s with a burst of 5: no time that a test takes refills it.
+    // 0.02 requests/s with a burst of 5: the bucket does not refill during a test.
     let emulator = start(dir.path(), requests_tier(0.02, 250.0), 1.0);
     let store = bare(&emulator, &emulator.keys().secret);
     let answers: Vec<_> = on_client(async {
@@ -102,7 +103,7 @@ fn test_emulator_scale_multiplies_the_burst() {
     let admitted = on_client(async {
         let mut admitted = 0;
         for _ in 0..14 {
-            // Nothing is there: let in, it is NotFound; refused, Throttled.
+            // The object does not exist: an admitted request returns NotFound, a rejected one returns Throttled.
             admitted += usize::from(matches!(store.head(&Key::from("a"), soon()).await, Err(Error::NotFound { .. })));
         }
         admitted
@@ -186,7 +187,7 @@ fn test_emulator_sweeps_what_a_killed_one_left() {
     for path in [&dead, &alive, &theirs] {
         std::fs::write(path, b"half").unwrap();
     }
-    // A living emulator holds the lock of its file.
+    // A running emulator holds a lock on its temporary file.
     let held = std::fs::File::open(&alive).unwrap();
     held.try_lock().unwrap();
     let emulator = start(dir.path(), Tier::default(), 1.0);

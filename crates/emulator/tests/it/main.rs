@@ -1,4 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests of the crate from outside, in one program: it links once.
+//! Integration tests of the crate, in one binary so that they link only once.
 
 mod endpoint;

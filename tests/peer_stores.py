@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that are not ours, each a process: S3 (versitygw), Azure Blob (Azurite), Google Cloud Storage (fake-gcs-server)."""
+"""Third-party stores, each a process: S3 (versitygw), Azure Blob (Azurite), Google Cloud Storage (fake-gcs-server)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KEY = base64.b64encode(b"made up for this test").decode()
 
 @dataclass(frozen=True)
 class S3Peer:
-    """A running S3 server that is not ours, over a folder: each sub-folder is a bucket."""
+    """A running third-party S3 server over a folder: each sub-folder is a bucket."""
 
     endpoint: str
     folder: Path
@@ -52,14 +52,14 @@ class S3Peer:
         }
 
     def bucket(self, name: str) -> Path:
-        """The folder of a bucket, made when it is not there."""
+        """The folder of a bucket; it is created if it is missing."""
         (self.folder / name).mkdir(exist_ok=True)
         return self.folder / name
 
 
 @dataclass(frozen=True)
 class Azurite:
-    """Its container is `data`."""
+    """A running Azurite server with the container `data`."""
 
     port: int
 
@@ -75,7 +75,7 @@ class Azurite:
 
 @dataclass(frozen=True)
 class FakeGcs:
-    """Its bucket is `data`."""
+    """A running fake-gcs-server with the bucket `data`."""
 
     port: int
 
@@ -86,12 +86,12 @@ class FakeGcs:
 
 @contextmanager
 def versitygw(folder: Path) -> Iterator[S3Peer]:
-    """A server over a sub-folder; what it says goes to a log beside it."""
+    """Starts a server over a sub-folder; its output goes to a log in `folder`."""
     port = free_port()
     buckets = folder / "buckets"
     buckets.mkdir()
     peer = S3Peer(f"http://127.0.0.1:{port}", buckets)
-    # Where `make setup-peers` puts it, or where `go install` does.
+    # Installed by `make setup-peers`, or found on PATH after `go install`.
     installed = TOOLS / "bin/versitygw"
     program = shutil.which("versitygw") if not installed.exists() else None
     argv = [_program(Path(program or installed)), "--port", f"127.0.0.1:{port}", "--quiet", "posix", str(buckets)]
@@ -101,7 +101,7 @@ def versitygw(folder: Path) -> Iterator[S3Peer]:
 
 @contextmanager
 def azurite(folder: Path) -> Iterator[Azurite]:
-    """A server over memory; `folder` is where it runs."""
+    """Starts a server that stores in memory; `folder` is its working directory."""
     port = free_port()
     argv = [_program(TOOLS / "azurite/node_modules/.bin/azurite-blob"), "--silent", "--skipApiVersionCheck"]
     argv += ["--disableTelemetry", "--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
@@ -112,7 +112,7 @@ def azurite(folder: Path) -> Iterator[Azurite]:
 
 @contextmanager
 def fake_gcs(folder: Path, objects: Mapping[str, bytes]) -> Iterator[FakeGcs]:
-    """A server over memory that holds some objects from the start."""
+    """Starts a server that stores in memory and initially holds `objects`."""
     port = free_port()
     seed = folder / "seed"
     (seed / "data").mkdir(parents=True)
@@ -134,7 +134,7 @@ def _program(path: Path) -> str:
 
 @contextmanager
 def _running(argv: list[str], folder: Path, port: int, env: Mapping[str, str] | None = None) -> Iterator[None]:
-    """A server that answers, and ends with the block; what it says stands in `log` of its folder."""
+    """Runs a server until the block ends; the block starts when the port accepts connections. Output goes to a log."""
     log = folder / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -163,7 +163,7 @@ def _running(argv: list[str], folder: Path, port: int, env: Mapping[str, str] | 
 
 
 def _put_blob(port: int, path: str, body: bytes, query: str, headers: dict[str, str]) -> None:
-    """One request to Azure, signed here by hand (Shared Key): a client that is not ours."""
+    """Sends one PUT to Azure, signed here by hand (Shared Key), as a third-party client."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2020-12-06", **headers}
     quoted = urllib.parse.quote(path)
     canonical = "".join(f"{name}:{headers[name]}\n" for name in sorted(headers))

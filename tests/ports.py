@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports for the servers that tests start: each stays the test's own from the choice to the end."""
+"""Ports for the servers that tests start; a port is not reused between its choice and its use."""
 
 import itertools
 import os
@@ -9,10 +9,10 @@ _next = itertools.count(os.getpid() * 64)
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on.
+    """A free port of this machine.
 
-    It lies below those that the kernel gives to outgoing connections, and a process is given none twice: between the
-    choice and the server's start nobody takes it.
+    It is below the range that the kernel uses for outgoing connections, and a process never gets the same port twice.
+    So no other process takes it between the choice and the server's start.
     """
     while True:
         port = 10_000 + next(_next) % 20_000

@@ -61,7 +61,7 @@ def test_rank_under_each_launcher_is_the_same_place(launcher, env):
 
 def test_rank_without_a_launcher_is_single():
     assert detect({}) == Rank()
-    # an interactive shell inside salloc
+    # An interactive shell inside salloc.
     assert detect({k: v for k, v in SLURM.items() if k in ("SLURM_JOB_ID", "SLURM_NNODES", "SLURM_NTASKS")}) == Rank()
     assert detect({"RANK": "captain"}) == Rank()
 
@@ -121,7 +121,7 @@ def test_rank_from_contradictory_variables_is_refused_by_name(env, named):
 
 
 def test_rank_placed_in_blocks_or_refused_on_some_rank():
-    # Every placement other than blocks must be noticed by at least one rank.
+    # For any other placement than blocks, at least one rank must raise an error.
     nodes, size = 3, 2
 
     def env(rank, local):
@@ -174,7 +174,7 @@ def test_rank_under_pbs_is_found_by_host_or_by_pbsdsh(tmp_path):
     each = [detect(_pbs(tmp_path, lines, PBS_NODENUM=str(at // 2), PBS_VNODENUM=str(at)), host="x") for at in range(6)]
     assert [(r.node, r.local_rank, r.rank, r.world) for r in each] == [(at // 2, at % 2, at, 6) for at in range(6)]
     assert {r.launch_id for r in each} == {"pbs-9.head"}
-    # a script runs on the first node only
+    # A batch script runs on the first node only.
     assert "pbsdsh" in (detect(_pbs(tmp_path, lines, PBS_ENVIRONMENT="PBS_BATCH"), host="n1").note or "")
 
 
@@ -189,7 +189,7 @@ def test_rank_under_pbs_is_refused_where_it_cannot_be_told(tmp_path):
 
 
 def test_uneven_ranks_are_refused_on_some_rank():
-    # mpirun -H a:3,b:1: nobody can count the nodes from one rank's variables
+    # With mpirun -H a:3,b:1, no rank can derive the number of nodes from its variables.
     names = ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"]
     uneven = [(0, 4, 0, 3), (1, 4, 1, 3), (2, 4, 2, 3), (3, 4, 0, 1)]
     refused = 0

@@ -63,9 +63,7 @@ def test_hdfs_host_that_is_killed_costs_only_what_had_no_second_copy(copies, sui
         name for (name, body), answer in zip(one.bodies.items(), answers, strict=True) if one.is_body(answer, body)
     }
     assert whole == {name for name in one.bodies if copies == 2 or not name.startswith("2/")}
-    assert (
-        time.monotonic() - began < 110
-    )  # nine reads, three of lost objects: each takes seconds, not two minutes
+    assert time.monotonic() - began < 110  # nine reads, three of lost objects: each takes seconds, not two minutes
     record = lifecycle.find(one.spec.name)
     assert record is not None
     states = lifecycle.status(cluster, record, timeout_s=30)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real HDFS for tests: one NameNode and two DataNodes on loopback, on ports of their own, ended with their owner.
+"""A real HDFS for tests: one NameNode and two DataNodes on loopback, on their own ports, ended with their owner.
 
-Run by the Rust suite and by pytest alike, with nothing but the standard library: `python3 tests/hdfs/cluster.py`. It
-prints one line of JSON when all DataNodes are live, takes commands on stdin (`start N`: DataNode N again; each is
-answered with a line), and ends, with every JVM, at the end of stdin.
+The Rust tests and pytest both run it: `python3 tests/hdfs/cluster.py`. It uses only the standard library. It prints one
+line of JSON when all DataNodes are live, and reads commands on stdin (`start N` restarts DataNode N; a line confirms
+it). At the end of stdin it stops all JVMs and ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIB = Path(__file__).resolve().parents[2] / ".tools" / "hadoop" / "lib"
 NODES = 2
 TRIES = 3
 UP_S = 90.0
-# Small heaps and one compiler: three JVMs start in seconds and share the cores with the tests.
+# Small heaps and only the C1 compiler: three JVMs start in seconds and leave CPU time for the tests.
 JAVA = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.lang=ALL-UNNAMED"]
 NAMENODE = "org.apache.hadoop.hdfs.server.namenode.NameNode"
 DATANODE = "org.apache.hadoop.hdfs.server.datanode.DataNode"
@@ -36,7 +36,7 @@ log4j.appender.A.layout.ConversionPattern=%d %p %c: %m%n
 
 
 class NotUp(Exception):
-    """The cluster did not come up, or it is not ours."""
+    """The cluster did not start, or the NameNode belongs to another cluster."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -51,7 +51,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def dies_with_parent() -> None:
-    """Runs in the child before it becomes a JVM: even where this script is killed, none stays behind."""
+    """Runs in the child before it becomes a JVM, so that no JVM stays behind if this script is killed."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
@@ -83,12 +83,12 @@ class Cluster:
             "dfs.namenode.datanode.registration.ip-hostname-check": "false",
             "dfs.namenode.safemode.extension": 0,
             "dfs.heartbeat.interval": 1,
-            # 2 x 30 s + 10 heartbeats: a test that hangs a DataNode has its time before the NameNode gives it up.
+            # A DataNode counts as dead after 2 x 30 s + 10 heartbeats, so a test that hangs one ends before that.
             "dfs.namenode.heartbeat.recheck-interval": 30000,
             "dfs.namenode.name.dir": self.folder / "name",
             "dfs.namenode.http-address": f"127.0.0.1:{self.http}",
             "dfs.namenode.fs-limits.min-block-size": 1024,
-            # Several blocks in a test's file.
+            # Small blocks, so that a test's file has several.
             "dfs.blocksize": 1 << 20,
         }
         core = {"fs.defaultFS": f"hdfs://{self.authority}", "hadoop.tmp.dir": self.folder / "tmp"}
@@ -111,7 +111,7 @@ class Cluster:
         return started.pid
 
     def restart_node(self, node: int) -> None:
-        """Returns when it listens: the NameNode believes it alive all the while, and sends writers to it."""
+        """Returns when the DataNode listens; meanwhile the NameNode considers it alive and sends writers to it."""
         self.start_node(node)
         end = time.monotonic() + UP_S
         while time.monotonic() < end:
@@ -143,7 +143,7 @@ class Cluster:
     def wait_live(self) -> None:
         """Waits until every DataNode is live in *this* name space.
 
-        A NameNode that cannot bind its port dies, and DataNodes then join whichever owns it.
+        If a NameNode cannot bind its port, it ends, and the DataNodes join whichever NameNode owns the port.
         """
         version = (self.folder / "name" / "current" / "VERSION").read_text()
         ours = next(line.split("=", 1)[1] for line in version.splitlines() if line.startswith("clusterID="))
@@ -169,7 +169,7 @@ class Cluster:
     def down(self) -> None:
         for process in [*self.nodes, self.namenode]:
             if process is not None and process.poll() is None:
-                process.kill()  # Ends a stopped one too.
+                process.kill()  # SIGKILL also ends a stopped process.
                 process.wait()
 
     def result(self) -> dict[str, object]:

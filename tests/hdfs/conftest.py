@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One HDFS for the session: a NameNode and two DataNodes, started by `cluster.py` and ended with it."""
+"""Fixture with one HDFS for the session: a NameNode and two DataNodes, run by `cluster.py`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Hdfs:
 
     @property
     def default_env(self) -> dict[str, str]:
-        """For `hdfs:///`, which the configuration completes."""
+        """Environment for `hdfs:///`, whose authority comes from the Hadoop configuration."""
         return {**self.env, "HADOOP_CONF_DIR": self._told["conf"]}
 
     @property
@@ -57,7 +57,7 @@ class Hdfs:
         self._read()
 
     def put(self, path: str, body: bytes) -> None:
-        """Writes by WebHDFS: a client that is not ours."""
+        """Writes a file by WebHDFS, as a third-party client."""
         query = "op=CREATE&overwrite=true&noredirect=true&user.name=foreign"
         where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
         with urllib.request.urlopen(urllib.request.Request(where, method="PUT"), timeout=30) as answer:
@@ -67,7 +67,7 @@ class Hdfs:
             assert answer.status == 201
 
     def owner(self, path: str) -> str:
-        """Whose a file is, by WebHDFS."""
+        """Owner of a file, by WebHDFS."""
         query = "op=GETFILESTATUS&user.name=foreign"
         where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
         with urllib.request.urlopen(where, timeout=30) as answer:

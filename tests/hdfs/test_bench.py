@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench object` against HDFS. Issue 6, point 2."""
+"""Tests `penstock bench object` against HDFS. Issue 6, point 2."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index, stage, feed and put over a real HDFS, also while a DataNode dies or hangs."""
+"""Tests index, stage, feed and put over a real HDFS, also while a DataNode dies or hangs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def dataset(hdfs) -> dict[str, bytes]:
-    """Ten objects under /set, two thirds of them gzip'd, one of many blocks; what they inflate to."""
+    """Ten objects under /set, two thirds of them gzip'd, one with many blocks; returns their inflated content."""
     want = {}
     for at in range(10):
         body = random.Random(at).randbytes(9_000_000 if at == 5 else 40_000 * at)
@@ -139,7 +139,7 @@ def test_stage_goes_on_while_a_datanode_is_lost(hdfs, dataset, tmp_path, node, n
             while stage.poll() is None and not tree(tmp_path / "d"):
                 time.sleep(0.001)
             os.kill(pid, name)
-            # hdfs-native alone would stand for a minute and more at every hung read.
+            # hdfs-native alone would wait more than a minute at every hung read.
             assert stage.wait(55) == 0, (tmp_path / "log").read_text()
         finally:
             stage.kill()
@@ -162,7 +162,7 @@ def test_stage_to_hdfs_tells_what_inflates_beyond_memory_before_it_is_all_there(
     argv = [penstock, "stage", source, f"{hdfs.url}/up/bomb", "--decompress", "--memory", "64MiB"]
     with (tmp_path / "log").open("wb") as log:
         stage = subprocess.Popen(argv, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    # Not the kernel's peak of the ended child, which begins with its parent's.
+    # Measured here, since the kernel's peak of an ended child includes its parent's memory at the fork.
     peak = 0
     while stage.poll() is None:
         lines = Path(f"/proc/{stage.pid}/status").read_text().splitlines()
@@ -174,7 +174,7 @@ def test_stage_to_hdfs_tells_what_inflates_beyond_memory_before_it_is_all_there(
 
 
 def test_stage_to_hdfs_is_whole_and_what_memory_cannot_hold_is_refused(hdfs, run_cli, tmp_path):
-    """HDFS takes an object in one: no parts, names gain the suffix of what they are compressed in."""
+    """HDFS stores an object in one piece, and names gain the suffix of their compression."""
     source = tmp_path / "run"
     source.mkdir()
     (source / "small +é.csv").write_bytes(b"1,2\n" * 5000)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional packages: what needs one that is not installed names the extra that installs it."""
+"""Tests optional packages: if one is missing, the error names the extra that installs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REQUIRED = ("click", "rich", "msgspec", "markdown_it", "mdurl", "pygments", "typ
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory):
-    """Runs Python where Penstock and what it requires are, and nothing else: `pip install penstock`."""
+    """Runs Python with only Penstock and its required packages, as after `pip install penstock`."""
     folder = tmp_path_factory.mktemp("bare")
     installed = Path(sysconfig.get_path("purelib"))
     for name in REQUIRED:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each guard finds a planted breach, and is silent on a clean tree. That ours is clean is `make guards`' business."""
+"""Tests that each guard finds a planted breach and accepts a clean tree. `make guards` checks this repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPDX = "SPDX-License-Identifier: Apache-2.0"
 
 @pytest.fixture
 def tree(tmp_path: Path):
-    """Write files into a fresh git repository; returns its root."""
+    """Writes files into a fresh git repository; returns its root."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
 
     def plant(**files: str) -> Path:
@@ -58,7 +58,7 @@ def test_length_reason_in_code_does_not_count(tree):
     assert len(length.find(tree(a_dot_py=text))) == 1
 
 
-# In pieces, so that this file is no breach itself.
+# Written in pieces, so that this file itself is not a breach.
 LEAKS = {
     "home": ("data = '/ro" + "ot/data'", "an absolute path of somebody's machine"),
     "worktree": ("see /wo" + "rk/main/x.py", "an absolute path of somebody's machine"),

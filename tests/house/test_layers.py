@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every room of the package has its place among import-linter's layers: a new one cannot be forgotten."""
+"""Tests that every package is listed in import-linter's layers, so that a new one cannot be forgotten."""
 
 from __future__ import annotations
 

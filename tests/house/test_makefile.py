@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two commands' set-up, where it can be seen without a bare machine: homes, targets, pins."""
+"""Tests the set-up of the main Makefile targets as far as possible without a bare machine: homes, targets, pins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
 
 @pytest.fixture
 def make_rustfmt(tmp_path):
-    """Run `make rustfmt` with a stand-in cargo that tells its homes; returns them."""
+    """Runs `make rustfmt` with a stand-in cargo that prints its home variables; returns them."""
 
     def run(home: str, *, installed_under: Path, **env: str) -> dict[str, str]:
         cargo = installed_under / ".cargo/bin/cargo"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The policy of markers and of the clean environment, seen from outside: pytest is run on a small folder with our conftest."""
+"""Tests the policy of markers and of the clean environment: pytest runs on a small folder with our conftest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_pytest(tmp_path):
         return subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(CONFTEST.parents[1]), **env},  # of its `tests.peer_stores`
+            env={**os.environ, "PYTHONPATH": str(CONFTEST.parents[1]), **env},  # conftest imports `tests.peer_stores`
             capture_output=True,
             text=True,
             timeout=60,

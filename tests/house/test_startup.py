@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Direction rule 5: heavy libraries are imported at use. Held by what is loaded; the clock only guards gross breaches."""
+"""Tests direction rule 5 (heavy libraries are imported at use) by loaded modules; a time limit finds gross breaches."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python check_specs.py FORM FILE`, run where the systems' own validators are (.tools/specs): ends with 0 where they take the file."""
+"""Checks a job specification with the target system's own validator: `python check_specs.py FORM FILE`.
+
+It runs in the validators' environment (.tools/specs), and exits with 0 if the file is valid.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any
 
 
 def check_kubernetes(path: str) -> None:
-    """Every object against Kubernetes' published schemas, unknown fields refused."""
+    """Validates every object against Kubernetes' published schemas, without unknown fields."""
     import kubernetes_validate
 
     found = json.loads(Path(path).read_text())
@@ -22,7 +25,7 @@ def check_kubernetes(path: str) -> None:
 
 
 def check_azureml(path: str) -> None:
-    """The SDK's own schema, which refuses unknown fields; it asks nobody."""
+    """Validates against the SDK's own schema, which rejects unknown fields; it sends no request."""
     from azure.ai.ml import load_job
 
     job = load_job(path)
@@ -31,7 +34,7 @@ def check_azureml(path: str) -> None:
 
 
 def check_batch(path: str) -> None:
-    """The SDK's models: every field is one of theirs, of its type. They keep what they do not know, so we look."""
+    """Checks fields against the SDK's models: each exists and has its type. The models accept unknown fields."""
     from azure.batch import models
 
     found = json.loads(Path(path).read_text())
@@ -50,7 +53,7 @@ def _model(kind: Any, found: dict[str, Any], where: str) -> None:
         if isinstance(value, dict):
             _model(type(read), value, f"{where}.{key}")
         else:
-            # A duration that is none, or a word that is no member, stays a text.
+            # An invalid duration or an unknown enum member stays a string.
             known = (
                 isinstance(read, (dt.timedelta, enum.Enum))
                 or key.endswith(("Name", "Line", "Id", "Options"))

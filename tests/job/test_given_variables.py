@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses to other machines of this one's environment: credentials, and no folder of this user's."""
+"""Tests which environment variables go to other machines: credentials, but no folder of this user."""
 
 from __future__ import annotations
 

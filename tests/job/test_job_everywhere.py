@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job file by every launcher on four hosts: ssh to real sshds, sbatch and srun in a real Slurm, mpirun; and its ranks in
-containers. Issue 5, its proof."""
+"""Tests one job file with every launcher on four hosts: ssh, sbatch and srun in a real Slurm, mpirun; and containers.
+
+Issue 5, its proof.
+"""
 
 from __future__ import annotations
 
@@ -79,13 +81,13 @@ def _write(
 
 
 def _check(hosts: Cluster, name: str, *, nodes: int = HOSTS) -> None:
-    """Every step is done, every rank has counted what its node holds, the whole dataset was there once, and no pool is left."""
+    """Asserts that all steps are done, the shares add up to the whole dataset, and no pool is left."""
     kept = json.loads((hosts.folder / f"runs/{name}/job.json").read_text())
     steps = {row["name"]: row["state"] for row in kept["steps"]}
     assert steps == dict.fromkeys(["provision", "pool up", "stage", "ranks", "archive", "pool down"], "done")
     counted = {path.name: int(path.read_text()) for path in (hosts.folder / f"kept-{name}").glob(f"*-of-{2 * nodes}")}
     assert sorted(counted) == sorted(f"{rank}-of-{2 * nodes}" for rank in range(2 * nodes))
-    # Two ranks a node count the same share.
+    # The two ranks of a node count the same share.
     assert sum(counted.values()) == 2 * sum(_SIZES.values())
     for host in range(1, nodes + 1):
         assert (hosts.held(host) / "provisioned").exists()
@@ -127,7 +129,7 @@ def test_job_by_ssh_goes_on_without_a_host_that_hangs(hosts):
     assert result["lost_nodes"] == ["h3"]
     assert "h3" in (detail := next(row["detail"] for row in result["steps"] if row["name"] == "ranks"))
     assert "2 starts" in detail
-    # Nobody ends on the lost host what cannot be told to end: its own doors do, when their connection is gone.
+    # No command can reach the lost host; its remote wrappers end the ranks there when their connection is lost.
     assert {path.name for path in (hosts.folder / "kept-hangs").glob("*-of-4")} == {f"{rank}-of-4" for rank in range(4)}
 
 
@@ -150,7 +152,7 @@ def test_job_that_slurm_refuses_is_told_in_its_words(hosts):
 
 @contextmanager
 def _waited_for(hosts: Cluster, job: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A submission that waits for its job, and the job's number, which it has told by then."""
+    """Starts a submission that waits for its job; yields it and the job's number, once it has printed that."""
     line = hosts.line(1, _PROGRAM, "run", job, "--submit", "--wait", "--output", hosts.folder / "runs")
     output = job.with_suffix(".said")
     with output.open("w") as out:
@@ -189,7 +191,8 @@ def test_job_that_waits_in_the_queue_is_withdrawn_with_ctrl_c(hosts):
     assert "JobState=CANCELLED" in hosts.run(1, "scontrol", "show", "job", number).stdout
 
 
-# What PBS would do of it: reads the directives by its documented grammar, writes the node file, runs the script on the first node.
+# Stand-in for PBS's qsub: checks the directives against the documented grammar, writes the node file, and runs the
+# script on the first node.
 _QSUB = r"""
 import os, re, subprocess, sys
 assert sys.argv[1:3] == ["-W", "block=true"], sys.argv
@@ -297,7 +300,7 @@ binds = ["{PROGRAMS}", "{hosts.folder}/out-boxed:/mnt/0"]
     _check(hosts, "boxed")
 
 
-# Where every rank has ended badly, as they do when one of mpirun's hosts goes away.
+# All ranks have failed, as happens when one of mpirun's hosts goes away.
 _WHO_IS_LOST = """
 import sys, time
 from pathlib import Path
@@ -331,7 +334,7 @@ def test_host_that_is_lost_is_told_from_those_that_answer(launcher, hosts, tmp_p
     assert out.strip() == "['h3']", err
 
 
-# Ranks of mpirun inside a container on each host: its daemons go by ssh, and into the container there.
+# Runs mpirun's ranks in a container on each host: its daemons start by ssh, and then enter the container.
 _INSIDE = """
 import json, os, sys
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run` on hosts of their own with HDFS between them, of which one is killed under way. Issue 5, its proof."""
+"""Tests `penstock run` on hosts with an HDFS pool when one host is killed during the run. Issue 5, its proof."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.needs_pool, pytest.mark.needs_root, pytest.mark.timeou
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PROGRAM = Path(sys.executable).with_name("penstock")
-# Every rank reads its slice of every object of the pool and says which; all wait until a host has been killed.
+# Every rank reads its slice of the pool's objects and reports it; all wait until a host has been killed.
 _RANK = """
 import json, os, pathlib, sys, time, zlib
 from penstock.pool import engine_plugins, lifecycle
@@ -97,12 +97,12 @@ to = "{tmp_path}/kept"
         out, err = job.communicate(timeout=400)
         assert out, err
         result = json.loads(out)
-        # Where nobody ran the lost rank again, not all data was read.
+        # With "continue", no rank reads the lost rank's slice, so the job fails.
         assert job.returncode == (1 if lost_node == "continue" else 0), err
         assert result["lost_nodes"] == ["h3"]
         states = {row["name"]: row["state"] for row in result["steps"]}
         assert states == dict.fromkeys(["pool up", "stage", "ranks", "archive", "pool down"], "done")
-        # What the ranks that are left have read is whole, also what the lost host had written.
+        # The remaining ranks read intact data, including objects that the lost host had written.
         world = 3 if lost_node == "continue" else 2
         read = [json.loads((tmp_path / f"kept/rank-{rank}-of-{world}.json").read_text()) for rank in range(2)]
         assert sum(map(len, read)) == (12 if lost_node == "continue" else 18)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A host is killed in the middle of an epoch: a pool on four hosts, the bucket on a fifth. Issue 5, its proof."""
+"""Tests the loss of a host in the middle of an epoch: a pool on four hosts, the bucket on a fifth. Issue 5, its proof."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ def test_epoch_that_loses_a_host_gives_every_sample_once(engine, copies):
     row = json.loads(done.stdout)
     assert row["exactly_once"]
     assert (row["unreached"], row["left"]) == (["h4"], 0)
-    # The dataset left the bucket once. What one copy had lost left it again; with two nothing did.
+    # The dataset left the bucket once. With one copy, the lost objects left it again; with two copies, nothing did.
     assert row["egress_after_stage"] < 1.02
     from_bucket = row["read"]["1"]["bucket"] + row["read"]["2"]["bucket"]
     assert (from_bucket > 0, row["put_back"] > 0) == (copies == 1, copies == 1)
     assert row["egress_of_job"] < 1.02 or copies == 1
-    # With every other read a node's own at two copies of four, and every fourth at one; a mount's are all the engine's.
+    # Expected share of local reads on four nodes: a half with two copies, a quarter with one. A mount's reads all go
+    # through the engine.
     assert row["local_share_expected"] == copies / 4
     whole = row["read"]["0"]
     assert abs(whole["own"] / sum(whole.values()) - (copies / 4 if engine == "hdfs" else 0)) < 0.15

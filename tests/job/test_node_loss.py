@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a job does to its pool when a node is lost: mended by the node's own Penstock, or told why it is not."""
+"""Tests how a job handles its pool when a node is lost: the node's own Penstock repairs it, or the job reports why not."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ argv = ["true"]
 
 @pytest.fixture
 def execution(tmp_path, monkeypatch):
-    """A job whose pool is up, on two nodes that start Penstock by a script of their own."""
+    """A job with a running pool on two nodes, which start Penstock through a script."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "set").mkdir()
     (tmp_path / "set/a.bin").write_bytes(b"x" * 1000)
@@ -80,9 +80,9 @@ def test_pool_that_is_lost_with_its_first_node_is_brought_up_anew_and_says_why(e
     (tmp_path / "broken").touch()
     lease = execution._pool.lease
     shutil.rmtree(tmp_path / "disk-n0")
-    execution.job = msgspec.structs.replace(execution.job, stage=None)  # which would need what is broken here
+    execution.job = msgspec.structs.replace(execution.job, stage=None)  # staging would need the broken script
     execution._restore_pool()
-    # What a lost node still holds is taken down by the same lease when it comes back.
+    # The lease stays the same, so that `down` also clears a lost node that comes back.
     assert execution._pool.lease == lease
     assert list(tmp_path.glob("disk-n0/*/data"))
     assert not list(tmp_path.rglob("disk-*/**/a.bin"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job over several paths, compared: pool, stream, staged and a FUSE client's mount. Issue 5, point 6."""
+"""Tests one job over several paths, compared: pool, stream, staged and a FUSE client's mount. Issue 5, point 6."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ argv = ["{python}", "{folder}/rank.py", "{{data}}", "{{rank}}", "{folder}/out"]
 
 @pytest.fixture
 def written(tmp_path, monkeypatch, request):
-    """`written(paths, source)`: a job file over a bucket of six objects."""
+    """`written(paths, source)` writes a job file over a bucket of six objects."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for folder in ("bucket/set", "out"):
         (tmp_path / folder).mkdir(parents=True)
@@ -75,7 +75,7 @@ def test_job_is_run_over_each_path_and_they_are_compared(written, run_cli, tmp_p
     resumed = run_cli("run", file, "--resume", "--json", cwd=tmp_path, timeout_s=170)
     assert resumed.code == 0, resumed.err
     again = {row["path"]: row for row in json.loads(resumed.out)["paths"]}
-    # What was done before took as long as it took then; only the pool came up, and was filled, anew.
+    # Steps done before keep their earlier times; only the pool was brought up and filled again.
     assert {path: row["ranks_s"] for path, row in again.items()} == {path: row["ranks_s"] for path, row in rows.items()}
     assert [again[path]["before_s"] for path in ("stream", "staged")] == [0, rows["staged"]["before_s"]]
     result = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=170)

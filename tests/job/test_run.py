@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run`: a job file from pool to archive, resumed, shown, refused. Issue 5, point 5."""
+"""Tests `penstock run`: a job file from pool to archive, with resume, display and errors. Issue 5, point 5."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ ranks_per_node = 2
 source = "{folder}/out"
 to = "{folder}/kept"
 """
-# Each rank counts the files that its node has, so that the shares can be added up.
+# Each rank counts the files on its node, so the test can add up the shares.
 _COUNT = "mkdir -p {folder}/out; find $1 -name '*.bin' | wc -l > {folder}/out/$2-of-$3"
 
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """`job(command)`: a job file over 12 gzip'd objects; its home is the test's."""
+    """`job(command)` writes a job file over 12 gzip'd objects; its state folder is inside the test."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "set").mkdir()
     for at in range(12):
@@ -58,7 +58,7 @@ def job(tmp_path, monkeypatch):
 
     def write(command: str = _COUNT, **replaced: str) -> Path:
         text = _JOB.format(name="job", folder=tmp_path, command=command.format(folder=tmp_path))
-        # Two nodes of one machine share its paths: the script is one file.
+        # The two nodes share one machine's paths, so they use one script file.
         text = text.replace(f"{tmp_path}/{{node}}-setup.sh", f"{tmp_path}/node-setup.sh")
         for old, new in replaced.items():
             text = text.replace(old, new)
@@ -216,7 +216,8 @@ def test_run_dry_counts_the_money_of_nodes_and_requests(job, run_cli, emulator, 
 
 
 def test_run_says_when_a_pool_starts_to_pay_before_it_does_anything(job, run_cli, tmp_path):
-    # 60 kB an epoch of 0.1 s on 2 nodes is 0.3 MB/s a node, of which the source feeds 3; 10 epochs, at 2.7 MB/s from two cards.
+    # 60 kB per epoch of 0.1 s on 2 nodes is 0.3 MB/s per node. The source can feed 3 such nodes. The job has 10 epochs,
+    # and two cards read 2.7 MB/s from the pool.
     demand = (
         '[demand]\nepochs = 10\nnode_rate = "0.3MB/s"\nsource_rate = "1MB/s"\nnic_rate = "8Mbit/s"\n'
         "compression_ratio = 2\n[archive]"
@@ -261,7 +262,7 @@ def test_source_that_is_not_listed_soon_holds_no_job_up(tmp_path, monkeypatch, c
     demand = '[demand]\nnode_rate = "1MB/s"\nsource_rate = "1MB/s"\nsource = "s3://set/of"\n'
     (tmp_path / "job.toml").write_text(f'name = "job"\n[cluster]\nnodes = 1\n[run]\nargv = ["true"]\n{demand}')
     job = load(tmp_path / "job.toml")
-    # Connections are taken, and nothing is ever said.
+    # The server accepts connections, but never responds.
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name, value in {
             "AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}", "AWS_ACCESS_KEY_ID": "x",

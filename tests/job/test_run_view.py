@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live view of `penstock run`: on a terminal, of hostile lines, of many nodes. Issue 5, point 5."""
+"""Tests the live view of `penstock run`: on a terminal, with hostile lines, with many nodes. Issue 5, point 5."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One job file as other systems want it, held to their own validators; and one node's part of a job. Issue 5, point 1."""
+"""Tests one job file as other systems' specifications, checked by their own validators; and one node's part of a job.
+
+Issue 5, point 1.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ secret = "store"
 
 @pytest.fixture
 def exported(run_cli, tmp_path):
-    """`exported("k8s")`: what `penstock run --export` prints for the job."""
+    """`exported("k8s")` returns the output of `penstock run --export` for the job."""
 
     def export(form: str, *, launcher: str = "mpi", more: str = "", **replaced: str):
         text = _JOB.format(launcher=launcher, more=more)
@@ -66,7 +69,7 @@ def test_specification_passes_the_systems_own_validator(form, exported, tmp_path
 
     taken = check(tmp_path / "spec.json")
     assert taken.returncode == 0, taken.stderr[-2000:]
-    # The validator is one: it refuses a field that is none.
+    # Checks the validator itself: it must reject an unknown field.
     for old, new in (
         ("limits", "limitz"),
         ("activeDeadlineSeconds", "activeDeadlineSecondz"),
@@ -112,7 +115,7 @@ def test_azure_lines_hold_no_credential_of_the_run(form, exported):
 def test_azure_lines_lay_down_the_very_file(form, exported, tmp_path):
     result = json.loads(exported(form).out)
     line = result["command"] if form == "azureml" else result["task"]["commandLine"]
-    # The line runs with a penstock that only says what it was given, in a shell as the system starts it.
+    # Runs the command line in a system shell, with a stand-in `penstock` that only prints its arguments.
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/penstock").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "bin/penstock").chmod(0o755)
@@ -275,7 +278,8 @@ def test_nodes_that_each_do_their_part_make_the_whole_job(tmp_path):
     for at in range(9):
         (tmp_path / f"set/{at}.bin").write_bytes(b"x" * 100)
     (tmp_path / "job.toml").write_text(_PART.format(folder=tmp_path))
-    # The last by the variables of a launcher that numbers processes by itself: mpirun_rsh, torchrun.
+    # Node 2 gets its rank from the variables of a launcher that numbers processes itself, such as mpirun_rsh or
+    # torchrun.
     own = {
         "MV2_COMM_WORLD_RANK": "2",
         "MV2_COMM_WORLD_SIZE": "3",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch system that is slow to answer, and a user or a deadline that does not wait for it: sbatch's and scancel's stand-ins."""
+"""Tests submission to a slow batch system, with signals and deadlines: uses stand-ins for sbatch and scancel."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ argv = ["true"]
 [submit]
 nodes = 1
 """
-# It ends when its job does.
+# An sbatch that runs until its job is cancelled.
 _HANGS = "for _ in $(seq 300); do [ -e ended ] && exit 0; sleep 0.1; done"
 _SCANCEL = '#!/bin/sh\necho "$@" >> cancelled\ntouch ended\n'
 
 
 @pytest.fixture
 def system(tmp_path, monkeypatch):
-    """`system(text)`: an sbatch of that shell text, in a working folder that has a job."""
+    """`system(text)` installs an sbatch with that shell text; the working folder has a job file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text(_JOB)
     bin_ = tmp_path / "bin"

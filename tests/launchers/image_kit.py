@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An image for Charliecloud, made in no time: a root of its own over this machine's programs."""
+"""Makes a Charliecloud image without a download: a root folder over this machine's programs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAMS = "/usr:/usr"
 
 
 def make_image(folder: Path) -> Path:
-    """A folder that ch-run takes for an image; `/inside` is in no other root. Bind PROGRAMS into it."""
+    """A folder that ch-run accepts as an image; only this root has `/inside`. PROGRAMS must be bound into it."""
     for name in ("usr", "etc", "dev", "proc", "sys", "tmp", "run", "home", "root", "mnt/0", "data"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name in ("bin", "sbin", "lib", "lib64"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real sshds on loopback, for tests of what goes by ssh."""
+"""Starts real sshds on loopback, for tests of connections by ssh."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LogLevel ERROR
 
 
 class Sshds:
-    """`count` sshds of the same user on loopback, each with a host key and a list of keys of its own.
+    """`count` sshds of one user on loopback, each with its own host key and its own list of authorized keys.
 
-    `shell`: the user's login shell for them, in a mount namespace where /etc/passwd says so; else what it is.
+    `shell` is the user's login shell, set by a private /etc/passwd in a mount namespace; by default it is unchanged.
     """
 
     def __init__(self, folder: Path, count: int, shell: str = "") -> None:
@@ -50,7 +50,7 @@ class Sshds:
         self._program = program
         for name in ("mine", "stranger", *(f"host{at}" for at in range(count))):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True)
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, whatever its configuration says
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires this folder with any configuration
         for at in range(count):
             self._start(at)
         known = [f"[127.0.0.1]:{port} {(folder / f'host{at}.pub').read_text()}" for at, port in enumerate(self.ports)]

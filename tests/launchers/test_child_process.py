@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A child process ends with the block that started it, whatever ends the block."""
+"""Tests that a child process ends with the block that started it, however the block ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.child_process import child_process
 from penstock.ownership import start_time
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
-# Starts a child of its own, prints its pid, and ignores SIGTERM.
+# Starts a child process, prints its pid, and ignores SIGTERM.
 STUBBORN = """
 import signal, subprocess, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -58,7 +58,7 @@ def test_child_that_ignores_terminate_is_killed_with_its_group():
 
 
 def test_child_without_a_group_of_its_own_ends_alone():
-    # Were its group signalled, this process would be, too.
+    # If its group were signalled, this process would get the signal too.
     with child_process(SLEEP, grace_s=5) as child:
         assert os.getpgid(child.pid) == os.getpgrp()
     assert child.returncode == -signal.SIGTERM
@@ -76,7 +76,7 @@ def test_signal_while_a_child_starts_leaves_no_child(number, monkeypatch):
 
     def popen(*arguments, **options):
         started.append(real(*arguments, **options))
-        signal.raise_signal(number)  # between the start and the record of it
+        signal.raise_signal(number)  # after the start, but before the child is recorded
         return started[0]
 
     monkeypatch.setattr(subprocess, "Popen", popen)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Containers around ranks: Charliecloud for real, the other runtimes by their exact command lines. Issue 5, point 1."""
+"""Tests containers around ranks: runs Charliecloud, checks the other runtimes' command lines. Issue 5, point 1."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def _rank_prefix(runtime: str, spec: ContainerSpec = _SPEC) -> RankPrefix:
     return plugins.load("penstock.containers", runtime, Container, lambda factory: factory()).rank_prefix(spec)
 
 
-# Checked against `apptainer help exec`, docs.docker.com/reference/cli/docker/container/run, podman-run(1) and Pyxis' README;
-# none of the four runs here.
+# Checked against `apptainer help exec`, docs.docker.com/reference/cli/docker/container/run, podman-run(1) and Pyxis'
+# README, since none of the four runtimes can run here.
 @pytest.mark.parametrize("program", ["apptainer", "singularity"])
 def test_apptainer_line_is_the_documented_one(program):
     line = f"{program} exec --bind=/scratch/d:/data:ro --bind=/out:/out --nv --pwd=/w --x train.sif"
@@ -112,7 +112,7 @@ def test_mpirun_inside_a_container_starts_the_others_daemons_inside_too():
 
 @pytest.fixture
 def charliecloud(tmp_path):
-    """`charliecloud(*binds)`: what puts a rank into the image."""
+    """`charliecloud(*binds)` gives the command prefix that runs a rank inside the image."""
     image = make_image(tmp_path / "image")
     return lambda *binds: _rank_prefix("charliecloud", ContainerSpec(str(image), (PROGRAMS, *binds)))
 

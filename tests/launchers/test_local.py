@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `local` launcher: the suite on plain processes and on hosts of their own, and what only hosts can do. Issue 5, point 1."""
+"""Tests the `local` launcher: the suite on processes and on hosts, and features that need hosts. Issue 5, point 1."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_hosts_that_cannot_be_are_refused(name, count):
         Hosts.up(name, count)
 
 
-# ---------------------------------------------------------------- what is not theirs
+# ---------------------------------------------------------------- processes and state of others
 
 
 @pytest.mark.needs_root
@@ -209,7 +209,7 @@ def test_command_for_a_host_whose_number_was_taken_by_another_process_runs_nowhe
 
 @pytest.mark.needs_root
 def test_hosts_process_whose_number_was_taken_by_another_is_not_killed():
-    """Its start is as the state says, and it does not carry the hosts' mark."""
+    """The stranger's start time matches the state file, but it does not carry the hosts' mark."""
     stranger = subprocess.Popen(["sleep", "600"])
     try:
         with Hosts.up(_name(), 1) as up:

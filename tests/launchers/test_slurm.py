@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The launchers `slurm` and `mpi` inside a real Slurm of four hosts, and mpirun on one machine. Issue 5, point 1."""
+"""Tests the launchers `slurm` and `mpi` inside a real Slurm of four hosts, and mpirun on one machine. Issue 5, point 1."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.protocols import RunRequest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "stage"))
 from cluster_kit import HOSTS, Cluster, remove, short_folder
 
-# Runs the suite where the allocation is: in a batch script on the first host.
+# Runs the suite inside the allocation: in a batch script on the first host.
 _SUITE = """
 import os, pathlib, sys
 from penstock.cluster import Cluster
@@ -79,7 +79,8 @@ def test_mpirun_on_this_machine_runs_ranks_and_tells_each_ones_exit(program, tmp
         )
     )
     assert [(e.rank, e.code, e.out) for e in exits] == [(r, r, f"r{r} of 3\n".encode()) for r in range(3)], exits
-    # Hydra's label in the middle of a line looks like anybody's words, so that only short ones are its promise.
+    # Hydra can put its label in the middle of a long line, where it cannot be recognised, so only short lines are
+    # tested with it.
     width = 200_000 if program == "mpirun.openmpi" else 1
     text = f'printf "%{width}s\\n" ""; printf "\\036{{}}\\036\\n"'
     output = [e.out for e in made.run(RunRequest(["sh", "-c", text], made.nodes(), 3, timeout_s=60))]

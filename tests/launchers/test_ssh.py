@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `ssh` launcher on real sshds: the suite, keys, agent, jump hosts, known_hosts, and nodes that hang or go. Issue 5, point 1."""
+"""Tests the `ssh` launcher on real sshds: suite, keys, agent, jump hosts, lost and hung nodes. Issue 5, point 1."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def csh_nodes(tmp_path_factory):
 
 @pytest.fixture
 def ssh(sshds, tmp_path):
-    """`ssh(**settings)`: a launcher as a user with an empty home has it; closed with the test."""
+    """`ssh(**settings)` makes a launcher for a user with an empty home; it is closed with the test."""
     with ExitStack() as held:
 
         def make(*, drop: tuple[str, ...] = (), environment: dict[str, str] | None = None, **more):
@@ -132,13 +132,13 @@ def test_ssh_agent_and_jump_host_are_used(ssh, sshds, tmp_path):
     far = ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump=f"127.0.0.1:{sshds.ports[0]}")
     [ended] = far.run(RunRequest(["sh", "-c", "echo $SSH_CONNECTION"], far.nodes(), timeout_s=20))
     assert ended.out.split()[3:] == [str(sshds.ports[1]).encode()], ended
-    # By the jump host, the connection comes from the first sshd's process.
+    # Through a jump host, the connection comes from the first sshd. A wrong jump host causes an error.
     assert "no-way" in str(_fault(ssh(nodes=f"127.0.0.1:{sshds.ports[1]}", jump="no-way.invalid")))
 
 
 @pytest.mark.needs_root
 def test_ssh_node_that_hangs_is_told_at_the_deadline(ssh, sshds):
-    with socket.socket() as silent:  # takes connections and says nothing
+    with socket.socket() as silent:  # accepts connections, but never responds
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         made = ssh(nodes=f"127.0.0.1:{silent.getsockname()[1]}", connect_s="2")
@@ -149,7 +149,7 @@ def test_ssh_node_that_hangs_is_told_at_the_deadline(ssh, sshds):
 @pytest.mark.needs_root
 def test_ssh_connection_that_ends_under_way_is_told_and_made_again(ssh, sshds):
     made = ssh(nodes=f"127.0.0.1:{sshds.ports[0]}")
-    # The command's parent is the door, whose parent is this connection's own sshd.
+    # The command's parent is the remote wrapper, whose parent is this connection's sshd process.
     text = "echo begun; sleep 0.5; kill -9 $(ps -o ppid= -p $PPID); sleep 60"
     [ended] = made.run(RunRequest(["sh", "-c", text], made.nodes(), timeout_s=30))
     assert (ended.code, type(ended.fault)) == (None, Unreachable), ended

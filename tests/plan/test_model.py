@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step model names the right limit, and bends the right way."""
+"""Tests that the step model names the correct limit, and changes in the correct direction."""
 
 import math
 

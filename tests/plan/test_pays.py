@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a pool starts to pay: STUDIES A's arithmetic, and which way it bends. Issue 5, point 3."""
+"""Tests when a pool pays off: the arithmetic of STUDIES A, and the direction of each change. Issue 5, point 3."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.plan.breakeven import JobDemand, break_even
 
-# STUDIES A, (D): 15 minutes an epoch is 0.25 GB/s a node, on 4 nodes and an account of 50 Gbit/s.
+# STUDIES A, (D): 15 minutes per epoch is 0.25 GB/s per node, on 4 nodes and an account of 50 Gbit/s.
 _STUDY = JobDemand(
     stored_bytes=int(0.25e9 * 4 * 900), nodes=4, epochs=48, epoch_s=900, source_bytes_per_s=6.25e9, nic_bytes_per_s=0.7e9
 )  # fmt: skip
@@ -31,16 +31,16 @@ def test_the_studys_job_needs_no_pool_and_would_from_about_25_nodes_on():
     assert found.from_nodes == 26
     assert (found.faster, found.from_epochs) == ("stream", None)
     assert found.stream_epoch_s == 900
-    # The account's share of the time that a stage takes: 900 GB at 2.8 GB/s, four cards of 5.6 Gbit/s.
+    # The time of a stage: 900 GB at 2.8 GB/s through four cards of 5.6 Gbit/s. The account is not the limit.
     assert found.before_s == pytest.approx(321, rel=0.01)
 
 
 @pytest.mark.parametrize(("nodes", "faster"), [(25, "stream"), (27, "pool"), (40, "pool")])
 def test_as_the_nodes_grow_the_account_is_spent(nodes, faster):
-    # The same appetite a node on more of them: an epoch takes 4/nodes of the time.
+    # The same demand per node on more nodes: an epoch takes 4/nodes of the time.
     found = break_even(msgspec.structs.replace(_STUDY, nodes=nodes, epoch_s=900 * 4 / nodes))
     assert (found.from_nodes, found.faster) == (26, faster)
-    # At 27 an epoch from a pool gains 10.7 s, and the stage takes 144 s: 14 epochs repay it.
+    # At 27 nodes, an epoch from a pool saves 10.7 s and the stage takes 144 s, so 14 epochs repay it.
     assert found.from_epochs == {25: None, 27: 14, 40: 3}[nodes]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner against the published study: its own rates must give its own table (reference/measure.md, sections 6 and 7)."""
+"""Tests that the planner gives the published study's table from its rates (reference/measure.md, sections 6 and 7)."""
 
 import pytest
 
@@ -50,8 +50,8 @@ def staging(wire_bytes, nic_bytes_per_s=JOB.nic_bytes_per_s):
 def test_stage_raw_is_bound_by_the_network_card():
     output = staging(RAW_BYTES)
     assert output.limited_by == "nic"
-    # 34.0 min at the lower of the stated 5-6 Gb/s, -2.9 %. The 2 % that the reference asks for needs 4.9 Gb/s of
-    # payload, which headers make likely, but nobody stated it, so it is not put in.
+    # 34.0 min at the lower of the stated 5-6 Gb/s, -2.9 %. To be within the reference's 2 %, the payload rate would be
+    # 4.9 Gb/s. Header overhead makes that likely, but no source states it, so it is not used.
     assert output.stage_s / 60 == pytest.approx(STAGE_RAW_MIN, rel=0.03)
     assert explain_stage(STAGE_RAW_MIN * 60, output, nodes=4, written_bytes=RAW_BYTES).startswith(
         "bound by the nodes' network cards"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A start takes down only the pool that it brought up, and `pool up` removes nothing. Issue 19, line 1."""
+"""Tests that a start takes down only its own pool, and that `pool up` removes nothing. Issue 19, line 1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ argv = ["sh", "-c", "touch {folder}/begun-$1; while [ ! -e {folder}/gate ]; do s
 
 @pytest.fixture
 def job(tmp_path, monkeypatch):
-    """`job(disk, more)`: a job `train` over one object, whose ranks wait for the file `gate`."""
+    """`job(disk, more)` writes a job `train` over one object, whose ranks wait for the file `gate`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "set").mkdir()
     (tmp_path / "set/a.bin").write_bytes(b"a" * 100)
@@ -47,7 +47,7 @@ def job(tmp_path, monkeypatch):
 
 @pytest.fixture
 def by_hand(job, tmp_path, run_cli):
-    """A pool `train` that was brought up by hand, with three days of work in it."""
+    """A pool `train` that was brought up by hand and holds valuable data."""
     up = run_cli("pool", "up", "--name", "train", "--nodes", "2", "--disk", f"{tmp_path}/hand-{{node}}")
     assert up.code == 0, up.err
     precious = tmp_path / "hand-n0/penstock-pool-train/data/precious/result.txt"
@@ -136,7 +136,7 @@ def two(tmp_path, monkeypatch):
 
 
 def _interrupted(name: str, **changes: object) -> lifecycle.PoolRecord:
-    """The record as a command that was killed leaves it."""
+    """Changes the pool's record to the state that a killed command leaves."""
     record = lifecycle.find(name)
     assert record is not None
     for field, value in changes.items():
@@ -155,7 +155,7 @@ def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cl
     with pytest.raises(PreconditionFailed, match=r"`pool down` on n0, n1 has not finished; it keeps the data"):
         lifecycle.up(two, spec, "local", {}, timeout_s=60, launcher="local", launcher_settings={"nodes": 2})
     assert result.read_bytes() == b"kept"
-    # The record holds what that command was told, whatever the next one says.
+    # The record keeps that command's `--keep-data`, even if the next command omits it.
     down = run_cli("pool", "down", "--name", "keepme")
     assert down.code == 0, down.err
     assert result.read_bytes() == b"kept"

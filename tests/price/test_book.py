@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The price book is complete, and a wrong one is refused with the row's name."""
+"""Tests that the price book is complete, and that an invalid one is rejected with the row's name."""
 
 import datetime as dt
 

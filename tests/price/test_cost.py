@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formulae against figures worked by hand, and their properties."""
+"""Tests the cost formulae against figures computed by hand, and their properties."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def test_requests_of_an_epoch_cost_cents():
 
 
 def test_billed_requests_hierarchical_account_counts_four_mib_units():
-    assert billed_requests(16_777_216 + 150, bytes_per_unit=4 << 20) == 5  # the record's frame spills into a fifth unit
+    assert billed_requests(16_777_216 + 150, bytes_per_unit=4 << 20) == 5  # the record's frame needs a fifth unit
     assert billed_requests(2_828_486, bytes_per_unit=4 << 20) == 1
     assert billed_requests(16_777_216, requests=9) == 9
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What moving a dataset costs, worked by hand."""
+"""Tests the cost of moving a dataset against figures computed by hand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_epochs_cost_of_several_nodes_fills_each_cache_as_epochs_go():
         assert priced is not None
         return priced[0].cached.total_egress_usd / 0.09
 
-    assert cached_bytes(4, 1) == pytest.approx(1)  # an epoch is shared: each object comes once in all
+    assert cached_bytes(4, 1) == pytest.approx(1)  # the nodes share an epoch: each object is read once in total
     assert cached_bytes(4, 2) == pytest.approx(4 * (1 - 0.75**2))
     assert cached_bytes(4, 100) == pytest.approx(4, rel=1e-6)
     assert epochs_cost("/data", objects=1, size_bytes=1, requests=1, epochs=1) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TFRecords that we write, that TensorFlow writes, and that nobody should have written."""
+"""Tests TFRecords that Penstock writes, that TensorFlow writes, and that are malformed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from penstock.errors import ConfigError, Corrupt
 GOLDEN = Path(__file__).parent / "golden"
 CODECS = ("none", "gzip", "zstd", "lz4")
 
-# x: 4 x 4 x 4 x 4 counts, int16; y: four floats; ids: three integers. What golden/write.py has TensorFlow write.
+# x: 4 x 4 x 4 x 4 counts, int16; y: four floats; ids: three integers. golden/write.py writes the same values with
+# TensorFlow.
 X = b"".join(struct.pack("<h", n * n % 23) for n in range(256))
 Y = [0.3089, 0.8159, 0.9667, 67.74]
 IDS = [0, -1, 2**63 - 1]
@@ -129,7 +130,7 @@ def test_encode_gzip_is_read_by_pythons_own() -> None:
 def test_tfrecord_in_members_of_pythons_gzip_is_read() -> None:
     stored = io.BytesIO()
     for n in range(3):
-        # A file name and a time in each header, as gzip(1) writes them.
+        # Each header has a file name and a time, as gzip(1) writes them.
         with gzip.GzipFile(filename=f"part-{n}", mode="wb", fileobj=stored, mtime=1_700_000_000) as member:
             member.write(encode_tfrecord({"n": [n], "x": X}))
     padded = stored.getvalue() + bytes(512)
@@ -194,7 +195,7 @@ def test_tfrecord_of_tensorflow_is_read(name: str) -> None:
 
 
 def test_frame_of_tensorflow_is_ours_byte_for_byte() -> None:
-    # Map entries stand in any order in TensorFlow's bytes; a single feature has but one.
+    # TensorFlow writes map entries in any order, so each record here has a single feature.
     golden = (GOLDEN / "tensorflow-single.tfrecord").read_bytes()
     assert golden == encode_tfrecord({"y": Y}) + encode_tfrecord({"ids": IDS}) + encode_tfrecord({"x": X})
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A comparison with the shape that the demo leaves, made of plain numbers: reports are tested without running anything."""
+"""Fixture with a comparison as the demo writes it, made of plain numbers, so report tests need no run."""
 
 import math
 

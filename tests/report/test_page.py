@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page is whole, asks for nothing, escapes what it is given, and really draws in a browser."""
+"""Tests that the page is complete, makes no request, escapes its input, and draws in a real browser."""
 
 import html.parser
 import json
@@ -18,7 +18,7 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 
 
 class Addresses(html.parser.HTMLParser):
-    """Everything that a browser would fetch."""
+    """Collects all addresses that a browser would fetch."""
 
     def __init__(self):
         super().__init__()
@@ -40,7 +40,7 @@ def test_page_fetches_nothing(made):
     seen.feed(made)
     assert seen.found == []
     assert not re.search(r"@import|url\(\s*['\"]?http", made)
-    assert "default-src 'none'" in made  # and a browser would refuse if it tried
+    assert "default-src 'none'" in made  # so a browser would also block a fetch
 
 
 def test_page_is_under_three_megabytes(made):
@@ -98,7 +98,7 @@ def test_page_opened_draws_every_chart(facts, tmp_path):
 
 
 def opened(file, tmp_path):
-    """The document after its scripts have run, in a browser that has never been anywhere."""
+    """The document after its scripts have run, in a browser with a new profile."""
     quiet = [
         "--headless",
         "--no-sandbox",

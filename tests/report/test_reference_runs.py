@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference runs that the repository keeps are readable, small, and give a verdict and a page. Issue 6, point 7."""
+"""Tests that the repository's reference runs are readable and small, and give a verdict and a page. Issue 6, point 7."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page about measured phases: made from rows alone, whole, escaped, drawn by a browser; pictures of it."""
+"""Tests the page of measured phases: made from rows alone, complete, escaped, drawn by a browser; and its images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.report.test_page import BROWSER, Addresses, opened
 
 
 def rich(one: Row, number: int) -> Row:
-    """A row with all that can be drawn."""
+    """A copy of the row with values for everything that can be drawn."""
     mean = one.threads / one.last.entries_per_s * 1e6
     return msgspec.structs.replace(
         one,
@@ -146,7 +146,7 @@ def test_report_of_a_folder_of_old_results(run_cli, results, tmp_path):
     assert done.code == 0
     assert done.out.splitlines()[0] == str(tmp_path / "report.html")
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {"surface-0.svg", "surface-1.svg"}
-    again = run_cli("report", str(tmp_path), "--json")  # the page that lies there now is not a result
+    again = run_cli("report", str(tmp_path), "--json")  # the page that was written there is not read as a result
     assert (again.code, json.loads(again.out)["rows"]) == (0, len(sound))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The terminal table says everything at 80 columns, at 200, and without colour."""
+"""Tests that the terminal table shows everything at 80 columns, at 200 columns, and without colour."""
 
 import msgspec
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migration: the adjoint, the image of known reflectors, the three methods, and the stack."""
+"""Tests migration: the adjoint, the image of known reflectors, the three methods, and the stack."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def difference(one, other):
 def test_backward_propagation_is_the_transpose_of_forward_propagation(precision, limit):
     model = layered((61, 61), 0.01)
     survey = surface_spread(model, 0.01, 2)
-    # Between grid points, and at the edges, where the sponge begins.
+    # Positions between grid points and at the model's edges, next to the sponge.
     survey = replace(survey, sources_km=((0.1234, 0.017),), receivers_km=((0.0, 0.0), (0.6, 0.6), (0.333, 0.0215)))
     assert adjoint_test(survey, model, precision=precision) < limit
 
@@ -97,7 +97,7 @@ def test_checkpoints_give_the_image_of_the_snapshots(shot, checkpoints):
     survey, smoothed, gather = shot
     snapshots = migrate_shot(survey, smoothed, gather, 1)
     revolver = migrate_shot(survey, smoothed, gather, 1, "revolver", checkpoints=checkpoints)
-    # Snapshots sample the correlation every 8 steps, and checkpoints each step.
+    # Snapshots sample the correlation every 8 steps, checkpoints at every step.
     assert difference(revolver[0], snapshots[0]) < 1e-3
     assert difference(revolver[1], snapshots[1]) < 1e-3
     every_step = migrate_shot(replace(survey, snapshot_factor=1), smoothed, gather, 1)
@@ -161,7 +161,7 @@ def test_snapshot_folder_that_cannot_be_used_is_refused(shot, tmp_path):
 
 def test_snapshot_file_without_space_says_how_much_it_needs(shot, tmp_path):
     survey, smoothed, gather = shot
-    migrate_shot(survey, smoothed, gather, 1)  # compiles, which writes files
+    migrate_shot(survey, smoothed, gather, 1)  # compiles operators, which writes files
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:

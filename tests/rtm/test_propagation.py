@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modelled waves: times, decay, the absorbing layer, and the settings of Devito."""
+"""Tests modelled waves: arrival times, decay, the absorbing layer, and Devito's settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ gather = model_shot(surface_spread(model, 0.01, 1), model, 0)
 
 
 def around(samples, *, offsets_km, dimensions=2):
-    """A constant model with a source in its centre and receivers at distances from it along x."""
+    """A constant model with a source in its centre, and receivers at the given offsets from it along x."""
     model = np.full((samples,) * dimensions, 2.0, dtype=np.float32)
     centre = (samples // 2) * 0.01
     survey = Survey(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The survey: its numbers, its JSON, and what it refuses."""
+"""Tests the survey: its numbers, its JSON, and its validation."""
 
 from __future__ import annotations
 

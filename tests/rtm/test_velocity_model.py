@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers, smoothing, reflector depths and travel times."""
+"""Tests velocity models: layers, smoothing, reflector depths and travel times."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Four hosts on one machine: network namespaces on a bridge, each with its own name, /etc/hosts and private folder; and
-a real Slurm on them. Everything ends with the `with` block."""
+"""Four hosts on one machine, with a real Slurm: network namespaces on a bridge.
+
+Each host has its own name, /etc/hosts and private folder. Everything ends with the `with` block.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class Cluster:
-    """`run(host, ...)` runs a command on a host; `srun(...)` one by Slurm, from the first."""
+    """`run(host, ...)` runs a command on a host; `srun(...)` runs one through Slurm, from the first host."""
 
     def __init__(self, folder: Path, *, slurm: str = "") -> None:
-        """`slurm`: further lines of slurm.conf."""
-        # Slurm's and munge's sockets want short names, and munge a folder that nobody else may write.
+        """`slurm` holds further lines for slurm.conf."""
+        # Paths of Slurm's and munge's sockets must be short, and munge requires a folder that only root can write to.
         self.folder = folder
         self._more = slurm
         self._mark = uuid4().hex[:5]
@@ -133,10 +135,10 @@ class Cluster:
         await_(lambda: self.run(1, "sinfo", "-h", "-o", "%T").stdout.split() == ["idle"], "Slurm", folder)
 
     def start_sshds(self) -> None:
-        """An sshd on every host, and in the home of `run` the key and the known hosts that reach them."""
+        """Starts an sshd on every host; writes the key and the known hosts to the home folder of `run`."""
         home = self.folder / "home/.ssh"
         home.mkdir(parents=True, exist_ok=True)
-        Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it, whatever its configuration says
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd requires this folder with any configuration
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", home / "id_ed25519"], check=True)
         known = ""
         for at in range(1, HOSTS + 1):
@@ -158,19 +160,19 @@ class Cluster:
             await_(lambda at=at: answers(at), "sshd", self.folder)
 
     def cut(self, host: int, *, is_up: bool = False) -> None:
-        """Takes a host's link away, or gives it back; its processes stay."""
+        """Takes down or restores a host's link; its processes keep running."""
         self._ip("-n", f"ps{self._mark}", "link", "set", f"v{self._mark}{host}", "up" if is_up else "down")
 
     @property
     def env(self) -> dict[str, str]:
-        """A plain environment, with a home of its own."""
+        """A minimal environment with its own home folder."""
         home = self.folder / "home"
         home.mkdir(exist_ok=True)
         conf = str(self.folder / "slurm.conf")
         return {"PATH": os.environ["PATH"], "HOME": str(home), "SLURM_CONF": conf, "LANG": "C.UTF-8"}
 
     def run(self, host: int, *command: object, timeout_s: float = 90, **env: str) -> subprocess.CompletedProcess[str]:
-        """A command on a host, with a plain environment."""
+        """Runs a command on a host, with a minimal environment."""
         return subprocess.run(
             self.line(host, *command),
             env=self.env | env,
@@ -182,7 +184,7 @@ class Cluster:
         )
 
     def held(self, host: int) -> Path:
-        """Where a host's private folder lies for us."""
+        """A host's private folder, as a path on this machine."""
         return self.folder / f"private/h{host}"
 
 
@@ -198,7 +200,7 @@ def await_(condition, what: str, folder: Path, limit_s: float = 40) -> None:
 
 
 def short_folder() -> Path:
-    """Unix sockets have short names, and munge wants a folder that only root may write, up to the root."""
+    """A new folder with a short path, for Unix sockets. Only root can write to it and its parents, as munge requires."""
     folder = Path(f"/run/pen-{uuid4().hex[:8]}")
     folder.mkdir(mode=0o755)
     return folder

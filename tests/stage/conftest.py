@@ -15,7 +15,7 @@ from stage_kit import Bucket, fill
 
 @pytest.fixture
 def put_object(tmp_path):
-    """Puts one object by a foreign client, whose keys go out as they are."""
+    """Puts one object with the AWS CLI, which sends keys unchanged."""
     aws = str(Path(sys.executable).with_name("aws"))
 
     def put(served, key: bytes, body: bytes, *more: str) -> None:
@@ -44,7 +44,7 @@ def put_object(tmp_path):
 
 @pytest.fixture
 def bucket(emulator, tmp_path: Path) -> Bucket:
-    """48 objects of up to 60 kB, two thirds gzip'd, behind our own emulator."""
+    """48 objects of up to 60 kB, two thirds gzip'd, in our own emulator."""
     folder = tmp_path / "bucket"
     want = fill(folder, 48, 60_000)
     served = emulator(folder=folder)
@@ -53,7 +53,7 @@ def bucket(emulator, tmp_path: Path) -> Bucket:
 
 @pytest.fixture
 def slow_bucket(emulator, tmp_path: Path) -> Bucket:
-    """96 objects of up to 400 kB behind a link of some MB/s, so that a stage can be stopped midway."""
+    """96 objects of up to 400 kB behind a link of some MB/s, so that a test can stop a stage midway."""
     folder = tmp_path / "bucket"
     want = fill(folder, 96, 400_000)
     served = emulator(folder=folder, tier="azure-hot", scale=0.001)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An S3 endpoint on loopback that says what a test wants it to say, true or not. Checks no signature."""
+"""An S3 endpoint on loopback whose responses a test controls, true or false. It checks no signature."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Lie:
-    """One object: its bytes, and what is said of them where that differs."""
+    """One object: its bytes, and the false values that the endpoint reports for it."""
 
     body: bytes
     listed_size: int | None = None
@@ -25,8 +25,8 @@ class Lie:
     length: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     ignores_pins: bool = False
-    part_bytes: int | None = None  # of a multipart upload, whose parts are answered one by one
-    flips: int = 0  # answers in which a bit is yet to flip
+    part_bytes: int | None = None  # part size, if parts can be requested by number
+    flips: int = 0  # number of further responses with a flipped bit
 
     @property
     def true_etag(self) -> str:
@@ -34,7 +34,7 @@ class Lie:
 
 
 class Liar:
-    """`with Liar({b"key": Lie(b"...")}) as liar:`; `.url`, `.env`. `pages` are lists of keys, one answer each."""
+    """`with Liar({b"key": Lie(b"...")}) as liar:` has `.url` and `.env`. `pages` are the key lists of listing pages."""
 
     def __init__(self, objects: dict[bytes, Lie], pages: list[list[bytes]] | None = None) -> None:
         self.objects = objects

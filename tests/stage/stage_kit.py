@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stage tests share: buckets of known content, and `penstock` in the background."""
+"""Shared parts of the stage tests: buckets of known content, and `penstock` as a background process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bucket:
-    """A folder served over S3: its objects under `set/`, and what they inflate to."""
+    """A folder served over S3: objects under `set/`, and their expected inflated content."""
 
     url: str
     folder: Path
@@ -30,7 +30,7 @@ class Bucket:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    """Files under a folder, Penstock's own state apart."""
+    """Files under a folder, without Penstock's own state."""
     return {
         name: path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -47,7 +47,7 @@ def program() -> str:
 
 
 def launch(*arguments: object, env: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """`penstock` in the background, stdout and stderr in `log`."""
+    """Starts `penstock` in the background, with stdout and stderr in `log`."""
     with log.open("wb") as out:
         return subprocess.Popen(
             [program(), *map(str, arguments)],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tap on the way to a store: passes bytes on, refuses for a while, breaks connections amid an upload, or is slow."""
+"""A TCP proxy in front of a store: forwards bytes, rejects for a while, breaks connections in an upload, or is slow."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Self
 
 
 class Tap:
-    """Listens on loopback and passes to `upstream` (`http://HOST:PORT`). Knobs may be turned while it runs."""
+    """Listens on loopback and forwards to `upstream` (`http://HOST:PORT`). Its settings may change while it runs."""
 
     def __init__(self, upstream: str) -> None:
         host, _, port = upstream.removeprefix("http://").rstrip("/").partition(":")
         self._to = (host, int(port))
         self._server = socket.create_server(("127.0.0.1", 0))
         self.endpoint = f"http://127.0.0.1:{self._server.getsockname()[1]}"
-        self.refuses_until = 0.0  # monotonic; every request is answered 503
-        self.breaks = 0  # connections still to be broken, each after `breaks_at` bytes upwards
+        self.refuses_until = 0.0  # monotonic time until which every request gets a 503
+        self.breaks = 0  # number of further connections to break, each after `breaks_at` uploaded bytes
         self.breaks_at = 3_000_000
-        self.rate_bytes_per_s = 0.0  # upwards; 0 is no limit
+        self.rate_bytes_per_s = 0.0  # upload rate; 0 means no limit
         self.refused = 0
         self.sent = 0
         self._lock = threading.Lock()

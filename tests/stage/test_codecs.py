@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Objects whose names do not say how they are compressed, and stores that say little of their bytes. Issue 4."""
+"""Tests objects whose names do not show their compression, and stores that report few checksums. Issue 4."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _entries(folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def encoded(emulator, put_object):
-    """Names, headers and bytes that agree and that do not; one object large enough for parts."""
+    """Objects whose names, headers and bytes agree or disagree; one is large enough for several parts."""
     served, large = emulator(), os.urandom(9 << 20)
     body = b"some plain content" * 100
     for key, content, header in (
@@ -83,7 +83,8 @@ def test_stage_from_a_store_without_crcs_checks_its_md5(versitygw, run_cli, tmp_
     bodies = {"small.bin": os.urandom(1000), "large.bin": os.urandom(9 << 20)}
     for name, body in bodies.items():
         (home / name).write_bytes(body)
-        # As the gateway keeps it of an object that came without a checksum, in the days before it made one of its own.
+        # The gateway stores this for an object uploaded without a checksum, in versions that did not compute one
+        # themselves.
         os.setxattr(home / name, "user.etag", _md5(body).encode())
     ran = run_cli("stage", served.url, tmp_path / "dst", "--json", env=served.env)
     assert (ran.code, facts(ran)["without_checksum"], tree(tmp_path / "dst") == bodies) == (0, 0, True), ran.err
@@ -92,7 +93,7 @@ def test_stage_from_a_store_without_crcs_checks_its_md5(versitygw, run_cli, tmp_
     ran = run_cli("stage", served.url, tmp_path / "off", "--json", env=served.env | {"PENSTOCK_S3_MD5": "0"})
     assert (ran.code, facts(ran)["without_checksum"]) == (0, 2)
     assert all(entry["origin"]["checked"] == [] for entry in _entries(tmp_path / "off").values())
-    # Bytes that rotted in the store, behind the ETag that it keeps beside them.
+    # The stored bytes are damaged, but the stored ETag is unchanged.
     for name, body in bodies.items():
         with (home / name).open("r+b") as file:
             file.write(bytes([body[0] ^ 1]))

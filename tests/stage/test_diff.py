@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock diff` on the real command line: listings, manifests and staged folders against each other. Issue 4."""
+"""Tests `penstock diff` on the command line: listings, manifests and staged folders against each other. Issue 4."""
 
 from __future__ import annotations
 

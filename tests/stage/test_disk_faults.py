@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that fails: calls answered with EIO or ENOSPC by a file system of ours (benches/peers/stage/faultfs). Issue 4."""
+"""Tests failing disks: our file system faultfs (benches/peers/stage/faultfs) returns EIO or ENOSPC. Issue 4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def failing(folder: Path, *flags: str, at: Path | None = None):
-    """A folder on a failing disk; yields it, and a dict that holds the counts of injected faults afterwards."""
+    """A folder on a failing disk; yields it, and a dict that gets the counts of injected faults at the end."""
     program = ROOT / ".tools/bin/faultfs"
     if not program.exists():
         pytest.fail("faultfs is not here; `make setup-peers` builds it", pytrace=False)
@@ -79,7 +79,7 @@ def test_stage_onto_a_failing_disk_ends_whole_when_run_again(bucket, run_cli, tm
 
 @pytest.mark.needs_root
 def test_parts_of_a_large_object_whose_sync_failed_are_not_taken_up_again(bucket, run_cli, tmp_path):
-    """After a failed fsync the page cache may show what the disk lacks, and the next fsync succeeds."""
+    """After a failed fsync, the page cache may hold bytes that the disk lacks, and the next fsync may succeed."""
     (bucket.folder / "set/large.bin").write_bytes(large := os.urandom(20 << 20))
     dst = tmp_path / "dst"
     parts = dst / ".penstock/stage/parts"

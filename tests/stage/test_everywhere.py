@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock.stage()` inside a script: under torchrun, under mpirun with mpi4py, in plain processes, and alone. Issue 4."""
+"""Tests `penstock.stage()` inside a script: under torchrun, mpirun with mpi4py, plain processes, and alone. Issue 4."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import penstock
 from penstock.errors import NotFound, RankFailed, Unsupported, from_wire, to_wire
 from tests.ports import free_port
 
-# What every rank runs: sets its library up, stages, and writes what came of it.
+# The script of every rank: sets up its library, stages, and writes the result to a file.
 SCRIPT = """
 import json, os, sys, time
 kind, source, folder, out, options = sys.argv[1:6]
@@ -53,7 +53,7 @@ if kind == "torch":
 
 @pytest.fixture
 def job(tmp_path):
-    """`job("torch", 4, source, ...)`: what each rank had to say."""
+    """`job("torch", 4, source, ...)` runs a job and returns the result of each rank."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     out = tmp_path / "out"
@@ -117,7 +117,7 @@ def test_stage_under_torchrun_gives_up_on_a_rank_that_never_comes(job, source):
 
 
 def _ranks(tmp_path, source, world: int, folder: str, env, **options):
-    """Processes with a process group of their own, and no launcher that would end them together."""
+    """Starts processes with their own process group, and no launcher that would end them together."""
     script = _script(tmp_path)
     port = str(free_port())
     words = [sys.executable, str(script), "torch", str(source), folder, str(tmp_path / "out"), json.dumps(options)]
@@ -182,7 +182,7 @@ def _slurm(rank: int, world: int) -> dict[str, str]:
 
 
 def _script(tmp_path):
-    """The script, written once: a rank that was started before is about to read it."""
+    """The script's path. It is written only once, since a rank that started earlier may be about to read it."""
     script = tmp_path / "script.py"
     if not script.exists():
         script.write_text(SCRIPT)
@@ -224,7 +224,7 @@ def test_stage_whose_leader_is_killed_ends_on_the_others(slow_bucket, tmp_path):
     leader = _start(tmp_path, slow_bucket.url, 0, 2, env=slow_bucket.env)
     await_true(lambda: leader.poll() is not None or len(tree(tmp_path / "dst")) > 2)
     waiter = _start(tmp_path, slow_bucket.url, 1, 2, env=slow_bucket.env, heartbeat_timeout_s=5)
-    time.sleep(2)  # it must have seen its leader alive
+    time.sleep(2)  # the waiter must have seen its leader alive
     assert (leader.poll(), waiter.poll()) == (None, None)
     leader.send_signal(signal.SIGKILL)
     leader.wait()
@@ -255,7 +255,7 @@ def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_p
         penstock.stage(str(tmp_path / "nothing-here"), tmp_path / "dst2")
 
 
-# Issue 19: everything was uploaded, then Unsupported was raised.
+# Issue 19: all objects were uploaded, and then Unsupported was raised.
 def test_stage_to_a_store_returns_its_urls(source, emulator, tmp_path, monkeypatch):
     folder, want = source
     served = emulator()
@@ -289,7 +289,7 @@ def test_seats_follow_the_launcher_or_else_the_hosts():
 
     result = [{"host": "a", "launcher": [r // 2, 2, r % 2, 4]} for r in range(4)]
     assert _assign_nodes(result) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
-    # ranks placed one by one, or unevenly: the launcher's variables do not tell, the hosts do
+    # The ranks are placed one by one, or unevenly: the launcher's variables do not give their nodes, but the hosts do.
     uneven = [{"host": host, "launcher": None} for host in "aaba"]
     assert _assign_nodes(uneven) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [0, 2, 2]]
     contradicting = [{"host": host, "launcher": [0, 1, 0, 2]} for host in "ab"]

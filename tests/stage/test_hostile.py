@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that lie and keys that attack: each has one stated outcome (docs/concepts/hostile-input.md). Issue 4."""
+"""Tests stores that lie and keys that attack: each has a documented outcome (docs/concepts/hostile-input.md). Issue 4."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BODY = os.urandom(20_000)
 LARGE = os.urandom(20 << 20)
 
 
-# A stage of so many reads each large object at once; one of fewer reads it in parts.
+# A stage with this many objects reads each large object in one request; a stage with fewer reads it in parts.
 MANY = {f"s{at:02}".encode(): Lie(b"%d" % at) for at in range(16)}
 
 
@@ -34,22 +34,22 @@ def _failed(ran):
 @pytest.mark.parametrize(
     ("lie", "code"),
     [
-        # The listing and the answer disagree: the object is not the one that was planned.
+        # The listing and the response disagree: the object is not the planned one.
         (Lie(BODY, listed_size=len(BODY) - 1), "changed"),
         (Lie(BODY, listed_size=len(BODY) + 1), "changed"),
         (Lie(LARGE, listed_size=len(LARGE) + 1), "changed"),
-        # Fewer bytes come than the answer says, every time; or the answer says fewer than there are.
+        # Each response has fewer bytes than it states; or it states fewer bytes than the object has.
         (Lie(BODY, length=len(BODY) - 1), "changed"),
         (Lie(BODY, listed_size=len(BODY) + 100, length=len(BODY) + 100), "corrupt"),
-        # Another version than the listing's, from a store that knows no If-Match.
+        # Another version than the listed one, from a store without If-Match support.
         (Lie(BODY, listed_etag="0" * 32, ignores_pins=True), "changed"),
         (Lie(LARGE, listed_etag="0" * 32, ignores_pins=True), "changed"),
-        # ... and from one that does.
+        # Another version than the listed one, from a store with If-Match support.
         (Lie(BODY, listed_etag="0" * 32), "changed"),
-        # An ETag that looks like an MD5 and is none.
+        # The ETag looks like an MD5, but is not one.
         (Lie(BODY, etag="f" * 32), "corrupt"),
         (Lie(LARGE, etag="f" * 32), "corrupt"),
-        # A checksum of other bytes.
+        # The checksum belongs to other bytes.
         (Lie(BODY, etag="e-1", headers={"x-amz-checksum-crc32c": "AAAAAA=="}), "corrupt"),
         (Lie(LARGE, etag="e-1", headers={"x-amz-checksum-crc32c": "AAAAAA=="}), "corrupt"),
     ],
@@ -98,7 +98,7 @@ def test_stage_of_gzip_whose_header_promises_more_than_comes_is_corrupt(run_cli,
 
 
 def test_stage_of_a_listing_that_changes_while_it_is_paged_is_of_what_stands_at_the_end(run_cli, tmp_path):
-    """Gone since its page: not-found. Replaced: changed. Come behind the pages already read: not in this run."""
+    """Deleted since its page: not-found. Replaced: changed. Added before the current page: not in this run."""
     objects = {name: Lie(name * 100) for name in (b"a", b"b", b"c", b"d", b"e")}
     pages = [[b"a", b"b"], [b"c", b"d"], [b"e"]]
     with Liar(objects, pages) as liar:
@@ -126,7 +126,7 @@ def test_stage_of_a_listing_that_repeats_keys_is_refused_with_both_named(run_cli
 
 @pytest.mark.parametrize("cycle", [1, 2, 3])
 def test_stage_of_a_listing_without_an_end_ends(cycle, run_cli, tmp_path):
-    """Pages that lead to each other end in an error when the first of them comes again. Issue 19, P14."""
+    """Pages that refer to each other end in an error when the first one comes again. Issue 19, P14."""
     with Liar({b"good": Lie(b"good")}) as liar:
         liar.next_token = lambda at: str(1 + at % cycle)
         ran = run_cli("stage", liar.url, tmp_path / "dst", "--timeout", "20s", env=liar.env)
@@ -158,7 +158,7 @@ def test_stage_of_odd_but_harmless_keys_keeps_every_byte_of_them(run_cli, tmp_pa
 
 
 def test_stage_of_a_name_that_is_no_utf8_keeps_its_bytes_where_the_store_knows_such_names(run_cli, tmp_path):
-    """Folders do. S3's keys are UTF-8: there, the object is named as one that cannot be asked for, and the rest moves."""
+    """Folders support such names. S3 keys are UTF-8: there the object fails by name, and the rest moves."""
     source = tmp_path / "source"
     source.mkdir()
     (source / os.fsdecode(b"not\xffutf8")).write_bytes(b"bytes")
@@ -192,7 +192,7 @@ def test_stage_of_a_key_that_cannot_be_a_file_here_is_refused_before_anything_is
 
 
 def test_stage_passes_over_folder_markers_and_what_another_stage_keeps_for_itself(run_cli, tmp_path):
-    """What consoles make for an empty folder: no bytes, and a name that ends in a slash. And a journal from outside."""
+    """Consoles mark an empty folder by an empty object whose name ends in a slash. The journal is planted from outside."""
     planted = b".penstock/stage/journal-0-of-1.jsonl"
     ran = _staged({b"d/": Lie(b""), b"d/x": Lie(b"x"), planted: Lie(b"hostile")}, run_cli, tmp_path / "dst")
     assert (ran.code, tree(tmp_path / "dst")) == (0, {"good": b"good", "d/x": b"x"}), ran.err
@@ -201,7 +201,7 @@ def test_stage_passes_over_folder_markers_and_what_another_stage_keeps_for_itsel
 
 @pytest.mark.parametrize("what", ["folder", "file"])
 def test_stage_does_not_write_through_links_planted_while_it_runs(what, slow_bucket, run_cli, tmp_path):
-    """Someone swaps the folder being filled, or each new name in it, for links, all the time."""
+    """A thread keeps replacing the destination folder, or each new file in it, with links."""
     dst, outside = tmp_path / "dst", tmp_path / "outside"
     outside.mkdir()
     (outside / "victim").write_text("kept")
@@ -233,7 +233,7 @@ def test_stage_does_not_write_through_links_planted_while_it_runs(what, slow_buc
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"victim": "kept"}
     if (dst / "d").is_symlink():
         (dst / "d").unlink()
-    # Left alone, the same command makes it whole.
+    # Without the attacker, the same command completes the folder.
     ran = run_cli("stage", slow_bucket.url, dst, "--decompress", "--overwrite", "--json", env=slow_bucket.env)
     assert ran.code == 0, ran.err
     assert tree(dst) == slow_bucket.want

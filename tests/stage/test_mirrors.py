@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One dataset in two stores: the reads are spread, and neither a liar nor a death costs an object."""
+"""Tests one dataset in two stores: reads are spread, and neither a lying nor a dead store costs an object."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stage_kit import facts, fill, tree
 
 @pytest.fixture
 def twins(tmp_path):
-    """Two folders of the same objects, and what they inflate to."""
+    """Two folders with the same objects, and their inflated content."""
     want = fill(tmp_path / "a", 40, 60_000)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     return tmp_path / "a", tmp_path / "b", want

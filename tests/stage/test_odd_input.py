@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Odd input from the outside: each ends in one clear error and its exit code. Issue 4."""
+"""Tests odd external input: each ends in one clear error and its exit code. Issue 4."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_garbage_behind_a_member_is_corrupt_and_leaves_no_file(run_cli, tmp_path
 
 @pytest.fixture
 def site():
-    """A web server whose index page names what it is told."""
+    """A web server whose index page lists the names that a test sets."""
     names: list[str] = []
 
     class Answer(http.server.BaseHTTPRequestHandler):

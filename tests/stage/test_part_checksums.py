@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multipart uploads whose parts alone have checksums: a checksum of checksums is held against the bytes. Issue 4."""
+"""Tests multipart uploads with checksums of parts only: a checksum of checksums is compared with the bytes. Issue 4."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _checked(folder):
 
 
 def _upload(client, bucket: str, key: str, parts: list[bytes]) -> None:
-    """By botocore, part by part: a client that is not ours."""
+    """Uploads part by part with botocore, as a third-party client."""
     upload = client.create_multipart_upload(Bucket=bucket, Key=key, ChecksumAlgorithm="CRC32")
     where = {"Bucket": bucket, "Key": key, "UploadId": upload["UploadId"]}
     done = []
@@ -61,7 +61,7 @@ def _upload(client, bucket: str, key: str, parts: list[bytes]) -> None:
 
 @pytest.fixture(params=["emulator", pytest.param("versitygw", marks=pytest.mark.needs_s3)])
 def peer(request, emulator):
-    """(client, bucket, env) of a store that is ours, and of one that is not."""
+    """(client, bucket, env) of our emulator and of a third-party store."""
     from awscli.botocore.config import Config
     from awscli.botocore.session import Session
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people see while a stage runs: one display for all nodes, events, a log without secrets. Issue 4, point 8."""
+"""Tests a running stage's output: one display for all nodes, events, a log without secrets. Issue 4, point 8."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_bar_is_drawn_on_a_terminal_of_80_columns(slow_bucket, tmp_path):
     try:
         while more := os.read(parent, 65536):
             output += more
-    except OSError:  # the terminal is gone with the process
+    except OSError:  # the terminal closes with the process
         pass
     os.close(parent)
     assert job.wait(100) == 0

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two launches of different sizes into one folder, as after an elastic restart: no file is ever published half-written.
-Issue 19, point 3."""
+"""Tests two launches of different sizes into one folder, as after an elastic restart: no file is published incomplete.
+
+Issue 19, point 3.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,10 @@ def _partial(dst: Path) -> list[str]:
 
 
 def _race(source: Path, dst: Path, logs: Path, rng: random.Random, env: dict[str, str]) -> list[tuple[int, str]]:
-    """One round: node 1 of 2 of an old launch and node 0 of 1 of a new one, started up to 100 ms apart; in every other
-    round the old one is killed. Returns exit code and output of each."""
+    """One race: node 1 of 2 of an old launch against node 0 of 1 of a new one, started up to 100 ms apart.
+
+    In half of the races the old launch is killed. Returns the exit code and output of each.
+    """
     ranks = [("--node", "1", "--nodes", "2"), ("--node", "0", "--nodes", "1")]
     rng.shuffle(ranks)
     jobs = []
@@ -58,7 +62,7 @@ def _race(source: Path, dst: Path, logs: Path, rng: random.Random, env: dict[str
 
 
 def _check(source: tuple[Path, dict[str, bytes]], dst: Path, ended: list[tuple[int, str]], run_cli) -> None:
-    """What ended well is whole; what did not was killed or refused, names the other launch, and succeeds later."""
+    """A successful launch has whole files. A failed one was killed or rejected as busy, and succeeds later."""
     folder, bodies = source
     for code, output in ended:
         if code == 0:
@@ -98,13 +102,13 @@ def test_stage_is_refused_while_a_launch_of_another_size_writes_into_its_folder(
     for job in (old, same):
         job.send_signal(signal.SIGKILL)
         job.wait()
-    # The kernel released the locks of both.
+    # The kernel released both locks at the kill.
     ran = run_cli("stage", slow_bucket.url, dst, "--decompress", env=env, timeout_s=100)
     assert (ran.code, tree(dst) == slow_bucket.want) == (0, True), ran.err
 
 
 def test_stages_of_two_machines_to_one_prefix_publish_whole_objects(emulator, tmp_path):
-    """No lock spans two machines: the store's conditional writes decide, object by object."""
+    """No lock covers two machines: the store's conditional writes decide, object by object."""
     (tmp_path / "bucket").mkdir()
     served, rng, sources = emulator(tmp_path / "bucket"), random.Random(11), []
     for at in range(2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that is told to end inside `penstock.stage()` ends at once, wherever it waits, and the others are told which. Issue 19, P10."""
+"""Tests that a signal ends a rank in `penstock.stage()` at once, and that the other ranks name it. Issue 19, P10."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stage_kit import await_true, fill
 from tests.ports import free_port
 
 LIMIT_S = 10
-PEER_S = 40  # well below what a silent rank is given
+PEER_S = 40  # well below the timeout for a silent rank
 
-# A script that ends on SIGTERM by an exception, as trainers do that save a checkpoint first.
+# A script that raises an exception on SIGTERM, as trainers do that first save a checkpoint.
 SCRIPT = """
 import json, os, signal, sys, time
 def end(number, frame):
@@ -56,7 +56,7 @@ if kind == "torch":
 
 
 class Job:
-    """Ranks of one job, and what each wrote."""
+    """The ranks of one job, and the output of each."""
 
     def __init__(self, folder, kind: str, world: int, source, env=None, **options) -> None:
         self.out = folder / "out"
@@ -134,7 +134,7 @@ def test_stage_ends_on_all_ranks_when_one_is_told_to_end(kind, victim, job, slow
 @pytest.mark.needs_torch
 def test_stage_waiting_for_a_rank_that_is_late_ends_on_all_when_one_is_told_to_end(job, source):
     three = job("torch", 3, source, absent=2, absent_s=80)
-    time.sleep(2)  # until ranks 0 and 1 wait; if they do not yet, the end is the same
+    time.sleep(2)  # ranks 0 and 1 usually wait by then; if not, the result is the same
     three.signal(1, signal.SIGTERM)
     assert three.end_of(1, LIMIT_S) == "SystemExit: 143"
     assert three.end_of(0, PEER_S) == "RankFailed: rank 1 failed: it left penstock.stage with SystemExit: 143"
@@ -142,7 +142,7 @@ def test_stage_waiting_for_a_rank_that_is_late_ends_on_all_when_one_is_told_to_e
 
 @pytest.mark.needs_torch
 def test_stage_whose_store_is_stopped_ends_when_it_is_told_to_end(job, slow_bucket, tmp_path):
-    """The store lives in rank 0: a question to it waits in native code until that rank goes on."""
+    """The store is in rank 0, so a request to it waits in native code while that rank is stopped."""
     both = job("torch", 2, slow_bucket.url, env=slow_bucket.env)
     await_true(lambda: (tmp_path / "dst").exists() and any((tmp_path / "dst").rglob("*.bin")))
     both.signal(0, signal.SIGSTOP)
@@ -159,7 +159,7 @@ def test_stage_under_mpi_gives_up_on_a_rank_that_never_comes(job, source):
 
 
 def test_stage_under_mpi_that_waits_for_a_rank_ends_all_when_one_is_told_to_end(job, source):
-    """mpi4py's own runner aborts the job for an exception; before, it never came to one."""
+    """mpi4py's runner aborts the job on an exception. Earlier, the exception was never raised."""
     three = job("mpi-abort", 3, source, absent=2, absent_s=80)
     time.sleep(2)
     three.signal(1, signal.SIGTERM)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stage notes of the records it writes: the copy is counted and read by range without a scan."""
+"""Tests the record positions that a stage saves: the copy is counted and read by range without a scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock import _native
 
 
 def record(sample: int) -> bytes:
-    # Of uneven lengths, so that sizes tell no counts.
+    # Records have different lengths, so that an object's size does not give its record count.
     return _native.encode_tfrecord({"y": [float(sample)], "p": bytes(sample % 3 * 7)})
 
 
@@ -46,7 +46,7 @@ def test_staged_records_are_known_where_they_lie_without_a_scan(source, tmp_path
         monkeypatch.setenv("PENSTOCK_CACHE", "")
     copy = tmp_path / "copy"
     assert run_cli("stage", source, copy, "--decompress").code == 0
-    # The copy, and a folder of it.
+    # The whole copy, and a sub-folder of it.
     for folder in (copy, copy / "train"):
         opened = penstock.open(folder)
         assert (opened.rung, opened.samples, opened.counted().is_indexed) == ("index", 10, True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns, weights, the rule of study A, Parquet manifests, rates and money. Issue 4, points 4, 5, 6 and 8."""
+"""Tests patterns, weights, the grouping of study A, Parquet manifests, rates and prices. Issue 4, points 4, 5, 6 and 8."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stage_kit import facts, tree
 
 @pytest.fixture
 def groups(tmp_path):
-    """A folder of 2 x 16 objects in 16 groups, as study A names them, and what is no sample."""
+    """A folder of 2 x 16 objects in 16 groups, named as in study A, and one file that is not a sample."""
     folder = tmp_path / "groups"
     folder.mkdir()
     for at in range(32):
@@ -68,7 +68,7 @@ def test_manifest_as_parquet_is_taken_wherever_json_is(bucket, run_cli, tmp_path
     assert run_cli("diff", made, tmp_path / "m", env=bucket.env).code == 0
     ran = run_cli("stage", bucket.url, tmp_path / "dst", "--decompress", "--manifest", made, "--json", env=bucket.env)
     assert (ran.code, tree(tmp_path / "dst")) == (0, bucket.want), ran.err
-    # The record of that stage is a manifest of the source too, and knows what objects inflate to.
+    # That stage's record is also a manifest of the source, and contains the checksums of the inflated content.
     record = tmp_path / "dst/.penstock/manifest.json"
     ran = run_cli(
         "stage", bucket.url, tmp_path / "again", "--decompress", "--manifest", record, "--json", env=bucket.env
@@ -123,13 +123,13 @@ def test_stage_of_a_store_that_refuses_finds_its_rate_and_loses_nothing(emulator
 
     folder = tmp_path / "bucket"
     want = fill(folder, 64, 4_000)
-    served = emulator(folder=folder, tier="s3-standard", scale=0.004)  # 22 reads a second of a prefix
+    served = emulator(folder=folder, tier="s3-standard", scale=0.004)  # 22 reads per second and prefix
     url = f"{served.url.rstrip('/')}/set/"
     ran = run_cli("stage", url, tmp_path / "dst", "--decompress", "--json", env=served.env)
     assert (ran.code, tree(tmp_path / "dst")) == (0, want), ran.err
     found = facts(ran)
     assert found["throttles"] > 0
-    # Under the governor's rate the store has nothing to refuse.
+    # Below its rate limit, the store rejects no request.
     flags = ("--decompress", "--json", "--max-requests-per-s", "10")
     ran = run_cli("stage", url, tmp_path / "calm", *flags, env=served.env)
     assert (ran.code, tree(tmp_path / "calm")) == (0, want), ran.err

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings reach the core as one document: a wrong one is refused by its name."""
+"""Tests that settings reach the core as one document, and that the error for a wrong setting names it."""
 
 from __future__ import annotations
 

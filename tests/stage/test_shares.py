@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many nodes, many ranks: shares by each launcher's variables, and ranks that wait for the one that stages. Issue 2."""
+"""Tests many nodes and ranks: shares by launcher variables, and ranks that wait for the one that stages. Issue 2."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_waiting_rank_ends_with_an_error_when_its_leader_fails(bucket, run_cli, 
 def test_waiting_rank_ends_with_an_error_when_its_leader_is_killed(emulator, tmp_path):
     dst, log = tmp_path / "dst", tmp_path / "log"
     fill(tmp_path / "bucket", 96, 400_000)
-    # The whole stage would take 13 s: it is not done before the waiter has started, however busy the machine is.
+    # The whole stage would take 13 s, so even on a busy machine it is not done before the waiter has started.
     store = emulator(folder=tmp_path / "bucket", tier="azure-hot", scale=0.0002)
     url = f"{store.url.rstrip('/')}/set/"
     leader = launch("stage", url, dst, env=store.env | _slurm(2), log=tmp_path / "leader")
     await_true(lambda: leader.poll() is not None or len(tree(dst)) > 2)
     waiter = launch("stage", url, dst, env=store.env | _slurm(3), log=log)
     await_true(lambda: "waits for rank 2" in log.read_text())
-    time.sleep(0.6)  # it must have seen its leader alive, else it goes on hoping for a new one
+    time.sleep(0.6)  # the waiter must have seen its leader alive, else it keeps waiting for a new one
     assert leader.poll() is None
     leader.send_signal(signal.SIGKILL)
     leader.wait()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SIGTERM and Ctrl-C end a command in order: one line, an exit code that tells which, and a journal that goes on. Issue 4."""
+"""Tests that SIGTERM and Ctrl-C end a command in order: one line, a distinct exit code, a journal for resume. Issue 4."""
 
 from __future__ import annotations
 

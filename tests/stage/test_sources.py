@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Index, stage and feed from what is no S3: Azure Blob (Azurite), Google Cloud Storage (fake-gcs-server), plain HTTP."""
+"""Tests index, stage and feed from other stores than S3: Azure Blob (Azurite), GCS (fake-gcs-server), plain HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A dataset in a store, what it inflates to, and what a process must know to read it."""
+    """A dataset in a store, its inflated content, and the environment that its readers need."""
 
     url: str
     env: dict[str, str]
@@ -34,7 +34,7 @@ class Source:
 
 
 def bodies() -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Twelve objects as stored (every third plain, one of 20 MB) and as they come out."""
+    """Twelve objects as stored (every third plain, one of 20 MB), and their inflated content."""
     stored, want = {}, {}
     for at in range(12):
         body = random.Random(at).randbytes(20_000_000 if at == 5 else 3000 * at)
@@ -73,7 +73,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[Source]:
-    """Python's own web server: index pages, no ranges, times for versions."""
+    """Python's own web server: index pages, no range requests, and modification times as versions."""
     stored, want = bodies()
     for name, body in stored.items():
         path = tmp_path / "site/set" / name

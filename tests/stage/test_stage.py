@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock stage` and `penstock index` on the real command line, over a real S3 endpoint. Issue 2."""
+"""Tests `penstock stage` and `penstock index` on the command line, over a real S3 endpoint. Issue 2."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_stage_into_an_unwritable_destination_is_denied(bucket, run_cli, tmp_pat
 @pytest.mark.needs_root
 @pytest.mark.parametrize("size", ["300k", "1700k"])
 def test_stage_onto_a_full_disk_says_so_and_goes_on_later(size, bucket, run_cli, tmp_path):
-    """300 kB cannot hold the stored bytes (found at plan time); 1.7 MB can, but not what they inflate to."""
+    """300 kB cannot hold the stored bytes, which is found at plan time; 1.7 MB can, but not the inflated bytes."""
     for at in range(3):
         (bucket.folder / f"set/d/z{at}.bin.gz").write_bytes(gzip.compress(bytes(700_000)))
     want = bucket.want | {f"d/z{at}.bin": bytes(700_000) for at in range(3)}
@@ -246,7 +246,7 @@ def test_stage_killed_again_and_again_ends_as_if_undisturbed(slow_bucket, run_cl
     last = facts(run_cli("stage", slow_bucket.url, dst, "--decompress", "--json", env=env))
     assert tree(dst) == slow_bucket.want
     assert last["skipped"] >= kept
-    # What it read is what was missing, and nothing else.
+    # It read only the missing bytes.
     assert last["bytes_in"] + sum(_stored(slow_bucket, name) for name in partial) <= 1.05 * slow_bucket.stored_bytes
     assert not any((dst / ".penstock/stage/parts").iterdir())
 
@@ -263,7 +263,7 @@ def test_stage_killed_inside_a_large_object_goes_on_inside_it(emulator, run_cli,
     (folder / "large.bin.gz").write_bytes(stored := gzip.compress(body, 1))
     served = emulator(folder=folder, tier="azure-hot", scale=0.002)
     dst, parts = tmp_path / "dst", tmp_path / "dst/.penstock/stage/parts"
-    # one part after another, so that some are whole when it is killed
+    # One part at a time, so that some parts are complete when the stage is killed.
     child = launch("stage", served.url, dst, "--decompress", "--concurrency", 1, env=served.env, log=tmp_path / "log")
     await_true(lambda: child.poll() is not None or any(p.read_bytes().count(b"\n") >= 3 for p in parts.glob("*.done")))
     assert child.poll() is None, (tmp_path / "log").read_text()
@@ -271,7 +271,7 @@ def test_stage_killed_inside_a_large_object_goes_on_inside_it(emulator, run_cli,
     child.wait()
     assert tree(dst) == {}
     last = facts(run_cli("stage", served.url, dst, "--decompress", "--json", env=served.env))
-    assert last["resumed_bytes"] > 8 << 20  # two parts, one of them the short last one, maybe
+    assert last["resumed_bytes"] > 8 << 20  # at least two parts, of which one may be the short last one
     assert last["bytes_in"] + last["resumed_bytes"] == len(stored)
     assert tree(dst) == {"large.bin": body}
 

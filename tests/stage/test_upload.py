@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock stage` to stores: our emulator, versitygw, Azurite, fake-gcs-server. Issue 4, both directions."""
+"""Tests `penstock stage` to stores: our emulator, versitygw, Azurite, fake-gcs-server. Issue 4, both directions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = 40_000_000
 
 @pytest.fixture
 def outputs(tmp_path: Path) -> Path:
-    """Outputs of a run: odd names, nothing in one, one in parts, one that is compressed already."""
+    """Outputs of a run: odd names, an empty file, a file in several parts, and one that is already compressed."""
     folder = tmp_path / "outputs"
     rng = random.Random(5)
     bodies = {
@@ -46,7 +46,7 @@ def outputs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def state(tmp_path: Path) -> dict[str, str]:
-    """Where stages of this test remember what they have sent."""
+    """Environment with a state folder of the test's own, where stages store their journals."""
     return {"XDG_STATE_HOME": str(tmp_path / "state")}
 
 
@@ -81,7 +81,7 @@ def test_stage_to_a_store_is_whole_recorded_and_again_moves_nothing(kind, reques
     assert KEY not in ran.out + ran.err
     again = run_cli("stage", outputs, url, "--json", env=env)
     assert (again.code, facts(again)["bytes_in"], facts(again)["bytes_out"], facts(again)["skipped"]) == (0, 0, 0, 6)
-    # A machine that has no journal believes the manifest beside the objects.
+    # Without a journal, a machine uses the manifest beside the objects.
     elsewhere = run_cli("stage", outputs, url, "--json", "--journal", tmp_path / "other", env=env)
     assert (elsewhere.code, facts(elsewhere)["bytes_in"], facts(elsewhere)["skipped"]) == (0, 0, 6), elsewhere.err
     for more in ([], ["--quick"]):
@@ -106,7 +106,7 @@ def test_stage_deflate_says_its_encoding_and_comes_back(codec, emulator, run_cli
     assert facts(ran)["bytes_out"] < facts(ran)["bytes_in"] * 0.6
     again = run_cli("stage", outputs, served.url + "a", "--compress", codec, "--json", env=env)
     assert (facts(again)["bytes_in"], facts(again)["skipped"]) == (0, 6)
-    # The same bytes whoever makes them, on however many cores.
+    # The compressed bytes are the same on any machine and any number of cores.
     one = tmp_path / "one"
     one.write_text("#!/bin/sh\nexec taskset -c 0 " + str(Path(sys.executable).with_name("penstock")) + ' "$@"\n')
     one.chmod(0o755)
@@ -142,7 +142,7 @@ def test_stage_deflate_is_undone_by_other_tools(google, run_cli, tmp_path, outpu
     assert ran.code == 0, ran.err
     host = google.env["STORAGE_EMULATOR_HOST"]
     for name in ("loss.csv", "model/large.bin"):
-        # curl knows one member alone, as browsers do.
+        # curl, like browsers, reads only a single gzip member.
         url = f"http://{host}/storage/v1/b/data/o/{urllib.parse.quote('packed/' + name, safe='')}?alt=media"
         got = subprocess.run(["curl", "-sf", "--compressed", url], capture_output=True, check=True).stdout
         assert got == (outputs / name).read_bytes(), name
@@ -165,7 +165,7 @@ def test_stage_killed_amid_an_upload_sends_the_rest(emulator, run_cli, tmp_path,
         tap.rate_bytes_per_s, before = 0.0, tap.sent
         ran = run_cli("stage", source, served.url, "--json", env=env)
         assert ran.code == 0, ran.err
-        # Parts that the store has are neither read nor sent again.
+        # Parts that are already in the store are neither read nor sent again.
         resumed = facts(ran)["resumed_bytes"]
         assert resumed >= 16 << 20
         assert facts(ran)["bytes_in"] <= len(body) - resumed + (1 << 20)
@@ -223,7 +223,7 @@ def test_stage_leaves_strangers_alone_and_takes_over_what_is_the_same(
     put_object(served, b"loss.csv", b"another's")
     ran = run_cli("stage", outputs, served.url, "--json", env=env)
     assert (ran.code, "error[precondition]" in ran.err) == (3, True), ran.err
-    # Of the same size, only bytes tell.
+    # The size is the same, so only the bytes can show the difference.
     put_object(served, b"loss.csv", bytes(50_000))
     put_object(served, b"noise.bin", (outputs / "noise.bin").read_bytes())
     ran = run_cli("stage", outputs, served.url, "--json", env=env)
@@ -263,7 +263,7 @@ def test_verify_of_a_store_finds_what_is_wrong_and_mends_it(emulator, run_cli, t
 
 @pytest.mark.parametrize("promised", [[], ["crc32c:00000000"]])
 def test_verify_repair_sends_nothing_that_the_record_does_not_recognise(promised, emulator, run_cli, tmp_path, state):
-    """Whoever may write to a bucket can leave a manifest that names a private file of this machine as an object's origin."""
+    """A manifest by an attacker with write access to the bucket names a private local file as an object's origin."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "id_rsa").write_text("private")
@@ -298,7 +298,7 @@ def test_verify_of_a_store_says_what_its_stage_could_not_bring(emulator, run_cli
 
 @pytest.mark.parametrize("kind", ["emulator", "versitygw"])
 def test_stages_of_two_sources_to_one_prefix_keep_both_manifests(kind, request, run_cli, tmp_path, state):
-    """At the same time, and one after the other: the last to end took the other's manifest, and verify forgot its objects."""
+    """Two stages, together and in turn: earlier, the last replaced the other's manifest, and verify missed its objects."""
     sources = [tmp_path / "a", tmp_path / "b"]
     for source in sources:
         source.mkdir()
@@ -342,7 +342,7 @@ def test_stage_by_two_nodes_gives_shares_and_two_manifests(emulator, run_cli, tm
 def test_stage_of_a_file_that_is_replaced_midway_writes_nothing_of_it(emulator, tmp_path, state):
     served, source = emulator(), tmp_path / "big"
     source.mkdir()
-    # Larger than what is read ahead.
+    # Larger than the read-ahead.
     for name in ("new", "big/one.bin"):
         with (tmp_path / name).open("wb") as file:
             file.truncate(300_000_000)
@@ -383,7 +383,7 @@ def test_stage_whose_journal_cannot_be_written_sends_nothing(emulator, run_cli, 
 
 
 def test_ingest_of_a_published_folder_takes_one_command(emulator, run_cli, tmp_path, state):
-    """An index page, read from one server and written to a bucket, with what is plain compressed on the way."""
+    """An index page: read from one server and written to a bucket; plain files are compressed on the way."""
     import http.server
     import threading
     from functools import partial

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A published dataset by a list of its URLs, from web servers with and without ranges. Issue 4, both directions."""
+"""Tests a published dataset by a list of its URLs, from web servers with and without ranges. Issue 4, both directions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LISTED = ["v1/train/a b.bin", "v1/train/large.bin", "v1/zero.bin", "v1/test/c.bi
 
 
 class Site:
-    """A web server whose `.url` ends in `/`; `.requests` are (method, path, Range)."""
+    """A web server. Its `.url` ends in `/`; `.requests` are (method, path, Range)."""
 
     def __init__(self, folder: Path, *, ranges: bool) -> None:
         site = self

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock verify` on the real command line, over folders that `penstock stage` filled. Issue 4."""
+"""Tests `penstock verify` on the command line, over folders that `penstock stage` filled. Issue 4."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def staged(bucket: Bucket, run_cli: Callable[..., Any], tmp_path: Path) -> Path:
 
 
 def _flip(path: Path) -> None:
-    """One bit, behind the size and mtime that it had."""
+    """Flips one bit; the file's size and mtime stay the same."""
     was, body = path.stat(), bytearray(path.read_bytes())
     body[len(body) // 2] ^= 8
     path.write_bytes(body)
@@ -104,7 +104,7 @@ def test_verify_repair_with_an_unreachable_source_says_so_and_ends_with_1(staged
 
 
 def test_verify_of_a_folder_without_versions_repairs_by_digest(run_cli, bucket, tmp_path):
-    """A source that was written again with the same bytes is another version, and the same file."""
+    """A source file that was written again with the same bytes is another version, but has the same content."""
     dst = tmp_path / "dst"
     run_cli("stage", bucket.folder / "set", dst, "--quiet")
     _flip(dst / "d/f000.bin")
@@ -165,7 +165,7 @@ def test_verify_repair_of_an_object_in_parts_fetches_it_again(emulator, run_cli,
 
 
 def test_verify_after_the_source_grew_and_shrank_checks_what_stands(staged, bucket, run_cli):
-    """A file whose object is gone from the source was staged once: where it stands it is checked, and it may go."""
+    """A staged file whose source object is gone is still checked if it exists, but may also be missing."""
     (bucket.folder / "set/d/f000.bin").unlink()
     (bucket.folder / "set/d/new.bin").write_bytes(b"new")
     assert run_cli("stage", bucket.url, staged, "--decompress", "--quiet", env=bucket.env).code == 0
@@ -264,7 +264,7 @@ def test_verify_after_a_launch_of_another_size_forgets_the_killed_one(slow_bucke
 
 @pytest.mark.parametrize("promised", [[], ["xxh3:" + "0" * 32], ["crc32c:00000000"]])
 def test_verify_repair_copies_nothing_that_the_record_does_not_recognise(promised, run_cli, tmp_path):
-    """A manifest that another user wrote may name any file that this user can read, as the origin of an innocent one."""
+    """A manifest written by another user may name any file that this user can read as the origin of a harmless file."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "id_rsa").write_text("private")

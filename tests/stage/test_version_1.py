@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A folder that penstock staged when manifests and journals were of version 1: `--decompress --compress zstd`. Issue 14."""
+"""Tests a folder staged when manifests and journals were of version 1: `--decompress --compress zstd`. Issue 14."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATE = ["manifest.json", "stage/journal-0-of-1.jsonl"]
 
 @pytest.fixture
 def copy(run_cli, tmp_path) -> Path:
-    """The staged folder, with the place and the versions of a source that this test made."""
+    """The staged folder; its recorded source paths and versions are replaced with those of this test's source."""
     source, copy = tmp_path / "set", tmp_path / "copy"
     shutil.copytree(STORED / "source", source)
     (source / "b.txt").write_bytes(b"as stored\n" * 3000)
@@ -84,7 +84,7 @@ def test_manifest_of_version_3_is_one_error(run_cli, copy):
 
 
 def _downgrade(file: Path) -> None:
-    """The file as version 1 wrote it."""
+    """Rewrites the file as version 1 would have written it."""
     text = file.read_text()
     names = {
         '"decoded"': '"undone"',

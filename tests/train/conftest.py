@@ -15,7 +15,7 @@ from tests.ports import free_port
 
 @pytest.fixture
 def job(tmp_path):
-    """`job(...)` starts `penstock train`; whatever it left is killed at the end."""
+    """`job(...)` starts `penstock train`; any process it left is killed at the end."""
     started: list[Job] = []
 
     def start(*arguments, name="job", env=None, cwd=None) -> Job:
@@ -29,7 +29,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def ranks(job, tmp_path):
-    """`ranks(2, ...)` starts each rank by itself, as srun does: no launcher ends the others. Each has a folder of its own."""
+    """`ranks(2, ...)` starts each rank by itself in its own folder, as srun does: no launcher ends the others."""
 
     def start(world: int, *arguments, name="rank") -> list[Job]:
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of `penstock train` as real processes: started one by one as srun would, or by `--ranks`; and who is below a process."""
+"""Ranks of `penstock train` as real processes, started one by one or by `--ranks`; and their descendants."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-# The issue's limit from a signal to the end of the process.
+# The issue's time limit from a signal to the end of the process.
 LIMIT_S = 10
-# A machine that runs other tests may need this long to start torch in two processes.
+# On a machine that also runs other tests, starting torch in two processes may take this long.
 START_S = 90
 
 FLAGS = (
@@ -24,7 +24,7 @@ FOREVER = ("--epochs", "1000000")
 
 
 class Job:
-    """One process and what it printed."""
+    """One process and its output."""
 
     def __init__(self, arguments, log: Path, env: dict[str, str], cwd: Path) -> None:
         self.log = log
@@ -63,7 +63,7 @@ class Job:
 
 
 def below(pid: int) -> list[int]:
-    """The process' children, and theirs."""
+    """Pids of all descendants of a process."""
     found = []
     for task in Path("/proc").iterdir():
         if task.name.isdecimal():
@@ -82,7 +82,7 @@ def lives(pid: int) -> bool:
 
 
 def ranks_below(job: Job) -> dict[int, int]:
-    """Pid by rank number of the ranks that `--ranks` started."""
+    """Pids by rank number, for the ranks that `--ranks` started."""
     found = {}
     for pid in below(job.process.pid):
         with suppress(OSError):

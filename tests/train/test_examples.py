@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples run as they are written down: Lightning and Accelerate. (Plain DDP is in test_train_data, Slurm in test_requeue.)"""
+"""Tests that the Lightning and Accelerate examples run unchanged. (DDP is in test_train_data, Slurm in test_requeue.)"""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def example(tmp_path):
-    """`example("lightning_cosmoflow.py")` runs it over 9 volumes with a checkpoint at a place of the test's own."""
+    """`example("lightning_cosmoflow.py")` runs it over 9 volumes, with a checkpoint inside the test's folder."""
     cosmoflow.generate(tmp_path / "data", samples=9, voxels=32, seed=3)
 
     def run(name):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The watch of a rank over the others, on a real store: which cause is the first, and who is dead."""
+"""Tests how ranks watch each other on a real store: which cause came first, and which rank is dead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.needs_torch
 
 @pytest.fixture
 def watch(monkeypatch):
-    """`watch(world)`: the watches of all ranks, not yet started, and the queue of what `on_lost` was called with."""
+    """`watch(world)` gives the watchers of all ranks, not yet started, and a queue of the arguments of `on_lost`."""
     for name, seconds in {
         "_HEARTBEAT_S": 0.1,
         "_IDLE_TIMEOUT_S": 3.0,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank that ends takes its peers along: within the limit, wherever they wait, and with one error that names the first cause."""
+"""Tests that a rank that ends also ends its peers within the limit, with one error that names the first cause."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rank_kit import FLAGS, FOREVER, LIMIT_S, START_S, below, lives, ranks_below
 
 pytestmark = [pytest.mark.needs_torch, pytest.mark.timeout(300)]
 
-# The watch of a peer reads the cause within a second; torch then has to end, too.
+# The peer's watcher reads the cause within a second; torch must then end, too.
 PEER_S = 30
 
 
 def await_stuck(pid: int) -> None:
-    """Until the process' main thread uses no CPU: it waits for a peer inside torch."""
+    """Waits until the process's main thread uses no CPU, which means that it waits for a peer inside torch."""
     used, until = -1, time.monotonic() + START_S
     while time.monotonic() < until:
         fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -32,7 +32,7 @@ def await_stuck(pid: int) -> None:
 
 @pytest.fixture
 def training(ranks):
-    """`training(2)`: ranks of a training without end, in its first steps."""
+    """`training(2)` starts the ranks of an endless training, and returns in its first steps."""
 
     def start(world: int):
         started = ranks(world, "cosmoflow", *FLAGS, "--data", "dummy://240", "--global-batch", str(2 * world), *FOREVER)
@@ -85,7 +85,7 @@ def test_peer_that_is_killed_is_reported_as_dead(training, victim, message):
 
 
 def started(job, *arguments):
-    """`penstock train --ranks 2` in its first steps, and the pids of its ranks."""
+    """Starts `penstock train --ranks 2`; returns it and the pids of its ranks, in its first steps."""
     one = job("cosmoflow", *FLAGS, "--data", "dummy://240", *FOREVER, "--ranks", "2", *arguments)
     one.await_text("train epoch")
     ranks = ranks_below(one)
@@ -126,7 +126,7 @@ def test_launcher_that_is_killed_leaves_no_rank(job):
 
 @pytest.fixture
 def mortal(tmp_path):
-    """A package with a workload that fails on rank 1 in its third step, and waits for the other rank in each."""
+    """A package with a workload that waits for the other rank in each step, and fails on rank 1 in its third."""
     info = tmp_path / "site/mortal-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mortal\nVersion: 1.0\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks agree before the first step, and on a checkpoint that cannot be written: all go on, or all end with one error."""
+"""Tests that ranks agree before the first step and on checkpoint errors: all continue, or all end with one error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RESUME = ("--checkpoint", "kept", "--resume", "--epochs", "3")
 
 
 def train(folder) -> None:
-    """One epoch in this process, with its checkpoint in `folder`."""
+    """Trains one epoch in this process, with its checkpoint in `folder`."""
     settings = {"voxels": 32, "filters": 2, "base_batch": 8}
     run(
         TrainSpec(
@@ -69,7 +69,7 @@ def test_ranks_with_other_data_are_refused(ranks, tmp_path):
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A disk of 600 kB, of which a checkpoint does not fit."""
+    """A disk of 600 kB, which is too small for a checkpoint."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", disk], check=True)

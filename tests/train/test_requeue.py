@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sbatch --requeue`: a training that Slurm ends on four hosts goes on with three, from the checkpoint alone. Issue 3, point 3."""
+"""Tests `sbatch --requeue`: a training that Slurm ends on four hosts resumes on three. Issue 3, point 3."""
 
 from __future__ import annotations
 
@@ -86,5 +86,6 @@ def test_requeued_job_goes_on_with_fewer_ranks_from_the_checkpoint_alone(cluster
     )  # fmt: skip
     assert (result["world"], result["steps"]) == (3, straight["steps"])
     assert 0 < result["workload"]["resumed_at_step"] < result["steps"]
-    # One rank, three or four add up in other orders; the samples of each step are the same.
+    # One, three and four ranks sum in different orders, so losses differ slightly; the samples of each step are the
+    # same.
     assert result["losses"] == pytest.approx(straight["losses"], rel=1e-3)

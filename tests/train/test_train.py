@@ -37,7 +37,7 @@ def spec(**fields):
 
 
 def numbered(samples, **fields):
-    """A request whose demand is one integer a sample."""
+    """A request whose samples have one field of three integers."""
     made = {
         "url": f"dummy://{samples}",
         "demand": Demand(fields={"n": InputField("int16", (3,))}, arrays="numpy", sample_bytes=6),
@@ -327,11 +327,11 @@ def test_accelerator_needs_no_torch():
     ]
 
 
-# ---------------------------------------------------------------- the door
+# ---------------------------------------------------------------- third-party workloads
 
 
 class Counting:
-    """A stranger's workload: adds up what it is given."""
+    """A third-party workload that sums up its batches."""
 
     def __init__(self):
         self.sum = 0
@@ -364,7 +364,7 @@ class Counting:
 
 @pytest.fixture
 def stranger(tmp_path, monkeypatch):
-    """A package beside ours that brings a workload under an entry point."""
+    """A third-party package that provides workloads as entry points."""
     site = tmp_path / "site"
     info = site / "stranger-1.0.dist-info"
     info.mkdir(parents=True)

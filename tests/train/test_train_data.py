@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training over real files and a real endpoint: the loader, the CLI and the example."""
+"""Tests training over real files and a real endpoint: the loader, the CLI and the example."""
 
 import json
 import os
@@ -135,8 +135,8 @@ def test_example_ddp_runs_under_torchrun(data):
             timeout=60,
             check=False,
         )
-        # torch 2.15 itself aborts now and then when a gloo rank exits (see penstock.train.worker.exit_now); a plain script
-        # has no way round it, so that one end is tried again and no other is.
+        # torch 2.15 sometimes aborts when a gloo rank exits (see penstock.train.worker.exit_now). A plain script cannot
+        # avoid that, so only this error is retried.
         if "terminate called without an active exception" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr[-800:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file written atomically appears whole or not at all."""
+"""Tests that an atomically written file appears either complete or not at all."""
 
 from __future__ import annotations
 

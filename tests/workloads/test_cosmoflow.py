@@ -62,7 +62,7 @@ def test_input_is_log1p_of_the_counts_channels_first():
 
 
 def numpy_forward(net, counts):
-    """The network by definition: explicit windows, explicit flattening, nothing of torch's."""
+    """The network by definition, without torch: explicit windows, explicit flattening."""
     x = np.log1p(counts.astype(np.float64))
 
     def leaky(v):
@@ -214,7 +214,7 @@ def test_state_resumed_goes_on_with_the_same_losses():
 
 
 class Clock:
-    """Time that passes only when told: a sleep overshoots, and every look costs."""
+    """A simulated clock: a sleep overshoots, and every reading takes some time."""
 
     def __init__(self, overshoot=6e-5, look=1e-6):
         self.now, self.overshoot, self.look = 100.0, overshoot, look
@@ -238,7 +238,7 @@ def test_emulated_step_overshoot_is_counted_out(overshoot):
 
 
 def test_emulated_steps_pay_back_what_a_busy_kernel_took():
-    """Away for 40 ms in the middle of a step of 3.5 ms: the next eleven are shorter, and the schedule holds."""
+    """A pause of 40 ms in a step of 3.5 ms: the next eleven steps are shorter, so that the total time is right."""
     clock = Clock()
     pacer = Pacer(clock=clock, sleep=clock.sleep)
     begun = clock.now
@@ -247,7 +247,7 @@ def test_emulated_steps_pay_back_what_a_busy_kernel_took():
         clock.now += 0.04 if step == 50 else 0.0
         pacer.pace(started, 0.0035)
     assert clock.now - begun == pytest.approx(0.35, rel=2e-3)
-    # A suspended process is another matter: an hour is not paid back.
+    # A suspension is different: an hour is not made up for.
     started = clock()
     clock.now += 3600
     pacer.pace(started, 0.0035)
@@ -255,7 +255,7 @@ def test_emulated_steps_pay_back_what_a_busy_kernel_took():
 
 
 def test_emulated_first_step_of_an_epoch_hands_on_no_overshoot():
-    """Utilisation leaves that step out: what it overshot would shorten a step that counts, and read as more than all."""
+    """Utilisation excludes the first step; if its overshoot shortened a later step, utilisation could exceed 100 %."""
     clock = Clock(overshoot=9e-4)
     made = EmulatedCosmoFlow(Recipe(**TINY), Pacer(clock=clock, sleep=clock.sleep), clock)
     spec = WorkloadSpec(seed=0, global_batch=1, accelerator="h100", settings=TINY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the golden files beside it with TensorFlow's own writer. Run by hand, with tensorflow-cpu 2.21 installed."""
+"""Writes the golden files in this folder with TensorFlow's writer. Run it by hand, with tensorflow-cpu 2.21."""
 
 from __future__ import annotations
 

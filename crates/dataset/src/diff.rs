@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::manifest::{Entry, Manifest};
 
-/// An object whose two versions differ.
+/// An object that differs between the two manifests.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// Logical name of the object, with control characters escaped.
@@ -32,7 +32,7 @@ pub struct Difference {
     pub same: u64,
     /// Part of `same`: objects with an equal digest.
     pub same_by_digest: u64,
-    /// Part of `same`: objects with an equal version of one stored object.
+    /// Part of `same`: objects with the same place and the same version.
     pub same_by_version: u64,
     /// Part of `same`: objects of equal size, without a digest or version to compare.
     pub same_by_size: u64,

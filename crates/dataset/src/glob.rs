@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Glob patterns in URLs: `s3://b/train/*.tfrecord.gz`. `*` and `?` match within a folder, `**` across folders. `[a-z]`
-//! matches one character, `{train,val}` either word, `{000..099}` any of these numbers.
+//! Glob patterns in URLs, such as `s3://b/train/*.tfrecord.gz`. `*` and `?` match within a folder, and `**` matches
+//! across folders. `[a-z]` matches one character, `{train,val}` matches either word, and `{000..099}` matches any of
+//! these numbers.
 
 mod braces;
 
@@ -20,7 +21,7 @@ pub fn split_glob(url: &Url) -> Option<(Url, Vec<u8>)> {
     Some((url.with_key(Key::new(key[..cut].to_vec())), key[cut..].to_vec()))
 }
 
-/// Number of bytes before the first special character of a pattern.
+/// Length of a pattern's literal prefix: the number of bytes before its first special character.
 pub fn plain_len(pattern: &[u8]) -> usize {
     let special = pattern.iter().position(|byte| matches!(byte, b'*' | b'?' | b'['));
     braces::first(pattern).into_iter().chain(special).min().unwrap_or(pattern.len())
@@ -88,7 +89,7 @@ fn fits(tokens: &[Token], name: &[u8]) -> bool {
                 Token::StarStar => next[at] = true,
                 Token::AnyFolders => {
                     next[at] = true;
-                    // `**/` ends only after a slash or at its start, so `**/a` does not match `ba`.
+                    // `**/` matches nothing, or bytes that end with a slash, so `**/a` does not match `ba`.
                     next[at + 1] |= byte == b'/';
                 }
             }

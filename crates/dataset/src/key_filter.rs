@@ -15,7 +15,7 @@ use crate::glob::{Glob, plain_len};
 /// Maximum number of patterns per command. It is limited because each pattern is tried on every key.
 const MAX_PATTERNS: usize = 4096;
 
-/// Patterns that a key must match, and patterns that it must not match.
+/// Filter of keys: patterns that a key must match, and patterns that it must not match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFilter {
     /// Pattern of the dataset's URL. It is compared with the whole key, and its literal prefix limits the listing.
@@ -86,7 +86,7 @@ impl KeyFilter {
             && !self.exclude.iter().any(|pattern| pattern.takes(key))
     }
 
-    /// Common prefix of all selected keys, so that only this prefix must be listed.
+    /// Common prefix of all selected keys. A listing can be limited to this prefix.
     pub fn literal_prefix(&self) -> &[u8] {
         let Some((pattern, _)) = &self.within else { return b"" };
         &pattern[..plain_len(pattern)]

@@ -32,7 +32,7 @@ fn key(seed: u64, epoch: u64, domain: u64) -> u64 {
 }
 
 /// Keyed permutation of `0..n` in O(1) memory: a balanced Feistel network over the next even number of bits. The
-/// network is applied repeatedly until the result is below `n`. This takes at most four rounds on average, because its
+/// network is applied again until the result is below `n`. On average, it is applied at most four times, because its
 /// domain is less than four times `n`.
 #[derive(Debug, Clone)]
 pub struct Permutation {
@@ -147,7 +147,7 @@ pub enum Counts {
         /// Number of records in each object.
         each: u64,
     },
-    /// One number of records per object. Each epoch computes their running sums once.
+    /// Number of records of each object. Each epoch computes running sums of these numbers once.
     Each(Arc<[u64]>),
 }
 
@@ -206,9 +206,9 @@ pub struct Shuffle {
     pub window: u64,
 }
 
-/// Default shuffle window: 16 objects, or fewer if objects hold many records, but at least 2. 16 Ki samples mix well
-/// enough, and the feed may have to hold all decoded samples of a window. The window depends only on the counts, so
-/// every path and every rank computes the same one.
+/// Default shuffle window: 16 objects, or fewer if objects hold many records, but at least 2. A window of 16 Ki samples
+/// mixes well enough, and the feed may have to hold all decoded samples of a window. The default depends only on the
+/// counts, so every path and every rank computes the same one.
 pub fn default_window(counts: &Counts) -> u64 {
     (16_384 / counts.most().max(1)).clamp(2, 16)
 }
@@ -351,7 +351,7 @@ pub struct Window<'a> {
     epoch: &'a EpochOrder,
     /// First position of the window.
     pub start: u64,
-    /// Position after the last one of the window.
+    /// Position after the window's last position.
     pub end: u64,
     samples: Permutation,
 }

@@ -2,10 +2,10 @@
 //! Log of record offsets: a stage writes the offsets of its files, so that the staged copy can be opened without a
 //! scan.
 //!
-//! Owns the log (`.penstock/records-NODE-of-NODES.bin`), which is append-only. Each file has one entry, written in one
-//! call; if a file has several, the last one counts. An entry is used only if the file still has the recorded size and
-//! mtime. The log is a hint: if it is missing or unreadable, the copy is scanned. Only uncompressed TFRecord and tar
-//! files have entries.
+//! Owns the log (`.penstock/records-NODE-of-NODES.bin`), which is append-only. Each entry describes one file, and is
+//! written in one call; if a file has several entries, the last one counts. An entry is used only if the file still has
+//! the recorded size and mtime. The log is a hint: if it is missing or unreadable, the copy is scanned. Only
+//! uncompressed TFRecord and tar files have entries.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,7 +26,7 @@ use crate::record_index::{IndexWriter, Map, RecordIndex, Span, packed, stamp, un
 pub struct FileState {
     /// Size in bytes.
     pub size: u64,
-    /// Modification time, in ns since 1970.
+    /// Modification time, in ns since the Unix epoch.
     pub mtime_ns: i64,
 }
 

@@ -103,7 +103,7 @@ fn selected(counts: &Counts, range: &Range<u64>) -> (Counts, Place) {
     (Counts::of(&cut), first.unwrap_or(Place { object: 0, record: 0 }))
 }
 
-/// Operation of a sampler, as a map of positions.
+/// Kind of a sampler. Each kind maps its positions to positions of a dataset, or of the samplers that it contains.
 #[derive(Debug, Clone)]
 enum Step {
     DatasetView(usize),
@@ -269,9 +269,9 @@ impl MixSchedule {
 /// Location of the sample at a position, and its shuffle window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
-    /// Index of the leaf.
+    /// Index of the sample's dataset (leaf).
     pub leaf: usize,
-    /// The leaf's epoch.
+    /// Epoch of this leaf.
     pub epoch: u64,
     /// First position of the shuffle window, counted in the leaf's epoch.
     pub window: u64,

@@ -19,8 +19,7 @@ use crate::manifest::{Entry, Manifest};
 /// Maximum number of nodes per job. It is limited because a plan stores a number per node.
 const MAX_NODES: u32 = 1 << 20;
 
-/// Maximum load of the fullest node, relative to its even share of stored bytes, that is accepted to balance written
-/// bytes as well.
+/// Limit for balancing written bytes: the fullest node may get at most this multiple of its even share of stored bytes.
 const EVEN: f64 = 1.02;
 
 /// Rule that divides objects among nodes.
@@ -33,9 +32,9 @@ pub enum ShareBy {
     Name(NameRule),
 }
 
-/// `name:PATTERN`, where `{}` in the pattern matches a run of digits. Objects with the same number form a group. The
-/// groups are sorted by number, and each node gets a contiguous run of them: of 64 groups, node 0 of 16 gets the first
-/// four.
+/// Rule `name:PATTERN`, where `{}` in the pattern matches a run of digits. Objects with the same number form a group.
+/// The groups are sorted by number, and each node gets a contiguous run of them: of 64 groups, node 0 of 16 gets the
+/// first four.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NameRule {
     head: Glob,
@@ -152,8 +151,8 @@ pub fn cost(entry: &Entry, decompress: bool) -> u64 {
     entry.size.saturating_add(out)
 }
 
-/// Assignment of a manifest's objects to nodes. Each object belongs to exactly one node, whatever the listing's order
-/// is.
+/// Assignment of a manifest's objects to nodes. Each object belongs to exactly one node. The assignment does not depend
+/// on the order of the listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharePlan {
     owner: Vec<u32>,

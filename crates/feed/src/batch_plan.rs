@@ -16,10 +16,10 @@ use penstock_dataset::sampler::SamplerCursor;
 /// Handling of an epoch's last samples if they do not fill a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tail {
-    /// They form a smaller last batch, so every sample is delivered exactly once. The ranks' slices of it differ by at
-    /// most one row, and may be empty.
+    /// The last samples form a smaller batch, so every sample is delivered exactly once. The ranks' slices of this
+    /// batch differ by at most one row, and may be empty.
     Ragged,
-    /// They are dropped, so all batches are full.
+    /// The last samples are dropped, so all batches are full.
     Drop,
     /// The last batch is filled with samples from the epoch's start, which have weight 0.
     Pad,
@@ -222,7 +222,7 @@ impl Tasks {
         true
     }
 
-    /// True if the first task is complete: it cannot get more rows, or not within the horizon.
+    /// True if the first task is complete: it cannot get any more rows, or none within the horizon.
     fn is_ripe(&mut self) -> bool {
         let Some(Growing { window, since, .. }) = self.growing.front() else { return false };
         let (window, since) = (*window, *since);

@@ -61,8 +61,8 @@ pub enum Column {
         values: Tensor,
         /// Offsets as int64; their number is the number of rows plus one.
         offsets: Tensor,
-        /// Only for lists of byte strings: string offsets as int64. String j is `values[strings[j]..strings[j + 1]]`,
-        /// and `offsets` are indices of strings.
+        /// Only for lists of byte strings: string offsets as int64. String j is `values[strings[j]..strings[j + 1]]`.
+        /// In this case, `offsets` are indices into the strings.
         strings: Option<Tensor>,
         /// True if the rows are byte strings rather than numbers.
         is_bytes: bool,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Chunked arrays as a dataset: sample i is index i along the first axis of one array, or of several parallel arrays.
 //!
-//! Owns the *block*, which takes the place of an object in the sample order. A block is the rows of one row of chunks
-//! of the array with the largest rows. It has the chunks of every array that hold some of these rows; each chunk is a
-//! range of an object. A block is fetched as a whole, and its chunks are decoded into its rows. Missing chunks get the
-//! fill value. This module fetches nothing itself.
+//! Owns the *block*, which takes the place of an object in the sample order. A block is a range of rows: those that one
+//! row of chunks covers, in the array with the largest rows. A block has the chunks of all arrays that contain some of
+//! its rows; each chunk is a range of an object. A block is fetched as a whole, and its chunks are decoded into its
+//! rows. Missing chunks get the fill value. This module fetches nothing itself.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -41,7 +41,7 @@ pub(super) struct Stored {
     /// Index of the object in the listing.
     pub object: usize,
     pub range: ByteRange,
-    /// Steps that decode this chunk, if it skipped some of the array's filters.
+    /// Steps that decode this chunk, if it skipped some of the array's filters; `None` for the array's own steps.
     pub steps: Option<Vec<Step>>,
 }
 

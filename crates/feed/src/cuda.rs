@@ -60,7 +60,7 @@ pub struct CudaDevice {
 
 // SAFETY: any thread may use a context after making it current, which every call here does.
 unsafe impl Send for CudaDevice {}
-// SAFETY: as for `Send`; the driver does its own locking.
+// SAFETY: any thread may use a context after making it current, and the driver does its own locking.
 unsafe impl Sync for CudaDevice {}
 
 impl CudaDevice {

@@ -150,7 +150,7 @@ fn miscounted(place: &str, found: u64, counted: u64) -> Error {
     Error::corrupt(place, problem)
 }
 
-/// Bytes of an object that contain the records.
+/// Bytes of an object that contain its records.
 enum View<'a> {
     /// The whole decompressed content.
     Whole(&'a [u8]),

@@ -40,7 +40,7 @@ pub enum Next {
     Done,
 }
 
-/// State that the consumer, the runtime's tasks and the decoding threads of an epoch share.
+/// State of an epoch, shared by the consumer, the runtime's tasks and the decoding threads.
 pub trait EpochSource: Send + Sync + 'static {
     /// True if [`EpochSource::take`] would return this batch at once.
     fn is_ready(&self, number: u64) -> bool;
@@ -120,7 +120,7 @@ impl<S: EpochSource> EpochIter<S> {
         Ok(self.running.as_mut())
     }
 
-    /// Waits at most `timeout` for the next batch. An error or the end of the epoch closes the epoch.
+    /// Waits at most `timeout` for the next batch. Closes the epoch after an error, and after the last batch.
     pub fn next(&mut self, timeout: Duration) -> Result<Next> {
         let Some(running) = self.running()? else { return Ok(Next::Done) };
         let next = running.next(timeout);

@@ -76,7 +76,7 @@ use memory::PartMemory;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
 use read_split::{AccessPattern, read_ahead_for};
 
-/// Name of the field that a padded tail adds: 1 for a sample, 0 for a repeated sample.
+/// Name of the field that a padded tail adds. Its value is 1 for a sample, and 0 for a repeated sample.
 pub const WEIGHT: &str = "weight";
 
 /// Default memory budget in bytes, unless the batches need more.
@@ -86,11 +86,11 @@ const DEFAULT_MEMORY: u64 = 1 << 30;
 /// us.
 const MAX_PLANNED: u64 = 1 << 21;
 
-/// Maximum number of positions to plan ahead if records are read one by one in stored order. This lower limit causes no
-/// second read of an object.
+/// Maximum number of positions to plan ahead if records are read one by one in stored order. A limit below
+/// `MAX_PLANNED` causes no second read of an object in this order.
 const MAX_PLANNED_IN_ORDER: u64 = 1 << 20;
 
-/// Number of spare slots for variable-length values, for which the read-ahead sets no number. More would waste memory.
+/// Number of spare slots of a pool whose size does not follow from the read-ahead. More would waste memory.
 const SPARE_SLOTS: usize = 4;
 
 /// Assumed compression ratio if the fields do not determine the size. The ratio of text and integers is not much
@@ -142,7 +142,7 @@ pub struct Feed {
     gathered: random_access::Cache,
     /// Memory for values that are decompressed one by one.
     part_memory: PartMemory,
-    /// Lock of the one thread that may exceed its share of memory to decompress a large object.
+    /// Lock for decompressing a large object. Only its holder may exceed a thread's share of memory.
     large_object: Mutex<()>,
 }
 

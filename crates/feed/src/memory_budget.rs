@@ -7,7 +7,7 @@ use std::sync::Arc;
 use penstock_types::{Error, Result};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Reservations are counted in pages, so that the number of permits for a terabyte fits in 32 bits.
+/// Page size in bytes. Reservations are counted in pages, so that the number of permits for a terabyte fits in 32 bits.
 const PAGE: u64 = 4096;
 
 /// A shared memory budget. Requests are served in order of arrival.

@@ -19,11 +19,11 @@ use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::order::{EpochOrder, Place};
 use penstock_dataset::sampler::DatasetView;
 
-/// Number of epochs to look ahead. In a job of many nodes, other nodes may read an object in the next few epochs.
+/// Number of epochs to look ahead. In a job of many nodes, only other nodes may read an object in the next few epochs.
 const EPOCHS_AHEAD: u64 = 4;
 
-/// Maximum number of records per object for which each record is looked up. An object with more records is read by some
-/// rank of every node in each of its windows.
+/// Maximum number of records per object for which each record is looked up. With more records, every node is assumed to
+/// read the object in its shuffle window.
 const FEW_RECORDS: u64 = 16;
 
 /// Computes when one node reads the objects of one dataset. A time is a position counted over all epochs.
@@ -47,7 +47,7 @@ pub(super) struct NextUse {
     orders: Mutex<Vec<(u64, Arc<EpochOrder>)>>,
 }
 
-/// Read of a range of an object by a block.
+/// A block's read of one range of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct BlockRead {
     object: u32,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Error policy for samples that cannot be read: end the epoch, skip the sample, or replace it by another one.
+//! Error policy for samples that cannot be read: end the epoch, skip the sample, or replace it with another one.
 //!
 //! The replacement depends only on the data, so it is the same for every rank, number of ranks and path. Skipping a
 //! sample shortens the batch of its rank, but never changes the number of batches.
@@ -38,10 +38,11 @@ pub(crate) fn is_about_data(error: &Error) -> bool {
 /// or the dataset are wrong.
 pub(crate) const MAX_TRIES: u32 = 16;
 
-/// Number of these attempts that use records of the same object.
+/// Number of substitutes, out of `MAX_TRIES`, that are taken from the same object.
 const TRIES_INSIDE: u32 = 8;
 
-/// Returns the object and the request that replace a record that cannot be read, after `tries` other substitutes.
+/// Returns the substitute for a record that cannot be read, as its object and request. `tries` is the number of
+/// substitutes that were tried before.
 pub(crate) fn substitute(
     object: u64,
     want: &RowRequest,

@@ -20,12 +20,12 @@ const GAP: u64 = 512 << 10;
 const WHOLE_FROM: u64 = 75;
 
 impl Reads {
-    /// Reads the whole object.
+    /// Returns the read of a whole object.
     pub fn whole(source: &Source, object: u64) -> Self {
         Self { ranges: None, bytes: source.entry(object).size }
     }
 
-    /// Reads the ranges of an object that these records need, or the whole object.
+    /// Returns the reads of the ranges that these records need, or the read of the whole object.
     pub fn of(source: &Source, object: u64, wants: &[RowRequest]) -> Self {
         let whole = Self::whole(source, object);
         if source.codec(object) != Codec::None {

@@ -200,7 +200,7 @@ pub async fn count(
     if codecs.iter().any(|codec| !matches!(codec, Codec::None | Codec::Gzip)) {
         return Ok(None);
     }
-    // If uncompressed objects have different sizes, a scan is needed; this requires no request.
+    // If uncompressed objects have different sizes, a scan is needed. This check requires no request.
     let mut plain =
         objects.iter().zip(&codecs).filter(|(_, codec)| **codec == Codec::None).map(|(entry, _)| entry.size);
     let plain_size = plain.next();
@@ -265,7 +265,7 @@ async fn rows_of_compressed(source: &Arc<Source>, object: u64, deadline: Deadlin
             inflater.push(&bytes, &mut |inflated| {
                 size += inflated.len() as u64;
                 end.extend_from_slice(inflated);
-                // Not done for each piece, because dropping bytes moves the remaining ones.
+                // Drop bytes only when enough have accumulated, because each drop moves the remaining bytes.
                 if end.len() > 2 * most {
                     end.drain(..end.len() - most);
                 }

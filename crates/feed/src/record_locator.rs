@@ -2,7 +2,7 @@
 //! Record locator: finds the byte range of a record in its object, and whether single records of an object can be read.
 //!
 //! A range comes from the dataset's index, else from arithmetic (for fixed-size records), else from the offsets stored
-//! when the object was last read. Only objects that are stored uncompressed can be read in ranges.
+//! when the object was read before. Only objects that are stored uncompressed can be read in ranges.
 
 use penstock_codec::Codec;
 use penstock_dataset::record_index::Span;
@@ -65,7 +65,7 @@ impl<'a> RecordLocator<'a> {
         self.objects().all(|object| self.reads_ranges(object))
     }
 
-    /// True if single records of every object can be read, at the latest after each object was read whole once.
+    /// True if single records of every object can be read now, or after each object was read whole once.
     pub fn may_read_ranges_of_all(self) -> bool {
         let is_framed = self.source.blocks().is_none() && !self.source.framing().is_table();
         is_framed && self.objects().all(|object| !self.is_compressed(object))

@@ -139,7 +139,7 @@ struct Records<'a> {
 enum Holding {
     /// The first bytes, until they suffice to choose one of the other variants.
     First(Vec<u8>),
-    /// An incomplete frame header.
+    /// Reader of frames, which holds at most one frame header.
     Frames(Box<FrameStream>),
     /// Nothing, because all records have the same size.
     Sized,

@@ -41,7 +41,7 @@ const HEADS_IN_FLIGHT: usize = 64;
 pub struct Source {
     store: Arc<dyn Store>,
     base: Key,
-    /// Objects in the sense of the sample order: objects of the listing, or blocks of arrays.
+    /// Units that the sample order treats as objects: objects of the listing, or blocks of arrays.
     manifest: Arc<Manifest>,
     /// Listing of the objects in the store.
     listing: Arc<Manifest>,
@@ -243,7 +243,8 @@ impl Source {
         &*self.framing
     }
 
-    /// Objects in the sense of the sample order: by logical name, or blocks for arrays.
+    /// Units that the sample order treats as objects: objects of the listing, sorted by logical name, or blocks of
+    /// arrays.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -369,7 +370,7 @@ impl Source {
         Ok(Fetched { bytes, sent, first_byte: first_byte_of(&mut came, sent), done: now() })
     }
 
-    /// Reads a range of an object of the listing. Also returns when the first byte arrived.
+    /// Reads a range of an object of the listing. Also returns the time at which the first byte arrived.
     pub(crate) async fn listed(&self, object: usize, range: ByteRange, deadline: Deadline) -> Result<(Bytes, Instant)> {
         let entry = &self.listing.objects[object];
         self.range_of(entry, asked(entry, range), range.len, deadline).await
@@ -457,7 +458,7 @@ impl Source {
         bytes.as_ref().try_into().map_err(|_| cut())
     }
 
-    /// Reads one range, which must return exactly `want` bytes. Also returns when the first byte arrived.
+    /// Reads one range, which must return exactly `want` bytes. Also returns the time at which the first byte arrived.
     async fn range(&self, object: u64, range: ByteRange, want: u64, deadline: Deadline) -> Result<(Bytes, Instant)> {
         self.range_of(self.entry(object), range, want, deadline).await
     }

@@ -332,7 +332,7 @@ fn dropping_a_pass_gives_everything_back() {
     let mut run = feed.start(case.runtime.handle(), 0, steps).unwrap();
     let kept = next(&mut run).unwrap().unwrap();
     drop(run);
-    // The runtime drops an aborted task the next time that it polls the task.
+    // Wait, because the runtime drops an aborted task only when it next polls the task.
     for _ in 0..200 {
         if feed.budget.free() == whole {
             break;

@@ -33,7 +33,7 @@ pub enum Value<'a> {
     List(Array<'a>),
     /// An integer that comes from the format or from a name, such as a label.
     Int(i64),
-    /// A null: the record has the value, but it is null.
+    /// A null value, as opposed to a value that the record does not have.
     Null,
 }
 

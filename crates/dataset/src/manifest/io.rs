@@ -140,7 +140,7 @@ impl Manifest {
         self.save_as(path, ManifestFormat::of_file(path, self.objects.len()))
     }
 
-    /// Like [`Manifest::save`], in the given format.
+    /// Like [`Manifest::save`], but always in the given format.
     pub fn save_as(&self, path: &Path, format: ManifestFormat) -> Result<()> {
         let place = path.display().to_string();
         write_atomically(path, |file| write(file, format, &self.head(), self.objects.iter().map(Ok), &place))

@@ -19,7 +19,7 @@ pub const OWN_PREFIX: &[u8] = b".penstock";
 /// Lists all objects under `prefix` (a folder or one object) once, and returns a manifest. Opens no object: codec and
 /// format come from the names. Skips Penstock's own state in any folder, and empty objects that mark folders.
 ///
-/// `url` is the URL that the user wrote; the manifest's URL is its folder. Returns `NotFound` if there is no object.
+/// `url` is the URL that the user wrote; the manifest's URL is its folder. Returns `NotFound` if no object exists.
 pub async fn index(store: &dyn Store, prefix: &Key, url: &Url, deadline: Deadline) -> Result<Manifest> {
     index_selected(store, prefix, url, &KeyFilter::default(), deadline).await
 }

@@ -5,7 +5,7 @@
 //! A file written by Penstock contains the XXH3 of all following bytes. It is stored between the leading magic and the
 //! first row group, where Parquet allows any bytes. A damaged or truncated file is therefore detected before any of it
 //! is used. Files written by other tools have no such digest, and their cells are used without this check. A file that
-//! the Parquet reader cannot read causes one error.
+//! the Parquet reader cannot read causes an error, even if that reader panics.
 
 use std::borrow::Borrow;
 use std::fs::File;
@@ -32,7 +32,7 @@ use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pa
 
 /// Magic bytes of a Parquet file.
 pub(super) const MAGIC: &[u8; 4] = b"PAR1";
-/// Prefix of the seal, followed by 16 bytes of XXH3.
+/// First bytes of the seal, which is the checksum of a manifest file. 16 bytes of XXH3 follow.
 const SEAL: &[u8; 8] = b"PENSTOCK";
 /// Number of wrong bits up to which a seal prefix counts as damaged. With more wrong bits, the file counts as written
 /// by another tool: eight arbitrary bytes differ from the prefix in about half of their 64 bits.

@@ -209,7 +209,7 @@ fn manifest_files_are_of_the_format_that_their_name_or_number_asks_for() {
     assert!("xml".parse::<ManifestFormat>().is_err());
 }
 
-/// A manifest larger than one row group and larger than one page of keys.
+/// Writes and reads a manifest that is larger than one row group and larger than one page of keys.
 #[test]
 fn manifest_of_many_groups_round_trips() {
     let objects = (0..70_000u64).map(|at| Entry::new(Key::from(format!("d/{at:08}.bin").as_str()), at)).collect();

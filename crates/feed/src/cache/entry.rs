@@ -58,7 +58,7 @@ impl Name {
                 hash.update(&range.start.to_le_bytes());
                 hash.update(&range.len.to_le_bytes());
             }
-            // The hash includes a version of the copy format, so entries in other versions are ignored.
+            // The hash includes the version of the copy's format, so copies in other formats are ignored.
             Form::Planes => hash.update(b"planes1"),
         }
         Some(Self(hash.digest128()))
@@ -133,8 +133,8 @@ impl<'a> Writer<'a> {
         self.file.write_all_at(bytes, offset)
     }
 
-    /// Finishes the entry, which holds the object `meta` in the given `form`. The file is not synced: data lost in a
-    /// power failure is detected by the checksums, and fetched again.
+    /// Finishes the entry of the object that `meta` describes, in the given `form`. The file is not synced: data lost
+    /// in a power failure is detected by the checksums, and fetched again.
     pub fn finish(self, root: &Url, meta: &Meta, form: Form) -> Result<()> {
         let version = meta.version.clone().ok_or_else(|| Error::new(ErrorKind::InvalidInput, "no version"))?;
         let head = serde_json::to_vec(&Head {

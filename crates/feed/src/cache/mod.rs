@@ -28,8 +28,8 @@ use eviction::EvictionQueue;
 pub use transcode::Transcode;
 use transcode::Transcoder;
 
-/// Part size for fetching an object of which only ranges are needed; several parts are fetched concurrently. One
-/// connection to a public cloud gives 50 to 90 MB/s (reference: AWS and Azure performance guides).
+/// Part size for fetching a whole object when a read needs only ranges of it; several parts are fetched concurrently.
+/// One connection to a public cloud gives 50 to 90 MB/s (reference: AWS and Azure performance guides).
 const PART: u64 = 8 << 20;
 
 /// Maximum number of concurrent parts per object.
@@ -178,7 +178,7 @@ impl NodeCache {
         found.inspect_err(|_| self.metrics.count(Metric::CacheFailures)).ok()
     }
 
-    /// Calls `read` on an entry and returns its result. Returns `None` if there is no valid entry; a corrupt entry is
+    /// Calls `read` on an entry and returns its result. Returns `None` if no valid entry exists; a corrupt entry is
     /// removed.
     async fn entry<T: Send + 'static>(
         &self,

@@ -23,7 +23,7 @@ const LABEL: &str = "label";
 #[derive(Debug)]
 pub(super) struct Files {
     keys: Arc<[Box<[u8]>]>,
-    /// Label of each object; empty if there are no class folders and no label file.
+    /// Label of each object; empty if neither class folders nor a label file exist.
     labels: Values,
 }
 

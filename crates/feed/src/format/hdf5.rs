@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::chunked_arrays::{Blocks, Column, Stored, numbers};
 use penstock_dataset::manifest::Manifest;
 
-/// For HDF5 datasets without chunks: approximate number of bytes of rows that are read together.
+/// Approximate number of bytes that are read together from an HDF5 dataset without chunks.
 const FLAT: usize = 1 << 20;
 
 /// HDF5 datasets of one file.

@@ -391,7 +391,7 @@ pub(crate) trait Framing: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Checksum of a record's bytes that an index stores.
+    /// Checksum of a record for an index, computed from the record's bytes.
     fn crc(&self, bytes: &[u8]) -> u32 {
         penstock_codec::checksum::crc32c(bytes)
     }

@@ -58,7 +58,7 @@ struct Rows {
 /// Decoded columns of a range of rows.
 struct Piece {
     first: u64,
-    /// Decoded values by column number in the file.
+    /// Decoded columns, as (column number in the file, values).
     columns: Vec<(usize, Values)>,
 }
 

@@ -38,7 +38,7 @@ use self::read::Read;
 use self::timeout_store::TimeoutStore;
 use penstock_dataset::manifest::Manifest;
 
-/// Time that a process waits per process that precedes it in the order of fetching a lost object.
+/// Time that a process waits for each process ahead of it, before it fetches a lost object itself.
 const TURN: Duration = Duration::from_millis(500);
 /// Maximum number of processes that a process waits for.
 const TURNS: u32 = 3;
@@ -189,8 +189,8 @@ impl PoolStore {
         if let Some(governor) = governor {
             pool = Arc::new(LimitStore::new(pool, governor));
         }
-        // A local file is read with the piece size of a pool's object: content that arrives in one chunk is not copied
-        // again.
+        // The piece size is that of the largest single request, so that such a read arrives in one chunk and is not
+        // copied again.
         let local = Local::new(std::path::Path::new("/"))?.with_reads(reads).with_piece(crate::MAX_AT_ONCE);
         let shared = Shared {
             known,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Origin of a pool: reads an object that the pool has lost from its source, in the form that it had in the pool.
+//! Origin of a pool: reads a lost object from the pool's source, in the form that the object had in the pool.
 
 use std::collections::HashMap;
 

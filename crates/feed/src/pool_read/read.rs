@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Read of one object of a pool. If a source fails, the read continues from the next source, at the byte that it had
+//! Reads one object of a pool. If a source fails, the read continues from the next source, at the byte that it had
 //! reached.
 
 use std::sync::Arc;

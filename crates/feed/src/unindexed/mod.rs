@@ -60,7 +60,7 @@ impl Position {
 pub struct Turns {
     /// Number of samples per batch of this rank.
     pub batch: u64,
-    /// Number of this rank.
+    /// Rank of this process.
     pub rank: u64,
     /// Number of ranks.
     pub world: u64,

@@ -40,7 +40,7 @@ impl Directories {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW;
         let fd = match open(path, flags) {
             Ok(fd) => fd,
-            // Since the parent folder was read, this folder was removed or replaced, or its permissions changed.
+            // The folder was removed or replaced, or its permissions changed, after its parent was read.
             Err(_) if !base.is_empty() => return Ok(Arc::default()),
             Err(error) => return Err(error.into()),
         };

@@ -21,7 +21,7 @@ const SLACK: Duration = Duration::from_millis(20);
 const SLICE: Duration = Duration::from_millis(5);
 const MIN_SLICE: u64 = 16 << 10;
 const MAX_SLICE: u64 = 512 << 10;
-/// Maximum number of prefixes with their own state. If it is exceeded, the state of all prefixes is reset.
+/// Maximum number of prefixes with stored limiters. If it is exceeded, the limiters of all prefixes are reset.
 const MAX_PREFIXES: usize = 10_000;
 /// z-score of the 99th percentile of the normal distribution.
 const Z99: f64 = 2.326_347_874_040_841;
@@ -41,7 +41,7 @@ impl Pipe {
     /// Reserves capacity for `bytes`; returns the time at which the last byte has passed.
     fn reserve(&self, now: Instant, bytes: u64) -> Instant {
         let mut free_at = lock(&self.free_at);
-        // The first reservation has no credit for unused time; later ones have at most the slack.
+        // The first reservation gets no credit for idle time; later ones get at most `SLACK`.
         let begin = free_at.map_or(now, |at| at.max(now.checked_sub(SLACK).unwrap_or(now)));
         let end = begin + Duration::from_secs_f64(bytes as f64 / self.rate);
         *free_at = Some(end);

@@ -128,8 +128,8 @@ fn roll_up(query: &Query, key: &str) -> Option<String> {
     Some(key[..query.prefix.len() + at + delimiter.len()].to_owned())
 }
 
-/// Index of the first name that may matter for a listing that starts at `bound`. `names` are the sorted names in the
-/// folder `base`. A name matters if its keys sort at or after `bound`, or begin with it.
+/// Index of the first name whose keys can sort at or after `bound`, or begin with it. `names` are the sorted names in
+/// the folder `base`.
 fn skip_to(names: &[Box<str>], base: &str, bound: &str) -> usize {
     let Some(rest) = bound.strip_prefix(base) else { return 0 };
     let head = rest.find('/').map_or(rest, |at| &rest[..=at]);

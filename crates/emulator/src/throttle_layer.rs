@@ -71,7 +71,7 @@ counters! {
     throttles_bytes,
     /// Responses with 401 or 403.
     denied,
-    /// Other responses with status 500 or above.
+    /// Responses with status 500 or above, except throttled requests.
     errors,
     /// Body bytes sent.
     bytes_out,
@@ -210,7 +210,7 @@ impl ThrottleLayer {
         let is_attributes = is_attributes(&request);
         let mut response = self.service.call(request).await?;
         if is_attributes && response.status().is_success() {
-            // S3 writes this ETag without quotes, but `s3s` with quotes.
+            // S3 writes this ETag without quotes, but `s3s` writes it with quotes.
             let change = |text: &str| text.replace("<ETag>\"", "<ETag>").replace("\"</ETag>", "</ETag>");
             response = rewrite(response, change).await;
         }

@@ -2,7 +2,7 @@
 //! Reads zip archives such as NumPy's `.npz`: finds the members through the central directory, and returns their
 //! content.
 //!
-//! Supported are stored and deflated members, zip64, and archives with other bytes in front. The CRC-32 of every member
+//! It supports stored and deflated members, zip64, and archives with other bytes in front. The CRC-32 of every member
 //! that is read is verified. Encryption, other compression methods and multi-file archives are rejected.
 
 use std::borrow::Cow;

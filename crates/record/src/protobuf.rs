@@ -99,7 +99,8 @@ impl<'a> Message<'a> {
 pub(crate) fn varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate() {
-        // The tenth byte holds one bit; like the reference library, this code drops the bits that overflow 64.
+        // The tenth byte holds one bit; like the reference library, this code drops the bits that do not fit in 64
+        // bits.
         if at == 10 {
             return Err("has a number longer than 10 bytes");
         }

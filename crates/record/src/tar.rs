@@ -23,7 +23,7 @@ use crate::tar_header::{self as header, BLOCK, Kind, Pax};
 pub struct Member<'a> {
     /// Path, as stored in the archive.
     pub name: Cow<'a, [u8]>,
-    /// Offset of its first header; extension headers count.
+    /// Offset of its first header, which may be an extension header.
     pub header_offset: u64,
     /// Offset of its content.
     pub offset: u64,
@@ -78,7 +78,8 @@ impl<'a> Members<'a> {
         Error::corrupt(self.place, problem)
     }
 
-    /// Returns an error text that names the format that the first bytes look like; `otherwise` if it is unknown.
+    /// Returns an error text with the format detected from the first bytes; returns `otherwise` if the format is
+    /// unknown.
     fn not_a_tar(&self, otherwise: &str) -> String {
         match magic::describe(self.bytes) {
             Some(kind) if kind != magic::TAR => format!("is not a tar archive: it looks like {kind}"),
@@ -238,7 +239,7 @@ pub struct Sample<'a> {
     pub key: Cow<'a, [u8]>,
     /// Offset of its first header.
     pub offset: u64,
-    /// Number of bytes from there to the end of the last member's blocks.
+    /// Number of bytes from `offset` to the end of the last member's blocks.
     pub len: u64,
     /// Its members, in order.
     pub parts: Vec<SampleMember>,

@@ -6,7 +6,7 @@ use penstock_codec::checksum::crc32c_masked;
 /// Number of bytes that precede a payload in its frame.
 pub const HEADER_LEN: usize = 12;
 
-/// Computes the checksum of the length; returns it after the stored one.
+/// Returns the stored checksum of the length, followed by the computed one.
 pub(crate) fn header_sums(header: &[u8; HEADER_LEN]) -> (u32, u32) {
     let [length @ .., a, b, c, d] = header;
     (u32::from_le_bytes([*a, *b, *c, *d]), crc32c_masked(length))

@@ -34,7 +34,7 @@ pub(crate) struct Finished {
     pub parts: Option<PartFiles>,
 }
 
-/// The only writer of the journal.
+/// Gives finished files their final names. It is the only writer of the journal.
 pub(crate) struct Committer {
     pub dest_dir: Arc<DestDir>,
     pub journal: Journal,
@@ -66,7 +66,7 @@ impl Committer {
 
     fn commit(&mut self, batch: Vec<Finished>) -> Result<()> {
         let lines: Vec<Line> = batch.iter().map(|finished| finished.line.clone()).collect();
-        // Checked first: after the append, the journal also has the lines of this batch.
+        // Compute this before the append: afterwards, the journal also contains the lines of this batch.
         let replaces: Vec<Replace> = lines.iter().map(|line| self.replaces(&line.target)).collect();
         let places = self.journal.append(&lines)?;
         drop(lines);

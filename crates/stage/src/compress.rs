@@ -71,7 +71,7 @@ impl Compression {
         BlockCompressor::new(self.codec, self.level)
     }
 
-    /// Compresses all of a small object.
+    /// Compresses the content of a small object in one piece.
     pub(crate) fn whole(self, content: &[u8]) -> Result<Vec<u8>> {
         compress(self.codec, content, self.level)
     }

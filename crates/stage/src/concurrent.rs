@@ -25,7 +25,7 @@ pub(crate) struct Concurrency {
 pub(crate) struct ObjectTasks<'a, E, A> {
     pub reader: &'a SourceReader,
     pub count: usize,
-    /// Returns the manifest entry of the object with an index.
+    /// Maps the index of an object to its manifest entry.
     pub entry: E,
     /// True for an error that would also affect every other object; such an error ends the stage. Other failures are
     /// counted.

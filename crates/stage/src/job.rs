@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job on the runtime that another thread controls: it reads the progress, cancels the job, or waits with a timeout.
+//! A job on the runtime, controlled from another thread: that thread can read the progress, cancel the job, and wait
+//! for it with a timeout.
 
 use std::future::Future;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

@@ -13,7 +13,7 @@ use penstock_codec::{Codec, FrameRun, FrameRunSize, Inflated, StreamDecoder, dec
 use penstock_types::{Result, lock};
 use tokio::sync::Semaphore;
 
-/// Initial number of stored bytes that are split together; doubled if a block is longer.
+/// Initial number of stored bytes that are buffered and split into frame runs; doubled if a block is longer.
 const WINDOW: usize = 8 << 20;
 
 /// Memory and cores for one object.

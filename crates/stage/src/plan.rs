@@ -20,8 +20,8 @@ pub const PART_BYTES: u64 = 8 << 20;
 
 /// Minimum number of objects at which one read per object is enough to keep the store busy.
 pub(crate) const BUSY: usize = 16;
-/// Maximum size of an object that is then read in one request. A single connection is slow, so a larger last object
-/// would delay the end of the stage.
+/// Maximum size of an object that a stage with at least `BUSY` objects reads in one request. A single connection is
+/// slow, so a larger object at the end would delay the stage.
 pub(crate) const MAX_STREAMED: u64 = 64 << 20;
 
 /// Maximum length of a name on Linux file systems.
@@ -38,13 +38,13 @@ pub struct StageOptions {
     pub node: u32,
     /// Number of nodes.
     pub nodes: u32,
-    /// How the objects are divided among the nodes; its own `decompress` field is ignored in favour of the field above.
+    /// How the objects are divided among the nodes. Its own `decompress` field is ignored; the field above applies.
     pub division: Division,
     /// Maximum requests in flight.
     pub concurrency: usize,
     /// Maximum bytes in flight.
     pub memory: u64,
-    /// Time limit of one object; an object that takes longer fails alone.
+    /// Time limit of one object. An object that takes longer fails, but the stage continues.
     pub object_deadline: Option<Duration>,
     /// Maximum decompressed bytes of one object; `None` means the highest ratio that its codec can reach.
     pub max_inflated: Option<u64>,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Request and summary of a stage.
+//! Request of a stage: source, destination, options and limits.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -127,8 +127,8 @@ async fn run(
             };
             match &request.remote {
                 Some(url) => {
-                    // Reads and writes have separate limits on requests in flight: a read may wait for a write, never
-                    // the reverse.
+                    // Reads and writes have separate limits on requests in flight, so that a write never waits for a
+                    // read.
                     match Target::open(url, &request.settings, &metrics, &governor.beside()) {
                         Ok(to) => to_store::transfer(to, context).await,
                         Err(error) => Err(error),

@@ -16,8 +16,8 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Wraps a source that was opened with `folder_url`; `url` is the folder of the manifest. For a single object,
-    /// `url` is the object's folder.
+    /// Wraps a source that was opened with `folder_url`. `url` is the folder that the manifest's keys are relative to;
+    /// for a single object, that is the object's folder.
     pub fn of(opened: Opened, folder_url: &str, url: String) -> Self {
         let prefix = opened.prefix.as_bytes();
         let prefix = if url == folder_url {

@@ -113,7 +113,7 @@ impl S3 for Bucket {
         req: S3Request<GetBucketLocationInput>,
     ) -> S3Result<S3Response<GetBucketLocationOutput>> {
         self.check_name(&req.input.bucket)?;
-        // An empty response stands for us-east-1.
+        // An empty response means us-east-1.
         Ok(S3Response::new(GetBucketLocationOutput::default()))
     }
 

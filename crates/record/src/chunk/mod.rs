@@ -214,9 +214,9 @@ fn apply(step: Step, input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
 }
 
-/// Copies the part of a decoded chunk that lies in `rows` (a range of the first axis) to `out`. `out` holds these rows
-/// of the whole array, in C order. The array has the shape `shape`; the chunk has the shape `chunk_shape` and the grid
-/// position `chunk`. Elements of the chunk outside the array are ignored.
+/// Copies the part of a decoded chunk that belongs to `rows` (a range of the first axis) to `out`. `out` holds these
+/// rows of the whole array, in C order. The array has the shape `shape`; the chunk has the shape `chunk_shape` and the
+/// grid position `chunk`. Elements of the chunk outside the array are ignored.
 pub fn copy_rows(
     data: &[u8],
     chunk_shape: &[usize],

@@ -293,7 +293,7 @@ impl Reader<'_> {
     fn steps(&self, codecs: &[Value], element: usize) -> Result<Vec<Step>> {
         let mut steps = Vec::with_capacity(codecs.len());
         for codec in codecs {
-            // A codec is an object with a name, or only a name.
+            // A codec is given either as an object with a name, or only by its name.
             let name = codec.as_str().or_else(|| codec["name"].as_str()).unwrap_or_default();
             match name {
                 "bytes" | "endian" if codec["configuration"]["endian"] == "big" && element > 1 => {

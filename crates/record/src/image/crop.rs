@@ -144,7 +144,7 @@ mod tests {
     fn center_crop_is_where_resize_and_center_crop_put_it() {
         let spec = ImageSpec::new(224, 224);
         let region = Region::center(&spec, 500, 375, 256);
-        // Resized to 341 x 256; the crop then begins at (round(58.5), 16).
+        // The image is resized to 341 x 256; the crop then begins at (round(58.5), 16).
         let across = 500.0 / 341.0;
         assert_eq!((region.x, region.width), (58.0 * across, 224.0 * across));
         assert_eq!((region.y, region.height), (16.0 * 375.0 / 256.0, 224.0 * 375.0 / 256.0));

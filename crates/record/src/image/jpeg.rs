@@ -122,8 +122,8 @@ fn decode_by(
         .find(|&scale| region.width >= f64::from(target.0 * scale) && region.height >= f64::from(target.1 * scale));
     let scale = scale.unwrap_or(1);
     let (width, height) = (probe.width.div_ceil(scale), probe.height.div_ceil(scale));
-    // Chroma is interpolated over two pixels, so a region needs that many extra pixels at each edge. If pixels outside
-    // the region affect the result, it also needs as many extra pixels as one target pixel covers.
+    // Chroma is interpolated over two pixels, so a region needs two extra pixels at each edge. If pixels outside the
+    // region affect the result, the region also needs as many extra pixels as one target pixel covers.
     let margin = |side: f64, target: u32| match region.sharp_edges {
         true => 2.0,
         false => 2.0 + (side / f64::from(scale) / f64::from(target)).ceil(),

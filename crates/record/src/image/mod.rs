@@ -6,9 +6,9 @@
 //!
 //! Output is always RGB. Grey is repeated in all three channels, CMYK and YCCK are converted as in Pillow (Adobe's
 //! inverted inks), palettes are expanded, 16-bit values are reduced to their upper 8 bits, and alpha is dropped. EXIF
-//! orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used.
-//! Rejected are images above the pixel limit (before any memory is allocated), lossless and 12-bit JPEG, and all other
-//! formats (the error names the format).
+//! orientation is applied only on request, as in torchvision and Pillow. For an animation, the first frame is used. The
+//! following images are rejected: those above the pixel limit (before any memory is allocated), lossless and 12-bit
+//! JPEG, and all other formats (the error names the format).
 //!
 //! A JPEG is decoded at the smallest scale (1/1, 1/2, 1/4, 1/8) that still covers the crop, unless the spec is `exact`.
 //! Only the region of the crop is decoded.
@@ -209,7 +209,7 @@ struct Pixels {
     raw: Vec<u8>,
     width: u32,
     height: u32,
-    /// Position of these pixels in the scaled image; `top` is below.
+    /// Horizontal position of these pixels in the scaled image; `top` is the vertical position.
     left: u32,
     top: u32,
     /// Reduction of the scale: one pixel here covers this many image pixels along each side.

@@ -56,7 +56,8 @@ pub fn metadata(end: &[u8], size: u64, place: &str) -> Result<ParquetMetaData> {
         return Err(Error::corrupt(place, format!("is damaged Parquet: its footer {problem}")));
     }
     guarded(place, || ParquetMetaDataReader::decode_metadata(footer)).map_err(|error| match error {
-        // The structure of the footer is intact, so its content is something that the crate does not support.
+        // The structure of the footer is intact, so the error means that the `parquet` crate does not support its
+        // content.
         Error::Corrupt { problem, .. } => {
             let problem = problem.trim_start_matches("is damaged Parquet: ");
             let what = format!("the footer of {place} ({problem})");

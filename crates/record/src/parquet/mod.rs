@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Parquet: reads rows of selected columns of one file in memory.
 //!
-//! Supported are scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings. A column in a
+//! It supports scalars, byte strings, fixed-size byte strings, and lists of scalars or byte strings. A column in a
 //! struct is named by its path (`image.bytes`); a list is named by the path without its own two levels. A null list or
-//! string is read as empty. A null scalar is an error that names its row; so is a null, or a null struct, inside a
-//! list. Lists of lists, decimals and 96-bit times are rejected.
+//! string is read as empty. Any other null (a null scalar, or a null or null struct inside a list) is an error that
+//! names its row. Lists of lists, decimals and 96-bit times are rejected.
 //!
 //! The `parquet` crate decodes values column by column, without Arrow. Pages are read by [`pages`], which enforces the
 //! caller's memory limit. If the crate panics on a file, the file is reported as damaged.
@@ -47,8 +47,8 @@ pub struct Values {
     pub strings: Vec<usize>,
     /// For lists: the index of each row's first value, then the total number of values.
     pub rows: Vec<usize>,
-    /// Ascending row numbers in the file of rows that are null, or contain a null, where that is not allowed. These
-    /// values are zero.
+    /// Numbers of the rows with a null that is not allowed, in ascending order, counted from the start of the file. The
+    /// values of these rows are zero.
     pub nulls: Vec<u64>,
 }
 
@@ -127,7 +127,7 @@ impl Table {
         &self.groups
     }
 
-    /// Reads `rows` of a column, at most `limit` bytes in total. Returns an error if a row is null where that is not
+    /// Reads `rows` of a column, at most `limit` bytes in total. Returns an error if a row contains a null that is not
     /// allowed.
     pub fn read(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let values = self.read_nulls(column, rows, limit)?;
@@ -141,7 +141,7 @@ impl Table {
         }
     }
 
-    /// Like [`Table::read`], but returns the row numbers of disallowed nulls instead of an error.
+    /// Like [`Table::read`], but reports rows with disallowed nulls in [`Values::nulls`] instead of returning an error.
     pub fn read_nulls(&self, column: usize, rows: Range<u64>, limit: usize) -> Result<Values> {
         let Some(Column { name, element, list, .. }) = self.columns.get(column) else {
             return Err(Error::bug(format!("{} has no column {column}", self.place)));

@@ -7,7 +7,7 @@ pub(super) const DATA: i32 = 0;
 pub(super) const DICTIONARY: i32 = 2;
 pub(super) const DATA_V2: i32 = 3;
 
-/// Header of a page; the fields of all page kinds are combined.
+/// Header of a page, with the fields of all page kinds.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Header {
     pub(super) kind: i32,

@@ -43,7 +43,7 @@ pub(crate) struct Document {
     pub format: ManifestFormat,
     /// Share of the manifest: `0-of-4`, or `0-of-4-SOURCE` if the manifest `0-of-4` belongs to another source.
     pub node: String,
-    /// Launch part of the name, such as `of-4`: all manifests of one launch have the same.
+    /// Launch part of the name, such as `of-4`; it is the same for all manifests of one launch.
     launch: String,
     pub manifest: Manifest,
     /// Version of the object that contains the manifest, if the store has versions.
@@ -98,7 +98,7 @@ pub(crate) fn is_manifest_name(name: &[u8]) -> bool {
 }
 
 impl Document {
-    /// The share that this manifest lists with failed objects; `None` if no object failed.
+    /// Returns the manifest's share if some of its objects failed; otherwise `None`.
     pub fn unfinished(&self) -> Option<Unfinished> {
         let Manifest { source, failed, .. } = &self.manifest;
         let (source, share) = (source.clone().unwrap_or_default(), share_of(&self.node).to_owned());

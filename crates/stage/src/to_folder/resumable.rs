@@ -108,7 +108,8 @@ impl WholeMeta {
 }
 
 /// Returns the checksums and Content-Encoding of the whole object, from the listing if it has them, else by one more
-/// request. Responses to part requests carry no checksum, and a resumed run may send none.
+/// request. Part requests cannot provide them: their responses have no checksum of the whole object, and a resumed run
+/// may have no part to request.
 async fn known_of(context: &DownloadContext, item: &Item, entry: &Entry) -> Result<WholeMeta> {
     let has_digest = cheapest(&entry.digests).is_some() || !context.reader.source.store.capabilities().checksums;
     let is_settled = !context.options.decompress || item.decode != Codec::None || entry.encoding.is_some();

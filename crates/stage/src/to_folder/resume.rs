@@ -24,7 +24,8 @@ use crate::status_record::FOLDER;
 use penstock_dataset::detect_codec::{HEAD_BYTES, detect};
 use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 
-/// Maximum ratio of content to stored bytes that is believed from a gzip trailer when disk space is counted.
+/// Maximum ratio of content to stored bytes for the disk space estimate. If a gzip trailer claims more, this ratio is
+/// used.
 const HONEST_RATIO: u64 = 32;
 
 /// Finished and remaining objects after earlier runs.

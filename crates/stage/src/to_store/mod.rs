@@ -141,7 +141,7 @@ pub(crate) struct ResendRequest {
     pub cores: usize,
     pub progress: Arc<Progress>,
     pub deadline: Deadline,
-    /// Share and source part of the manifest's name; this manifest lists the objects.
+    /// Node part of a manifest's name, such as `0-of-4`; this manifest lists the objects.
     pub node: String,
 }
 

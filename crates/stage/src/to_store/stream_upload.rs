@@ -2,9 +2,9 @@
 //! Streams a large object to a store: reads it in order and writes it in parts. After a kill, a later stage need not
 //! send finished parts again. Whatever the object's size, only a few parts are in memory.
 //!
-//! On resume, parts that the store already holds are skipped if the object is copied unchanged and its source reports
-//! no digest that needs all bytes (anything except CRC-32C). Any other object is read again from its beginning, since
-//! its digest or its codec needs all bytes; parts with unchanged content are not sent again.
+//! On resume, an object that is copied unchanged skips the parts that the store already holds, unless its source
+//! reports a digest other than a CRC-32C. Any other object is read again from its beginning, because its digest or its
+//! codec needs all bytes; parts with unchanged content are not sent again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

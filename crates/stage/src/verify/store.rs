@@ -47,7 +47,7 @@ pub async fn recorded_remotely(
     Ok(joined(&to.url, documents(&to, names, deadline).await?))
 }
 
-/// Merges the manifests, which are sorted from the latest on. If two of them list one object, the first one wins.
+/// Merges manifests, which must be sorted with the latest first. If two of them list one object, the first one wins.
 fn joined(url: &str, documents: Vec<Document>) -> Option<Manifest> {
     let source = documents.first()?.manifest.source.clone();
     let is_one = documents.iter().all(|document| document.manifest.source == source);

@@ -114,8 +114,8 @@ impl Strangers {
         self.planted.push((path.to_owned(), kind, facts(path)));
     }
 
-    /// Returns an error if anything in the outside folder has changed, or a planted entry for which `is_kept` returns
-    /// true.
+    /// Returns an error if anything in the outside folder has changed, or if a planted entry has changed for which
+    /// `is_kept` returns true.
     fn check(&self, is_kept: impl Fn(&Path, Kind) -> bool) -> Result<(), TestCaseError> {
         let now = tree(&self.outside);
         let all = self.before.keys().chain(now.keys());

@@ -483,8 +483,8 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
     }
     for mut task in tasks {
         // A substitute takes no request permit, and uses the memory reservation of the object that it replaces: waiting
-        // for a permit or for memory here could deadlock. The limits may be exceeded slightly, because bad samples are
-        // few.
+        // for a permit or for memory here could deadlock. Bad samples are few, so the limits are exceeded only
+        // slightly.
         task.wants.sort_unstable_by_key(|want| (want.batch, want.row));
         let (feed, batches, reserved, queue) = (shared.feed.clone(), batches.clone(), reserved.clone(), queue.clone());
         shared.tries.spawn(&shared.runtime, async move {

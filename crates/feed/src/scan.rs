@@ -56,7 +56,7 @@ impl Scanned {
     }
 }
 
-/// Scans an object. An object of 0 bytes has no records, whatever its codec is.
+/// Scans an object. An object of 0 bytes has no records, for any codec.
 pub(super) async fn scan_object(source: &Arc<Source>, object: u64, deadline: Deadline) -> Result<Scanned> {
     let (size, framed) = (source.entry(object).size, source.clone());
     if size == 0 {

@@ -19,7 +19,7 @@ use super::{Entry, Head, MANIFEST_VERSION, Manifest, finished, other_version, pa
 /// this limit.
 const MAX_DOCUMENT_BYTES: u64 = 16 << 30;
 
-/// File format of a manifest. A reader accepts both formats, whatever the file name is.
+/// File format of a manifest. A reader accepts both formats, for any file name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManifestFormat {
     /// JSON, one object per line: works with diff and `head`.

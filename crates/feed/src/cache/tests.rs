@@ -372,7 +372,7 @@ async fn cache_copy_in_planes_is_made_once_where_several_read_its_object() {
     let makes = [&first, &second, &first, &second].map(|cache| copied(cache, &object, Codec::Gzip, &stored));
     let made: Vec<Bytes> = futures::future::join_all(makes).await.into_iter().flatten().collect();
     assert!(!made.is_empty() && made.iter().all(|one| *one == made[0]));
-    // A later caller finds the existing copy and creates none.
+    // A later caller finds the existing copy, and does not create another.
     assert_eq!(copied(&second, &object, Codec::Gzip, &stored).await.as_ref(), made.first());
     assert_eq!(metrics.get(Metric::CacheTranscodes) + others.get(Metric::CacheTranscodes), 1);
     // A caller that fetches the stored bytes again also gets the copy, and the stored entry is removed.

@@ -30,8 +30,8 @@ fn is_aside(entry: &Entry) -> bool {
         || [&b"readme"[..], b"license", b"licence"].iter().any(|name| base.starts_with(name))
 }
 
-/// Returns the suffix of an object's name in lower case, ignoring a codec suffix. Empty if the name has none, or if it is a
-/// number (`part.00003`).
+/// Returns the suffix of an object's name in lower case, ignoring a codec suffix. Empty if the name has no suffix, or
+/// if it is a number (`part.00003`).
 fn suffix(entry: &Entry) -> String {
     let base = entry.logical_name().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
     let dot = base.iter().rposition(|byte| *byte == b'.').filter(|&dot| dot > 0);

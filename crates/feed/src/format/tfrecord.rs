@@ -39,7 +39,7 @@ impl Framing for TfRecord {
         Some(if first.is_empty() { Ok(()) } else { compressed(first, place) }.map(|()| FrameStream::new(place)))
     }
 
-    /// Returns the checksum that the frame contains, so that none must be computed.
+    /// Returns the checksum that the frame contains, instead of computing one.
     fn crc(&self, bytes: &[u8]) -> u32 {
         bytes.last_chunk::<FOOTER_LEN>().map_or(0, |footer| u32::from_le_bytes(*footer))
     }

@@ -16,7 +16,7 @@ pub(super) struct Open {
     pub left: usize,
     /// Number of rows in the batch. The last batch of an epoch may have fewer than requested.
     pub count: usize,
-    /// Rows that stay without a sample.
+    /// Rows that remain without a sample.
     pub dead: Vec<u32>,
     /// Row number and error of the lowest row that failed.
     pub error: Option<(u32, Error)>,
@@ -54,7 +54,7 @@ impl Shared {
         lock(&self.state)
     }
 
-    /// Records that `rows` rows of a batch are done. `bad` lists those that stay without a sample.
+    /// Records that `rows` rows of a batch are done. `bad` lists the rows that remain without a sample.
     pub(super) fn settle(&self, batch: u64, rows: usize, trace: Trace, bad: Vec<(u32, Error)>) {
         let mut state = self.locked();
         let Some(open) = state.open.get_mut(&batch) else { return };

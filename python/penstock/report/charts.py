@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite specs of a comparison. Colours are names (`@path1`) that the page replaces for a light or dark scheme.
+"""Builds the Vega-Lite charts of a comparison.
 
-Imports altair only when it makes the first chart.
+Colours are names such as `@path1`, which the page replaces by those of its light or dark scheme. Imports altair only
+when it builds the first chart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["charts", "per_point"]
 
 _ROW = {"step": 46}
-# Colours of the parts of a step: muted for compute, a separate hue for each kind of waiting.
+# Colours of the parts of a step: a muted colour for computation, and a separate hue for each kind of waiting.
 _PARTS = {
     "accelerators": "@compute",
     "first bytes": "@wait",
@@ -33,7 +34,7 @@ Spec = dict[str, Any]
 
 
 def _literal(text: str) -> str:
-    """A string literal for a Vega expression."""
+    """Quote a text as a string literal for a Vega expression."""
     return json.dumps(text)
 
 
@@ -70,7 +71,7 @@ def _labels(facts: Comparison) -> Any:
 
 
 def rates(facts: Comparison) -> Spec:
-    """Chart of samples/s in the rehearsal, with the ceiling and the model's earlier prediction."""
+    """Chart of the measured samples/s, with the model's prediction and the maximum rate of the accelerators."""
     import altair as alt
 
     ceiling = facts.rehearsal.batch / facts.rehearsal.step_s if facts.rehearsal.step_s else 0.0
@@ -105,7 +106,7 @@ def rates(facts: Comparison) -> Spec:
 
 
 def steps(facts: Comparison) -> Spec:
-    """Time of a rehearsal's step, by part."""
+    """Chart of the time of a rehearsal's step, by part."""
     import altair as alt
 
     order = list(dict.fromkeys(part for p in facts.paths for part in p.step_parts_s))
@@ -137,18 +138,18 @@ def steps(facts: Comparison) -> Spec:
 
 
 def per_point(steps: int) -> int:
-    """Steps averaged into one point of the loss chart: with small batches, noise hides whether a curve falls."""
+    """Number of steps to average into one point of the loss chart. It reduces the noise of small batches."""
     return max(1, -(-steps // MAX_POINTS))
 
 
 def _thinned(curve: list[float], each: int) -> list[tuple[int, float]]:
-    """(last step, mean loss) of every `each` steps."""
+    """Average every `each` steps of a loss curve; return pairs of (last step, mean loss)."""
     parts = [(i, curve[i : i + each]) for i in range(0, len(curve), each)]
     return [(i + len(part), sum(part) / len(part)) for i, part in parts]
 
 
 def losses(facts: Comparison) -> Spec:
-    """Loss of every path. Each line is thinner than the one beneath, so that coinciding lines are all visible."""
+    """Chart of the loss on every path. Each line is thinner than the one below it, so that equal curves are visible."""
     import altair as alt
 
     each = per_point(len(facts.paths[0].losses))
@@ -189,7 +190,7 @@ def losses(facts: Comparison) -> Spec:
 
 
 def job_hours(facts: Comparison) -> Spec:
-    """Hours and cost of the published job: our predictions, and the published figures."""
+    """Chart of hours and cost of the published job: our predictions, and the published figures."""
     import altair as alt
 
     rows = [
@@ -228,7 +229,7 @@ def job_hours(facts: Comparison) -> Spec:
     marks = theirs.mark_point(shape="diamond", size=90, filled=True, color="@ink", yOffset=17).encode(
         x="hours:Q", tooltip=[alt.Tooltip("what:N", title="published")]
     )
-    # A name is placed on the side of its mark that has room.
+    # Place each label on that side of its mark where the chart has more space.
     names = [
         theirs.transform_filter(test)
         .mark_text(align=align, dx=dx, dy=17, fontSize=11, color="@muted")
@@ -239,7 +240,7 @@ def job_hours(facts: Comparison) -> Spec:
 
 
 def scaling(facts: Comparison) -> Spec:
-    """Predicted samples/s by number of nodes."""
+    """Chart of the predicted samples/s over the number of nodes."""
     import altair as alt
 
     labels = {p.name: p.label for p in facts.paths}
@@ -270,7 +271,7 @@ def scaling(facts: Comparison) -> Spec:
 
 
 def charts(facts: Comparison) -> dict[str, Spec]:
-    """All charts of a comparison, by the name of their figure in the page."""
+    """Build all charts of a comparison, by the name of their figure on the page."""
     made = {"rates": rates(facts), "steps": steps(facts), "hours": job_hours(facts)}
     if any(p.losses for p in facts.paths):
         made["losses"] = losses(facts)

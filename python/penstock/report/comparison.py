@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema of a comparison of paths: the document that a run writes and that every page is made from.
+"""Schema of a comparison of paths: the JSON document that `penstock demo` writes, and from which reports are made.
 
-Old documents must stay readable, so fields are only added, each with a default.
+Old documents must stay readable. So fields can only be added, and each new field needs a default.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 class Predicted(msgspec.Struct, frozen=True):
-    """The model's prediction for the published job over one path."""
+    """Prediction of the step model for the published job over one path."""
 
     epoch_min: float
     run_h: float
@@ -52,7 +52,7 @@ class Predicted(msgspec.Struct, frozen=True):
 
 
 class PublishedFacts(msgspec.Struct, frozen=True):
-    """A published figure for comparison, as printed and as a number."""
+    """Published results of one path, as printed texts and as numbers (`…_value`)."""
 
     path: str
     epoch_min: str
@@ -66,9 +66,9 @@ class PathFacts(msgspec.Struct, frozen=True):
     """Measurements of one path. Times in seconds, sizes in bytes.
 
     Attributes:
-        step_parts_s: Mean seconds of a step, by part; they sum to the mean step.
+        step_parts_s: Mean seconds per step of each part; their sum is the mean duration of a step.
         limited_by: Bottleneck of the rehearsal, as text.
-        model_samples_per_s: The step model's prediction of the rehearsal, made before it ran.
+        model_samples_per_s: Prediction of the step model for the rehearsal, computed before the rehearsal ran.
         missed: Reason why the rehearsal differs from that prediction by more than 20 %; empty if it does not.
     """
 
@@ -93,7 +93,7 @@ class PathFacts(msgspec.Struct, frozen=True):
 
 
 class Learning(msgspec.Struct, frozen=True):
-    """The real training that ran over every path."""
+    """Results of the real training, which ran over every path. `identical`: the losses are equal on all paths."""
 
     mae: float
     mae_constant: float
@@ -108,7 +108,7 @@ class Learning(msgspec.Struct, frozen=True):
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
-    """The scaled-down job with which the laptop represented the cluster."""
+    """The scaled-down job that emulates the published job on one machine."""
 
     voxels: int
     samples: int
@@ -121,7 +121,7 @@ class Rehearsal(msgspec.Struct, frozen=True):
 
 
 class TierRow(msgspec.Struct, frozen=True):
-    """One limit of a tier, as its source states it and as the rehearsal applied it."""
+    """One limit of a tier: the value that its source states, and the scaled value in the rehearsal."""
 
     tier: str
     limit: str
@@ -133,7 +133,7 @@ class TierRow(msgspec.Struct, frozen=True):
 
 
 class PriceRow(msgspec.Struct, frozen=True):
-    """One price that was used."""
+    """One price that the predictions used."""
 
     item: str
     price: str
@@ -143,7 +143,7 @@ class PriceRow(msgspec.Struct, frozen=True):
 
 
 class ScalePoint(msgspec.Struct, frozen=True):
-    """Predicted samples/s of one path with one number of nodes."""
+    """Predicted samples/s of one path for one number of nodes."""
 
     path: str
     nodes: int
@@ -152,7 +152,7 @@ class ScalePoint(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Content of the report. `invalid` is the reason why its rates are not a measurement; empty if they are."""
+    """Content of the report. `invalid` is the reason why its rates are not valid measurements; empty if they are."""
 
     created: str
     scale: float
@@ -172,11 +172,11 @@ class Comparison(msgspec.Struct, frozen=True):
     schema_version: int = SCHEMA_VERSION
 
     def best(self) -> PathFacts:
-        """The path with the lowest predicted cost."""
+        """Return the path with the lowest predicted cost."""
         return min(self.paths, key=lambda p: p.predicted.usd)
 
     def misses(self) -> list[str]:
-        """One sentence for each path whose rehearsal differs from the model by more than 20 %."""
+        """Return one sentence for each path whose rehearsal differs from the model by more than 20 %."""
         return [
             f"{p.label}: {rate(p.samples_per_s)} samples/s, predicted {rate(p.model_samples_per_s)} ({p.missed})."
             for p in self.paths
@@ -189,7 +189,7 @@ def read(file: Path) -> Comparison:
 
     Raises:
         NotFound: The file does not exist.
-        ConfigError: The file is not a comparison, or has another version than this build reads.
+        ConfigError: The file is not a comparison, or this build does not support its schema version.
     """
     try:
         text = file.read_bytes()

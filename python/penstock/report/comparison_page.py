@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison as one HTML file: opens offline, makes no request, and draws its charts in the browser."""
+"""Writes a comparison as one HTML file that opens offline, sends no requests, and draws its charts in the browser."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def _learning(facts: Comparison) -> str:
 
 
 def page(facts: Comparison) -> str:
-    """The whole document.
+    """Return the complete HTML document.
 
     Raises:
         Unsupported: altair or vl-convert is not installed.
@@ -231,5 +231,5 @@ def page(facts: Comparison) -> str:
 
 
 def write_page(facts: Comparison, file: Path) -> None:
-    """Write the document atomically."""
+    """Write the HTML document atomically."""
     write_whole(page(facts), file)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Frame of every report: one HTML file that opens offline, makes no request and draws its charts in the browser.
+"""HTML frame of every report: one file that opens offline, sends no requests and draws its charts in the browser.
 
 Owns the frame, the escaping and the shared elements. Each report adds its own parts and charts.
 """
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["asset", "document", "escape", "figure", "refuse_without_charts", "table", "write_whole"]
 
-# The favicon is inlined, so that no browser requests one.
+# The favicon is inlined, because a browser would otherwise request one.
 _ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1C11 6 13 8 13 10.5a5 5 0 0 1-10 0C3 8 5 6 8 1z' fill='%230067ab'/%3E%3C/svg%3E"
-# Exposes the three libraries as globals, as the bundler does by default.
+# Script that exposes the three chart libraries as globals, as vl-convert's bundler does by default.
 _EMBED = "window.vegaEmbed = vegaEmbed; window.vega = vega; window.vegaLite = vegaLite;"
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"
 
 
 def asset(name: str) -> str:
-    """Text of a file in this package."""
+    """Read the text of a file in the folder `assets` of this package."""
     return resources.files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -39,12 +39,12 @@ def escape(text: object) -> str:
 
 
 def _script_json(value: object) -> str:
-    # `</script>` or `<!--` inside a string would end the element.
+    # Escape `<`, because `</script>` or `<!--` inside a string would end the script element.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """Table. Head entries are (class, text) and cells are (class, html); a cell of class `head` is the row's name."""
+    """Build an HTML table. Head entries are (class, text), cells are (class, html). Class `head` marks a row's name."""
     top = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for kind, text in head)
     body = "".join(
         "<tr>"
@@ -59,12 +59,12 @@ def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, st
 
 
 def figure(name: str, caption: str) -> str:
-    """Figure for a chart; the caption is HTML."""
+    """Build an HTML figure for the chart `name`. The caption is HTML and is not escaped."""
     return f'<figure><div class="chart" id="chart-{name}"><noscript>This chart is drawn by the script in this file.</noscript></div><figcaption>{caption}</figcaption></figure>'
 
 
 def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
-    """The complete HTML file.
+    """Return the complete HTML document.
 
     Args:
         parts: HTML of the body, already escaped.
@@ -84,7 +84,7 @@ def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
 
 
 def refuse_without_charts() -> None:
-    """Raise MissingPackage if altair or vl-convert is not installed; called before a chart is made."""
+    """Raise MissingPackage if altair or vl-convert is not installed. Called before charts are built."""
     require("a report with pictures", "report")
 
 

@@ -20,7 +20,7 @@ _SCALE = 2.0
 
 
 def _print_colours() -> dict[str, str]:
-    """Colours by name, from the first block of the style sheet, which defines the light scheme."""
+    """Read the colours by name from the first block of the style sheet, which defines the light scheme."""
     light = asset("page.css").partition(":root {")[2].partition("}")[0]
     return {f"@{name}": value.strip() for name, value in re.findall(r"--(\w+):\s*(#[0-9a-fA-F]+)", light)}
 

@@ -11,27 +11,27 @@ MISSED = "The rehearsal on this machine differed from the model by more than 20 
 
 
 def hours(amount: float) -> str:
-    """Hours, with one decimal under a hundred: 11.9 h, 114 h."""
+    """Format hours, with one decimal below 100: 11.9 h, 114 h."""
     return f"{amount:.1f} h" if amount < 99.95 else f"{amount:,.0f} h"
 
 
 def usd(amount: float) -> str:
-    """Dollars, with cents under ten: $0.12, $46, $12,031."""
+    """Format US dollars, with cents below 10: $0.12, $46, $12,031."""
     return f"${amount:,.2f}" if amount < 9.995 else f"${amount:,.0f}"
 
 
 def rate(amount: float) -> str:
-    """Samples per second, with three significant figures."""
+    """Format samples per second with at least three significant figures."""
     return f"{amount:,.0f}" if amount >= 99.95 else f"{amount:.3g}"
 
 
 def share(amount: float) -> str:
-    """A share as a percentage; a small share above 0 is not printed as 0."""
+    """Format a share as a percentage. A positive share below 0.5 % is printed as `< 1 %`, not as 0."""
     if 0 < amount < 0.005:
         return "< 1 %"
     return f"{amount * 100:.0f} %"
 
 
 def count(amount: float) -> str:
-    """A whole number with thousands separators."""
+    """Format a whole number with thousands separators."""
     return "∞" if math.isinf(amount) else f"{amount:,.0f}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Content of the sweep page: the verdict, recomputed from the rows, and the rows worth a chart.
+"""Content of the sweep page: classifies the rows of a sweep again, groups them, and writes the page's sentences.
 
-Selects the content and writes its sentences. Draws no charts.
+Draws no charts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _WAITS = {
 
 
 class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Cells of one operation under equal conditions: one surface chart.
+    """Cells of one operation under equal conditions, which are drawn as one surface chart.
 
     Attributes:
-        regimes: Cells by regime.
+        regimes: Number of cells by regime.
+        retrograde: Number of cells that are slower than with fewer threads.
         best: The cell with the highest rate.
     """
 
@@ -48,7 +49,7 @@ class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A report as data. `warnings` are reasons for caution; `invalid` counts invalid rows by reason."""
+    """Content of a sweep report. `warnings` lists reasons not to trust the rates; `invalid` counts rows by reason."""
 
     schema_version: int = SCHEMA_VERSION
     headline: str
@@ -67,7 +68,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rate_label(cell: Judged) -> str:
-    """A cell's rate as text: bytes if it moves any, else operations."""
+    """Format a cell's rate: bytes/s if the operation transfers data, else operations/s."""
     return format_rate(cell.bytes_per_s) if cell.bytes_per_s else f"{cell.entries_per_s:,.0f}/s"
 
 
@@ -80,7 +81,7 @@ def _threads(count: int) -> str:
 
 
 def name_of(row: Row) -> str:
-    """A row's name in a legend."""
+    """Name of a row in a chart legend."""
     if row.operation in WATCHED:
         return row.label
     block = (
@@ -104,7 +105,7 @@ def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ..
     blocks_swept = {key[:-2] for key, count in points.items() if count > 1}
     for cell in cells:
         like = _like(cell)
-        # If block sizes are swept, each file size has a separate surface.
+        # If the block size varies, each file size gets a separate surface chart.
         families.setdefault((*like, cell.file_size_bytes if like in blocks_swept else None), []).append(cell)
     several_hosts = len({r.hosts for r in rows}) > 1
     several_depths = len({r.io_depth for r in rows}) > 1
@@ -150,7 +151,7 @@ def _headline(groups: Sequence[CellGroup], watched: Sequence[Row]) -> tuple[str,
     lead = f"{count} of its {of} points {_WAITS[regime]}" if of > 1 else f"Its only point {_singular(_WAITS[regime])}"
     if top.retrograde:
         lead += f"; {top.retrograde} are slower than with fewer threads"
-    # Advice for the best number of threads, not for points that would never be used.
+    # Give advice only for the best number of threads, because other points would not be used.
     near = [c for c in top.cells if c.advice and c.threads == best.threads]
     if near:
         c = max(near, key=lambda c: c.advice.gain if c.advice else 0.0)
@@ -168,7 +169,7 @@ def _singular(text: str) -> str:
 
 
 def summarise(results: Results) -> SweepReport:
-    """Judge the rows again and arrange the results."""
+    """Classify the rows again, and build the report from the result."""
     rows = results.rows
     verdict = classify(rows)
     groups = _groups(verdict.cells, rows)

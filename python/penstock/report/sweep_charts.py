@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vega-Lite charts of a sweep: surfaces with regimes, latencies, time series, disk limits, lost time.
+"""Builds the Vega-Lite charts of a sweep: surfaces with regimes, latencies, time series, disk limits, lost time.
 
-Colours are names (`@path1`), as in `charts`: a page replaces them for its reader's scheme, `image_export` for paper.
+Colours are names such as `@path1`, as in `charts`. A page replaces them by those of its light or dark scheme,
+`image_export` by those of the light scheme.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ REGIME_COLOURS = {
     "throttle": "@path0",
 }
 _LINES = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
-# With more lines than colours, a chart is unreadable.
+# Maximum number of lines in a chart: one per colour.
 _MAX_LINES = len(_LINES)
 _MAX_BARS = 24
 _LOSSES = ["@compute", "@wait", "@path1", "@path4", "@path3", "@path2", "@path0", "@line", "@muted"]
@@ -47,7 +48,7 @@ def _finish(chart: Any, **more: Any) -> Spec:
 
 
 def surface(group: CellGroup) -> Spec:
-    """Throughput over size and threads: the colour is the regime, its intensity the share of the best rate."""
+    """Chart of throughput by size and threads. The colour shows the regime, the opacity the share of the best rate."""
     import altair as alt
 
     best = group.best.bytes_per_s or group.best.entries_per_s
@@ -118,7 +119,7 @@ def _legend(names: Sequence[str]) -> Any:
 
 
 def _numbered(rows: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Rows with distinct names; a label that all rows share is left out."""
+    """Give each row a distinct name. A label that is equal in all rows is left out of the names."""
     seen: dict[str, int] = {}
     named = []
     if len({row.label for row in rows}) == 1 and not any(row.operation in WATCHED for row in rows):
@@ -131,13 +132,13 @@ def _numbered(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, … around a range: the labelled grid lines of a logarithmic axis."""
+    """Return 1, 2, 5, 10, … around a range, for the labelled grid lines of a logarithmic axis."""
     exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     return [float(f"{digit}e{exponent}") for exponent in exponents for digit in (1, 2, 5)]
 
 
 def latencies(rows: Sequence[Row]) -> Spec | None:
-    """Percentiles of latency, one line per row: of a whole file or object if it was timed, else of a block."""
+    """Chart of latency percentiles, one line per row: of whole files or objects if they were timed, else of blocks."""
     import altair as alt
 
     measured = [(row, r) for row in rows if (r := row.entry_latency or row.io_latency) and r.percentiles_us]
@@ -179,11 +180,11 @@ def _with_series(rows: Sequence[Row]) -> list[tuple[str, Row]]:
 
 
 def series(rows: Sequence[Row]) -> Spec | None:
-    """Rate over time, with marks where the store refused requests."""
+    """Chart of the rate over time, with marks where the store throttled requests."""
     import altair as alt
 
     moving = [row for row in rows if any(s.bytes_per_s for s in row.series)]
-    # Rows that move no bytes, such as deletions, would be lines at zero.
+    # Leave out rows that transfer no data, such as deletions: they would be lines at zero.
     named = _with_series(moving or rows)
     if not named:
         return None
@@ -223,7 +224,7 @@ _LIMITS = {
 
 
 def limits(rows: Sequence[Row]) -> dict[str, Spec]:
-    """One chart per stated limit of a disk or tier: the measured rate over time, and the limit as a line."""
+    """One chart per stated limit of a disk or tier, with the measured rate over time and the limit as a line."""
     import altair as alt
 
     made: dict[str, Spec] = {}
@@ -265,7 +266,7 @@ def limits(rows: Sequence[Row]) -> dict[str, Spec]:
 
 
 def losses(rows: Sequence[Row]) -> Spec | None:
-    """Worker-seconds of each phase, by cause."""
+    """Chart of each phase's worker time, by cause."""
     import altair as alt
 
     shown = _numbered([r for r in rows if sum(r.lost_s_by_cause.values()) > 0][:_MAX_BARS])
@@ -306,7 +307,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
 
 
 def sweep_charts(groups: Sequence[CellGroup], rows: Sequence[Row]) -> dict[str, Spec]:
-    """All charts for which the rows have figures, by the name of their figure in the page."""
+    """Build all charts for which the rows have data, by the name of their figure on the page."""
     sound = [r for r in rows if not r.invalid]
     made = {f"surface-{i}": surface(group) for i, group in enumerate(groups)}
     more = {"latencies": latencies(sound), "series": series(sound), "losses": losses(sound)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweep page: the bottleneck of each point, advice, and how reliable the figures are."""
+"""Writes the sweep page: the bottleneck of each point, advice, and how reliable the measurements are."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _size(value: int | None) -> str:
 
 
 def _sizes(cell: Judged) -> str:
-    """The file size, and the block size if it differs."""
+    """Format the file size, and the block size if it differs."""
     if cell.block_size_bytes in (None, cell.file_size_bytes):
         return _size(cell.file_size_bytes)
     return f"{_size(cell.file_size_bytes)}, {_size(cell.block_size_bytes)}"
@@ -95,7 +95,7 @@ def _surface(index: int, group: CellGroup) -> str:
 
 
 def sweep_page(report: SweepReport, rows: Sequence[Row]) -> str:
-    """The complete HTML document.
+    """Return the complete HTML document.
 
     Raises:
         Unsupported: altair or vl-convert is not installed.

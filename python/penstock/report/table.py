@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminal table of a comparison: lines of plain text, as wide as the terminal, readable without colour.
+"""Formats a comparison as a plain-text table that is as wide as the terminal and readable without colour.
 
-Independent of the terminal: takes a width and returns lines, each with a weight that a terminal may render.
+Does not access the terminal: takes a width, and returns lines with flags for bold and dim.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GAP = "  "
 
 
 class Line(NamedTuple):
-    """One line; `strong` asks for bold, `faint` for dim."""
+    """One line of output. `strong` lines should be bold, `faint` lines dim."""
 
     text: str
     strong: bool = False
@@ -55,7 +55,10 @@ _PREDICTED: dict[str, Callable[[PathFacts], str]] = {
 def _grid(
     facts: Comparison, title: str, columns: Mapping[str, Callable[[PathFacts], str]], last: str = ""
 ) -> list[Line]:
-    """Table: the path on the left, right-aligned figures, and optionally the bottleneck in a left-aligned last column."""
+    """Format a table. The first column is the path; figures are right-aligned.
+
+    If `last` is given, it is the title of a left-aligned last column with the bottleneck.
+    """
     best = facts.best()
     head = ["path", *columns, *([last] if last else [])]
     rows = [
@@ -89,7 +92,7 @@ def _missed(facts: Comparison, width: int) -> list[Line]:
 
 
 def lines(facts: Comparison, width: int) -> list[Line]:
-    """The whole comparison for a terminal of `width` columns: one wide table, or two that fit 80 columns."""
+    """Format the whole comparison for a terminal of `width` columns: one wide table, or two that fit 80 columns."""
     learnt = facts.learning
     curve = (
         f"One loss curve on {len(facts.paths)} paths, bit for bit ({learnt.digest[:12]})"

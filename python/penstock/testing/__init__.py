@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Test suites for authors of launchers and engines, to run on their own plug-ins.
+"""Test suites with which authors of launchers and engines can test their plug-ins.
 
-Call `LauncherSuite(my_launcher, "/tmp/suite", tmp_path, is_shared=False).run()` in a test of any runner.
+They work with any test runner. Call `LauncherSuite(my_launcher, "/tmp/suite", tmp_path, is_shared=False).run()` in a
+test.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract of every engine, as checks for any test runner: `EngineSuite(engine, cluster, ...).run()`.
+"""Test suite for engines: checks that an engine fulfils the contract. Run `EngineSuite(engine, ...).run()` in a test.
 
-The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`.
-`penstock.pool.exec_requests` reads and writes objects on the nodes themselves, so Penstock must be installed there.
+The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`. It
+runs `penstock.pool.exec_requests` on the nodes to read and write objects, so Penstock must be installed there.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _SIZES = (0, 1, 4096, 3_000_001)
 
 
 class EngineSuite:
-    """Checks of one engine on a cluster of two nodes or more.
+    """Checks one engine on a cluster with two or more nodes.
 
     Args:
         engine: Name of the engine's entry point.
         settings: Settings of the engine.
-        disk: A folder that can be created on every node; it contains `{node}` if nodes share it.
+        disk: A folder that can be created on every node. If nodes share it, the path must contain `{node}`.
         files: A folder with the same path on this machine and on every node.
-        shared: Every node can read objects of all nodes (a pool); otherwise only its own (`local`).
+        shared: True if every node can read objects of all nodes; False if only its own, as with the engine `local`.
         environment: Environment variables for `penstock.pool.exec_requests` on the nodes, for example the path of an
             external package.
     """
@@ -99,7 +99,7 @@ class EngineSuite:
         return answers
 
     def put(self, node: str, bodies: Mapping[str, bytes]) -> list[Any]:
-        """Put objects from a node; returns None for each that was stored."""
+        """Put objects from a node; return one result per object: None if it was stored, else an error."""
         requests: list[list[Any]] = []
         for number, (name, body) in enumerate(bodies.items()):
             path = self.files / f"put-{number}"
@@ -195,7 +195,7 @@ class EngineSuite:
         assert name not in left
 
     def check_other_start_of_the_name_is_refused_and_unharmed(self) -> None:
-        """Another job without this pool's record uses the same name on the same nodes."""
+        """Start a pool of the same name on the same nodes, as a job on another machine would. It must fail."""
         made = engine_plugins.load(self.engine, self.settings)
         refusal = ""
         with suppress(PreconditionFailed):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Contract of every launcher, as checks for any test runner: `LauncherSuite(launcher, folder).run()`.
+"""Test suite for launchers: checks that a launcher fulfils the contract. Run `LauncherSuite(launcher, ...).run()`.
 
 Each check is a method `check_…` that raises AssertionError on failure. The nodes need a POSIX shell and Python.
 """
@@ -27,13 +27,13 @@ _LIMIT_S = 60.0
 
 
 class LauncherSuite:
-    """Checks of one open launcher with two nodes or more.
+    """Checks one open launcher with two or more nodes.
 
     Args:
-        launcher: An open launcher; the suite leaves it open.
-        there: A folder that can be created on every node, for the suite alone; nodes may share it.
-        here: A folder on this machine, for the suite alone.
-        is_shared: The nodes share `there`.
+        launcher: An open launcher; the suite does not close it.
+        there: A folder that can be created on every node and that only the suite uses. Nodes may share it.
+        here: A folder on this machine that only the suite uses.
+        is_shared: Whether the nodes share `there`.
     """
 
     def __init__(self, launcher: Launcher, there: str, here: Path, *, is_shared: bool) -> None:
@@ -44,7 +44,7 @@ class LauncherSuite:
         self.nodes = list(launcher.nodes())
 
     def run(self) -> list[str]:
-        """Run all checks in order; returns their names."""
+        """Run all checks; return their names."""
         names = [name for name in dir(self) if name.startswith("check_")]
         for name in names:
             getattr(self, name)()
@@ -113,7 +113,7 @@ class LauncherSuite:
         assert [e.out.decode().strip() for e in exits] == [f"in\n{secret}0"] * len(self.nodes), exits
 
     def check_long_lines_and_open_ends_arrive_as_they_were(self) -> None:
-        # Launchers that mix the streams of all ranks may cut lines, insert labels, or end unfinished lines.
+        # Launchers that mix the streams of all ranks may split lines, insert labels, or add missing newlines.
         text = 'for n in 9000 3 70000; do head -c $n /dev/zero | tr "\\0" "$1"; echo; done; printf "%s" "$1$1"; printf "%s" "$1" >&2'
         exits = self._run(self._sh(text, "{rank}"), self.nodes, 2, expand_placeholders=True)
         for ended in exits:
@@ -133,7 +133,7 @@ class LauncherSuite:
 
     def check_deadline_ends_the_command_on_its_node(self) -> None:
         mark = f"{self.there}-alive"
-        # Background processes of a command end with it, too.
+        # At the deadline, background processes of the command must end, too.
         text = 'mkdir -p "$(dirname "$1")"; (while :; do date +%s%N > "$1.new"; mv "$1.new" "$1"; sleep 0.1; done) & sleep 300'
         began = time.monotonic()
         [ended] = self._run(self._sh(text, mark), self.nodes[-1:], timeout_s=3)
@@ -144,7 +144,7 @@ class LauncherSuite:
         self._still(mark)
 
     def _still(self, mark: str) -> None:
-        """Check that no process on the last node writes `mark` any more."""
+        """Check that no process on the last node still writes the file `mark`."""
         output = []
         for _ in range(2):
             [ended] = self._run(["cat", mark], self.nodes[-1:])
@@ -156,7 +156,7 @@ class LauncherSuite:
     def check_what_stands_around_a_rank_is_its_own(self) -> None:
         rank_prefix = RankPrefix(argv=("env", "SUITE_AROUND={rank}-{node}"))
         exits = self._run(self._sh('echo "$SUITE_AROUND {rank}"'), self.nodes, 2, rank_prefix=rank_prefix)
-        # Without `expand_placeholders`, placeholders in the command stay; those in the prefix are always expanded.
+        # Placeholders in the prefix are always expanded; those in the command only with `expand_placeholders`.
         output = [e.out.decode() for e in exits]
         assert output == [f"{e.rank}-{e.node} {{rank}}\n" for e in exits], exits
 

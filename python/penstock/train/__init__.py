@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training harness: drives a loader and a workload over epochs and ranks from any URL, and returns one result.
+"""Training harness: runs a workload on data from any URL, over epochs and ranks, and returns one result.
 
     from penstock.train import TrainSpec, run
     record = run(TrainSpec(workload="cosmoflow", data="s3://frames/train/", global_batch=8, epochs=4))
 
-Not a training framework. Imports no torch until a rank of a torch workload starts.
+It is not a training framework. It imports torch only when a rank of a torch workload starts.
 """
 
 from penstock.train.launch import run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Archive: stages a run's outputs to a store at its end, so that `penstock verify` can check the copy."""
+"""Archive: stages a run's outputs to a store at the end of the run. `penstock verify` can check the copy."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["archive"]
 
 
 def archive(folder: Path, url: str, *, extra: Iterable[Path] = ()) -> str:
-    """Stage the run's folder to `url/<run>/`, with the `extra` folders below it under their own names.
+    """Stage the run's folder to `url/<run>/`, and each of the `extra` folders to `url/<run>/<its name>/`.
 
     Returns:
         URL of the archived run.
     Raises:
-        PenstockError: The first file that could not be copied, or another error of the stage.
+        PenstockError: A file could not be copied (the first such error), or staging failed.
     """
     from penstock import stage
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Last checkpoint of a run: model, optimiser, loader position and loss curve in one file, replaced atomically."""
+"""Reads and writes the last checkpoint of a run: model, optimiser, loader position and loss curve in one file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VERSION = 1
 
 
 def write(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Write `state`, sync it to disk, and rename it to its final name. Only rank 0 calls it.
+    """Write `state` to a temporary file, sync it to disk, and rename it to its final name. Called only on rank 0.
 
     Raises:
         Denied, NoSpace, SystemFault: The folder cannot be written; the previous checkpoint is still intact.
@@ -39,7 +39,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
 
 
 class _SavedState:
-    """A file that keeps the OSError of a failed write."""
+    """File wrapper that stores the OSError of a failed write, because torch replaces it by its own error."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -57,20 +57,20 @@ class _SavedState:
 
 
 def described(state: Mapping[str, Any] | None) -> str:
-    """Identity of a checkpoint, for a comparison between ranks: equal texts mean the same file."""
+    """Text that identifies a checkpoint. Ranks compare it to check that they read the same checkpoint."""
     if state is None:
         return "none"
     return f"step {state['steps']:,} of epoch {state['epoch'] + 1} (written as {state.get('id', 'unnamed')})"
 
 
 def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the checkpoint in a folder, to the CPU; None if it does not exist.
+    """Read the checkpoint in a folder, with tensors on the CPU; return None if it does not exist.
 
-    Unpickles only tensors and plain values: a checkpoint from elsewhere cannot run code.
+    Only tensors and plain values are unpickled, so a checkpoint from an untrusted source cannot run code.
 
     Raises:
-        Corrupt: The file is not a checkpoint of ours, or is damaged.
-        ConfigError: The checkpoint is from another training; the text names the difference.
+        Corrupt: The file is not a Penstock checkpoint, or is damaged.
+        ConfigError: The checkpoint is from another training; the error describes the difference.
     """
     file = folder / NAME
     if not file.exists():

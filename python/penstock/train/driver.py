@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver of one rank: feeds batches to the workload, epoch after epoch, and accounts for every second.
+"""Driver of one rank: passes batches from the feed to the workload in each epoch, and measures where the time is spent.
 
-Collective calls (gathering losses, checkpoints, validation) depend only on step counts, so that all ranks reach them
-together.
+Collective calls (gathering losses, checkpoints, validation) depend only on step counts, so that all ranks make them at
+the same step.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _REPORT_S = 0.25
 
 @dataclass
 class EpochTime:
-    """One epoch of one rank, the input of the accelerator's utilisation. Times in seconds.
+    """Times of one epoch on one rank, in seconds. The accelerator utilisation is computed from them.
 
     Attributes:
-        wall_s: From before the iterator was created to the end of the last step, with barriers between ranks, without
-            checkpoints.
-        compute_s: Sum over the steps.
-        first_s, first_compute_s: Time of the first step: waiting and computing · computing only.
+        wall_s: Time from the creation of the iterator to the end of the last step. Includes barriers between ranks, but
+            not checkpoints.
+        compute_s: Compute time of all steps.
+        first_s, first_compute_s: First step: time of waiting and computation; time of computation alone.
     """
 
     epoch: int
@@ -63,12 +63,12 @@ class Share:
 
     Attributes:
         wait_s: Time in `next` of the training feed.
-        compute_s, sync_s: Sums over the workload's steps.
-        train_s: From the first `next` of each epoch to the end of its last step, without validation.
-        first_batch_s: From before the dataset was opened (listing included) to the first batch.
-        first_step_s: Position in `train_s` at which the first step ended.
+        compute_s, sync_s: `StepCost` times, summed over all steps.
+        train_s: Time from the first `next` of an epoch to the end of its last step, summed over the epochs.
+        first_batch_s: Time from opening the dataset (including its listing) to the first batch.
+        first_step_s: Part of `train_s` until the end of the first step.
         epochs: Times of each epoch.
-        passes, validation_passes: The feeds' own reports, one per epoch.
+        passes, validation_passes: Reports of the training and the validation feed, one per epoch.
     """
 
     wait_s: float = 0.0
@@ -87,13 +87,13 @@ class Share:
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process so far, all its threads."""
+    """CPU seconds that all threads of this process have used so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 class Driver:
-    """Runs the spec as one rank. `losses` and `metrics` are over all ranks, and the same on each."""
+    """Runs a training spec as one rank. `losses` and `metrics` are reduced over all ranks, and equal on every rank."""
 
     def __init__(
         self,
@@ -152,9 +152,7 @@ class Driver:
         self.group.join(self.device)
 
     def _share_losses(self) -> None:
-        """Replace this rank's losses by those over all ranks: slices are equal, so the mean of means is the batch's
-        mean.
-        """
+        """Replace this rank's losses by the mean over all ranks. This is the batch's loss, because slices are equal."""
         everyone = self.group.gather(self._unshared)
         if self.rank.world == 1:
             self.losses += self._unshared
@@ -165,7 +163,7 @@ class Driver:
     # ------------------------------------------------------------ the run
 
     def run(self) -> None:
-        """Train to the spec's limits."""
+        """Train until a limit of the spec is reached."""
         started_cpu_s = cpu_s()
         spec = self.spec
         self._join()
@@ -223,7 +221,7 @@ class Driver:
             workload.cleanup()
 
     def _agree_on_steps(self, feed: Feed, validation: Feed | None) -> None:
-        """Raise an error if ranks take different numbers of steps or different samples, which would deadlock them."""
+        """Raise an error if the ranks' settings, step counts or data differ. Otherwise, the ranks could deadlock."""
         spec = self.spec
         limits = {"epochs": spec.epochs, "steps": spec.steps, "checkpoint-steps": spec.checkpoint_steps}
         self.group.agree(
@@ -239,7 +237,7 @@ class Driver:
         return self.spec.steps is not None and self.steps >= self.spec.steps
 
     def _until_stop(self) -> float:
-        """Number of steps until the limit, or until the next checkpoint inside an epoch."""
+        """Number of steps until the step limit or the next checkpoint, whichever comes first."""
         left = math.inf if self.spec.steps is None else self.spec.steps - self.steps
         every = self.spec.checkpoint_steps
         return min(left, every - self.steps % every) if every else left
@@ -264,10 +262,10 @@ class Driver:
         )
 
     def _train_epoch(self, workload: Workload, feed: Feed, opened_s: float) -> None:
-        """One pass, or the rest of one.
+        """Train for one epoch, or for the rest of an epoch after a resume.
 
-        A step of an emulated accelerator may last only a third of a millisecond, and all work between two steps looks
-        like slow storage. So the loop counts in local variables, and `settle` stores them only when they are read.
+        A step of an emulated accelerator may take only a third of a millisecond. All work between two steps would count
+        as slow storage. So the loop counts in local variables, and calls `settle` to store them only when needed.
         """
         share, clock, step, losses = self.share, time.perf_counter, workload.step, self._unshared
         workload.begin_epoch(self.epoch)
@@ -315,12 +313,12 @@ class Driver:
             if steps == due:
                 settle()
                 if self._done():
-                    # The loader counts an epoch when its iterator ends; a limit inside an epoch does not end it.
+                    # The step limit was reached inside the epoch, so the epoch is not complete and is not counted.
                     at_epoch_end = False
                     break
                 self._save(workload, feed, self.epoch)
                 losses = self._unshared
-                # Time of a checkpoint is neither training nor waiting for data.
+                # Exclude the checkpoint from all times: it is neither training nor waiting for data.
                 paused = clock() - before
                 began, opened, before = began + paused, opened + paused, before + paused
                 due = steps + self._until_stop()
@@ -400,8 +398,8 @@ class Driver:
                 if self.rank.world == 1:
                     raise
                 failed = to_wire(error)
-        # All ranks learn of a failure at once and raise the same error: otherwise some would wait in the next
-        # collective call.
+        # Send a failure to all ranks, so that all raise the same error. Otherwise the other ranks would hang in the
+        # next collective call.
         failed = self.group.gather(failed)[0]
         if failed is not None:
             raise from_wire(failed, prefix="rank 0: ", rank=0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Process group of a run's ranks: join, exchange values, compare, leave. A single rank needs no torch."""
+"""Process group of a run's ranks: joins it, exchanges and compares values, leaves it. A single rank needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ProcessGroup", "format_ranks"]
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """`rank 3`, or `ranks 0, 2, 5, 6 and 60 more`."""
+    """Format rank numbers, such as `rank 3`, or `ranks 0, 2, 5, 6 and 60 more`."""
     shown = ", ".join(map(str, ranks[:4]))
     more = f" and {len(ranks) - 4:,} more" if len(ranks) > 4 else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
@@ -32,7 +32,7 @@ class ProcessGroup:
         self._peers: Peers | None = None
 
     def join(self, device: str) -> None:
-        """Initialise torch's process group, unless the caller has done so.
+        """Initialise torch's process group, unless it is already initialised.
 
         Raises:
             RankFailed: The other ranks cannot be reached, or did not join within torch's timeout.
@@ -62,7 +62,7 @@ class ProcessGroup:
         self._peers.start()
 
     def gather(self, mine: Any) -> list[Any]:
-        """One value from each rank, in rank order, on every rank."""
+        """Exchange values: return one value from each rank, in rank order, on every rank."""
         if self._rank.world == 1:
             return [mine]
         from torch import distributed
@@ -75,8 +75,8 @@ class ProcessGroup:
         """Check that every rank has the same facts.
 
         Raises:
-            ConfigError: They differ; the text names the first different fact, and the ranks with each value. Every rank
-                raises the same.
+            ConfigError: The facts differ. The error contains the first different fact, and the ranks with each value.
+                Every rank raises the same error.
         """
         everyone = self.gather(dict(facts))
         for name in facts:
@@ -88,7 +88,7 @@ class ProcessGroup:
                 raise ConfigError(f"the ranks differ in {name}: {values}", hint=hint)
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Report to the other ranks why this one ends. Returns the error to raise: `error`, or the first cause of it."""
+        """Report to the other ranks why this rank ends; return the error to raise: `error`, or the cause of `error`."""
         if self._peers is None:
             return error
         if not is_echo(error):
@@ -108,8 +108,8 @@ class ProcessGroup:
 
         try:
             if distributed.is_initialized():
-                # DDP's hooks are reference cycles that keep the group's threads: freed after the interpreter, they
-                # abort the process.
+                # DDP's hooks are reference cycles that keep the group's threads alive. If they are freed only at
+                # interpreter exit, the process aborts.
                 gc.collect()
                 distributed.destroy_process_group()
         finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launch of a run: in this process, as a rank of an outer launcher, or under torchrun."""
+"""Launches a training run: in this process, as a rank of an outer launcher, or under torchrun."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_as_rank"]
 
 _POLL_S = 0.1
-# torchrun terminates its ranks and kills them after this time; then it needs some seconds itself. Both end within 10 s.
+# Time between SIGTERM and SIGKILL with which torchrun ends its ranks. Then torchrun itself ends within a few seconds.
 _RANK_GRACE_S = 3
 _GRACE_S = 7.0
 _FIRST = "first-failure.json"
-# The last line of a traceback, with or without torchrun's `[rank1]:` before it.
+# Matches the last line of a traceback, with or without torchrun's prefix `[rank1]:`.
 _RAISED = re.compile(r"(?:\[rank\d+\]:\s*)?((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b: .+)")
 
 
 def run(
     spec: TrainSpec, *, source: FeedFactory | None = None, report: Report | None = None, on_lost: OnLost | None = None
 ) -> dict[str, Any]:
-    """Train by a spec; returns the result as plain values, in the schema of `bench.results`.
+    """Run the training of a spec; return the result as plain values, in the schema of `bench.results`.
 
     Args:
-        source: Makes the feeds instead of `open_feed`; only for runs of one rank in this process.
-        report: Called a few times per second, on rank 0.
-        on_lost: Called from another thread with the first cause, if a rank of this job has ended and this rank still
-            waits for it in gloo or NCCL after 4 s. It should end the process. Only for ranks of a launcher.
+        source: Creates the feeds instead of `open_feed`. Only for runs of one rank in this process.
+        report: Called with the progress a few times per second, on rank 0.
+        on_lost: Called from another thread if another rank has ended, and this rank still waits for it in gloo or NCCL
+            after 4 s. The argument is the original error. It should end the process. Only for ranks of a launcher.
 
     Raises:
-        ConfigError: The spec is invalid, and nothing was started; or the ranks differ in their spec, data or
+        ConfigError: The spec is invalid, and nothing was started. Or the ranks differ in their spec, data or
             checkpoint.
-        RankFailed: Another rank ended; the message names it and the first cause.
+        RankFailed: Another rank ended; the message contains its number and the original error.
         PenstockError: An error of the store, the data or the outputs.
     """
     spec.check()
@@ -93,7 +93,7 @@ def run_as_rank(
     report: Report | None = None,
     on_lost: OnLost | None = None,
 ) -> dict[str, Any]:
-    """Run one rank in this process. All ranks return the same result; rank 0 has written it."""
+    """Run one rank in this process. All ranks return the same result, which rank 0 has saved."""
     created_s, began = time.time(), time.perf_counter()
     driver = Driver(spec, rank, source=source, report=report, on_lost=on_lost)
     try:
@@ -114,7 +114,7 @@ def run_as_rank(
 
 
 def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
-    """Save and archive the outputs."""
+    """Save the result, and archive the outputs if requested; return the result as plain values."""
     if spec.runs is not None:
         folder = results.save(record, Path(spec.runs), allow_debug=spec.allow_debug).parent
         record = results.load(folder)
@@ -149,12 +149,12 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
             "OMP_NUM_THREADS": str(spec.threads or _threads(spec.ranks)),
             "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_RANK_GRACE_S),
         }
-        # On one node, gloo and the store use the loopback, whatever this host's name resolves to.
+        # All ranks are on one node, so gloo and NCCL use the loopback. The host name may resolve to another interface.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
         log = folder / "ranks.log"
         streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-        # Terminated, torchrun ends its ranks.
+        # `child_process` terminates torchrun on an error, and torchrun then ends its ranks.
         with (
             log.open("wb") as out,
             child_process(argv, grace_s=_GRACE_S, stdout=out, env=environment, **streams) as child,
@@ -168,7 +168,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
 
 
 def _threads(ranks_here: int) -> int:
-    """torch's threads per rank: this machine's cores divided by the ranks, because torchrun would set one."""
+    """Number of torch threads per rank: this machine's cores divided by the ranks. torchrun's default is one thread."""
     return max(1, machine_card.read().cores // ranks_here)
 
 
@@ -187,7 +187,7 @@ def _follow(child: subprocess.Popen[bytes], folder: Path, report: Report | None)
 
 
 def _failure(folder: Path, log: Path, code: int | None) -> PenstockError:
-    """The first cause: a rank's own error, else a signal that ended a rank, else a rank's report about another rank."""
+    """Return the original error: a rank's own error, or a signal that ended a rank, or a report about another rank."""
     reported = [
         (json.loads(file.read_bytes()), file.stem.removeprefix("error-")) for file in folder.glob("error-*.json")
     ]

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch over the other ranks of a run: no rank waits for one that has ended, and all ranks report the same first cause.
+"""Detects failed ranks with heartbeats, so that no rank waits for a failed rank, and all report the original error.
 
-A thread increments a key of this rank in the process group's store once a second, over a connection of its own. The
-first rank that fails writes the cause there, and the other ranks read it within a second. If a rank ends without a
-message, its count stops, which shows the failure. The thread works while the main thread waits inside gloo or NCCL.
+In each rank, a thread increments the rank's counter in the process group's store once a second. The first rank that
+fails writes its error to the store, and the other ranks read it within a second. If a rank ends without writing an
+error, its counter stops. The thread has its own connection to the store, and runs while the main thread waits in gloo
+or NCCL.
 """
 
 from __future__ import annotations
@@ -26,50 +27,52 @@ if TYPE_CHECKING:
 __all__ = ["Peers", "is_echo", "signalled"]
 
 _HEARTBEAT_S = 1.0
-# Three missed heartbeats, and one second for the store: after an error of the collective library, such a rank is dead.
+# Heartbeat timeout after an error of gloo or NCCL: three missed heartbeats, and one second for the store.
 _HEARTBEAT_TIMEOUT_S = 4.0
-# Without an error a rank may be slow (a busy node, a file system that hangs): the same timeout as for a leader in
-# `penstock.stage`.
+# Heartbeat timeout without an error. It is longer, because a rank may be slow (a busy node, a file system that hangs).
+# The same as the timeout of a leader in `penstock.stage`.
 _IDLE_TIMEOUT_S = 60.0
 _IDLE_POLL_S = 10.0
-# Time for the main thread to end once a peer's failure is known, and for other ranks to read this one's cause.
+# Once a failure is known, `_GRACE_S` is the time for the main thread to end. `_LINGER_S` is the time that a failed rank
+# waits until the other ranks have read its error.
 _GRACE_S = 4.0
 _LINGER_S = 2.5
 
-# Number of runs in this process; it agrees between ranks, because all start the same runs.
+# Counts the runs in this process. It is equal on all ranks, because all ranks start the same runs.
 _RUNS = count()
 _current: Peers | None = None
 
 
 def is_echo(error: BaseException) -> bool:
-    """True for an error that torch raises on a rank because its peer has ended: an effect, never the cause."""
+    """True for an error that torch raises because another rank has ended: a consequence, not the original error."""
     if not isinstance(error, RuntimeError) or isinstance(error, PenstockError):
         return False
     from torch import distributed
 
-    # gloo's own exceptions reach Python as bare RuntimeErrors; each names the source file that raised it.
+    # Exceptions of gloo appear in Python as RuntimeErrors. Their messages contain the path of the gloo source file.
     return isinstance(error, distributed.DistError) or "gloo/" in str(error)
 
 
 def signalled(signal_name: str) -> None:
-    """Report to the other ranks that a signal ends this one. For a thread, while the main thread is in native code."""
+    """Report to the other ranks that a signal ends this rank. For a thread, if the main thread is in native code."""
     if _current is not None:
         _current.post(RankFailed(f"ended by {signal_name}"))
 
 
 class Peers:
-    """The watch of one rank over the others, from `start` to `close`.
+    """Failure detector of one rank. It watches the other ranks from `start` to `close`.
 
     Args:
-        store: torch's key-value store of the process group, which all ranks reach.
-        on_lost: Called from the watch's thread if a rank has failed and the main thread still runs 4 s later. It should
-            end the process.
+        store: torch's key-value store of the process group, which all ranks can access.
+        on_lost: Called from the detector's thread if another rank has failed and the main thread still runs 4 s later.
+            It should end the process.
     """
 
     def __init__(self, store: Any, rank: int, world: int, on_lost: OnLost | None) -> None:
         from torch import distributed
 
-        # torch before 2.6 shares one connection, on which a wait of the main thread would block the watch.
+        # The thread needs its own connection: if the main thread waits on a shared one, the heartbeats stop. torch
+        # before 2.6 cannot clone a store.
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
@@ -91,7 +94,10 @@ class Peers:
         self._thread.join(_HEARTBEAT_S)
 
     def post(self, error: BaseException) -> None:
-        """Write the reason why this rank ends, unless another rank failed before; returns when the others have read it."""
+        """Write this rank's error to the store, unless another rank has failed before.
+
+        Rank 0 then waits a few seconds for the other ranks to read it.
+        """
         self._mine = error if isinstance(error, PenstockError) else None
         if isinstance(error, KeyboardInterrupt):
             text = f"ended by {getattr(error, 'signal_name', 'SIGINT')}"
@@ -101,12 +107,12 @@ class Peers:
             self._write(self._rank, text.partition("\n")[0], getattr(error, "hint", None))
             self._acknowledge()
             until = time.monotonic() + _LINGER_S
-            # The store may live in the first rank's process.
+            # The store may be part of rank 0's process, so rank 0 must not end before the others have read the error.
             while self._rank == 0 and self._store.add("read", 0) < self._world and time.monotonic() < until:
                 time.sleep(0.05)
 
     def first_cause(self) -> PenstockError | None:
-        """The first cause, after this rank's connection to a peer broke; None if all ranks still answer."""
+        """Return the original error after this rank lost a connection; None if all ranks still send heartbeats."""
         self._requested.set()
         self._known.wait(2 * _HEARTBEAT_TIMEOUT_S)
         return self._cause
@@ -127,7 +133,10 @@ class Peers:
             self._on_lost(cause)
 
     def _wait(self) -> PenstockError | None:
-        """The first cause; None if the run has ended, or if all ranks answer a check by this one."""
+        """Send heartbeats until a rank fails or the run ends; return the original error.
+
+        Returns None if the run has ended, or if a check requested by `first_cause` finds that all ranks are alive.
+        """
         beats, requested_s = count(1), None
         others = [rank for rank in range(self._world) if rank != self._rank]
         watched = others if self._rank == 0 else [0]
@@ -177,7 +186,7 @@ class Peers:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
     def _write(self, rank: int, message: str, hint: str | None) -> None:
-        # Only the first of all ranks' causes is kept.
+        # The store keeps only the first error: `compare_set` writes only if the key is still empty.
         self._store.compare_set("cause", "", json.dumps({"rank": rank, "message": message, "hint": hint}))
 
     def _posted(self) -> PenstockError | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a run, as facts for the CLI to print."""
+"""Progress of a training run, as plain data for the CLI to print."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Progress", "Report"]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Progress of a run at one moment. Rates are over all ranks, since the epoch began.
+    """Progress of a run at one moment. Rates are over all ranks, since the start of the epoch.
 
     Attributes:
-        phase: `open` once before the first epoch, `train`, `validate`, `done`.
-        data: The dataset, once it is listed: `url`, `objects`, `size_bytes`, `requests` of one epoch over all ranks,
-            `nodes`. Empty for dummy data.
-        wait_share: Share of the training time so far that the first rank waited for data.
+        phase: `open` (once, before the first epoch), `train`, `validate` or `done`.
+        data: Facts about the dataset: `url`, `objects`, `size_bytes`, `requests` (of one epoch over all ranks) and
+            `nodes`. Empty before the dataset is listed, and for dummy data.
+        wait_share: Share of the training time so far in which rank 0 waited for data.
         metrics: Metrics of the last validation.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files by which the ranks of a run and the process that launched them exchange the spec, progress, results and errors."""
+"""Names of the files through which ranks and their parent process exchange the spec, progress, results and errors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ ALONE = "use --ranks 1 to reproduce it in one process"
 
 
 def write_json(file: Path, value: object) -> None:
-    """Write atomically, because the parent may read at any time."""
+    """Write a JSON file atomically, because the parent process may read it at any time."""
     with atomic_file(file, durable=False) as out:
         out.write(msgspec.json.encode(value))

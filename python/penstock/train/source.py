@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of a run's batches: Penstock's loader, the dummy source, or the caller's own."""
+"""Opens the feed that delivers a run's batches: Penstock's loader, a torch DataLoader, or dummy data in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DUMMY_BYTES = 1 << 20  # size of a dummy `bytes` field: small, because its cont
 
 
 class Feed(Protocol):
-    """Interface of a loader for the driver; `penstock.Loader` and `penstock.torch.Loader` implement it."""
+    """Interface of a loader that the driver can use. `penstock.Loader` and `penstock.torch.Loader` implement it."""
 
     def __iter__(self) -> Iterator[Batch]: ...
     def __len__(self) -> int: ...
@@ -37,8 +37,8 @@ class FeedRequest:
     """Specification of a feed.
 
     Attributes:
-        tail: `drop` for training, `ragged` for validation.
-        shuffled: Whether epochs are permuted by the seed.
+        tail: Handling of an incomplete last batch: `drop` for training, `ragged` for validation.
+        shuffled: Whether the samples of each epoch are shuffled with the seed.
         reader: `penstock` or `torch`.
     """
 
@@ -59,13 +59,13 @@ class FeedRequest:
 
 
 class FeedFactory(Protocol):
-    """Makes a feed for a request. A caller with another reader passes its own to `run`."""
+    """Function that creates a feed for a request. Callers of `run` can pass their own to use another reader."""
 
     def __call__(self, request: FeedRequest, /) -> Feed: ...
 
 
 def open_feed(request: FeedRequest) -> Feed:
-    """Open the feed of a URL."""
+    """Open the feed for a request: dummy data, a torch DataLoader or Penstock's loader."""
     if request.url.startswith(f"{DUMMY}:"):
         return DummyFeed(request)
     if request.reader == "torch":
@@ -100,7 +100,7 @@ def open_feed(request: FeedRequest) -> Feed:
 
 
 def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
-    """The dataset that an epoch of the feed reads, as `Progress.data`. Empty for a feed without a dataset."""
+    """Return facts about the feed's dataset for `Progress.data`; empty for a feed without a dataset."""
     from penstock.feed import Dataset
     from penstock.feed.loader import BaseLoader
 
@@ -117,7 +117,7 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
 
 
 def _spec(field: InputField) -> Any:
-    """The field specification for a workload's input."""
+    """Convert one input field of a workload to a field specification of `penstock.open`."""
     import penstock
 
     if field.dtype == "bytes":
@@ -128,10 +128,10 @@ def _spec(field: InputField) -> Any:
 
 
 class DummyFeed:
-    """Samples in memory, like the reference's `dummy` data: measures computing alone.
+    """Feed of samples in memory, like the `dummy` data of the reference code. It measures the computation alone.
 
-    `dummy://N` means N samples. Up to four global batches of random values are generated and reused, the same for any
-    number of ranks.
+    `dummy://N` means N samples. Up to four global batches of random values are generated and reused. They are the same
+    for any number of ranks.
     """
 
     _BATCHES = 4
@@ -206,7 +206,7 @@ class DummyFeed:
 
 
 def close_quietly(feed: Feed | None) -> None:
-    """Close a feed, if it can be closed. An error here must not hide the one that ended the run."""
+    """Close a feed if it has a method `close`. Errors are ignored, so that they do not hide the error of the run."""
     close = getattr(feed, "close", None)
     if close is not None:
         with contextlib.suppress(Exception):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of one training run, parsed once."""
+"""Specification of a training run: its settings, their validation, and the parts that identify it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         workload: Name of an entry point under `penstock.workloads`.
-        data, validation: URLs of datasets; `dummy://N` is N samples that cost nothing to read: the compute-only baseline.
+        data, validation: URLs of datasets. `dummy://N` is a compute-only baseline with N samples that are not read.
         settings: Settings of the workload (`voxels`, `filters`, `recipe`, …).
         global_batch: Samples of all ranks in one step.
-        ranks: Processes on this node; under torchrun or srun, the launcher's number counts instead.
-        epochs, steps: Limits; the first one reached ends the run. `steps` counts from the original start, also after a
-            resume.
+        ranks: Number of processes on this node; ignored under torchrun or srun, which set it.
+        epochs, steps: Limits. The run ends when it reaches either of them. After a resume, `steps` still counts from
+            the original start.
         accelerator: Accelerator to emulate instead of running the step.
         device: `cpu`, `cuda`, or `auto` (a GPU if torch finds one).
         threads: torch's CPU threads per rank; None uses torch's default. Losses are bit-identical at equal threads.
         memory_bytes, max_in_flight, read_ahead: Limits of the loader; None uses its defaults.
         manifest: Manifest of the training data, instead of a listing.
-        reader: `penstock`, or `torch`: a plain DataLoader over local files, to compare with.
-        checkpoint: Folder of the last checkpoint; one is written every `checkpoint_steps` (None: at the end of each
-            epoch).
-        resume: Continue from the checkpoint, if there is one.
-        archive: Store URL that the run's folder is copied to at its end.
-        runs: Folder of results; None keeps none.
-        label: Name of the data's path, for reports.
-        cache_state, cache_how: State of the caches, and how it is known; only copied to the result.
-        notes: Copied to the result unchanged (an emulated tier's scale, for example).
-        allow_debug: A debug build may save its row, marked INVALID.
+        reader: `penstock`, or `torch` for a comparison with a plain DataLoader over local files.
+        checkpoint: Folder of the last checkpoint. It is written every `checkpoint_steps` steps and at the end of each
+            epoch.
+        resume: Continue from the checkpoint, if one exists.
+        archive: Store URL to which the run's folder is copied at the end.
+        runs: Folder for results; None saves no result.
+        label: Name of the data path, for reports.
+        cache_state, cache_how: State of the caches, and how it was determined. Only copied to the result.
+        notes: Notes that are copied to the result, such as the scale of an emulated tier.
+        allow_debug: Let a debug build save its result, which is then marked INVALID.
     """
 
     workload: str
@@ -90,7 +90,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self
 
     def what_is_measured(self) -> dict[str, Any]:
-        """The part that makes two rows comparable: the computation and its feed, but not the outputs."""
+        """Return the settings that must be equal for two results to be comparable: all except the outputs."""
         aside = {
             "checkpoint",
             "checkpoint_steps",
@@ -108,8 +108,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return {name: value for name, value in plain.items() if name not in aside}
 
     def what_is_learnt(self) -> dict[str, Any]:
-        """The part that a checkpoint must match, because a resumed run must continue the same training. The number of
-        ranks may differ, and so may the location of the data: the loader's own state identifies the content.
+        """Return the settings that must be equal in a checkpoint, so that a resumed run continues the same training.
+
+        The number of ranks may differ. The data may be at another URL, because the loader's state identifies its
+        content.
         """
         return {
             "workload": self.workload,

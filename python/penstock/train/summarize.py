@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result of a run: aggregates the measurements of all ranks."""
+"""Builds the result of a training run: aggregates the measurements of all ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["summarize"]
 
 
 def _sum_counts(shares: Sequence[Share], *names: str) -> int:
-    """Sum over ranks and epochs of the first of `names` that a feed reports."""
+    """Sum a count over ranks and epochs. Feeds use different names: the first of `names` in a report is used."""
     total = 0
     for share in shares:
         for one in share.passes:
@@ -29,7 +29,7 @@ def _sum_counts(shares: Sequence[Share], *names: str) -> int:
 
 
 def _loader_summary(share: Share) -> dict[str, Any]:
-    """One rank's feed: seconds by class over all epochs, the bottleneck of the longest epoch, and each epoch's report."""
+    """Summarize one rank's feed: seconds by class over all epochs, the longest epoch's bottleneck, and all reports."""
     if not share.passes:
         return {}
     longest = max(share.passes, key=lambda one: one.get("wall_s", 0.0))
@@ -48,8 +48,10 @@ def _loader_summary(share: Share) -> dict[str, Any]:
 def summarize(
     spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float
 ) -> results.RunRecord:
-    """Build the row. A step ends when the slowest rank is done, so rates use the longest training time; shares of it
-    are given as the mean over ranks and as the worst rank's.
+    """Build the result of a run.
+
+    A step ends when the slowest rank has finished, so rates are computed with the longest training time. The share of
+    waiting is stated as the mean over ranks, and for the worst rank.
     """
     demand = driver.demand
     assert demand is not None
@@ -64,7 +66,7 @@ def summarize(
     if any(share.samples == 0 for share in shares):
         invalid.append("no step was taken")
     measured = spec.what_is_measured()
-    # The rank that waited longest limited the run.
+    # The loader summary is that of the rank that waited longest, because this rank limited the run.
     loader = _loader_summary(max(shares, key=lambda share: share.wait_s))
     return results.RunRecord(
         id=results.new_id("train", created_s),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Baseline without Penstock: a torch DataLoader with workers over the files of a mounted folder.
+"""Baseline without Penstock: a torch DataLoader with worker processes over the files in a folder.
 
-Reads like DLIO's PyTorch loader: one file per sample, `numpy.load` or Pillow, worker processes, two batches ahead each.
+Reads like DLIO's PyTorch loader: one file per sample with `numpy.load` or Pillow; each worker prefetches two batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SUFFIXES = {"npz": (".npz",), "image": (".jpg", ".jpeg", ".png")}
 
 
 class _Files:
-    """A map-style dataset: file i, loaded whole."""
+    """A map-style dataset: sample i is file i, loaded as a whole."""
 
     def __init__(self, paths: list[Path], field: str, side: tuple[int, int] | None) -> None:
         self.paths, self.field, self.side = paths, field, side
@@ -51,11 +51,11 @@ def _as_list(samples: list[Any]) -> list[Any]:
 
 
 class TorchBaseline:
-    """A `Feed` that uses only torch's own means.
+    """A `Feed` that uses only torch, not Penstock.
 
     Raises:
-        ConfigError: The data are in a store, or in a format that torch cannot read without another package (TFRecord).
-        NotFound: No file has the format.
+        ConfigError: The data is in a store, or in a format that needs a package besides torch (TFRecord).
+        NotFound: The folder contains no file of the required format.
     """
 
     _WORKERS = 4  # DLIO's read_threads for these workloads

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock.train.torchrun FILE ARGUMENTS`: torchrun that ends with its parent.
+"""`python -m penstock.train.torchrun FILE ARGUMENTS`: runs torchrun, and ends it if the parent process ends.
 
-Records in FILE which rank failed first.
+If a rank fails, the program writes the first failed rank and its exit code to FILE.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["FirstFailure", "main"]
 
 
 class FirstFailure(msgspec.Struct, frozen=True):
-    """The rank that ended first according to torchrun, and its exit code: negative for a signal."""
+    """The rank that failed first according to torchrun, and its exit code, which is negative for a signal."""
 
     rank: int
     code: int
 
 
 def main(file: Path, arguments: list[str]) -> int:
-    """Run torchrun; returns the exit code."""
+    """Run torchrun with the arguments; return the exit code."""
     end_with_parent()
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

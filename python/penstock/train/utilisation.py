@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation test: whether storage keeps emulated accelerators busy.
+"""Utilisation test: checks whether storage keeps emulated accelerators busy.
 
-Calibrates the harness, runs the feeds in turn, and judges. Each run is a `train` run with an emulated accelerator. This
-module adds the cost of the loop itself, measured on batches in memory, and refuses a verdict if that cost is too high.
-Accelerator utilisation (AU) is computed from a run's `epoch_times`, by the formula of published storage benchmarks and
-with DLIO's names. The first step of an epoch is left out: it waits for the loader to start.
+Each measurement is a `train` run with an emulated accelerator. This module also measures the overhead of the training
+loop itself, with batches in memory. If that overhead is too high, there is no verdict. Accelerator utilisation (AU) is
+computed from a run's `epoch_times`, with the formula of published storage benchmarks and with DLIO's names. The first
+step of an epoch is left out, because it waits for the loader to start.
 
 Source:
     dlio_benchmark 2.0, utils/statscounter.py: compute_metrics_train, end_train and end_run.
@@ -50,14 +50,14 @@ _STEPS = (16, 4096)
 
 @dataclass(frozen=True)
 class Harness:
-    """Cost of the loop around a step when data cost nothing.
+    """Overhead of the training loop, measured with data in memory.
 
     Attributes:
-        steps: Number of steps taken.
-        step_s: Seconds of one emulated step.
-        overhead_s: Seconds of a step's wall time that are not emulated computing, mean over ranks.
-        utilisation: Utilisation reached this way, 0 to 1: an upper bound for any storage.
-        barrier_s: Part of `overhead_s` for the barrier after a step, including the wait for other ranks.
+        steps: Number of measured steps.
+        step_s: Duration of one emulated step.
+        overhead_s: Wall time of a step minus the emulated computation, mean over ranks.
+        utilisation: Utilisation with data in memory, 0 to 1. It is an upper bound for any storage.
+        barrier_s: Part of `overhead_s` that is the barrier after a step, including the wait for other ranks.
     """
 
     steps: int
@@ -68,13 +68,13 @@ class Harness:
 
     @property
     def share(self) -> float:
-        """Overhead over step time."""
+        """Overhead divided by the step time."""
         return self.overhead_s / self.step_s if self.step_s else math.inf
 
 
 @dataclass(frozen=True)
 class UtilisationVerdict:
-    """`pass` or `fail` by the required utilisation, or `refused`, each with its reason."""
+    """Verdict with its reason: `pass` or `fail` against the required utilisation, or `refused` if none is possible."""
 
     result: Literal["pass", "fail", "refused"]
     reason: str
@@ -86,10 +86,10 @@ def run_reader(spec: TrainSpec, reader: str, *, report: Report | None = None) ->
 
 
 def calibrate(spec: TrainSpec, step_s: float) -> Harness:
-    """Run the spec's loop, ranks and batches over samples in memory, for about two seconds; saves no result.
+    """Measure the loop's overhead: run the spec with samples in memory for about two seconds. Saves no result.
 
     Raises:
-        ConfigError: The step has length 0, so no share of it can be computed.
+        ConfigError: The step time is 0, so the overhead cannot be stated as a share of it.
     """
     if step_s <= 0:
         raise ConfigError("a step of 0 s keeps no accelerator busy; give a computation time above 0")
@@ -111,7 +111,7 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
 
 
 def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> UtilisationVerdict:
-    """Judge the utilisation of each epoch, 0 to 1, by the required one."""
+    """Compare the mean utilisation of the epochs with the required utilisation (0 to 1); return the verdict."""
     if harness.share > MAX_OVERHEAD:
         meeting = f", {1e6 * harness.barrier_s:.1f} us of it in barriers," if harness.barrier_s else ""
         return UtilisationVerdict(
@@ -125,7 +125,7 @@ def verdict(harness: Harness, reached: Sequence[float], wanted: float) -> Utilis
 
 
 def epoch_utilisation(time: Mapping[str, Any]) -> float:
-    """Utilisation of one epoch on one rank, 0 to 1: compute time over wall time, both without the first step."""
+    """Utilisation of one epoch on one rank, 0 to 1: compute time divided by wall time, both without the first step."""
     span = time["wall_s"] - time["first_s"]
     return (time["compute_s"] - time["first_compute_s"]) / span if span > 0 else 0.0
 
@@ -147,17 +147,17 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def utilisation(times: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Utilisation of each epoch, 0 to 1: the mean over ranks."""
+    """Utilisation of each epoch, 0 to 1, as the mean over ranks."""
     return [_mean([epoch_utilisation(time) for time in ranks]) for ranks in _by_epoch(times)]
 
 
 def summary(record: RunRecord, *, au_required: float, record_bytes: float) -> dict[str, Any]:
-    """Content of DLIO's `summary.json` for a run, under DLIO's keys.
+    """Return the content of DLIO's `summary.json` for a run, with DLIO's keys.
 
     Args:
-        au_required: Utilisation that passes, 0 to 1.
-        record_bytes: Nominal bytes of a sample: DLIO computes throughput from it and does not count bytes. Its "MB" is
-            2^20.
+        au_required: Minimum utilisation to pass, 0 to 1.
+        record_bytes: Nominal size of a sample. DLIO computes the throughput from it instead of counting bytes. DLIO's
+            "MB" is 2^20 bytes.
     """
     busy = [100 * value for value in utilisation(record.epoch_times)]
     rates = [

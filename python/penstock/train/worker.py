@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock.train.worker FOLDER`: one rank of a run that `launch` started under torchrun.
+"""`python -m penstock.train.worker FOLDER`: runs one rank of a training that `launch` has started under torchrun.
 
-Reads `spec.json` there and writes `progress.json` (rank 0), then `result.json` (rank 0) or `error-RANK.json`. Prints
-nothing: the terminal belongs to its parent.
+Reads `spec.json` from FOLDER. Writes `progress.json` (rank 0) during the run, then `result.json` (rank 0) or
+`error-RANK.json`. Prints nothing, because the parent process prints to the terminal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["exit_now", "main"]
 
 
 def main(folder: Path) -> int:
-    """Run the rank; returns the exit code. An exception other than `PenstockError` is logged with its traceback."""
-    # torchrun puts each rank into a session of its own, and may be killed before it ends them.
+    """Run the rank; return the exit code. An exception other than `PenstockError` is logged with its traceback."""
+    # torchrun starts each rank in a separate session. If torchrun is killed, its ranks would continue without this.
     end_with_parent()
     import time
 
@@ -63,8 +63,8 @@ def main(folder: Path) -> int:
 def exit_now(code: int) -> NoReturn:
     """End a rank that has finished and reported, without the interpreter's teardown.
 
-    torch 2.15 aborts there about once in ten runs of two gloo ranks ("terminate called without an active exception";
-    also with plain DDP and without Penstock), and torchrun then reports the job as failed.
+    During teardown, torch 2.15 aborts in about one of ten runs of two gloo ranks ("terminate called without an active
+    exception"), also with plain DDP and without Penstock. torchrun would then report the job as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workload registry: workloads by name, from the entry points `penstock.workloads`."""
+"""Workload registry: finds and loads workloads by name, from the entry points `penstock.workloads`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def workload_names() -> list[str]:
 
 
 def load_workload(name: str) -> Workload:
-    """A new instance of a workload, by its name.
+    """Create a new instance of a workload, by its name.
 
     Raises:
-        ConfigError: The name is unknown, two packages define it, or it does not load or is not a workload.
+        ConfigError: The name is unknown, two packages define it, or the entry point cannot be loaded or is not a
+            workload.
     """
     made: Workload = plugins.load(GROUP, name, Workload, lambda factory: factory())
     return made

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workloads, which consume samples. Each is a plug-in with an entry point; none imports another."""
+"""Built-in workloads, which consume samples. Each is a plug-in with an entry point. They do not import each other."""

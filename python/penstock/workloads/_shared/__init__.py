@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bases that several workloads share; no workload itself."""
+"""Base classes that several workloads share. This package is not a workload itself."""

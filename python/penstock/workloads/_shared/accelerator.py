@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emulated accelerator: each step takes the published time of a real one.
+"""Emulated accelerator: each step takes the published step time of a real accelerator.
 
-Paces steps, reads each batch, and synchronises the ranks after each step. The emulating workload defines the batch size
-and the step time. A single rank does not need torch. It trains no model, so it has no loss, metrics or state.
+Paces steps, reads each batch, and synchronises the ranks after each step. The workload that uses it defines the batch
+size and the step time. No model is trained, so it has no loss, metrics or state. A single rank does not need torch.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["EmulatedAccelerator", "Pacer"]
 
 _SPIN_S = 0.0002  # a sleep overshoots by 50-60 us at the kernel's default timer slack; the rest is a busy wait
-# Shorter steps only busy-wait: after a sleep the caches hold other data, and the loop then costs 2 us instead of 0.6.
+# Steps shorter than this only busy-wait. After a sleep, the CPU caches are cold, and the loop costs 2 us, not 0.6 us.
 _SHORT_S = 0.001
 _MAX_DEBT_S = 0.05  # a few time slices of a busy kernel; a longer delay means that the process was suspended
 _PAGE = 4096
 
 
 class Pacer:
-    """Paces steps of a given length with sleep and busy wait; the overshoot of one step shortens the next ones.
+    """Paces steps of a given length with sleep and busy-wait. If a step overshoots, the next steps are shorter.
 
-    Steps therefore end on the schedule of the accelerator. A late wake-up, or another process on the core, does not
-    look like slow storage: at 3.5 ms, 50 us would be 1.5 %.
+    So steps end on the schedule of the accelerator. A late wake-up, or another process on the core, does not look like
+    slow storage: an overshoot of 50 us would be 1.5 % of a step of 3.5 ms.
 
     Attributes:
-        overshoot_s: Overshoot not yet compensated, in seconds.
+        overshoot_s: Overshoot that is not yet compensated, in seconds.
     """
 
     def __init__(
@@ -43,25 +43,26 @@ class Pacer:
         self.overshoot_s = 0.0
 
     def pace(self, started_s: float, length_s: float) -> None:
-        """Wait until `length_s` after `started_s`, less the overshoot of earlier steps.
+        """Wait until `length_s` after `started_s`, minus the overshoot of earlier steps.
 
-        Overshoot above 50 ms or the step length, whichever is larger, is not compensated: it stays in the wall time.
+        At most 50 ms or one step length of overshoot is compensated, whichever is larger. The rest stays in the wall
+        time.
         """
         clock, spun_s = self._clock, _SPIN_S if length_s >= _SHORT_S else _SHORT_S
         end = started_s + length_s - self.overshoot_s
         while (left := end - clock()) > 0:
             if left > spun_s:
                 self._sleep(left - spun_s)
-        # Uses the clock value that ended the loop: time after that is the harness's cost.
+        # `left` comes from the clock value that ended the loop. Time after that value is overhead of the harness.
         self.overshoot_s = -left if left > -_MAX_DEBT_S else min(-left, max(length_s, _MAX_DEBT_S))
 
     def forget(self) -> None:
-        """Discard the overshoot: that of an unmeasured step must not shorten a measured one."""
+        """Discard the overshoot, because the overshoot of an unmeasured step must not shorten a measured step."""
         self.overshoot_s = 0.0
 
 
 def _touch(field: Any) -> int:
-    """Read a byte of each page, as a copy to a device would, so that a batch without real content is detected."""
+    """Read a byte of each page, so that the batch's memory is really read, as in a copy to a device; return the sum."""
     import numpy as np
 
     if isinstance(field, list):
@@ -70,9 +71,10 @@ def _touch(field: Any) -> int:
 
 
 class EmulatedAccelerator:
-    """One emulated step per batch, with a barrier between ranks after it, like a synchronous allreduce.
+    """Base class of workloads that emulate one step per batch.
 
-    Implements `protocols.Workload` for a workload that adds `demand` and `step_s`.
+    A barrier between the ranks after each step emulates a synchronous allreduce.
+    Implements `protocols.Workload`, except `demand` and `step_s`, which a subclass defines.
     """
 
     def __init__(self, pacer: Pacer | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -83,11 +85,11 @@ class EmulatedAccelerator:
         self.touched = 0
 
     def demand(self, spec: WorkloadSpec) -> Demand:
-        """As in `protocols.Workload`; defined by the workload."""
+        """Return the input that the workload needs, as in `protocols.Workload`. A subclass defines it."""
         raise NotImplementedError
 
     def step_s(self, samples: int) -> float:
-        """Seconds of a step with this many samples on this rank; called after `demand`. Defined by the workload."""
+        """Duration of a step with `samples` samples on this rank. Called after `demand`. A subclass defines it."""
         raise NotImplementedError
 
     def prepare(self, spec: WorkloadSpec) -> None:
@@ -110,7 +112,7 @@ class EmulatedAccelerator:
         cost = StepCost(samples, length)  # made during the step: time after it would count as the harness's cost
         self._pacer.pace(started, length)
         if self._is_first:
-            # Utilisation leaves out the first step of an epoch, so its overshoot is dropped, too.
+            # The utilisation excludes the first step of an epoch, so its overshoot must not shorten the next step.
             self._pacer.forget()
             self._is_first = False
         if not self._meets:
@@ -122,7 +124,7 @@ class EmulatedAccelerator:
         return StepCost(samples, length, self._clock() - met)
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """Consume the batches and return no metrics: it has neither a model nor published validation times."""
+        """Read the batches, and return no metrics: there is neither a model nor a published validation time."""
         for batch in batches:
             self._eat(batch)
         return {}

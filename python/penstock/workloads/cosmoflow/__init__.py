@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow as defined by MLPerf HPC: the model, its recipe, and emulated accelerators for it.
+"""CosmoFlow workload as defined by MLPerf HPC: the model, its training recipe, and emulated accelerators.
 
 Imports torch only when a model is built.
 
@@ -24,7 +24,7 @@ __all__ = ["RECIPES", "CosmoFlow", "Recipe", "learning_rate", "workload"]
 
 
 class CosmoFlow:
-    """The workload: trains the model, or emulates an accelerator if the spec names one."""
+    """CosmoFlow workload: trains the model, or emulates an accelerator if the spec contains one."""
 
     def __init__(self) -> None:
         self._inner: Workload | None = None

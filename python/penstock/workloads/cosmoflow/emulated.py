@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CosmoFlow on an emulated accelerator: steps take the published time, and volumes have their stored size."""
+"""CosmoFlow on an emulated accelerator: steps take the published time, and volumes are read in their stored size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ UTILISATION = 0.7
 
 
 class EmulatedCosmoFlow(EmulatedAccelerator):
-    """Emulated CosmoFlow: consumes the same batches as the training."""
+    """Emulated CosmoFlow workload. It consumes the same batches as the real training."""
 
     def __init__(
         self, recipe: Recipe, pacer: Pacer | None = None, clock: Callable[[], float] = time.perf_counter
@@ -54,8 +54,8 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
             arrays="numpy",
             sample_bytes=v**3 * 8 + 16,
             samples_per_s=1 / self._sample_s,
-            # The time is that of 128 voxels and is not scaled with the volume. A rehearsal with smaller volumes must
-            # scale the store with them; the result records the size that was read.
+            # The step time is that of 128³ voxels, and is not scaled with the volume. A rehearsal with smaller volumes
+            # must scale the store's rates instead. The result contains both sizes.
             facts={
                 "emulated": spec.accelerator,
                 "model": "cosmoflow",

@@ -18,7 +18,7 @@ _SLOPE = 0.3  # Keras' default LeakyReLU, which the reference uses
 def as_input(counts: Tensor, device: torch.device) -> Tensor:
     """counts: int16 [n, D, H, W, 4] -> float32 [n, 4, D, H, W] = log(1 + counts), cast and transposed on the device.
 
-    The int16 values are transferred: half the bytes of float32. The result is a channels-last view, without a copy.
+    The batch is transferred as int16, half the size of float32. The result is a channels-last view, not a copy.
     """
     return counts.to(device, non_blocking=True).to(torch.float32).log1p_().permute(0, 4, 1, 2, 3)
 
@@ -26,11 +26,13 @@ def as_input(counts: Tensor, device: torch.device) -> Tensor:
 class CosmoFlowNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: pyproject skips it
     """Five blocks of Conv3D(3, same) - LeakyReLU - MaxPool(2), then dense 128 - 64 - 4, tanh x 1.2.
 
-    Flattening is channels-last, so that dense weights have the same meaning as in the reference. Dropout gets its masks
-    (`keep`) from the caller, drawn for the global batch, so they depend on neither the number of ranks nor the history.
+    Flattening is channels-last, so that dense weights have the same meaning as in the reference. The caller passes the
+    dropout masks (`keep`). They are drawn for the global batch, and so do not depend on the number of ranks or on
+    earlier steps.
 
     Source:
-        sparticlesteve/cosmoflow-benchmark models/cosmoflow.py; Glorot uniform kernels and zero biases are Keras'.
+        sparticlesteve/cosmoflow-benchmark models/cosmoflow.py. Glorot uniform kernels and zero biases are the defaults
+        of Keras.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -56,7 +58,7 @@ class CosmoFlowNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: py
             raise Bug(f"the cosmoflow model has {count:,} parameters, want {want:,}")
 
     def forward(self, x: Tensor, keep: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """x: float32 [n, 4, V, V, V]; keep: masks [n, 128] and [n, 64], already divided by the share kept -> [n, 4]."""
+        """x: float32 [n, 4, V, V, V]; keep: masks [n, 128] and [n, 64], divided by the keep probability -> [n, 4]."""
         for convolution in self.convolutions:
             x = functional.max_pool3d(functional.leaky_relu(convolution(x), _SLOPE), 2)
         x = x.permute(0, 2, 3, 4, 1).flatten(1)

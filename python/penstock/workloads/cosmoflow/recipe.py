@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of CosmoFlow and its learning-rate schedule: pure, no torch."""
+"""Settings of CosmoFlow, and its learning-rate schedule. Pure functions without torch."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         voxels: Side of a volume; a multiple of 32 (five poolings).
-        filters: Filters of the first convolution, doubled at each of the five; 32 in MLPerf.
+        filters: Number of filters of the first convolution; each following one has twice as many. 32 in MLPerf.
         dropout: Dropout rate after each hidden dense layer.
         base_learning_rate: Learning rate at `base_batch` samples per step; the peak grows linearly with the global
             batch.
-        base_batch: See above.
-        warmup_epochs: Epochs over which the rate rises from base to peak.
-        decay_epochs: The rate is peak x factor while epoch > entry (epochs count from 0, strict as in the reference).
-        decay_factors: One factor for each entry.
-        momentum: Momentum; fixed by MLPerf's rules.
-        weight_decay: L2 on the kernels of the two hidden dense layers only.
+        base_batch: Batch size to which `base_learning_rate` applies.
+        warmup_epochs: Number of epochs in which the rate rises from base to peak.
+        decay_epochs: Epochs after which the rate is reduced: it is peak x factor while epoch > entry. Epochs count from
+            0; the comparison is strict, as in the reference.
+        decay_factors: One factor for each entry of `decay_epochs`.
+        momentum: Momentum of SGD; fixed by MLPerf's rules.
+        weight_decay: L2 regularisation; applies only to the kernels of the two hidden dense layers.
 
     Source:
         sparticlesteve/cosmoflow-benchmark configs/cosmo.yaml: SGD 0.9, base rate 0.001 at 64, 4 warm-up epochs,
@@ -54,7 +55,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Recipe:
-        """Recipe from settings; the setting `recipe` selects the entry of RECIPES to start from."""
+        """Build a recipe from settings. The setting `recipe` selects an entry of RECIPES that the others override."""
         given = dict(settings)
         name = given.pop("recipe", "mlperf")
         if name not in RECIPES:
@@ -88,12 +89,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_mlperf_model(self) -> bool:
-        """Whether the model is the published one, not a smaller one for a rehearsal."""
+        """Whether this is the model of MLPerf HPC, not a smaller model for a rehearsal."""
         return self.voxels == MLPERF_VOXELS and self.filters == MLPERF_FILTERS
 
 
 def learning_rate(recipe: Recipe, global_batch: int, epoch: int) -> float:
-    """The rate of an epoch counted from 0: linear warm-up from base to peak, then steps down.
+    """Learning rate of an epoch, counted from 0: linear warm-up from base to peak, then reduced in steps.
 
     Source:
         cosmoflow-benchmark utils/optimizers.py, get_lr_schedule: peak = base x batch / base batch; warm-up
@@ -110,7 +111,7 @@ def learning_rate(recipe: Recipe, global_batch: int, epoch: int) -> float:
 
 
 def parameter_count(recipe: Recipe) -> int:
-    """Number of weights and biases by formula, to check the built model."""
+    """Compute the number of weights and biases by formula, to check the model that was built."""
     total, channels = 0, 4
     for i in range(POOLINGS):
         out = recipe.filters * 2**i

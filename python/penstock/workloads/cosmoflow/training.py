@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training of CosmoFlow: DDP if there is more than one rank, and the same losses on every storage path."""
+"""Training of CosmoFlow, with DDP for more than one rank. The losses are the same on every storage path."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Training"]
 
 
 class Training:
-    """SGD on mean squared error; the metric is the mean absolute error of the four targets.
+    """Training with SGD on the mean squared error. The metric is the mean absolute error of the four targets.
 
-    All randomness is a function of (seed, step): weights from the seed, dropout masks of the global batch from seed and
-    step. So a resumed run, or one with another number of ranks, needs no generator state.
+    All randomness is a function of (seed, step): weights depend on the seed, dropout masks of the global batch on seed
+    and step. So a resumed run, or a run with another number of ranks, does not need the state of a generator.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -63,7 +63,7 @@ class Training:
     def prepare(self, spec: WorkloadSpec) -> None:
         self._spec = spec
         self._device = torch.device(spec.device)
-        # Max pooling's backward has no deterministic CUDA kernel in torch: only warn there, and raise on the CPU.
+        # The backward pass of max pooling has no deterministic CUDA kernel in torch, so on CUDA it only warns.
         torch.use_deterministic_algorithms(True, warn_only=self._device.type == "cuda")
         torch.utils.deterministic.fill_uninitialized_memory = (
             False  # no tensor stays uninitialised; filling costs a pass
@@ -96,8 +96,9 @@ class Training:
         return self._spec
 
     def _masks(self, samples: int) -> tuple[Tensor, Tensor] | None:
-        """Dropout masks of this rank's slice of the global batch; drawn on the CPU, so they are equal on every device
-        and for any number of ranks.
+        """Draw the dropout masks of the global batch; return those of this rank's slice.
+
+        They are drawn on the CPU, so they are the same on every device and for any number of ranks.
         """
         share = self.recipe.dropout
         if share == 0:
@@ -121,7 +122,8 @@ class Training:
         self._steps += 1
         self._target_sum += y.to("cpu", torch.float64).sum(0)
         self._target_count += len(y)
-        # item() waits for the device, so the step ends with its work and does not hide a wait for data.
+        # item() waits for the device. Without it, the step would end early, and the device's work could hide a wait for
+        # data.
         value = float(loss.item())
         return StepCost(len(y), time.perf_counter() - started, 0.0, value)
 
@@ -134,8 +136,10 @@ class Training:
         return values.cpu()
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """`mae` of the model, and `mae_constant` of the best constant prediction: the mean of the targets trained on so
-        far (0, the middle of the range, before any step). Exact over ragged slices: sums first, then one division.
+        """Return `mae` of the model, and `mae_constant` of the best constant prediction.
+
+        The constant is the mean of the targets trained on so far; before any step it is 0, the middle of the range.
+        Sums are divided only once, so the metrics are exact also for slices of different sizes.
         """
         seen = self._reduced(
             torch.cat([self._target_sum, torch.tensor([float(self._target_count)], dtype=torch.float64)])
@@ -178,7 +182,7 @@ class Training:
         self._net.load_state_dict(state["model"])
         self._optimiser.load_state_dict(state["optimiser"])
         self._steps = int(state["steps"])
-        # The sums are over all ranks: one rank continues with them, the others start from zero.
+        # The saved sums are over all ranks, and will be summed again. So rank 0 restores them; the others start from 0.
         leads = self._of().rank == 0
         self._target_sum = state["target_sum"].clone() if leads else torch.zeros(4, dtype=torch.float64)
         self._target_count = int(state["target_count"]) if leads else 0

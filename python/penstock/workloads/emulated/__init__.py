@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published storage workloads on an emulated accelerator: their samples and step times, without a model.
+"""Emulates published storage workloads: reads their samples, and waits for their step times, without a model.
 
 The samples have DLIO's formats (argonne-lcf/dlio_benchmark), so that both programs can read each other's datasets:
 TFRecords of `image` (bytes) and `size`, npz of `x` and `y`, or images.
@@ -24,7 +24,7 @@ __all__ = ["MODELS", "Emulated", "Model", "model_of", "workload"]
 
 
 class Emulated(EmulatedAccelerator):
-    """Emulated workload. Its settings are `model`, a name in `MODELS`, or else the attributes of a `Model` by name."""
+    """Emulated workload. Its settings are either `model`, a name in `MODELS`, or the attributes of a `Model`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Emulated(EmulatedAccelerator):
                 "step_s": self._length_s,
                 "step_batch": model.batch,
                 "au_required": model.au,
-                # Taken from the settings: counting would read all files, and so warm their caches.
+                # The settings contain this number, because counting records would read all files and warm the caches.
                 "records_per_object": spec.settings.get("records_per_file"),
             },
         )
@@ -67,7 +67,7 @@ class Emulated(EmulatedAccelerator):
 
 
 def model_of(settings: Mapping[str, Any]) -> Model:
-    """The model that the settings name or describe.
+    """Return the model that the settings select by name, or describe by its attributes.
 
     Raises:
         ConfigError: The model is unknown, or a setting is invalid.
@@ -90,7 +90,7 @@ def _fields(model: Model) -> dict[str, InputField]:
     name = "image" if model.format == "tfrecord" else "x"
     if model.record_deviation_bytes or model.format == "npz":
         return {name: InputField("bytes", ())}
-    # DLIO's records are square: their size in bytes is a square number.
+    # DLIO's records are square images of bytes, so the size is rounded down to a square number.
     return {name: InputField("uint8", (math.isqrt(model.record_bytes) ** 2,))}
 
 

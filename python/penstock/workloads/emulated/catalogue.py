@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Published storage workloads: their samples, and their step time on each accelerator."""
+"""Catalogue of published storage workloads: their samples, and their step times on each accelerator."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Model:
     """One published workload.
 
     Attributes:
-        format: Format of its files, one of `FORMATS`.
-        record_bytes, record_deviation_bytes: Mean and standard deviation of a record's size.
-        records_per_file, files: As published.
+        format: Format of the files, one of `FORMATS`.
+        record_bytes, record_deviation_bytes: Mean and standard deviation of the record size.
+        records_per_file, files: Number of records per file, and of files, as published.
         batch: Samples per step and accelerator.
-        step_s: Accelerator -> seconds of one step.
-        step_deviation_s: Standard deviation of the seconds of a step.
+        step_s: Accelerator -> duration of one step.
+        step_deviation_s: Standard deviation of the step duration.
         au: Utilisation that a storage system must reach, 0 to 1.
         side: Side of a decoded image, in pixels.
     """
@@ -45,7 +45,7 @@ class Model:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Model:
-        """Build a model from its attributes by name.
+        """Build a model from settings with the names of its attributes.
 
         Raises:
             ConfigError: A setting is unknown, missing or invalid.

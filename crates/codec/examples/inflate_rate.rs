@@ -19,7 +19,7 @@ const AT_ONCE: usize = 10;
 fn counts() -> Vec<u8> {
     let mut state = 17u64;
     let mut uniform = move || {
-        // SplitMix64.
+        // SplitMix64 random number generator.
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = state;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

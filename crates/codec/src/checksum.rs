@@ -20,7 +20,7 @@ pub fn mask(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// Incremental CRC-32C.
+/// Incremental CRC-32C computation.
 #[derive(Debug, Clone, Copy)]
 pub struct Crc32c(crc_fast::Digest);
 

@@ -12,16 +12,16 @@ pub enum Codec {
     /// No compression.
     #[default]
     None,
-    /// RFC 1952, one or more members.
+    /// gzip (RFC 1952), one or more members.
     Gzip,
-    /// RFC 8878, one or more frames.
+    /// zstd (RFC 8878), one or more frames.
     Zstd,
-    /// The LZ4 frame format, one or more frames.
+    /// LZ4 frame format, one or more frames.
     Lz4,
 }
 
 impl Codec {
-    /// Every codec.
+    /// All codecs.
     pub const ALL: [Self; 4] = [Self::None, Self::Gzip, Self::Zstd, Self::Lz4];
 
     /// Codec name in manifests, flags and messages.

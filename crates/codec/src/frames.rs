@@ -35,9 +35,9 @@ pub struct FrameRun {
 /// Target size of a run of frames. A run ends with the frame that reaches either of the two sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameRunSize {
-    /// Stored bytes.
+    /// Number of stored bytes.
     pub stored: usize,
-    /// Decompressed bytes.
+    /// Number of decompressed bytes.
     pub content: u64,
 }
 

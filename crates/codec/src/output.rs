@@ -6,9 +6,9 @@ use penstock_types::{Error, Result, with_separators};
 /// Number of bytes that went into and came out of a [`StreamDecoder`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Inflated {
-    /// Stored bytes.
+    /// Number of stored bytes consumed.
     pub bytes_in: u64,
-    /// Decompressed bytes.
+    /// Number of decompressed bytes produced.
     pub bytes_out: u64,
 }
 

@@ -16,7 +16,7 @@ const WINDOW: usize = 32 << 10;
 /// Space for DEFLATE's overhead on incompressible data and for the marker at the end of a block.
 const SLACK: usize = 1 << 10;
 
-/// One block, compressed.
+/// One compressed block.
 #[derive(Debug)]
 pub struct CompressedBlock {
     /// Compressed bytes of the block, as stored in the object.

@@ -16,9 +16,9 @@ pub enum SizedCodec {
     Deflate,
     /// A zlib stream (RFC 1950): a two-byte header, DEFLATE data and an Adler-32 checksum.
     Zlib,
-    /// RFC 1952.
+    /// gzip (RFC 1952).
     Gzip,
-    /// RFC 8878.
+    /// zstd (RFC 8878).
     Zstd,
     /// A single LZ4 block without a frame or a size.
     Lz4Block,

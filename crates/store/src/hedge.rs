@@ -26,8 +26,8 @@ const MIN_PEERS: usize = 32;
 const LEARN_EVERY: usize = 16;
 /// A request is late if it takes longer than this quantile of recent requests.
 const QUANTILE: f64 = 0.95;
-/// A request is late only after this many median response times: a second request takes another median, so an earlier
-/// one would not finish sooner.
+/// A request counts as late only after this many median response times. A second request itself takes about one median,
+/// so sending it earlier would not save time.
 const MEDIANS: f64 = 2.0;
 /// Minimum wait before a second request. For a shorter wait, a hedge costs more than it can save.
 const FLOOR: Duration = Duration::from_millis(20);

@@ -78,7 +78,8 @@ impl TokenBucket {
     /// Maximum burst after a pause: the units of this much time.
     const BURST: Duration = Duration::from_millis(100);
 
-    /// Takes `units`. Returns how long this caller must wait before it starts, and until its units have passed.
+    /// Takes `units`. Returns the time until this caller may start, and the time until its units have passed at the
+    /// rate.
     fn take(&mut self, units: f64, rate: f64) -> (Duration, Duration) {
         let at = now();
         let earliest = at.checked_sub(Self::BURST).unwrap_or(at);

@@ -56,7 +56,7 @@ pub struct Part {
     pub offset: u64,
     /// Size of the part in bytes.
     pub size: u64,
-    /// CRC-32C.
+    /// CRC-32C of the part.
     pub crc32c: u32,
     /// The store's name for the part.
     pub tag: String,

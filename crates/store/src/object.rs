@@ -77,7 +77,7 @@ impl ObjectRef {
 pub struct Meta {
     /// Key of the object below the store's root.
     pub key: Key,
-    /// Stored bytes.
+    /// Stored size in bytes.
     pub size: u64,
     /// Version of the object, if the store supports versions.
     pub version: Option<Version>,
@@ -121,7 +121,7 @@ impl fmt::Debug for GetResult {
 /// Precondition of a write.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Precondition {
-    /// Nothing.
+    /// No precondition.
     #[default]
     None,
     /// The key must not exist yet.

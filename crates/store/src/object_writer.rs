@@ -14,7 +14,7 @@ use crate::{Meta, Part, PartSpec, PutOptions, Store, UploadId, combined, place};
 /// Target size of a part in bytes: large enough that the latency of a request is small compared with its transfer time.
 const PART_BYTES: u64 = 16 << 20;
 
-/// Maximum number of parts in flight. The writer holds at most one more part in memory.
+/// Maximum number of parts in flight. The writer also buffers the part that is being filled.
 const IN_FLIGHT: usize = 4;
 
 /// Sequential writer of one object.

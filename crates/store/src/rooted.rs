@@ -26,16 +26,16 @@ static HAS_OPENAT2: AtomicBool = AtomicBool::new(true);
 /// Policy for symbolic links in a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Links {
-    /// Follow a link whose target is below the folder; otherwise `XDEV`.
+    /// Follow links whose target is below the folder; other links give `XDEV`.
     Beneath,
-    /// Follow no link: `LOOP` or `NOTDIR`.
+    /// Do not follow links; they give `LOOP` or `NOTDIR`.
     Refused,
 }
 
 /// Policy for folders that do not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// `NOENT`.
+    /// Return `NOENT`.
     Fail,
     /// Create missing folders.
     Make,

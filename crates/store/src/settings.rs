@@ -23,7 +23,7 @@ pub struct StoreSettings {
     pub gcs: GcsSettings,
     /// Settings for HDFS.
     pub hdfs: HdfsSettings,
-    /// Retry policy.
+    /// Settings for retries.
     pub retry: RetryPolicy,
     /// Whether late GETs over a network are hedged; disabled if not set.
     pub hedges: Option<bool>,

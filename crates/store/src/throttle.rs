@@ -52,7 +52,7 @@ fn lock(mutex: &Mutex<Option<Instant>>) -> std::sync::MutexGuard<'_, Option<Inst
 }
 
 impl Throttle {
-    /// Admits a request after its latency, or throttles it.
+    /// Admits a request after the simulated latency, or rejects it with a throttling error.
     async fn enter(&self, place: impl Fn() -> String) -> Result<()> {
         let throttled = |wait: Duration| Error::Throttled {
             place: place(),

@@ -20,7 +20,8 @@ pub struct RetryPolicy {
     /// Time budget of one call before the store has ever responded; short, so that a wrong endpoint does not cost a
     /// minute.
     pub never_reached_after: Duration,
-    /// Upper limit of the first random wait, whose mean is half of this. The limit doubles with each attempt.
+    /// Upper limit of the first wait; it doubles with each attempt. Waits are random, and their mean is half of the
+    /// limit.
     pub first_wait: Duration,
     /// Maximum wait between attempts, unless the store requests a longer one.
     pub max_wait: Duration,

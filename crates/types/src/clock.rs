@@ -65,7 +65,7 @@ impl Deadline {
 pub struct Stopwatch(Instant);
 
 impl Stopwatch {
-    /// Starts now.
+    /// Starts measuring now.
     pub fn start() -> Self {
         Self(now())
     }

@@ -17,9 +17,9 @@ pub enum Algorithm {
     Crc32c,
     /// CRC-64/NVME, S3's default.
     Crc64Nvme,
-    /// SHA-1, as S3 may store it.
+    /// SHA-1, which S3 can store with an object.
     Sha1,
-    /// SHA-256, as S3 may store it.
+    /// SHA-256, which S3 can store with an object.
     Sha256,
     /// MD5, as in ETags and Content-MD5 headers.
     Md5,
@@ -94,7 +94,7 @@ impl fmt::Display for Algorithm {
 /// `algorithm@part-bytes:hex` for a composite digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Digest {
-    /// Algorithm.
+    /// Algorithm of the digest.
     pub algorithm: Algorithm,
     /// Bytes of the digest, most significant first.
     pub value: Vec<u8>,

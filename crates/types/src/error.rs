@@ -36,7 +36,7 @@ pub enum Error {
         place: String,
         /// Number of requests that failed with 429 or 503.
         refused: u32,
-        /// Requests sent.
+        /// Number of requests sent.
         sent: u32,
         /// Time during which the requests were retried.
         window: Duration,
@@ -69,13 +69,13 @@ pub enum Error {
         place: String,
         /// HTTP status, or 0 if the response was not HTTP.
         status: u16,
-        /// Its message.
+        /// Message of the store.
         reason: String,
     },
     /// The call did not finish before its deadline.
     #[error("{what} did not finish in {:.1} s", limit.as_secs_f64())]
     Deadline {
-        /// The call.
+        /// Description of the call.
         what: String,
         /// Time limit of the call.
         limit: Duration,
@@ -85,7 +85,8 @@ pub enum Error {
     Corrupt {
         /// URL or path, and the record if it is known.
         place: String,
-        /// Problem with numbers: `ends inside record 88 (want 2,828,486 bytes, have 1,048,576 bytes)`.
+        /// Description of the problem with its numbers, for example `ends inside record 88 (want 2,828,486 bytes, have
+        /// 1,048,576 bytes)`.
         problem: String,
     },
     /// A complete record whose content does not match the definition of a field.
@@ -125,7 +126,7 @@ pub enum Error {
     /// An invalid setting, flag or argument.
     #[error("{what}: {problem}")]
     Config {
-        /// The setting.
+        /// Name of the setting, flag or argument.
         what: String,
         /// Problem with the value, including the value.
         problem: String,
@@ -133,9 +134,9 @@ pub enum Error {
     /// The store or this build does not support the operation.
     #[error("{what} is not supported by {by}")]
     Unsupported {
-        /// The operation.
+        /// Unsupported operation.
         what: String,
-        /// The component that does not support it.
+        /// Component that does not support the feature.
         by: String,
     },
     /// The memory budget is too small for the request.
@@ -147,9 +148,9 @@ pub enum Error {
     BudgetExceeded {
         /// Purpose of the memory.
         what: String,
-        /// Bytes needed.
+        /// Number of bytes needed.
         need: u64,
-        /// Bytes allowed.
+        /// Memory budget in bytes.
         budget: u64,
     },
     /// The disk is full.
@@ -159,7 +160,7 @@ pub enum Error {
         place: String,
         /// Bytes needed; 0 if only a single write failed.
         need: u64,
-        /// Bytes free.
+        /// Free bytes on the disk.
         free: u64,
     },
     /// A key cannot be a file under the destination, or two keys cannot both be files there.
@@ -167,7 +168,7 @@ pub enum Error {
     KeyRefused {
         /// Key in escaped form.
         key: String,
-        /// The destination.
+        /// Destination folder.
         place: String,
         /// Reason, for example: leads out of the folder, too long, differs only in case, both a file and a folder.
         reason: String,
@@ -183,9 +184,9 @@ pub enum Error {
     /// Another rank of the job failed, so this rank cannot continue.
     #[error("rank {rank} failed: {reason}")]
     RankFailed {
-        /// Its number.
+        /// Number of the failed rank.
         rank: u32,
-        /// Details.
+        /// Reason of the failure.
         reason: String,
     },
     /// The user interrupted the call.
@@ -316,12 +317,12 @@ impl Error {
     /// Value of `Unsupported` for Hugging Face Hub URLs; its hint contains the supported form of the address.
     pub const HUB: &str = "hf://, a dataset of the Hugging Face Hub,";
 
-    /// A [`Error::Config`].
+    /// Builds an [`Error::Config`].
     pub fn config(what: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Config { what: what.into(), problem: problem.into() }
     }
 
-    /// A [`Error::Corrupt`].
+    /// Builds an [`Error::Corrupt`].
     pub fn corrupt(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Corrupt { place: place.into(), problem: problem.into() }
     }
@@ -332,12 +333,12 @@ impl Error {
         Self::Changed { place: place.into(), want: format!("of {want} bytes"), have: format!("one of {have} bytes") }
     }
 
-    /// A [`Error::Mismatch`].
+    /// Builds an [`Error::Mismatch`].
     pub fn mismatch(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Mismatch { place: place.into(), problem: problem.into() }
     }
 
-    /// A [`Error::Bug`].
+    /// Builds an [`Error::Bug`].
     pub fn bug(what: impl Into<String>) -> Self {
         Self::Bug { what: what.into() }
     }

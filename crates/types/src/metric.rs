@@ -9,7 +9,7 @@ use std::time::Duration;
 pub enum Unit {
     /// Number of events.
     Count,
-    /// Bytes.
+    /// Number of bytes.
     Bytes,
     /// Time, stored in nanoseconds.
     Nanoseconds,
@@ -17,7 +17,7 @@ pub enum Unit {
 
 macro_rules! metrics {
     ($($(#[doc = $doc:literal])* $variant:ident = ($name:literal, $unit:ident)),+ $(,)?) => {
-        /// A counter.
+        /// Name of a counter.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum Metric { $($(#[doc = $doc])* $variant),+ }
 
@@ -30,7 +30,7 @@ macro_rules! metrics {
                 match self { $(Metric::$variant => $name),+ }
             }
 
-            /// Its unit.
+            /// Unit of the counter.
             pub fn unit(self) -> Unit {
                 match self { $(Metric::$variant => Unit::$unit),+ }
             }
@@ -55,9 +55,9 @@ metrics! {
     BytesRequested = ("bytes_requested", Bytes),
     /// Body bytes received, including retries.
     BytesIn = ("bytes_in", Bytes),
-    /// Bytes sent.
+    /// Bytes sent to a store.
     BytesSent = ("bytes_sent", Bytes),
-    /// Retried requests.
+    /// Requests sent again after a failure.
     Retries = ("retries", Count),
     /// GETs sent a second time (hedged) because the first response was late.
     Hedges = ("hedges", Count),
@@ -123,7 +123,7 @@ impl Metrics {
         self.values[metric as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Adds one.
+    /// Adds one to a counter.
     pub fn count(&self, metric: Metric) {
         self.add(metric, 1);
     }

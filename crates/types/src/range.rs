@@ -4,7 +4,7 @@
 /// Range of `len` bytes from offset `start`. A part of an object is read as one such range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ByteRange {
-    /// First byte.
+    /// Offset of the first byte.
     pub start: u64,
     /// Length in bytes; [`ByteRange::TO_END`] reads to the object's end.
     pub len: u64,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wrapper for `std`'s mutex that ignores poisoning. No code that holds one of Penstock's locks can leave its data half
-//! changed.
+//! Wrapper for `std`'s mutex that ignores poisoning. That is safe, because no code that holds one of Penstock's locks
+//! can leave its data half changed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

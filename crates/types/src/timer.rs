@@ -85,7 +85,7 @@ impl Drop for Owner {
     }
 }
 
-/// See [`Timer::until`].
+/// Future that [`Timer::until`] returns.
 #[derive(Debug)]
 #[must_use = "a future that is not polled does not wait"]
 pub struct Sleep {

@@ -58,7 +58,7 @@ impl Key {
         Self(bytes.into())
     }
 
-    /// The bytes.
+    /// Returns the bytes of the key.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }

@@ -34,7 +34,7 @@ pub(crate) trait Expiring: SigningCredential + Clone {
     /// Expiry time, in seconds since the epoch.
     fn ends_s(&self) -> Option<i64>;
 
-    /// True if the credential cannot expire, so that an error from the store is no reason to renew it.
+    /// True if the credential cannot expire, so that it is not renewed after an error from the store.
     fn is_fixed(&self) -> bool;
 }
 
@@ -58,8 +58,8 @@ pub(crate) struct CredentialCache<C: Expiring> {
     context: Context,
     source: Box<dyn ProvideCredentialDyn<Credential = C>>,
     state: Mutex<State<C>>,
-    /// Held during a request to the source. Callers without a usable credential wait for it and then check the cache
-    /// again.
+    /// Lock held during a request to the source. Callers without a usable credential wait for the lock and then check
+    /// the cache again.
     asking: tokio::sync::Mutex<()>,
 }
 

@@ -160,7 +160,7 @@ fn emulator(host: &str, allows_http: bool) -> Result<String> {
     Ok(format!("{}://{authority}", uri.scheme_str().unwrap_or("http")))
 }
 
-/// One request.
+/// Parameters of one request.
 struct Ask<'a> {
     method: Method,
     kind: Metric,

@@ -38,7 +38,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 const SLOW_TIMEOUT: Duration = Duration::from_secs(15);
 /// If the NameNode does not respond within this time, the next call uses a new connection.
 const NAMENODE: Duration = Duration::from_secs(20);
-/// Concurrent deletes.
+/// Maximum number of concurrent deletes.
 const AT_ONCE: usize = 16;
 /// Time for which hdfs-native keeps pooled connections to DataNodes, plus a margin.
 const POOL_TTL: Duration = Duration::from_millis(3200);

@@ -32,8 +32,8 @@ const DEPTH: usize = 64;
 /// User data that marks the completion of a wake-up.
 const WAKE: u64 = u64::MAX;
 
-/// Read of one range. The ring's thread holds it until the kernel no longer uses its memory, even if the caller has
-/// stopped waiting.
+/// A read request for one range. The ring's thread keeps the request alive until the kernel no longer uses its memory,
+/// even if the caller has stopped waiting.
 struct Ask {
     file: Arc<OwnedFd>,
     /// Aligned start offset. `len` is aligned too, so the range may extend beyond the end of the file.

@@ -14,7 +14,7 @@ use crate::{Chunk, Opened, Store};
 
 /// First pause after a failure. It doubles with each consecutive failure.
 const REST: Duration = Duration::from_millis(500);
-/// Maximum back-off.
+/// Maximum pause after failures.
 const MAX_REST: Duration = Duration::from_secs(30);
 /// Minimum weight of a mirror, as a share of the fastest mirror's rate.
 const MIN_WEIGHT: f64 = 0.02;

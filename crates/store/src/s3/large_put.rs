@@ -18,7 +18,7 @@ use crate::{Meta, PutOptions, Version, checksum};
 const PART: u64 = 16 << 20;
 /// Maximum number of parts.
 pub(super) const MAX_PARTS: u64 = 10_000;
-/// Concurrent parts.
+/// Maximum number of parts in flight.
 const AT_ONCE: usize = 4;
 
 pub(super) const ALGORITHM: &str = "x-amz-checksum-algorithm";

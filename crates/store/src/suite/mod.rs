@@ -20,7 +20,7 @@ use crate::{GetResult, Meta, ObjectRef, PutOptions, Store};
 
 /// One check: its name and its function.
 pub struct Check {
-    /// `subject_condition_outcome`.
+    /// Name in the form `subject_condition_outcome`.
     pub name: &'static str,
     run: for<'a> fn(&'a Fixture) -> futures::future::BoxFuture<'a, ()>,
 }

@@ -26,8 +26,8 @@ use reqsign_core::ErrorKind;
 
 use crate::{Meta, Precondition, Version};
 
-/// Percent-encoding set of request signatures, for queries; paths also keep `/`. Dots are not encoded, so `..` reaches
-/// the store unchanged.
+/// Characters to percent-encode in queries, as in request signatures; paths also keep `/`. Dots are not encoded, so
+/// `..` reaches the store unchanged.
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 

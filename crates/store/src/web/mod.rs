@@ -3,8 +3,8 @@
 //! the servers' index pages.
 //!
 //! This module sends the requests to one host. It sends no credentials, and rejects URLs that contain them. It follows
-//! redirects within the scheme, but never to loopback or link-local addresses (this machine or a metadata service). It
-//! returns the Content-Encoding and never decodes it.
+//! redirects within the scheme, but never from another host to a loopback or link-local address (this machine or a
+//! metadata service). It returns the Content-Encoding and never decodes it.
 
 mod index;
 mod redirect;

@@ -131,7 +131,7 @@ async fn test_hdfs_reads_go_on_while_a_datanode_hangs_and_after_it_died() {
     let store = open(&url, &StoreSettings::from_env(&cluster.env()).unwrap(), Arc::default()).unwrap().store;
     let mut objects = Vec::new();
     for at in 0..8u8 {
-        // Three blocks.
+        // Each object has three blocks.
         let (key, bytes) = (Key::new(format!("faults/{at}")), Bytes::from(vec![at; 2_500_000]));
         store.put(&key, vec![bytes.clone()], &PutOptions::default(), soon()).await.unwrap();
         objects.push((key, bytes));

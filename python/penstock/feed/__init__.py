@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feed: read a dataset where it is, in batches, in an order that is a pure function of seed, epoch and position.
+"""Feed: reads a dataset from its store in batches. The sample order is a pure function of seed, epoch and position.
 
-`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` configure it, a `Loader` reads it (NumPy here, torch tensors
-from `penstock.feed.torch`). Adapters are imported when they are used.
+`open` lists a dataset, `Dataset.fields` and `Dataset.shuffle` configure it, and a `Loader` reads it (as NumPy arrays
+here, as torch tensors in `penstock.feed.torch`). Framework adapters are imported only when they are used.
 """
 
 from penstock.feed.columns import Ragged

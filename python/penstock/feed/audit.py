@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Audit of the order: hashes of the delivered records, step by step, under any number of ranks and threads.
+"""Audit of the sample order: hashes the delivered records step by step, for any number of ranks and threads.
 
-Each step has two hashes. `order` covers the records that belong there (logical name and number, by arithmetic alone).
-`content` covers the delivered bytes, row by row. Neither depends on ranks, threads, codecs or paths.
+Each step has two hashes. `order` covers the records that belong to the step (logical name and record number), computed
+without reading. `content` covers the delivered bytes, row by row. Both are independent of ranks, threads, codecs and
+paths.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The steps of one epoch as one configuration delivered them."""
+    """Hashes of an epoch's steps, as read with one number of ranks and threads."""
 
     ranks: int
     threads: int | None
     steps: tuple[tuple[str, str], ...]
-    """(order, content) of each step."""
+    """(order hash, content hash) of each step."""
 
     @property
     def digest(self) -> str:
@@ -51,7 +52,7 @@ def _hash(data: bytes) -> str:
 
 
 def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
-    """Fields guessed from the first record: bytes as uint8, for an audit that compares stored bytes without their
+    """Guess fields from the first record. Bytes become uint8, because an audit compares stored bytes and ignores their
     meaning.
 
     Raises:
@@ -90,10 +91,10 @@ def audit(
     epoch: int = 0,
     max_steps: int | None = None,
 ) -> Audit:
-    """Read an epoch (or its first steps) as `ranks` ranks would, one after another, and hash each step.
+    """Read an epoch (or its first steps) once for each of `ranks` ranks, one after another, and hash each step.
 
     Raises:
-        ConfigError: Ranks made different numbers of steps.
+        ConfigError: The ranks made different numbers of steps.
     """
     rows: list[list[bytes]] = []
     for rank in range(ranks):
@@ -122,7 +123,7 @@ def audit(
 
 
 def _digests(batch: Mapping[str, Any]) -> list[bytes]:
-    """A digest of each row: its fields by name, each as its bytes."""
+    """Return a digest of each row, computed from the bytes of its fields in the order of their names."""
     rows: list[Any] = []
     for name in sorted(batch):
         column = batch[name]
@@ -142,7 +143,7 @@ def _digests(batch: Mapping[str, Any]) -> list[bytes]:
 
 
 def first_difference(a: Sequence[Sequence[str]], b: Sequence[Sequence[str]]) -> int | None:
-    """The first step in which two audits differ, or None."""
+    """Return the first step in which two audits differ, or None."""
     for step, (mine, theirs) in enumerate(zip(a, b, strict=False)):
         if tuple(mine) != tuple(theirs):
             return step

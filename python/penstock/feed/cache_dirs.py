@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache directories of the feed. Anything in them may be deleted at any time."""
+"""Cache directories of the feed. It is always safe to delete anything in them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ __all__ = ["record_index_dir"]
 
 
 def record_index_dir(variables: Mapping[str, str]) -> str | None:
-    """The folder of record indexes: `PENSTOCK_CACHE`, or `penstock` below `XDG_CACHE_HOME` or `~/.cache`.
+    """Return the folder of record indexes, below `PENSTOCK_CACHE`, or below `penstock` in `XDG_CACHE_HOME` or
+    `~/.cache`.
 
-    None if `PENSTOCK_CACHE` is set and empty: indexes are not kept then.
+    If `PENSTOCK_CACHE` is set but empty, the result is None, and indexes are not stored.
     """
     value = variables.get("PENSTOCK_CACHE")
     if value is not None:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Class folders of images: their names, and labels for a given list of classes. Reads keys only, no object."""
+"""Class folders of image datasets: their names, and labels for a given list of classes. Uses only the keys, and reads
+no object.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _MAX_SHOWN = 5
 
 
 def has_folder_labels(source: _native.Source) -> bool:
-    """True if the labels are the numbers of this listing's class folders."""
+    """True if the labels are the indexes of the class folders in this listing."""
     format_facts = json.loads(source.format)
     return format_facts["name"] == "images" and format_facts.get("labels") is None
 
@@ -30,7 +32,7 @@ def has_folders(source: _native.Source) -> bool:
 
 
 def names(source: _native.Source) -> tuple[str, ...]:
-    """Names of the class folders in the order of their labels.
+    """Return the names of the class folders, in the order of their labels.
 
     Raises:
         ConfigError: The dataset has no class folders, or some files are outside of them.
@@ -45,7 +47,7 @@ def names(source: _native.Source) -> tuple[str, ...]:
 
 
 def labels(source: _native.Source, classes: Sequence[str]) -> dict[str, Any]:
-    """Label of each file, for the format's description: the position of its class folder in `classes`.
+    """Return the label of each file (the position of its class folder in `classes`), for the format's description.
 
     Raises:
         ConfigError: A class folder is not in `classes`, or some files are in no folder.
@@ -66,7 +68,7 @@ def labels(source: _native.Source, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _folders(source: _native.Source) -> list[str]:
-    """The class folder of each file."""
+    """Return the class folder of each file."""
     keys = [source.key(number) for number in range(source.objects)]
     loose = [key for key in keys if "/" not in key]
     if loose:

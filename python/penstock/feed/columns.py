@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of a batch in a framework's types: arrays for fixed fields, `Ragged` and lists of `bytes` for the others."""
+"""Converts the columns of a batch to a framework's types: arrays for fixed fields, `Ragged` and lists of `bytes` for
+others.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ class Ragged(NamedTuple):
 
 
 def adapt(columns: Mapping[str, Any], array: Callable[[_native.Tensor], Any]) -> dict[str, Any]:
-    """Columns with native tensors converted by `array`, without a copy; only raw fields become lists of `bytes`."""
+    """Convert native tensors with `array`, without a copy. Only raw fields are copied, to lists of `bytes`."""
     return {name: _column(column, array) for name, column in columns.items()}
 
 
@@ -37,8 +39,8 @@ def _column(column: Any, array: Callable[[_native.Tensor], Any]) -> Any:
 
 
 def byte_rows(column: _native.RaggedTensor) -> list[Any]:
-    """The `bytes` of each row of a raw field; for a list of byte strings, the list of each row."""
-    # Tensors have the buffer protocol, which type checkers recognise only from Python 3.12.
+    """Return the `bytes` of each row of a raw field; for a list of byte strings, return a list for each row."""
+    # Tensors support the buffer protocol, but type checkers know this protocol only from Python 3.12 on.
     values = memoryview(cast("Any", column.values))
     offsets = memoryview(cast("Any", column.offsets)).tolist()
     if column.strings is None:
@@ -49,7 +51,7 @@ def byte_rows(column: _native.RaggedTensor) -> list[Any]:
 
 
 def rows(batch: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The batch that `adapt` returned, as one dict per sample."""
+    """Convert a batch that `adapt` returned to one dict per sample."""
 
     def row(column: Any, at: int) -> Any:
         if isinstance(column, Ragged):

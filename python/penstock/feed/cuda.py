@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies batches to a CUDA device: from registered (pinned) host memory, on a stream beside the consumer's.
+"""Copies batches to a CUDA device, from registered (pinned) host memory, on a separate stream from the consumer's.
 
-Decides when host memory may be reused (an event reports that its copies are done), when a batch may be used (the
-consumer's stream waits for its copies), and how far the consumer may run ahead of the device. Only this module and
+Decides when host memory can be reused (an event reports that its copies are complete), when a batch can be used (the
+consumer's stream waits for its copies), and how far the consumer can run ahead of the device. Only this module and
 `feed.torch` import torch.
 """
 
@@ -33,36 +33,36 @@ _STEPS_AHEAD = 2
 
 
 class Event(Protocol):
-    """A point in a stream of work."""
+    """An event in a CUDA stream."""
 
     def query(self) -> bool:
-        """True once all work before this point is done."""
+        """True when all work before this event is complete."""
 
     def synchronize(self) -> None:
-        """Wait until all work before this point is done."""
+        """Wait until all work before this event is complete."""
 
 
 class CopyDevice(Protocol):
-    """Device that batches are copied to: its stream for copies, and the consumer's stream."""
+    """Target device of the copies, with a stream for copies and the consumer's stream."""
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """A native tensor or an array as a tensor in host memory that the device can read directly."""
+        """Return a native tensor or an array as a tensor in host memory that the device can read directly."""
 
     def copying(self) -> contextlib.AbstractContextManager[Any]:
-        """Context within which `copy` may be called."""
+        """Return the context manager in which `copy` may be called."""
 
     def copy(self, here: torch.Tensor) -> torch.Tensor:
-        """Begin a copy. The caller keeps `here` until the copy is done."""
+        """Start a copy. The caller must keep `here` until the copy is complete."""
 
     def copies_begun(self) -> Event:
-        """Event after all copies begun so far."""
+        """Return an event that follows all copies started so far."""
 
     def wait(self) -> None:
-        """Wait for all copies begun so far."""
+        """Wait for all copies started so far."""
 
     def give(self, tensors: list[torch.Tensor], copied: Event) -> Event:
-        """Make the consumer's stream wait for `copied`, and make it the owner of the tensors. Returns an event after
-        the consumer's earlier work.
+        """Make the consumer's stream wait for `copied` and become the owner of the tensors. Return an event that
+        follows the consumer's earlier work.
         """
 
 
@@ -72,7 +72,7 @@ Given = deque[tuple[Event, Event]]
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A batch whose copies have begun."""
+    """A batch whose copies have started."""
 
     batch: dict[str, Any]
     tensors: list[torch.Tensor]
@@ -81,26 +81,29 @@ class Copied:
 
 @dataclass(slots=True)
 class _Reading:
-    """Host memory that copies read, and the event after which it is free; None until all copies have begun."""
+    """Host memory that copies read, and the event after which it can be released. The event is None until all copies
+    have started.
+    """
 
     here: list[torch.Tensor] = field(default_factory=list)
     done: Event | None = None
 
 
 class Copies(Delivery[dict[str, Any]]):
-    """Copies of one pass's batches to a device. The record of delivered batches outlives a pass."""
+    """Copies the batches of one pass to a device. `given` records delivered batches, and outlives the pass."""
 
     takes_ahead = True
 
     def __init__(self, device: CopyDevice, given: Given) -> None:
         self._device, self._given, self._pid = device, given, os.getpid()
-        # Another thread, or a signal handler in this one, may end the pass during a step: hence a reentrant lock.
+        # The lock is reentrant, because a signal handler in this thread may end the pass during a step. Another thread
+        # may end it, too.
         self._turn = threading.RLock()
         self._under_way: deque[_Reading] = deque()
         self._has_ended = False
 
     def adapt(self, tensors: dict[str, Any]) -> tuple[Copied, float]:
-        """Begin the copies of a batch; lists of bytes stay on the host."""
+        """Start the copies of a batch. Lists of bytes stay on the host."""
         began = time.perf_counter()
         there: list[torch.Tensor] = []
         reading = _Reading()
@@ -119,19 +122,21 @@ class Copies(Delivery[dict[str, Any]]):
             try:
                 with self._device.copying():
                     batch = columns.adapt(tensors, copy)
-            finally:  # if the device's memory is full, some copies have begun
+            finally:  # some copies have started even if the device ran out of memory
                 done = reading.done = self._device.copies_begun()
-                if self._has_ended:  # by a signal handler, which could not wait for these
+                if self._has_ended:  # a signal handler ended the pass, but could not wait for these copies
                     self._device.wait()  # type: ignore[unreachable]  # mypy knows no handlers
         return Copied(batch, there, done), time.perf_counter() - began
 
     def _let_go(self) -> None:
-        """Release host memory whose copies are done."""
+        """Release host memory whose copies are complete."""
         while self._under_way and (done := self._under_way[0].done) is not None and done.query():
             self._under_way.popleft()
 
     def hand_over(self, adapted: Copied) -> tuple[dict[str, Any], float, float]:
-        """The batch, for the consumer's stream. Waits if the consumer is more than two batches ahead of the device."""
+        """Return the batch for use on the consumer's stream. Waits if the consumer is more than two batches ahead of
+        the device.
+        """
         self._given.append((adapted.done, self._device.give(adapted.tensors, adapted.done)))
         began = copied = time.perf_counter()
         if len(self._given) > _STEPS_AHEAD:
@@ -142,23 +147,23 @@ class Copies(Delivery[dict[str, Any]]):
         return adapted.batch, copied - began, time.perf_counter() - copied
 
     def end(self) -> None:
-        """Wait for the copies under way, then release the memory that they read."""
+        """Wait for the copies in flight, then release the host memory that they read."""
         with self._turn:
             self._has_ended = True
             if self._under_way:
-                # A failed device copies no more, and reports the error at its next use.
+                # A failed device does not continue its copies, and reports the error at its next use.
                 with contextlib.suppress(RuntimeError):
                     self._device.wait()
             self._under_way.clear()
 
     def __del__(self) -> None:
-        # Ctrl-C may have interrupted the pass's own end.
+        # Ctrl-C may have interrupted `end`, so call it again.
         if not self._has_ended and self._pid == os.getpid():
             self.end()
 
 
 class Cuda:
-    """A CUDA device through torch, and its driver to register our memory."""
+    """A CUDA device of torch, and the driver that registers the feed's memory with it."""
 
     def __init__(self, device: torch.device) -> None:
         """Open the device.
@@ -196,7 +201,7 @@ class Cuda:
         self._driver, self._refusal = None, f" ({error})"
 
     def pinned(self, column: Any) -> torch.Tensor:
-        """As in `CopyDevice`. Ragged fields and results of functions go through torch's own pinned memory."""
+        """As in `CopyDevice`. Ragged fields and results of functions go through torch's pinned memory."""
         here = torch.from_dlpack(column)
         if self._driver is not None and isinstance(column, _native.Tensor):
             try:
@@ -211,7 +216,8 @@ class Cuda:
     @contextlib.contextmanager
     def copying(self) -> Iterator[None]:
         """As in `CopyDevice`."""
-        # torch leaves a stream through the current device, and would create a context of this process on another one.
+        # Set the current device, too: when torch leaves the stream context, it would otherwise create a CUDA context on
+        # another device.
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             yield
 
@@ -233,13 +239,14 @@ class Cuda:
         before = self._mark(consumer)
         consumer.wait_event(copied)
         for tensor in tensors:
-            # The memory belongs to the copy stream, which must not reuse it before the consumer is done with it.
+            # The tensor's memory belongs to the copy stream, which must not reuse it before the consumer has finished
+            # with it.
             tensor.record_stream(consumer)
         return before
 
     @staticmethod
     def _mark(stream: torch.cuda.Stream) -> torch.cuda.Event:
-        # A blocking wait, not a spinning one: the core can decode meanwhile.
+        # A blocking event lets the waiting thread sleep instead of spin, so that the core can be used for decoding.
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
         return event

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dataset: its listing, fields, shuffle and record counts. Reads no sample itself."""
+"""Dataset: its listing, fields, shuffle and record counts. Does not read samples itself."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NEVER_INDEXED = ("parquet", "zarr", "hdf5")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Schema:
-    """Content of the first records, and the fields derived from it; prints as a table.
+    """Content of the first records, and the fields derived from it. Prints as a table.
 
     `left_out` lists the parts that no field reads, each with the reason.
     """
@@ -69,7 +69,7 @@ class Schema:
 
 @dataclass(slots=True)
 class _Counts:
-    """Record counts: found once, and shared by everything derived from one `open`."""
+    """Record counts, computed once and shared by all datasets derived from one `open` call."""
 
     found: _native.Counted | None = None
     schema: Schema | None = None
@@ -77,7 +77,9 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Dataset(DatasetBase):
-    """A listed dataset. Immutable: `fields` and `shuffle` return new ones. Pickles without connections or credentials."""
+    """A listed dataset. Immutable: `fields` and `shuffle` return new datasets. Pickles without connections or
+    credentials.
+    """
 
     source: _native.Source
     specs: tuple[tuple[str, FieldSpec], ...] = ()
@@ -92,10 +94,10 @@ class Dataset(DatasetBase):
     _counts: _Counts = field(default_factory=_Counts, repr=False, compare=False)
 
     def fields(self, **specs: FieldSpec) -> Dataset:
-        """The same dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
+        """Return the dataset with these fields: `fields(x=tensor("int16", (128, 128, 128, 4)))`.
 
-        Each name is that of a part of the records, unless its field uses `.of("part")`. Without this call, the fields
-        of `schema()` apply.
+        A field is read from the part of a record with the same name, unless the field uses `.of("part")`. Without this
+        call, the fields of `schema()` apply.
         """
         for name, spec in specs.items():
             if not isinstance(spec, kinds.FieldSpec):
@@ -106,24 +108,25 @@ class Dataset(DatasetBase):
 
     @renamed_parameters({"reach": "scope"})
     def shuffle(self, seed: int, window: int | None = None, *, scope: Literal["global", "node"] = "global") -> Dataset:
-        """The same dataset in the order given by `seed`; each epoch has its own order.
+        """Return the dataset shuffled by `seed`. Each epoch has a different order.
 
         Objects are permuted over the whole dataset, then samples within each `window` of consecutive objects of that
-        order. The sample at position p of epoch e is a pure function: there is no shuffle buffer and no random state.
+        order. The sample at position p of epoch e is a pure function of seed, p and e: there is no shuffle buffer and
+        no random state.
 
         Args:
             seed: 0 to 2^64 - 1.
-            window: Number of objects whose samples mix; by default 16, fewer (at least 2) if objects hold over 1,024
-                records.
+            window: Number of objects whose samples are mixed; by default 16, or fewer (at least 2) if objects contain
+                over 1,024 records.
             scope: In a pool, `node` shuffles `local()`: this node reads only its own part, and samples never leave
-                their node. `global` mixes all samples, and the share copies / nodes of the reads is local.
+                their node. `global` mixes all samples; the share of local reads is then copies / nodes.
         """
-        # The old `reach` had the value `local`.
+        # `local` is accepted because it was the value of this parameter under its old name, `reach`.
         if scope not in ("global", "node", "local"):
             raise ConfigError(f"scope: `{scope}` is neither global nor node", where="scope")
         if scope != "global" and not self.is_local:
             return self.local().shuffle(seed, window)
-        # Plain integers, so that a state is JSON even if a NumPy integer was given.
+        # Convert to plain integers, so that a state can be written as JSON even if NumPy integers were given.
         seed = operator.index(seed)
         window = None if window is None else operator.index(window)
         if not 0 <= seed < 2**64:
@@ -138,7 +141,8 @@ class Dataset(DatasetBase):
             return replace(self, seed=seed)
         steps = self.steps
         names = [name for name, _, _ in steps]
-        # Steps that follow one order cannot come before another; a shuffle directly after a shuffle replaces it.
+        # A shuffle may replace the shuffle directly before it, but it cannot follow other steps after an earlier
+        # shuffle.
         is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
         if is_behind or "repeat" in names:
             raise ConfigError(
@@ -151,13 +155,14 @@ class Dataset(DatasetBase):
         return replace(self, seed=seed, requested_window=window, steps=steps)
 
     def local(self) -> Dataset:
-        """The part of a pool's dataset that this node holds, as a dataset of its own.
+        """Return the part of a pool's dataset that this node stores, as a separate dataset.
 
-        Every object is in exactly one node's part. A loader of it without a rank acts as one of the node's ranks.
-        State, length and batches are the node's, and nodes may end after different numbers of batches.
+        Every object is in exactly one node's part. If a loader of this part has no explicit rank, its ranks are the
+        node's ranks. State, length and batches apply to the node's part only, and nodes may end after different numbers
+        of batches.
 
         Raises:
-            ConfigError: This process has no pool context for the dataset, or this node holds none of its objects.
+            ConfigError: This process has no pool context for the dataset, or this node stores none of its objects.
         """
         if self.locality is None:
             raise ConfigError(
@@ -171,7 +176,7 @@ class Dataset(DatasetBase):
             raise ConfigError(f"{self.url}: node {self.locality.node} holds none of its objects", where="scope")
         declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
-            # This node may lack some classes; labels stay those of the whole dataset.
+            # This node may lack some classes, so set the labels of the whole dataset explicitly.
             given = self.classes
             declared = json.dumps({"name": "images", "labels": class_folders.labels(self.source, given)})
         source = _native.Source.restore(json.dumps(listed).encode(), self.source.ignored, declared)
@@ -185,26 +190,27 @@ class Dataset(DatasetBase):
         limit_bytes: int | None = None,
         transcode: node_cache.Transcode = "never",
     ) -> Dataset:
-        """The same dataset with a node cache: objects are kept, as stored, on the node's own disk; `cache(False)`
+        """Return the dataset with a node cache, which stores objects unchanged on the node's own disk. `cache(False)`
         disables it.
 
-        All ranks of a node share one copy, and each object is fetched once. At the limit, the object that is needed
-        last is evicted first. Without this call, a remote dataset is cached if a scratch folder is found and all of it
-        fits.
+        All ranks of a node share one copy, and each object is fetched once. When the cache is full, it evicts the
+        object whose next use is farthest in the future. Without this call, a remote dataset is cached if a scratch
+        folder is found and the whole dataset fits.
 
         Args:
-            folder: Parent of the cache's own folder; by default the scratch folder that is found.
+            folder: Folder in which the cache creates its folder; by default a scratch folder that is detected.
             limit_bytes: Maximum size; by default 9/10 of the free space.
-            transcode: Whether compressed objects are kept in planes, which later epochs read in less time than they
-                decompress: "auto" (if the first objects favour it), "always" or "never". The first epoch costs more, so
-                this pays off from about the twelfth epoch. The samples are the same.
+            transcode: Whether compressed objects are cached as transposed copies (planes), which later epochs read
+                faster than they could decompress the originals: "auto" (if the first objects favour it), "always" or
+                "never". The first epoch costs more, so this pays off from about the twelfth epoch on. The samples are
+                the same.
         """
         return replace(self, requested_cache=node_cache.cache_request(folder, limit_bytes, transcode))
 
     def caches(self) -> list[node_cache.NodeCache | None]:
-        """Node cache of each dataset that this one consists of."""
+        """Return the node cache of each dataset that this one consists of."""
         if self.locality is not None and self.requested_cache == node_cache.AUTO:
-            return [None]  # the pool is the node's cache
+            return [None]  # the pool replaces the node cache
         if not self.indexed:
             if self.requested_cache.is_on:
                 raise ConfigError("cache: the node cache does not support unindexed datasets", where="cache")
@@ -233,7 +239,7 @@ class Dataset(DatasetBase):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of an image dataset's class folders: label i is `classes[i]`.
+        """Names of an image dataset's class folders. Label i means `classes[i]`.
 
         Raises:
             ConfigError: The dataset has no class folders, some images are outside of them, or labels come from a file.
@@ -242,14 +248,16 @@ class Dataset(DatasetBase):
 
     @property
     def class_to_idx(self) -> dict[str, int]:
-        """Label of each class folder, by name. Raises as `classes` does."""
+        """Label of each class folder, by name. Raises the same errors as `classes`."""
         return {name: number for number, name in enumerate(self.classes)}
 
     def schema(self) -> Schema:
-        """Content of the first records, and the default fields derived from it. Reads one object, or its start.
+        """Return the content of the first records, and the default fields derived from it. Reads one object, or its
+        start.
 
-        Looks at up to 100 records. Parts of varying length become `ragged`, and so do numbers that some records lack.
-        Bytes that some records lack get the default `b""`. If later records differ, set the fields with `fields()`.
+        Examines up to 100 records. Parts of varying length become `ragged`, and so do numeric parts that some records
+        lack. Byte parts that some records lack get the default `b""`. If later records differ, set the fields with
+        `fields()`.
         """
         if self._counts.schema is None:
             text, holds, left_out = self.source.schema(dict(env.read()))
@@ -260,7 +268,7 @@ class Dataset(DatasetBase):
         return self._counts.schema
 
     def batch_fields(self) -> dict[str, Any]:
-        """Fields of a batch: those of `fields()`, else those of `schema()`."""
+        """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
         if self.specs:
             partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
             return dict(self.specs)
@@ -269,8 +277,8 @@ class Dataset(DatasetBase):
         return dict(self.schema().specs)
 
     def counted(self) -> _native.Counted:
-        """Record counts from the first source that has them (declared, manifest, indexes, sizes, scan); computed once.
-        A scan is logged before it starts.
+        """Return the record counts from the first source that has them (declared, manifest, indexes, sizes, scan). They
+        are computed once. A scan is logged before it starts.
         """
         if not self.indexed:
             raise ConfigError(
@@ -286,11 +294,13 @@ class Dataset(DatasetBase):
         return self._counts.found
 
     def _scan(self) -> _native.Counted:
-        """Counts by reading every object, logged before it starts. One process per node reads; the others wait."""
+        """Count the records by reading every object, which is logged before it starts. One process per node reads, and
+        the others wait.
+        """
         variables = dict(env.read())
         folder = None if self.format in _NEVER_INDEXED else cache_dirs.record_index_dir(variables)
         with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
-            # The process that held the lock before has written the index.
+            # Another process may have held the lock before this one, and have written the index.
             found = self.source.kept_count(variables, folder) if shared else None
             if found is None:
                 _LOG.warning(
@@ -324,20 +334,20 @@ class Dataset(DatasetBase):
         return found
 
     def _indexed(self) -> _native.Counted | None:
-        """Counts if record positions are known without a scan."""
+        """Return the counts if record positions are known without a scan."""
         found = self._count(None, scans=False)
         return found if found is not None and (found.is_indexed or self.format in _NEVER_INDEXED) else None
 
     def indexed_rung(self) -> str | None:
-        """Source of the record positions; None if the whole dataset must be read once to find them."""
+        """Return the source of the record positions; None if finding them requires reading the whole dataset once."""
         found = self._indexed()
         return None if found is None else found.rung
 
     def index(self) -> _native.Counted:
-        """Read every object that has no index yet, once, and keep its record positions in the cache.
+        """Read each object that has no index yet, and store its record positions in the cache.
 
-        With an index, single records of uncompressed objects are read by range. Indexes of other programs make this
-        unnecessary.
+        With an index, single records of uncompressed objects can be read by range. This call is unnecessary if indexes
+        of other programs exist.
         """
         return self._keep(self._indexed() or self._scan())
 
@@ -361,12 +371,14 @@ class Dataset(DatasetBase):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of names without codec suffix and of record counts: the same for a staged or decompressed copy."""
+        """Hash of the object names (without codec suffix) and the record counts. A staged or decompressed copy has the
+        same hash.
+        """
         return self.counted().fingerprint
 
     @property
     def window(self) -> int:
-        """Number of objects whose samples mix."""
+        """Number of objects whose samples are mixed."""
         if self.seed is None:
             return 1
         return self.counted().window if self.requested_window is None else self.requested_window
@@ -381,26 +393,26 @@ def open(  # noqa: A001 - the verb is the API
     indexes: str | os.PathLike[str] | None = None,
     indexed: bool = True,
 ) -> Dataset:
-    """Open a dataset: lists it once. If no object's name shows the format, reads the first bytes of one object, too.
+    """Open a dataset: list it once. If no object name shows the format, also read the first bytes of one object.
 
     Args:
         url: A folder, one object, or a pattern (`s3://b/train/*.tfrecord.gz`, `train-{000..127}.tar`, `{train,val}/*`).
             A plain path is local, and `~` is the home folder. A list of these in one bucket (or below one local folder)
-            is one dataset: its objects are ordered by name, and each is read once.
+            also forms one dataset: its objects are ordered by name, and each is read once.
         manifest: A manifest file from `penstock index`, used instead of a listing; reads are pinned to its versions.
-        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the objects' names, else
-            from the first bytes of one.
+        format: A name (`"tfrecord"`) or one of `penstock.formats`; by default detected from the object names, otherwise
+            from the first bytes of one object.
         records_per_object: Number of records in every object, if known; by default it is determined.
-        indexes: A folder of indexes of other programs (DALI's `.idx`, wids' `index.json`); by default those beside the
-            objects.
-        indexed: False never counts records: TFRecords and tars are read as streams. Each rank reads whole objects of
-            its own, records mix within 32 MiB of their object, a loader has no length, and ranks may end after
-            different numbers of batches. A state is valid only for the same rank and the same number of ranks.
+        indexes: A folder with index files of other programs (DALI's `.idx`, wids' `index.json`); by default, the files
+            beside the objects are used.
+        indexed: False disables record counts: TFRecords and tars are read as streams. Each rank reads a different set
+            of whole objects, records are mixed within 32 MiB of their object, a loader has no length, and ranks may end
+            after different numbers of batches. A state is valid only for the same rank and the same number of ranks.
     Raises:
         NotFound: No object matches, or an object of a list is missing.
-        Unsupported: The objects' format is not supported; the message names it.
-        ConfigError: An object lies beside its decompressed copy, so that each sample would be read twice.
-        Denied, Unreachable, Throttled: The store refused or did not answer.
+        Unsupported: The format of the objects is not supported; the message contains its name.
+        ConfigError: The folder contains an object and its decompressed copy, so that each sample would be read twice.
+        Denied, Unreachable, Throttled: The store rejected a request or did not respond.
     Warns:
         UserWarning: No format is given, and more objects are ignored than read.
     """
@@ -418,7 +430,8 @@ def open(  # noqa: A001 - the verb is the API
         None if indexes is None else _located(indexes, "indexes"),
     )
     if declared is not None and (declared.labels is not None or declared.classes is not None):
-        # Relative to the listed folder, which is known only now; the dataset is not listed again.
+        # Labels and classes refer to paths below the listed folder, which is known only now. The folder is not listed
+        # again.
         if declared.classes is not None:
             facts = class_folders.labels(source, declared.classes)
         elif declared.labels is not None:
@@ -455,7 +468,7 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
     if is_chosen or source.ignored <= source.objects:
         _LOG.warning("%s: %d objects are ignored: by name they are not %s", source.url, source.ignored, kind)
         return
-    # The folder is probably not the one that the user meant, and a program may hide its log.
+    # Warn, not only log: this is probably not the folder that the user meant, and a program may hide its log.
     warnings.warn(
         f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read, as {kind}; "
         f"{source.ignored:,} of other formats are ignored. Give a pattern (`*.suffix`) or format= to choose.",

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over an epoch: takes batches from the native run, delivers them, and measures the time spent.
 
-Owns the run and its end. The loader decides where an epoch begins; the delivery converts a batch.
+Owns the native run and ends it. The loader decides where an epoch starts, and the `Delivery` converts batches.
 """
-# ruff: noqa: SLF001 - a pass and its loader are one unit of two classes
+# ruff: noqa: SLF001 - Epoch and BaseLoader form one unit and use each other's private members
 
 from __future__ import annotations
 
@@ -30,31 +30,33 @@ Batch = TypeVar("Batch")
 
 
 class Delivery(Generic[Batch]):
-    """Delivery of one pass's batches to the consumer: as a framework's tensors, over the feed's own memory."""
+    """Converts one pass's batches to the consumer's form. This base class returns a framework's tensors over the feed's
+    memory.
+    """
 
     takes_ahead = False
-    """Whether the next batch, if it is ready, is adapted before the consumer works on this one."""
+    """Whether the next batch, if it is ready, is adapted before the consumer works on the current batch."""
 
     def __init__(self, adapt: Callable[[dict[str, Any]], tuple[Batch, float]]) -> None:
         self._adapt = adapt
 
     def adapt(self, tensors: dict[str, Any]) -> tuple[Any, float]:
-        """Convert a batch of native tensors; returns it with the seconds of copies to a device."""
+        """Convert a batch of native tensors. Return it with the seconds spent on copies to a device."""
         return self._adapt(tensors)
 
     def hand_over(self, adapted: Any) -> tuple[Batch, float, float]:
-        """The consumer's form of a batch from `adapt`, with the seconds waited for copies and for the consumer's own
-        work.
+        """Return the consumer's form of a batch from `adapt`, the seconds waited for copies, and the seconds waited for
+        the consumer's own work.
         """
         return adapted, 0.0, 0.0
 
     def end(self) -> None:
-        """Called when the pass is over, from any thread of the process that began it."""
+        """Called when the pass ends, from any thread of the process that started the pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """A batch that was taken from the run and is not delivered yet."""
+    """A batch that was taken from the run but not delivered yet."""
 
     adapted: Any
     rows: int
@@ -63,7 +65,9 @@ class _Taken:
 
 
 class Epoch(Generic[Batch]):
-    """One pass over (the rest of) an epoch. Ends its threads and requests when it is done, dropped or superseded."""
+    """One pass over an epoch, or over the rest of it. Ends its threads and requests when it is complete, dropped or
+    replaced.
+    """
 
     def __init__(
         self, loader: BaseLoader[Batch], feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int
@@ -79,7 +83,7 @@ class Epoch(Generic[Batch]):
         self._before = feed.metrics()
         self._delivery = loader._delivery()
         self._run: _native.Run | MapRun | None = loader._run(feed, epoch, cursor)
-        # The next step's result, taken ahead: a batch, the end or an error.
+        # Result of the next step, taken in advance: a batch, the end or an error.
         self._ahead: Future[_Taken | None] | None = None
         self._left_at = time.perf_counter()
         self._measured.wait_s = self._left_at - self._began
@@ -90,8 +94,8 @@ class Epoch(Generic[Batch]):
     def __next__(self) -> Batch:
         if self._pid != os.getpid():
             self._ahead = None
-            return self._step()  # after a fork: `_step` raises, and the lock may never be released
-        with self._turn:  # threads that share an iterator take turns
+            return self._step()  # after a fork, `_step` raises; the lock might never be released
+        with self._turn:  # serialises threads that share an iterator
             return self._step()
 
     def _raise_if_ended(self) -> None:
@@ -114,12 +118,12 @@ class Epoch(Generic[Batch]):
                     self._take_ahead()
         except BaseException as error:
             if isinstance(error, ConfigError):
-                self._raise_if_ended()  # by another thread, which was closing the run
+                self._raise_if_ended()  # another thread closed the run, which caused the error
             self._measure()
             self.close()
             raise
         if taken is None:
-            self._raise_if_ended()  # by another thread, while this one waited: the epoch is not exhausted
+            self._raise_if_ended()  # another thread ended the pass while this one waited, so the epoch is not exhausted
             self._measure()
             measured.complete = True
             measured.wait_s += time.perf_counter() - called
@@ -127,7 +131,7 @@ class Epoch(Generic[Batch]):
             self.close()
             loader._exhausted(self, self._epoch)
             raise StopIteration
-        self._raise_if_ended()  # by another thread, which has moved the loader to another position
+        self._raise_if_ended()  # another thread moved the loader to a different position
         measured.samples += taken.rows
         measured.bytes_out += taken.bytes_out
         measured.batches += 1
@@ -156,7 +160,9 @@ class Epoch(Generic[Batch]):
         return _Taken(adapted, rows, cursor, bytes_out)
 
     def _take_ahead(self) -> None:
-        """Take the batch after the delivered one if it is ready; an error is raised only at its own step."""
+        """Take the batch after the delivered one if it is ready. An error is stored, and raised when that batch is
+        requested.
+        """
         run, ahead = self._run, Future[_Taken | None]()
         try:
             if run is None or not run.is_ready():
@@ -167,7 +173,7 @@ class Epoch(Generic[Batch]):
         self._ahead = ahead if self._run is not None else None
 
     def measure(self) -> None:
-        """Update the pass's measurements; while a thread waits for a batch, they are those of the last one."""
+        """Update the pass's measurements. If a thread currently waits for a batch, they stay as of the last batch."""
         if self._pid == os.getpid() and self._turn.acquire(blocking=False):
             try:
                 self._measure()
@@ -175,7 +181,7 @@ class Epoch(Generic[Batch]):
                 self._turn.release()
 
     def _measure(self) -> None:
-        """Copy the native side's times and counters into the pass's measurements."""
+        """Copy the times and counters of the native run into the pass's measurements."""
         if self._run is not None and self._pid == os.getpid():
             self._measured.timing = self._run.timing()
             self._measured.error_counts = self._run.error_counts()
@@ -183,14 +189,14 @@ class Epoch(Generic[Batch]):
             self._measured.counters = {name: after[name] - self._before[name] for name in after}
 
     def end(self, why: str) -> None:
-        """End the pass; the next step raises an error with this reason."""
+        """End the pass. The next step raises an error that contains `why`."""
         if self._run is not None:
             self.measure()
             self._why = why
             self.close()
 
     def close(self) -> None:
-        """End threads and requests."""
+        """End the threads and requests of the pass."""
         if self._run is not None:
             run, self._run, self._ahead = self._run, None, None
             try:
@@ -206,7 +212,7 @@ class Epoch(Generic[Batch]):
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """The error without tracebacks: frames of it and of its causes would keep the pass alive."""
+    """Remove the tracebacks of an error and of its causes, because their frames would keep the pass alive."""
     of: BaseException | None = error
     while of is not None:
         of.__traceback__ = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kinds of field that a batch can contain, and how they are made from a record's parts. Plain data; reads nothing."""
+"""Kinds of fields that a batch can contain, and how they are made from a record's parts. Plain data; reads nothing."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """Base of all kinds of field: the names of the parts that one may be read from."""
+    """Base class of all field kinds. `parts` are the names of the record parts that a field can be read from."""
 
     def of(self, names: str) -> Self:
-        """The same field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
+        """Return the field, read from the first of these parts that a record has: `.of("jpg;jpeg;png")`.
 
-        Without this call, a field is read from the part with its own name.
+        Without this call, a field is read from the part that has the field's name.
         """
         parts = tuple(name for name in names.split(";") if name)
         if not parts:
@@ -66,13 +66,13 @@ class FieldSpec:
         return replace(self, parts=parts)  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
-        """The field as the core reads it."""
+        """Return the field in the form that the core reads."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec(FieldSpec):
-    """Element type (NumPy's name) and shape of one field of one sample, C order; the same in every sample."""
+    """Field of fixed element type (NumPy's name) and shape, which are the same in every sample. C order."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -89,7 +89,7 @@ class TensorSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RaggedSpec(FieldSpec):
-    """Any number of items per sample, each of this element type and shape."""
+    """Field with any number of items per sample. Each item has this element type and shape."""
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class RaggedSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawSpec(FieldSpec):
-    """The stored bytes, unchanged."""
+    """Field of stored bytes, unchanged."""
 
     parts: tuple[str, ...] = ()
     default: bytes | None = None
@@ -119,7 +119,7 @@ class RawSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class RawListSpec(FieldSpec):
-    """Any number of byte strings per sample, each unchanged."""
+    """Field with any number of byte strings per sample, each unchanged."""
 
     parts: tuple[str, ...] = ()
 
@@ -132,7 +132,7 @@ class RawListSpec(FieldSpec):
 
 @dataclass(frozen=True, slots=True)
 class ImageSpec(FieldSpec):
-    """An image, decoded, cropped, resized, flipped and normalised. Made by `penstock.image`."""
+    """Image field: decoded, cropped, resized, flipped and normalised. Created by `penstock.image`."""
 
     height: int
     width: int
@@ -174,7 +174,8 @@ class ImageSpec(FieldSpec):
 
 
 def _dtype(dtype: object) -> str:
-    # `numpy.int16` is a class of that name, `torch.int16` prints as its name: neither library is imported here.
+    # `numpy.int16` is a class with that name, and `torch.int16` prints as its name. Neither library needs to be
+    # imported here.
     return dtype.__name__ if isinstance(dtype, type) else str(dtype).removeprefix("torch.")
 
 
@@ -195,7 +196,7 @@ def _or(default: object) -> str:
 
 
 def _packed(dtype: str, value: float) -> bytes:
-    """Bytes of one element, little-endian."""
+    """Convert a value to the little-endian bytes of one element."""
     try:
         if dtype != "bool" or value in (0, 1):
             return struct.pack(f"<{_FORMATS[dtype]}", value)
@@ -205,14 +206,15 @@ def _packed(dtype: str, value: float) -> bytes:
 
 
 def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | None = None) -> TensorSpec:
-    """A field of fixed type and shape: `tensor("int16", (128, 128, 128, 4))`. NumPy and torch dtypes are accepted, too.
+    """Create a field of fixed type and shape: `tensor("int16", (128, 128, 128, 4))`. Also accepts NumPy and torch
+    dtypes.
 
     Args:
         default: Value of every element if the sample has no value: a feature that is missing or empty in a tf.Example
             (as with `FixedLenFeature(default_value=)`), a member that is missing in a tar, or a null.
     Raises:
-        ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. The loader
-            refuses an unknown dtype.
+        ConfigError: A dimension is not an integer of at least 0, or the default is not a value of dtype. The loader,
+            not this function, rejects an unknown dtype.
     """
     spec = TensorSpec(_dtype(dtype), _shape(shape), default=default)
     spec.to_dict()
@@ -220,7 +222,7 @@ def tensor(dtype: object, shape: Sequence[SupportsIndex], *, default: float | No
 
 
 def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
-    """A field of any number of items per sample, each of this type and shape; in batches a `Ragged(values, offsets)`.
+    """Create a field of any number of items per sample, each of this type and shape. Batches contain a `Ragged`.
 
     A sample without a value (a missing feature of a tf.Example, a missing member of a tar, a null) has no items.
 
@@ -234,7 +236,7 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
 
 
 def raw(*, default: bytes | None = None) -> RawSpec:
-    """A field of stored bytes: one `bytes` per sample, in batches a list of them.
+    """Create a field of stored bytes: one `bytes` object per sample, and a list of these in batches.
 
     Args:
         default: Value if the sample has none, as in `tensor`.
@@ -247,10 +249,10 @@ def raw(*, default: bytes | None = None) -> RawSpec:
 
 
 def raw_list() -> RawListSpec:
-    """A field of any number of byte strings: a list of `bytes` per sample, in batches a list of such lists.
+    """Create a field of any number of byte strings: a list of `bytes` per sample, and a list of such lists in batches.
 
     It reads Parquet's lists of strings or binaries, the `bytes_list` of a tf.Example, and a feature list of a
-    tf.SequenceExample whose steps hold one byte string each.
+    tf.SequenceExample whose steps contain one byte string each.
     """
     return RawListSpec()
 
@@ -273,10 +275,10 @@ def image(
     max_pixels: int = MAX_PIXELS,
     exact: bool = False,
 ) -> ImageSpec:
-    """A field of images (JPEG, PNG), decoded in the feed's threads directly into the batch.
+    """Create a field of images (JPEG, PNG), which the feed's threads decode directly into the batch.
 
-    Random crops and flips are a pure function of the seed, the epoch and the sample's position: the same on any number
-    of ranks.
+    Random crops and flips are a pure function of the seed, the epoch and the sample's position. They are the same on
+    any number of ranks.
 
     Args:
         height, width: Size of the sample in pixels; `width` defaults to `height`.
@@ -286,12 +288,13 @@ def image(
         dtype: `uint8`, or `float32` with (value / 255 - mean) / std.
         layout: `HWC` or `CHW`.
         mean, std: One value for each of the three channels; for float32.
-        orient: Turn images by their EXIF orientation (torchvision and Pillow do not by default).
-        max_pixels: Maximum of an image's pixels; a larger one is `Corrupt`.
-        exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU. Otherwise a
-            JPEG that is at least twice the sample's size is decoded at 1/2, 1/4 or 1/8 first, which differs more.
+        orient: Rotate images according to their EXIF orientation (torchvision and Pillow do not, by default).
+        max_pixels: Maximum number of pixels in an image; a larger image is `Corrupt`.
+        exact: Decode JPEGs at full size, then resize: within 2 levels of Pillow and torchvision, at more CPU.
+            Otherwise, a JPEG that is at least twice the sample's size is first decoded at 1/2, 1/4 or 1/8 scale, which
+            differs more.
     Raises:
-        ConfigError: A size is missing, or mean or std does not have three values. The loader refuses other invalid
+        ConfigError: A size is missing, or mean or std does not have three values. The loader rejects other invalid
             values.
     """
     height, width = operator.index(height), operator.index(height if width is None else width)
@@ -323,12 +326,12 @@ def image(
 
 
 def to_json(specs: Iterable[tuple[str, FieldSpec]]) -> str:
-    """Fields as the core reads them."""
+    """Convert fields to JSON for the core."""
     return json.dumps([{"name": name, **spec.to_dict()} for name, spec in specs])
 
 
 def from_json(text: str) -> tuple[tuple[str, FieldSpec], ...]:
-    """Fields from the core's JSON."""
+    """Convert the core's JSON to fields."""
 
     def spec(spec_dict: dict[str, Any]) -> FieldSpec:
         parts = tuple(spec_dict["of"])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats for `penstock.open(url, format=...)`, for facts that names and contents do not show.
+"""Formats for `penstock.open(url, format=...)`, for properties that names and contents of objects do not show.
 
-Each function returns a `Format`. A function's name as a string means the format without arguments.
+Each function returns a `Format`. The name of a function, given as a string, means the format without arguments.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class LabelFile:
-    """A file that contains the labels of other files, and its columns."""
+    """A file that contains the labels of other files, and the columns to read from it."""
 
     place: str
     key: str
@@ -46,7 +46,7 @@ class LabelFile:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A format and its facts."""
+    """A format and its properties."""
 
     name: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -54,15 +54,15 @@ class Format:
     classes: tuple[str, ...] | None = None
 
     def to_json(self) -> str:
-        """The format as the core reads it."""
+        """Convert the format to JSON for the core."""
         return json.dumps({"name": self.name, **self.facts})
 
 
 def tfrecord(*, compression: str | None = None) -> Format:
-    """TFRecords of tf.Example or tf.SequenceExample; parts are the features.
+    """TFRecords of tf.Example or tf.SequenceExample. The parts of a record are its features.
 
     Args:
-        compression: `gzip`, `zstd` or `lz4`: compression of objects whose names have no such suffix, as
+        compression: Compression (`gzip`, `zstd` or `lz4`) of objects whose names lack the suffix for it, as
             `tf.io.TFRecordWriter(path, "GZIP")` writes them.
     Raises:
         ConfigError: The compression is not one of these.
@@ -73,12 +73,12 @@ def tfrecord(*, compression: str | None = None) -> Format:
 
 
 def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
-    """Records of fixed size: these columns, one after another, after a header.
+    """Records of fixed size, after a header. Each record consists of these columns, one after another.
 
     CIFAR-10's binary version is `fixed(label=tensor("uint8", ()), image=tensor("uint8", (3, 32, 32)))`.
 
     Args:
-        header_bytes: Bytes of each object before its first record.
+        header_bytes: Number of bytes in each object before its first record.
     Raises:
         ConfigError: The columns are missing, or one is not a `penstock.tensor(dtype, shape)`.
     """
@@ -94,14 +94,15 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
 
 
 def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, header_bytes: int = 0) -> Format:
-    """A flat file of tokens (nanoGPT's and Megatron's `.bin`), read as windows; one part, `tokens`.
+    """A flat file of tokens (nanoGPT's and Megatron's `.bin`), read as windows. A record has one part, `tokens`.
 
     Args:
-        length: Tokens in a window. For targets that are the inputs shifted by one, set it to the context length plus
-            one, and `stride` to the context length.
-        dtype: Stored type of a token.
-        stride: Tokens from one window's start to the next; by default `length`, so that windows do not overlap.
-        header_bytes: Bytes before the first token.
+        length: Number of tokens in a window. If targets are the inputs shifted by one, set it to the context length
+            plus one, and `stride` to the context length.
+        dtype: Stored element type of a token.
+        stride: Number of tokens from one window's start to the next; by default `length`, so that windows do not
+            overlap.
+        header_bytes: Number of bytes before the first token.
     """
     step = length if stride is None else stride
     if length < 1 or step < 1:
@@ -112,20 +113,22 @@ def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, hea
 
 
 def tar() -> Format:
-    """WebDataset: tar archives. Consecutive members with one key are a record; its parts are the members, by extension.
+    """WebDataset (tar archives). Consecutive members with one key form a record. Its parts are the members, by
+    extension.
 
-    `.cls`, `.index` and similar are numbers as text, `.npy` is an array, all others are bytes; `__key__` is the key.
+    `.cls`, `.index` and similar members are numbers as text, `.npy` is an array, and all others are bytes. `__key__` is
+    the key.
     """
     return Format("tar")
 
 
 def mds() -> Format:
-    """MosaicML's MDS: shards described by an `index.json` beside them; parts are the columns."""
+    """MosaicML's MDS: shards described by an `index.json` in the same folder. The parts of a record are the columns."""
     return Format("mds")
 
 
 def npy(*, rows: bool = False) -> Format:
-    """NumPy arrays, one per object; one part, `array`.
+    """NumPy arrays, one per object. A record has one part, `array`.
 
     Args:
         rows: Make each row of an array (along its first axis) a record, instead of the whole array.
@@ -134,15 +137,15 @@ def npy(*, rows: bool = False) -> Format:
 
 
 def npz() -> Format:
-    """NumPy archives: each is one record, its parts are its arrays by name."""
+    """NumPy archives. Each archive is one record, and its parts are its arrays by name."""
     return Format("npz")
 
 
 def parquet() -> Format:
-    """Parquet: rows are the records, parts are the columns by their paths (`image.bytes`).
+    """Parquet. Rows are the records, and their parts are the columns by path (`image.bytes`).
 
-    Numbers are tensors. Lists are ragged, or tensors if all have the same length. Strings and binaries are raw bytes or
-    images. Files are fetched whole, and only the columns of fields are decoded.
+    Numbers become tensors. Lists become ragged fields, or tensors if all have the same length. Strings and binaries
+    become raw bytes or images. Files are fetched whole, but only the columns that fields use are decoded.
     """
     return Format("parquet")
 
@@ -154,21 +157,21 @@ def images(
     label: str = "label",
     classes: Sequence[str] | None = None,
 ) -> Format:
-    """Image files (JPEG, PNG), one record each. Parts are `image`, `label` and `__key__`.
+    """Image files (JPEG, PNG), each of which is one record. Its parts are `image`, `label` and `__key__`.
 
-    If every file lies in a class folder, the label is the folder's number, in the order of names. Otherwise labels come
-    from a file, which is read once when the dataset is opened. Every image must be in that file.
+    If every file is in a class folder, the label is the index of the folder, in name order. Otherwise, labels come from
+    a file, which is read once when the dataset is opened. That file must list every image.
 
     Args:
         labels: A CSV file with a header, or a Parquet file: a path below the dataset's folder, an absolute path, or a
             URL.
         key: Column with the images' paths below the dataset's folder.
         label: Column with the labels: integers, floats, or text (which `penstock.raw()` reads).
-        classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them: a validation
-            folder that lacks some classes then has the labels of the training set.
+        classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them. With the
+            training set's classes, a validation folder that lacks some classes still gets the same labels.
     Raises:
-        ConfigError: Labels and classes together, or classes that are not a list of different names. `open` raises it if a
-            class folder is not among the classes.
+        ConfigError: Both labels and classes are given, or classes is not a list of different names. `open` also raises
+            it if a class folder is not in classes.
     """
     if classes is None:
         return Format("images", labels=None if labels is None else LabelFile(os.fsdecode(labels), key, label))
@@ -185,22 +188,23 @@ def images(
 
 
 def zarr(*arrays: str) -> Format:
-    """Zarr, versions 2 and 3: sample i is index i along the first axis. Parts are the arrays by name; a single array's
-    part is `array`.
+    """Zarr, versions 2 and 3. Sample i is index i along the first axis. The parts are the arrays by name; a single
+    array is the part `array`.
 
     Args:
-        arrays: Names of arrays in a group; by default all. They must have the same number of rows.
+        arrays: Names of the arrays to read from a group; by default all. They must have the same number of rows.
     """
     return Format("zarr", {"arrays": list(arrays)})
 
 
 def hdf5(*datasets: str) -> Format:
-    """Datasets of HDF5 files, chunked or not: sample i is index i along the first axis; parts are the datasets by name.
+    """HDF5 datasets, chunked or contiguous. Sample i is index i along the first axis. The parts are the datasets by
+    name.
 
-    h5py reads the chunk positions when the dataset is opened; it does not read the samples.
+    h5py reads only the chunk positions, when the dataset is opened. The core reads the samples.
 
     Args:
-        datasets: Their paths in each file (`"/images"`). They must have the same number of rows.
+        datasets: Paths of the datasets in each file (`"/images"`). They must have the same number of rows.
     Raises:
         ConfigError: No dataset is named.
     """
@@ -228,7 +232,7 @@ _PLAIN = {
 
 
 def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the argument's name is the API
-    """The `Format` of an argument; None to detect it."""
+    """Convert an argument to a `Format`; None means that the format must be detected."""
     if format is None or isinstance(format, Format):
         return format
     made = _PLAIN.get(format)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunk tables of HDF5 datasets, read by h5py: shapes, filters and chunk offsets, no sample."""
+"""Reads the chunk tables of HDF5 datasets with h5py: shapes, filters and chunk offsets, but no samples."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ __all__ = ["chunk_table", "read", "with_file"]
 
 T = TypeVar("T")
 
-# Chunks of all files. Each takes about 100 bytes while the dataset is open.
+# Maximum number of chunks in all files. Each chunk takes about 100 bytes of memory while the dataset is open.
 _MAX_CHUNKS = 1 << 22
 
-# Bytes per read of a file: chunk tables are mostly contiguous.
+# Read-ahead size in bytes. Chunk tables are mostly contiguous, so a large read saves requests.
 _READ_AHEAD = 256 << 10
 
-# Exceptions that h5py raises for a damaged file; they depend on the call that meets the damage.
+# Exceptions that h5py raises for a damaged file. Which one depends on the h5py call that reads the damaged part.
 _DAMAGE = (OSError, RuntimeError, KeyError, IndexError, TypeError, ValueError, ArithmeticError, MemoryError)
 
 
 def read(source: _native.Source, declared: Format) -> Format:
-    """The format with the chunk tables of every file of `source`.
+    """Return the format with the chunk tables of all files of `source`.
 
     Raises:
         MissingPackage: h5py is not installed.
         ConfigError: A dataset is missing.
-        Corrupt: A file is not HDF5, or is damaged where h5py reads it; the message quotes h5py's.
-        Unsupported: The layout or element type is not plain numbers in chunks or in one piece.
+        Corrupt: A file is not HDF5, or the part that h5py reads is damaged; the message quotes h5py's message.
+        Unsupported: The dataset does not contain plain numbers, or its layout is neither chunked nor contiguous.
     """
     require("format hdf5", "hdf5")
     objects = _native.Files(source.url, dict(env.read()))
@@ -63,14 +63,14 @@ def _tables(names: list[str], place: str, file: Any) -> list[dict[str, Any]]:
 
 
 def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Callable[[Any], T]) -> T:
-    """Result of `work` for the open `h5py.File` of an object.
+    """Open an object as an `h5py.File`, and return the result of `work` on it.
 
     Args:
         entry: Object of a listing: `key`, `size` and, if it has one, `version`.
         place: URL of the object, for errors.
 
     Raises:
-        Corrupt: The object is not HDF5, or is damaged where h5py reads it; the message quotes h5py's.
+        Corrupt: The object is not HDF5, or the part that h5py reads is damaged; the message quotes h5py's message.
         Unsupported: The file has a user block.
     """
     import h5py  # type: ignore[import-untyped]
@@ -91,20 +91,20 @@ def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Cal
         except PenstockError as error:
             failed = error
         except _DAMAGE as error:
-            # h5py may replace a store's error with its own message.
+            # h5py may replace the store's error with a message of its own, so prefer the store's error.
             failed = content.error or Corrupt(
                 f"{place} cannot be read as HDF5: {type(error).__name__}: {error}",
                 where=place,
                 hint="fetch the object again, or compare it with its source",
             )
-    # Raised here, not above: h5py's frames hold handles that HDF5 frees at exit, after Python has ended, and that
-    # crashes. An uncaught error keeps its own frames and those of its context until exit.
+    # Raise here, without context: h5py's frames have handles that HDF5 frees at exit, after Python has ended, which
+    # crashes. An uncaught error would keep its own frames and those of its context alive until exit.
     failed.__context__ = None
     raise failed.with_traceback(None)
 
 
 class _Object(io.RawIOBase):
-    """An object of the listing, at its pinned version, as a seekable file for h5py."""
+    """A listed object at its pinned version, as a seekable file for h5py."""
 
     def __init__(self, files: _native.Files, entry: dict[str, Any]) -> None:
         self._files, self._entry, self._at = files, entry, 0
@@ -136,11 +136,12 @@ class _Object(io.RawIOBase):
 
 
 def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
-    """Chunks of the dataset `name` of an open `h5py.File`: their positions, filters, fill value and type.
+    """Return the chunk table of the dataset `name` in an open `h5py.File`: chunk positions, filters, fill value and
+    type.
 
     Raises:
-        ConfigError: There is no such dataset.
-        Unsupported: Its layout or element type is not plain numbers in chunks or in one piece.
+        ConfigError: The dataset does not exist.
+        Unsupported: The dataset does not contain plain numbers, or its layout is neither chunked nor contiguous.
     """
     import h5py
 
@@ -196,7 +197,9 @@ def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
 
 
 def _fill(h5py: Any, plist: Any, found: Any) -> list[int]:
-    """The fill value's bytes, little-endian: zeros if the file does not define it, as in files of HDF5 1.4."""
+    """Return the fill value as little-endian bytes. It is zero if the file does not define one, as in files of HDF5
+    1.4.
+    """
     if plist.fill_value_defined() == h5py.h5d.FILL_VALUE_UNDEFINED:
         return [0] * found.dtype.itemsize
     return list(found.fillvalue.astype(found.dtype.newbyteorder("<")).tobytes())

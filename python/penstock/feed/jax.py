@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches as global JAX arrays, sharded by a `NamedSharding`. The only module of the feed that imports jax.
+"""Loader that yields global JAX arrays, sharded by a `NamedSharding`. The only module of the feed that imports jax.
 
-Each process reads only the rows of its own devices: a JAX process corresponds to a rank in torch.
+Each process reads only the rows of its own devices. A JAX process therefore corresponds to a rank in torch.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Loader"]
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Iterates dicts of `jax.Array`, for fields of fixed shape. Without a sharding, arrays are on the default device.
-    With one, each is a global array of `global_batch` rows, split along the first axis by the sharding, and each
+    """Loader that yields dicts of `jax.Array`, for fields of fixed shape. Without a sharding, arrays are on the default
+    device. With a sharding, each array is global with `global_batch` rows, is split along the first axis, and each
     process reads its part.
 
     Unless JAX's x64 mode is on, 64-bit fields become 32-bit: float64 is rounded to float32, and a value that is out of
@@ -37,8 +37,8 @@ class Loader(BaseLoader[dict[str, Any]]):
 
         Args:
             sharding: A `jax.sharding.NamedSharding` that splits the first axis (`P("data")`). All batches are full:
-                `tail` is `drop` by default, or `pad`. Processes must hold contiguous and equal parts in the order of
-                their numbers, as `jax.make_mesh` arranges them.
+                `tail` is `drop` by default, or `pad`. The processes' parts must be contiguous, of equal size, and in
+                the order of the process numbers, as `jax.make_mesh` arranges them.
         """
         if sharding is not None:
             arguments.setdefault("tail", "drop")
@@ -55,7 +55,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return int(jax.process_index()), int(jax.process_count())
 
     def _check(self) -> None:
-        """Check that the rows of this process's devices are the rows that this rank reads."""
+        """Check that this process's devices need exactly the rows that this rank reads."""
         rows = self._cut(1).devices_indices_map((self.global_batch,))
         mine = [rows[device][0].indices(self.global_batch)[:2] for device in self.sharding.addressable_devices]
         have = min(start for start, _ in mine), max(stop for _, stop in mine)
@@ -72,7 +72,7 @@ class Loader(BaseLoader[dict[str, Any]]):
             )
 
     def _prepare(self) -> None:
-        if self.dataset.map_steps:  # the output of functions is known only per batch
+        if self.dataset.map_steps:  # the outputs of functions are known only from the batches
             return
         for name, spec in self.dataset.batch_fields().items():
             if not isinstance(spec, (TensorSpec, ImageSpec)):
@@ -99,7 +99,9 @@ class Loader(BaseLoader[dict[str, Any]]):
         return jax.make_array_from_callback(shape, self._cut(len(shape)), part)
 
     def _cut(self, sides: int) -> Any:
-        """The sharding for an array with this many dimensions; dimensions that it does not name are not split."""
+        """Return the sharding for an array with this many dimensions. Dimensions that the sharding does not mention are
+        not split.
+        """
         spec = tuple(self.sharding.spec)[:sides]
         return jax.sharding.NamedSharding(self.sharding.mesh, jax.sharding.PartitionSpec(*spec))
 
@@ -113,7 +115,7 @@ def _no_array(name: str, kind: str) -> ConfigError:
 
 
 def _in_range(name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The rows, if every value fits the type to which JAX converts them.
+    """Return the rows if every value fits the type to which JAX converts them.
 
     Raises:
         ConfigError: A value does not fit; the message contains it.
@@ -122,7 +124,7 @@ def _in_range(name: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if kept == rows.dtype or rows.size == 0:
         return rows
     limits: Any = np.finfo(kept) if rows.dtype.kind == "f" else np.iinfo(kept)
-    # NaN compares false, and infinities stay what they are.
+    # NaN is never out of range, because its comparisons are false. Infinities are excluded, because they stay infinite.
     bad = ((rows < limits.min) | (rows > limits.max)) & np.isfinite(rows)
     if bad.any():
         raise ConfigError(

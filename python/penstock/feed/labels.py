@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Label files beside images, read once when the dataset is opened: CSV by its header, or Parquet by its columns."""
+"""Reads a label file for images once, when the dataset is opened: CSV with a header, or columns of a Parquet file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-_MAX_BYTES = 256 << 20  # about a hundred bytes each for the labels of ImageNet-21k
+_MAX_BYTES = 256 << 20  # the labels of ImageNet-21k, at about a hundred bytes each
 
 
 def read(
     requested: LabelFile, folder: str, env: Mapping[str, str], open_table: Callable[[str], Dataset]
 ) -> dict[str, Any]:
-    """Facts of a format whose labels `requested` describes; a relative path is below `folder`. `open_table` opens a
-    Parquet file.
+    """Read the labels that `requested` describes, as properties of the image format. A relative path is below `folder`.
+    `open_table` opens a Parquet file.
     """
     place = requested.place if "://" in requested.place or requested.place.startswith("/") else folder + requested.place
     parent, _, name = place.rpartition("/")
@@ -72,7 +72,7 @@ def _csv(content: bytes, requested: LabelFile, place: str) -> tuple[list[str], d
 
 
 def _typed(texts: list[str]) -> dict[str, Any]:
-    """Integers if all texts are, else floats, else text."""
+    """Convert texts to integers if all are integers, otherwise to floats if possible; otherwise leave them as texts."""
     try:
         ints = [int(text) for text in texts]
         if all(-(2**63) <= value < 2**63 for value in ints):

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loader: epochs, cursors, ranks and state over the native feed; batches as NumPy arrays that share its memory.
+"""Loader: manages epochs, cursors, ranks and state over the native feed. Batches are NumPy arrays that share its
+memory.
 
-Decides when an epoch begins, where it resumes and what a state contains. Threads and requests exist only while an
-iterator does, and belong to the process that iterates: a loader may be created before a fork and used after it.
+Decides when an epoch starts, where it resumes and what a state contains. Threads and requests exist only while an
+iterator exists, and belong to the process that iterates. A loader may therefore be created before a fork and used after
+it.
 """
 
 from __future__ import annotations
@@ -47,15 +49,15 @@ Batch = TypeVar("Batch")
 
 
 def _whole(value: int | None) -> int | None:
-    """Any integer (also NumPy's) as a plain int; raises TypeError for a float or a text."""
+    """Convert any integer (also NumPy's) to a plain int. Raises TypeError for a float or a text."""
     return None if value is None else operator.index(value)
 
 
 def epoch_number(epoch: int) -> int:
-    """An epoch number as a plain int.
+    """Convert an epoch number to a plain int.
 
     Raises:
-        ConfigError: It is negative, or does not fit 63 bits.
+        ConfigError: The number is negative, or does not fit into 63 bits.
     """
     epoch = operator.index(epoch)
     if not 0 <= epoch < 2**63:
@@ -79,7 +81,9 @@ def _in_data_worker() -> bool:
 
 
 class BaseLoader(Generic[Batch]):
-    """Base of the loaders of all frameworks; `_adapt` converts a dict of native tensors into the framework's batch."""
+    """Base class of the loaders of all frameworks. `_adapt` converts a dict of native tensors into the framework's
+    batch.
+    """
 
     @renamed_parameters({"next_epoch": "prefetch_next_epoch", "deadline_s": "object_timeout_s"})
     def __init__(
@@ -99,28 +103,30 @@ class BaseLoader(Generic[Batch]):
         on_error: str = "raise",
         prefetch_next_epoch: bool = True,
     ) -> None:
-        """A loader of one rank.
+        """Create the loader of one rank.
 
         Args:
             dataset: From `penstock.open(url).fields(...)`, shuffled or not.
-            batch_size: Samples in this rank's batch; the global batch is `world` times as large.
-            global_batch: Samples in a batch over all ranks; the ranks' slices differ by at most one.
+            batch_size: Number of samples in this rank's batch; the global batch is `world` times as large.
+            global_batch: Number of samples in a batch over all ranks; the ranks' slices differ by at most one sample.
             rank, world: Rank of this process and number of ranks; by default from the process group or the launcher's
                 variables.
-            tail: The epoch's last batch: `ragged` (the default: every sample once; the last batch is smaller, and
-                slices may be empty), `drop` (full batches only) or `pad` (the last batch repeats the epoch's first
-                samples; a field `weight`, float32, is 1 for a sample and 0 for a repeat).
-            memory_bytes: Memory limit of all data in flight; by default 1 GiB, or twice the required minimum if that is
-                more. Delivered batches belong to the consumer and are not counted.
-            max_in_flight: Maximum number of concurrent requests. For local files, 32 MiB in total.
-            read_ahead: Batches in preparation besides the next; by default enough to keep these requests busy.
+            tail: Handling of the epoch's last batch: `ragged` (the default: each sample occurs once; the last batch is
+                smaller, and slices may be empty), `drop` (full batches only) or `pad` (the last batch repeats the
+                epoch's first samples; a field `weight`, float32, is 1 for a sample and 0 for a repeat).
+            memory_bytes: Memory limit for all data in flight; by default 1 GiB, or twice the required minimum if that
+                is more. Delivered batches belong to the consumer and do not count.
+            max_in_flight: Maximum number of concurrent requests. For local files, the limit is 32 MiB in total instead.
+            read_ahead: Number of batches to prepare in addition to the next; by default enough for `max_in_flight`
+                requests.
             threads: Decoding threads; by default one per core.
             object_timeout_s: Maximum seconds for one object, including retries and back-off.
             on_error: Action for a sample whose bytes are damaged or do not match the fields: `raise` at its batch,
-                `skip` (its row is left out; with `tail="pad"` it stays, zeros of weight 0; refused with `tail="drop"`)
-                or `substitute` (the object's next record, or the next object's). Counted in the report.
-            prefetch_next_epoch: While an epoch ends, fetch the first objects of the next, at most a sixteenth of what this one has
-                read. False for a loader that makes one pass.
+                `skip` (its row is omitted; with `tail="pad"`, it is zeros with weight 0; not allowed with
+                `tail="drop"`) or `substitute` (the next record of the same or the next object replaces it). Counted in
+                the report.
+            prefetch_next_epoch: Near the end of an epoch, fetch the first objects of the next epoch, up to a sixteenth
+                of the bytes that this epoch has read. Set it to False for a loader that makes only one pass.
         Raises:
             ConfigError: An argument is invalid.
             BudgetExceeded: `memory_bytes` is below the required minimum; raised at the first iteration.
@@ -143,7 +149,7 @@ class BaseLoader(Generic[Batch]):
             )
         batch_size, global_batch, rank, world = map(_whole, (batch_size, global_batch, rank, world))
         memory_bytes, read_ahead, threads = map(_whole, (memory_bytes, read_ahead, threads))
-        # The ranks that share this node's disk; None if unknown.
+        # Range of the ranks that share this node's disk; None if unknown.
         self._node: tuple[int, int] | None = None
         if (rank is None) != (world is None):
             raise ConfigError("rank: give both rank and world, or neither", where="rank")
@@ -151,7 +157,7 @@ class BaseLoader(Generic[Batch]):
             rank, world = self._place()
             found = ranks.detect(env.read())
             if dataset.is_local:
-                # The node's ranks share the node's part; launchers number ranks node by node.
+                # The ranks of a node share the node's part. Launchers number ranks node by node.
                 first, end = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
                 rank, world = rank - first, end - first
             if (found.rank, found.world) == (rank, world):
@@ -176,7 +182,7 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(
                 f"object_timeout_s: {object_timeout_s} is not a duration in seconds", where="object_timeout_s"
             )
-        # The document that the core reads.
+        # Settings in the form that the core reads.
         self._settings: dict[str, Any] = {
             "memory_bytes": memory_bytes,
             "max_in_flight": max_in_flight,
@@ -188,9 +194,9 @@ class BaseLoader(Generic[Batch]):
         }
         self._epoch = 0
         self._cursor = 0
-        # Start of the next iterator: 0, or once the cursor from `load_state_dict`.
+        # Cursor at which the next iterator starts: 0, or (once) the cursor from `load_state_dict`.
         self._resume = 0
-        # Whether the caller has chosen the next epoch, and whether the warning about a repeated one was given.
+        # Whether the caller has chosen the next epoch, and whether the warning about a repeated epoch was given.
         self._is_chosen = self._has_warned = False
         self._feed: tuple[int, _native.Feed | _native.UnindexedFeed] | None = None
         self._worker_pool: WorkerPool | None = None
@@ -198,27 +204,27 @@ class BaseLoader(Generic[Batch]):
         self._measured = reporting.EpochMeasurements()
 
     def _place(self) -> tuple[int, int]:
-        """Rank and world when none is given."""
+        """Return rank and world for a loader without explicit ones."""
         found = ranks.detect(env.read())
         return found.rank, found.world
 
     def _default_tail(self, on_error: str) -> str:  # noqa: ARG002 - for adapters that choose by it
-        """The default for the epoch's last batch."""
+        """Return the default handling of the epoch's last batch."""
         return "ragged"
 
     def _prepare(self) -> None:
-        """Import modules before the first batch, which would otherwise wait for them."""
+        """Import modules before the first batch, so that it does not wait for them."""
 
     def _adapt(self, tensors: dict[str, Any]) -> tuple[Batch, float]:
-        """The framework's batch, and the seconds that copies to a device took."""
+        """Return the framework's batch, and the seconds that copies to a device took."""
         raise NotImplementedError
 
     def _delivery(self) -> Delivery[Batch]:
-        """Delivery of a pass's batches to the consumer."""
+        """Return the object that delivers one pass's batches to the consumer."""
         return Delivery(self._adapt)
 
     def _device_name(self) -> str | None:
-        """Name of the device that batches are copied to; None if they stay in the feed's own memory."""
+        """Name of the device that batches are copied to; None if they stay in the feed's memory."""
         return None
 
     def __repr__(self) -> str:
@@ -233,8 +239,8 @@ class BaseLoader(Generic[Batch]):
         )
 
     def __len__(self) -> int:
-        """Number of batches in a whole epoch, the same on every rank; an iterator that resumes from a state yields
-        fewer.
+        """Number of batches in a whole epoch, which is the same on every rank. An iterator that resumes from a state
+        yields fewer.
 
         Raises:
             TypeError: The dataset is unindexed, so the number is unknown.
@@ -246,7 +252,7 @@ class BaseLoader(Generic[Batch]):
 
     @property
     def epoch(self) -> int:
-        """The epoch in progress, or the next one."""
+        """The current epoch or, between two passes, the next one."""
         return self._epoch
 
     def _native_feed(self) -> _native.Feed | _native.UnindexedFeed:
@@ -273,11 +279,13 @@ class BaseLoader(Generic[Batch]):
 
     @cached_property
     def caches(self) -> list[NodeCache | None]:
-        """Node cache of each dataset; None for one without a cache."""
+        """Return the node cache of each dataset; None for a dataset without a cache."""
         return self.dataset.caches()
 
     def worker_pool(self) -> WorkerPool | None:
-        """The processes that run the dataset's functions, started when first needed and kept; None without workers."""
+        """Return the processes that run the dataset's functions, or None without workers. They start at first use and
+        persist.
+        """
         if not any(mapping.workers for mapping in self.dataset.map_steps):
             return None
         if self._worker_pool is None or not self._worker_pool.is_alive:
@@ -287,7 +295,7 @@ class BaseLoader(Generic[Batch]):
         return self._worker_pool
 
     def _run(self, feed: _native.Feed | _native.UnindexedFeed, epoch: int, cursor: int) -> _native.Run | MapRun:
-        """A pass of the feed, through the dataset's functions where it has any."""
+        """Start a pass of the feed. If the dataset has functions, the batches go through them."""
         run = feed.start(epoch, cursor)
         if not self.dataset.map_steps:
             return run
@@ -302,11 +310,12 @@ class BaseLoader(Generic[Batch]):
         self._live = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches of this epoch from its start or, once after `load_state_dict`, from the state on.
+        """Iterate over the batches of this epoch, from its start or (once after `load_state_dict`) from the loaded
+        state.
 
         The epoch advances when its last batch is taken. After a `break` or an error, a new iterator starts the same
         epoch again, with one warning if the caller did not request that by `set_epoch` or `load_state_dict`. A loader
-        has one iterator at a time: a new one ends the older.
+        has only one iterator at a time: a new iterator ends the older one.
         """
         if _in_data_worker():
             raise Unsupported(
@@ -317,7 +326,8 @@ class BaseLoader(Generic[Batch]):
         self._supersede("a newer iterator of the same loader was made")
         start, self._resume = self._resume, 0
         if start == 0 and self._is_spent(self._cursor):
-            # A caller that uses len() (Lightning does) takes the last batch and asks for no more: that epoch is over.
+            # Callers that use len() (as Lightning does) stop after the last batch without asking for more, so the epoch
+            # is complete.
             self._epoch, self._cursor = self._epoch + 1, 0
         elif not self._is_chosen:
             self._warn_of_repeat()
@@ -329,7 +339,9 @@ class BaseLoader(Generic[Batch]):
         return made
 
     def _warn_of_repeat(self) -> None:
-        """Warn once if an interrupted epoch begins again; an iterator that delivered only one batch does not count."""
+        """Warn once if an interrupted epoch starts again. No warning if the earlier iterator delivered only one
+        batch.
+        """
         before = self._measured
         if (before.epoch, before.complete) != (self._epoch, False) or before.batches < 2 or self._has_warned:
             return
@@ -352,7 +364,7 @@ class BaseLoader(Generic[Batch]):
         return cursor > 0 and left < (self.global_batch if self.tail == "drop" else 1)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next to be iterated, from its start; a state loaded for the same epoch is kept.
+        """Make `epoch` the next to iterate, from its start. If a state of the same epoch was loaded, the state is kept.
 
         Raises:
             ConfigError: The epoch is negative.
@@ -363,23 +375,24 @@ class BaseLoader(Generic[Batch]):
             self._supersede(f"set_epoch({epoch}) was called")
             self._epoch, self._cursor, self._resume = epoch, 0, 0
         elif not self._resume and self._is_spent(self._cursor):
-            self._cursor = 0  # the caller wants the finished epoch again
+            self._cursor = 0  # the caller wants to repeat the finished epoch
 
     def state_dict(self) -> dict[str, Any]:
-        """Position of the loader, in delivered batches: JSON under 1 KB, identical on all ranks.
+        """Return the loader's position after the delivered batches, as JSON under 1 KB that is identical on all ranks.
 
-        For an unindexed dataset each rank has a state of its own, valid only for the same rank and number of ranks.
+        For an unindexed dataset, each rank has a different state, which is valid only for the same rank and number of
+        ranks.
         """
         if self._unindexed is not None:
             return {"version": states.STATE_VERSION, **self._unindexed.state(self._epoch, self._cursor)}
         return states.make(self.dataset, self._epoch, self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iterator continue at `state`, on any number of ranks and with any batch size.
+        """Make the next iterator continue at `state`, on any number of ranks and with any batch size.
 
         Raises:
-            ConfigError: The state is of another dataset, seed or window, or, if unindexed, of another rank or world;
-                the message contains both values.
+            ConfigError: The state belongs to another dataset, seed or window or, for an unindexed dataset, to another
+                rank or world. The message contains both values.
         """
         self._go_on(*(states.check(state, self.dataset) if self._unindexed is None else self._unindexed.cursor(state)))
 
@@ -389,7 +402,7 @@ class BaseLoader(Generic[Batch]):
         self._epoch, self._cursor, self._resume = epoch, cursor, cursor
 
     def _is_live(self, one: Epoch[Batch]) -> bool:
-        """False for a pass that was replaced by a newer one or by another state."""
+        """True if this pass was not replaced by a newer pass or by a loaded state."""
         return self._live is not None and self._live() is one
 
     def _delivered(self, by: Epoch[Batch], cursor: int) -> None:
@@ -403,7 +416,7 @@ class BaseLoader(Generic[Batch]):
                 self._epoch, self._cursor = epoch + 1, 0
 
     def report(self) -> Report:
-        """Time spent in the current or last epoch's pass, by class; prints as a table. `dict(report)` is plain data."""
+        """Time spent in the current or last pass, by class. Prints as a table. `dict(report)` is plain data."""
         live = self._live() if self._live is not None else None
         if live is not None:
             live.measure()
@@ -427,12 +440,14 @@ class BaseLoader(Generic[Batch]):
         return reporting.make(self._measured, facts)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Threads and connections are not pickled; the other process creates its own.
+        # Threads and connections cannot be pickled. The other process creates its own.
         return {**self.__dict__, "_feed": None, "_live": None, "_worker_pool": None}
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Iterates dicts of NumPy arrays that share the feed's memory: writable, and valid for as long as they are kept."""
+    """Loader that yields dicts of NumPy arrays over the feed's memory. They are writable, and valid as long as the
+    caller keeps them.
+    """
 
     def _prepare(self) -> None:
         require("penstock.Loader", "numpy")

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Map-style dataset: samples by index, for samplers and loaders with their own order: `penstock.torch.MapDataset`.
 
-Owns one feed per process, created there at first use, so that it works with fork, spawn and forkserver. The index holds
-the positions of records, so only their ranges of an uncompressed object are read. Compressed or unindexed objects are
-read whole and kept for a while, so a sampler that asks for neighbours together costs less.
+Each process creates its own feed at first use, so that the dataset works with fork, spawn and forkserver. The index
+contains the positions of records, so only the required byte ranges of an uncompressed object are read. Compressed or
+unindexed objects are read whole and cached for a while. A sampler that requests neighbouring samples together therefore
+costs less.
 """
 
 from __future__ import annotations
@@ -38,18 +39,20 @@ _MAX_REPEATS = 16
 
 
 class _SharedEpoch:
-    """The epoch, in memory that a DataLoader's workers share under any start method: persistent workers see it change.
+    """The epoch, in memory that a DataLoader's workers share under any start method. Persistent workers therefore see
+    changes.
 
-    Until it is set, it also holds the first positions that any of the processes read, to detect a second pass.
+    Until the epoch is set, this also stores the first positions that any process read, to detect a second pass.
     """
 
     def __init__(self) -> None:
-        # The epoch, whether the watch is over, the number of repeated positions, and the first positions.
+        # Layout: the epoch, a flag that ends the detection, the number of repeated positions, and the first positions
+        # read.
         self._shared = torch.tensor([0, 0, 0] + [-1] * _MAX_WATCHED, dtype=torch.int64).share_memory_()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._shared.share_memory_()  # a pickled copy is not in shared memory yet
+        self._shared.share_memory_()  # unpickling copies the tensor out of shared memory
 
     @property
     def epoch(self) -> int:
@@ -63,7 +66,7 @@ class _SharedEpoch:
         return not self._shared[1]
 
     def sees_second_pass(self, positions: Sequence[int], samples: int) -> bool:
-        """Record positions; True once, when enough of them are repeated for a second pass."""
+        """Record positions. Return True once, when the number of repeated positions shows a second pass."""
         watched = self._shared[3:]
         requested = torch.tensor(positions, dtype=torch.int64)
         again = torch.isin(requested, watched)
@@ -78,11 +81,11 @@ class _SharedEpoch:
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc]  # torch has no types here
-    """A map-style dataset of torch tensors: index i is the sample at position i of an epoch, as a `Loader` yields it.
+    """Map-style dataset of torch tensors. Index i is the sample at position i of an epoch, as a `Loader` yields it.
 
-    Without `shuffle`, positions are in stored order, and a sampler shuffles; otherwise they are in the epoch's order.
-    Random crops and the randomness of `map` differ from epoch to epoch in either case, so call `set_epoch` before each
-    pass. `__getitems__` reads a batch's objects together. Raw fields are `bytes`.
+    Without `shuffle`, positions are in stored order, and a sampler can shuffle them. With it, they are in the epoch's
+    order. Random crops and the randomness of `map` differ from epoch to epoch in either case, so call `set_epoch`
+    before each pass. `__getitems__` reads a batch's objects together. Raw fields are `bytes`.
     """
 
     @renamed_parameters({"deadline_s": "object_timeout_s"})
@@ -94,10 +97,12 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         max_in_flight: int = 64,
         object_timeout_s: float = 600.0,
     ) -> None:
-        """Limits as for a loader, per process: a quarter of `memory_bytes` (default 1 GiB) keeps decompressed objects."""
+        """Limits as for a loader, per process. A quarter of `memory_bytes` (default 1 GiB) caches decompressed
+        objects.
+        """
         self.dataset = dataset
         self._shared = _SharedEpoch()
-        # A DataLoader's workers are the parallelism, so the loader uses a single thread.
+        # The workers of a DataLoader run in parallel, so the loader of each uses a single thread.
         self._loader = Loader(
             dataset,
             batch_size=1,
@@ -118,10 +123,10 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         return self._shared.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order, crops and `map` seeds of `epoch`. Call it before each pass.
+        """Use the order, crops and `map` seeds of `epoch`. Call this method before each pass.
 
-        A DataLoader's workers see the change at once, persistent ones too. A sampler's `set_epoch` does not reach the
-        dataset.
+        The workers of a DataLoader see the change immediately, also persistent workers. A sampler's `set_epoch` does
+        not affect the dataset.
 
         Raises:
             ConfigError: The epoch is negative.
@@ -132,11 +137,11 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         return self.dataset.samples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """One sample. A negative index counts from the end."""
+        """Return one sample. A negative index counts from the end."""
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Several samples, whose objects are read together. A DataLoader's workers call this method.
+        """Return several samples, whose objects are read together. A DataLoader's workers call this method.
 
         Raises:
             IndexError: An index is out of range.
@@ -161,7 +166,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         return [{name: _tensor(value) for name, value in sample.items()} for sample in made]
 
     def _watch(self, positions: Sequence[int], is_random: bool) -> None:  # noqa: FBT001 - the one caller's own fact
-        """Warn once if random samples are read a second time and the epoch was never set."""
+        """Warn once if random samples are read a second time without a call to `set_epoch`."""
         if is_random and self._shared.sees_second_pass(positions, len(self)):
             _LOG.warning(
                 "%r: a second pass reads epoch %d again, so every sample has the same random crops and the same "

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worker pool of `map`, in the process that iterates: the workers' pipes, and the shared memory of batches.
+"""Worker pool of `map`, in the process that iterates: manages the workers' pipes and the shared memory of batches.
 
-One thread at a time uses the pipes, and only in the process that started the workers. A dropped batch puts its slot on
-a queue, from any thread; the next `submit` or `wait` informs the worker. A batch's shared memory stays mapped until
-then.
+Only one thread at a time uses the pipes, and only in the process that started the workers. When a batch is dropped in
+any thread, its slot is queued, and the next `submit` or `wait` informs the worker. Until then, the batch's shared
+memory stays mapped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _MAX_SPARE_SLOTS = 2
 
 
 class _Forks:
-    """Number of forks of this process. A child shares the batches' memory, so a slot older than a fork is not reused."""
+    """Number of forks of this process. A child shares the memory of batches, so a slot that was used before a fork is
+    not reused.
+    """
 
     count = 0
 
@@ -53,7 +55,7 @@ os.register_at_fork(after_in_parent=_Forks.add)
 
 @dataclass(slots=True)
 class MapTask:
-    """A batch for a worker. `passed` are the columns that no function gets; `submit` sets the other fields."""
+    """A batch for a worker. `passed` contains the columns that no function receives. `submit` sets the other fields."""
 
     positions: Sequence[int]
     epoch: int
@@ -84,12 +86,12 @@ class _Worker:
         self.free_inputs: list[int] = []
         self.outputs: dict[int, mmap.mmap] = {}
         self.free_outputs: list[int] = []
-        # Slots whose last reference is gone, and the number of forks at delivery. Finalisers append in any thread and
-        # at any moment; a deque needs no lock for that.
+        # Slots without references, each with the fork count at delivery. Finalisers append at any time and in any
+        # thread; a deque needs no lock for that.
         self.dropped: deque[tuple[int, int]] = deque()
 
     def input(self, size: int) -> tuple[int, mmap.mmap]:
-        """A slot for a task; a larger one if the old ones are too small."""
+        """Return a slot for a task. If the free slots are too small, replaces one by a larger slot."""
         for slot in self.free_inputs:
             if len(self.inputs[slot]) >= size:
                 self.free_inputs.remove(slot)
@@ -103,14 +105,14 @@ class _Worker:
         return slot, memory
 
     def reclaim(self) -> None:
-        """Free dropped slots, and let the worker unmap those above `_MAX_SPARE_SLOTS`."""
+        """Reuse dropped slots, and make the worker unmap those above `_MAX_SPARE_SLOTS`."""
         while self.dropped:
             slot, forks = self.dropped.popleft()
             if len(self.free_outputs) < _MAX_SPARE_SLOTS and forks == _Forks.count:
                 self.free_outputs.append(slot)
                 continue
             self.outputs.pop(slot, None)
-            with suppress(OSError):  # the worker has ended, and its memory with it
+            with suppress(OSError):  # the worker has ended, and has released its memory
                 self.pipe.send(("drop", slot))
 
     def end(self) -> None:
@@ -122,7 +124,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """The processes of one loader, kept from epoch to epoch."""
+    """Worker processes of one loader, which persist from epoch to epoch."""
 
     def __init__(self, map_steps: Sequence[MapStep]) -> None:
         pickled = pickle.dumps([(mapping.function, mapping.wants_seed) for mapping in map_steps])
@@ -147,11 +149,11 @@ class WorkerPool:
 
     @contextmanager
     def _pipes(self) -> Iterator[None]:
-        """Exclusive use of the pipes by this thread; dropped slots are reclaimed first.
+        """Context in which only this thread uses the pipes. Dropped slots are reclaimed first.
 
         Raises:
-            ConfigError: Called in another process, after the workers have ended, or in a signal handler that
-                interrupted a thread which holds the pipes.
+            ConfigError: The caller is in another process, the workers have ended, or a signal handler interrupted a
+                thread that uses the pipes.
         """
         if self.pid != os.getpid():
             raise ConfigError(
@@ -172,7 +174,7 @@ class WorkerPool:
                     each.reclaim()
                 yield
             except BaseException:
-                self.end()  # Ctrl-C may leave half a message in a pipe; the next pass starts new workers
+                self.end()  # Ctrl-C may leave half a message in a pipe, so the next pass needs new workers
                 raise
             finally:
                 self._holder = None
@@ -205,7 +207,7 @@ class WorkerPool:
             chosen.tasks += 1
 
     def wait(self, timeout_s: float) -> None:
-        """Read the workers' messages; waits at most `timeout_s` for the first."""
+        """Process the workers' messages. Waits at most `timeout_s` for the first message."""
         with self._pipes():
             ready = connection.wait([each.pipe for each in self.workers], timeout_s)
             for sender in [each for each in self.workers if each.pipe in ready]:
@@ -233,7 +235,7 @@ class WorkerPool:
             sender.tasks -= 1
             task = self.tasks[number]
             sender.free_inputs.append(task.slot)
-            if task.offered is not None and task.offered != used:  # the slot was too small, or the result is missing
+            if task.offered is not None and task.offered != used:  # the slot was too small, or there is no result
                 sender.dropped.append((task.offered, -1))
             task.result = message
 
@@ -258,8 +260,8 @@ class WorkerPool:
         raise MapFailed(f"map: worker {lost.number} (process {lost.process.pid}) {how}{what}", where="map", hint=hint)
 
     def collect(self, task: MapTask) -> dict[str, Any] | None:
-        """The result of a finished task: arrays over shared memory, which then belongs to the caller; None while
-        unfinished.
+        """Return the result of a task: arrays over shared memory, which then belongs to the caller. None if the task is
+        not complete.
 
         Raises:
             ConfigError: Another thread has abandoned the task.
@@ -276,14 +278,15 @@ class WorkerPool:
         sender = task.worker
         if sender is not None and slot is not None:
             memory = sender.outputs[slot]
-            # The caller's arrays keep this alive; when the last is gone, the slot is reused.
+            # The caller's arrays keep `owner` alive. When the last array is dropped, the finaliser frees the slot for
+            # reuse.
             owner = (ctypes.c_char * len(memory)).from_buffer(memory)
             weakref.finalize(owner, sender.dropped.append, (slot, _Forks.count)).atexit = False
             made.update(map_worker.arrays_at(owner, fields))
         return made
 
     def abandon(self) -> None:
-        """Forget answered tasks and reuse their slots. Does not wait for a worker."""
+        """Discard completed tasks and reuse their slots. Does not wait for a worker."""
         for number, task in list(self.tasks.items()):
             if task.result is None or self.tasks.pop(number, None) is None:
                 continue
@@ -291,7 +294,7 @@ class WorkerPool:
                 task.worker.dropped.append((task.result[4], _Forks.count))
 
     def settle(self) -> None:
-        """Wait for the answers to tasks of an ended pass, and forget them."""
+        """Wait for all tasks of an ended pass, and discard their results."""
         self.abandon()
         while self.tasks:
             self.wait(1.0)
@@ -299,7 +302,7 @@ class WorkerPool:
 
 
 def _end_all(workers: list[_Worker], pid: int) -> None:
-    if pid == os.getpid():  # a forked child has copies of the pipes, but the workers are not its own
+    if pid == os.getpid():  # a forked child inherits the pipes, but must not use the parent's workers
         for each in workers:
             each.pipe.close()
         for each in workers:

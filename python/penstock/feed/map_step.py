@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`map`: runs Python functions over the samples of a feed, in this process or in workers; order and state stay here.
+"""`map`: runs Python functions over the samples of a feed, in this process or in workers. Order and state are managed
+here.
 
-The least busy worker gets the next batch, and batches come out in order. A worker that dies ends the pass with one
-error, because the cause would kill the next one, too. The loader's state is then that of the last delivered batch.
+The least busy worker gets the next batch, and batches are delivered in order. If a worker dies, the pass ends with one
+error, because the cause would kill the next worker, too. The loader's state is then that of the last delivered batch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class MapStep:
-    """A function, whether it takes a seed, and the number of its worker processes."""
+    """A function, whether it takes a seed, and its number of worker processes."""
 
     function: Callable[..., dict[str, Any]]
     wants_seed: bool
@@ -48,7 +49,8 @@ class MapStep:
         """Check a function.
 
         Raises:
-            ConfigError: It is not callable, `workers` is invalid, or it does not pickle although there are workers.
+            ConfigError: The function is not callable, `workers` is invalid, or the function cannot be pickled although
+                there are workers.
         """
         workers = operator.index(workers)
         if not callable(function):
@@ -72,8 +74,8 @@ class MapStep:
 
 
 def sample_seed(seed: int | None, epoch: int, position: int) -> int:
-    """Seed of a sample's randomness, 0 to 2^63 - 1. It depends only on the order's seed, the epoch and the position, so
-    ranks, workers and restarts do not change it.
+    """Return the seed of a sample's randomness, 0 to 2^63 - 1. It depends only on the order's seed, the epoch and the
+    position, so that ranks, workers and restarts do not change it.
     """
     text = f"penstock-map:{seed}:{epoch}:{position}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
@@ -81,7 +83,7 @@ def sample_seed(seed: int | None, epoch: int, position: int) -> int:
 
 @dataclass(slots=True)
 class _Pass:
-    """Position of a pass: samples read from the feed, and batches at the workers."""
+    """State of a pass: number of samples read from the feed, and batches in flight at the workers."""
 
     epoch: int
     read: int
@@ -92,7 +94,7 @@ class _Pass:
 
 
 class MapRun:
-    """A native run whose batches pass through functions, with the same interface as the native run."""
+    """A native run whose batches go through functions. Has the same interface as the native run."""
 
     def __init__(self, loader: BaseLoader[Any], run: _native.Run, epoch: int, cursor: int) -> None:
         from penstock.feed.numpy import array
@@ -105,7 +107,7 @@ class MapRun:
             self._worker_pool.settle()
 
     def next(self) -> tuple[dict[str, Any], int, int] | None:
-        """The next batch in order, or None after the last."""
+        """Return the next batch in order, or None after the last."""
         if self._worker_pool is None:
             return self._next_here()
         worker_pool, state = self._worker_pool, self._pass
@@ -157,7 +159,7 @@ class MapRun:
         return {**passed, **results.arrays, **results.lists}, len(positions), cursor
 
     def _rows(self, got: tuple[dict[str, Any], int, int]) -> tuple[map_worker.Rows, dict[str, Any], Sequence[int], int]:
-        """A batch of the feed, split by kind of column, and the positions of its rows."""
+        """Split a batch of the feed by kind of column, and compute the positions of its rows."""
         tensors, count, cursor = got
         loader, state = self._loader, self._pass
         samples = loader.dataset.samples
@@ -174,15 +176,17 @@ class MapRun:
         return rows, passed, range(first, first + count), cursor
 
     def timing(self) -> dict[str, float]:
-        """Times of the native run, and the time waited for functions."""
+        """Return the times of the native run, and the time spent waiting for functions."""
         return {**self._run.timing(), "wait_map_s": self._pass.wait_s}
 
     def error_counts(self) -> tuple[int, int, list[str]]:
-        """Errors that the native run skipped or substituted."""
+        """Return the errors that the native run skipped or substituted."""
         return self._run.error_counts()
 
     def is_ready(self) -> bool:
-        """True if `next` would return at once; always False without workers, because `next` then runs the functions."""
+        """True if `next` would not wait. Always False without workers, because `next` then runs the functions
+        itself.
+        """
         worker_pool, under_way = self._worker_pool, self._pass.under_way
         if worker_pool is None or not under_way:
             return False
@@ -190,7 +194,7 @@ class MapRun:
         return under_way[0].result is not None
 
     def close(self) -> None:
-        """End the native run, from any thread; the workers stay for the next pass."""
+        """End the native run, from any thread. The workers are kept for the next pass."""
         self._pass.is_closed = True
         self._run.close()
         if self._worker_pool is not None and self._worker_pool.is_alive:
@@ -198,7 +202,7 @@ class MapRun:
 
 
 def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], Any]) -> None:
-    """Add a column of the feed by its kind: fixed shape, ragged (values and offsets), or a list."""
+    """Add a column of the feed to `rows`, according to its kind: fixed shape, ragged (values and offsets), or list."""
     if isinstance(value, list):
         rows.lists[name] = value
     elif hasattr(value, "offsets"):
@@ -211,7 +215,7 @@ def _add(rows: map_worker.Rows, name: str, value: Any, array: Callable[[Any], An
 
 
 def _seeds(dataset: DatasetBase, epoch: int, positions: Sequence[int]) -> list[int]:
-    # A mixture has no seed of its own; its fingerprint replaces the seed.
+    # A mixture does not have a seed, so its fingerprint replaces the seed.
     seed = dataset.seed if dataset.seed is not None else int(dataset.fingerprint[:15], 16)
     samples = dataset.samples
     return [sample_seed(seed, epoch, position % samples) for position in positions]
@@ -234,10 +238,11 @@ def _failed(
 def run_here(
     dataset: DatasetBase, columns: dict[str, Any], epoch: int, positions: Sequence[int], *, watches_draws: bool = False
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Run the dataset's functions over gathered samples, in this process; one unchanged result per sample.
+    """Run the dataset's functions over the given samples, in this process. Results are not converted or stacked.
 
     Returns:
-        The results, and, with `watches_draws`, whether the functions take a seed or drew from a global generator.
+        One result per sample and, with `watches_draws`, whether the functions take a seed or used a global random
+        generator.
     """
     from penstock.feed.numpy import array
 
@@ -258,7 +263,7 @@ def run_here(
 
 
 class _generators_kept:  # noqa: N801 - read as `with`
-    """Context that restores the caller's global generators after samples have seeded them."""
+    """Context manager that restores the caller's global random generators, which are seeded for each sample."""
 
     def __enter__(self) -> None:
         import random

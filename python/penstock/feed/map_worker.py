@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker process of `map`: runs functions over batches in shared memory.
 
-Owns the memory of its results until the parent releases it. Knows no order, state or store: a task is rows in a slot, and its
-result is rows in a slot. Arrays never pass through the pipe.
+Owns the memory of its results until the parent releases it. Does not handle order, state or stores: a task is rows in a
+slot, and its result is rows in a slot. Arrays never go through the pipe.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ FieldAt = tuple[str, str, tuple[int, ...], int]
 
 @dataclass(slots=True)
 class Rows:
-    """Input rows of the functions: fields as arrays (rows first); other columns as lists."""
+    """Input rows of the functions. Fields are arrays (first axis: rows), other columns are lists."""
 
     arrays: dict[str, Any]
     lists: dict[str, list[Any]] = field(default_factory=dict)
     ragged: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Values and offsets (rows + 1)."""
+    """Values and offsets (one more than rows) of each ragged field."""
 
     def sample(self, row: int) -> dict[str, Any]:
-        """One sample: views, no copies."""
+        """Return one sample as views, without copies."""
         made = {name: array[row, ...] for name, array in self.arrays.items()}
         for name, (values, offsets) in self.ragged.items():
             made[name] = values[offsets[row] : offsets[row + 1]]
@@ -69,7 +69,7 @@ class Rows:
 
 
 class FunctionFailed(Exception):
-    """A failed function: the row, the reason, and the traceback as text."""
+    """Failure of a function: the row, the reason, and the traceback as text."""
 
     def __init__(self, row: int, why: str, trace: str) -> None:
         super().__init__(row, why, trace)
@@ -77,14 +77,16 @@ class FunctionFailed(Exception):
 
 
 def new_memory(size: int) -> tuple[int, mmap.mmap]:
-    """Anonymous shared memory: it is freed with the last process that maps it, however that ends."""
+    """Create anonymous shared memory. It is freed when the last process that maps it ends, even if that process is
+    killed.
+    """
     descriptor = os.memfd_create("penstock-map", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, size)
     return descriptor, mmap.mmap(descriptor, size)
 
 
 def layout(fields: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[list[FieldAt], int]:
-    """Offsets of fields (name, dtype, shape with the rows) in a slot, and the slot's size."""
+    """Compute the offsets of fields (name, dtype, shape including rows) in a slot, and the size of the slot."""
     import numpy as np
 
     placed, end = [], 0
@@ -96,14 +98,14 @@ def layout(fields: Sequence[tuple[str, str, tuple[int, ...]]]) -> tuple[list[Fie
 
 
 def arrays_at(memory: Any, fields: Sequence[FieldAt]) -> dict[str, Any]:
-    """The fields' arrays over a slot's memory."""
+    """Return arrays of the fields over a slot's memory."""
     import numpy as np
 
     return {name: np.ndarray(shape, dtype, buffer=memory, offset=offset) for name, dtype, shape, offset in fields}
 
 
 class _Seeding:
-    """Passes each sample's own seed: to `fn(sample, seed=...)`, else to the global generators."""
+    """Gives each sample's seed to functions with a `seed` parameter, and seeds the global generators for the others."""
 
     def __init__(self, functions: Sequence[tuple[Callable[..., Any], bool]]) -> None:
         self.functions = functions
@@ -118,10 +120,10 @@ class _Seeding:
 
 
 class _TorchSeeding:
-    """Import hook that seeds torch when a function is the first to import it, so that this sample is seeded like any
-    other.
+    """Import hook that seeds torch when a function is the first to import it. Without it, that sample would not be
+    seeded.
 
-    In `sys.meta_path` while functions run and torch is not imported.
+    It is in `sys.meta_path` while functions run and torch is not imported.
     """
 
     seed = 0
@@ -169,7 +171,7 @@ def _seed_all(seed: int) -> None:
 
 
 def drew_since(seed: int) -> bool:
-    """True if a global generator moved since it got this seed. Seeds them again."""
+    """True if a global generator was used since it got this seed. Seeds all generators again."""
     before = _states()
     _seed_all(seed)
     return before != _states()
@@ -186,7 +188,7 @@ def _states() -> list[Any]:
 
 @dataclass(slots=True)
 class MapResults:
-    """Results of the functions, rows gathered: `arrays` in memory from `room`, other columns as lists."""
+    """Results of the functions, gathered over rows: `arrays` are in memory from `room`, other columns are lists."""
 
     fields: list[FieldAt] = field(default_factory=list)
     arrays: dict[str, Any] = field(default_factory=dict)
@@ -196,7 +198,7 @@ class MapResults:
 def each(
     functions: Sequence[tuple[Callable[..., Any], bool]], rows: Rows, seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """Unchanged results of the functions, one per row.
+    """Run the functions over every row, and return their results unchanged, one per row.
 
     Raises:
         Failure: A function raised, or did not return a dict.
@@ -223,10 +225,11 @@ def apply(
     seeds: Sequence[int],
     room: Callable[[int], Any],
 ) -> MapResults:
-    """Run the functions over every row. The first result sets names, dtypes and shapes; all others must match.
+    """Run the functions over every row, and gather their results. The first result sets names, dtypes and shapes, and
+    all others must match it.
 
     Args:
-        room: Returns memory of at least this many bytes for the arrays.
+        room: Function that returns memory of at least the given number of bytes, for the arrays.
     Raises:
         Failure: A function raised, or a result does not match the first.
     """
@@ -288,7 +291,7 @@ def _put(results: MapResults, row: int, made: dict[str, Any]) -> str | None:
 
 
 class _Slots:
-    """Memory that this process maps: the parent's for tasks, its own for results."""
+    """Slots that this process maps: input slots from the parent, and its own output slots."""
 
     def __init__(self) -> None:
         self.inputs: dict[int, mmap.mmap] = {}
@@ -296,7 +299,7 @@ class _Slots:
         self._next = 0
 
     def output(self, size: int, offered: int | None) -> tuple[int, mmap.mmap, int | None]:
-        """A slot of at least `size` bytes: the one offered, or a new one with its descriptor."""
+        """Return a slot of at least `size` bytes: the offered slot, or a new slot with its file descriptor."""
         if offered is not None and len(self.outputs[offered]) >= size:
             return offered, self.outputs[offered], None
         descriptor, memory = new_memory(size)
@@ -306,8 +309,8 @@ class _Slots:
 
 
 def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
-    """Put the parent's messages on a queue, each with the memory that comes with it, and None after the last."""
-    # End of file means that the parent has ended, in whatever way: this process must then end, too.
+    """Read the parent's messages into a queue, each with the memory that it refers to. Puts None after the last."""
+    # End of file means that the parent has ended, for whatever reason. This process must then end, too.
     with suppress(EOFError, OSError):
         while True:
             message, memory = pipe.recv(), None
@@ -320,16 +323,17 @@ def _read(pipe: Connection, into: SimpleQueue[Any]) -> None:
 
 
 def _messages(pipe: Connection) -> Iterator[tuple[Any, mmap.mmap | None]]:
-    # A separate thread reads: if the parent sends a large batch while we send a large result, both would block.
+    # A separate thread reads the pipe. Otherwise both processes would block if each sends a large message at the same
+    # time.
     queue: SimpleQueue[Any] = SimpleQueue()
     threading.Thread(target=_read, args=(pipe, queue), name="penstock-map-read", daemon=True).start()
     return iter(queue.get, None)
 
 
 def run_worker(pipe: Connection, pickled: bytes) -> None:
-    """Main function of the process: tasks in, results out, until the parent closes its end."""
+    """Main function of the worker process: runs tasks and sends results until the parent closes its end of the pipe."""
     end_with_parent()  # a function may run for a long time without reading the pipe
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group, but the parent decides
     try:
         functions = pickle.loads(pickled)  # noqa: S301 - written by our parent
     except Exception:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mixtures: several datasets as one, in proportion to weights, each with its own order.
+"""Mixtures: combine several datasets into one, in proportion to weights. Each dataset keeps its own order.
 
-Owns the weights and the length of a mixture's epoch. The core computes the source of each position, and the position in
-that source, in closed form: nothing is drawn, and the global cursor is the only state.
+Owns the weights and the length of a mixture's epoch. For each position, the core computes the source and the position
+in that source in closed form. Nothing is drawn at random, so the global cursor is the only state.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ _SCALE = 2**32
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Mixture(DatasetBase):
-    """Several datasets as one. Immutable; a `Loader` accepts it like a `Dataset`."""
+    """Several datasets combined into one. Immutable; a `Loader` accepts it like a `Dataset`."""
 
     parts: tuple[tuple[Dataset | Mixture, int], ...] = ()
     requested_samples: int | None = None
 
     @property
     def specs(self) -> tuple[tuple[str, Any], ...]:
-        """The fields, which all parts share."""
+        """Fields of the samples, which are the same in all parts."""
         return self.parts[0][0].specs
 
     def batch_fields(self) -> dict[str, Any]:
-        """The fields, which all parts share: the first part's default fields if none are set."""
+        """Return the fields of a batch, which are the same in all parts. If none are set, these are the first part's
+        default fields.
+        """
         return self.parts[0][0].batch_fields()
 
     @property
@@ -56,27 +58,27 @@ class Mixture(DatasetBase):
 
     @property
     def seed(self) -> int | None:
-        """None: each part has its own seed."""
+        """Always None, because each part has its own seed."""
         return None
 
     @property
     def is_shuffled(self) -> bool:
-        """True if a part's epochs have orders of their own."""
+        """True if the order of any part differs from epoch to epoch."""
         return any(part.is_shuffled for part, _ in self.parts)
 
     @property
     def differs_by_epoch(self) -> bool:
-        """True: the next epoch continues at the parts' positions."""
+        """Always True, because the next epoch continues at the parts' positions."""
         return True
 
     @property
     def window(self) -> int:
-        """The largest of the parts' windows, in objects."""
+        """Largest window of the parts, in objects."""
         return max(part.window for part, _ in self.parts)
 
     @property
     def rung(self) -> str:
-        """Sources of the parts' record counts."""
+        """Sources of the record counts of all parts."""
         return ", ".join(dict.fromkeys(part.rung for part, _ in self.parts))
 
     @property
@@ -86,7 +88,7 @@ class Mixture(DatasetBase):
         return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def caches(self) -> list[NodeCache | None]:
-        """Node cache of each dataset in the mixture."""
+        """Return the node cache of each dataset in the mixture."""
         return [cache for part, _ in self.parts for cache in part.caches()]
 
     def _base(self) -> _native.Sampler:
@@ -110,13 +112,14 @@ def mix(
     *,
     samples: int | None = None,
 ) -> Mixture:
-    """Several datasets as one: `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for 3 of `b`, evenly spread.
+    """Combine several datasets into one. `mix({a: 0.7, b: 0.3})` takes 7 samples of `a` for every 3 of `b`, evenly
+    spread.
 
-    Each part keeps its own order (seed, window, shards): all its samples come once before one repeats, regardless of
-    where the mixture's epochs begin. The weights count samples and need not sum to 1.
+    Each part keeps its own order (seed, window, shards). All samples of a part occur once before any of them repeats,
+    even if that crosses the boundaries of the mixture's epochs. The weights count samples and need not sum to 1.
 
     Args:
-        parts: Datasets with the same fields, and their weights. Their order is part of the order.
+        parts: Datasets with the same fields, and their weights. The order of this mapping affects the sample order.
         samples: Number of samples in an epoch of the mixture; by default the sum over its parts.
     Raises:
         ConfigError: The parts are empty, a weight is not above 0, or the parts' fields differ.

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node cache: the folder that keeps fetched objects, set by `Dataset.cache` or found. The core decides what stays."""
+"""Node cache settings: the folder in which fetched objects are stored (set by `Dataset.cache` or detected) and its
+limits. The core decides which objects are evicted.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ _MAX_FREE_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class CacheRequest:
-    """Arguments of `Dataset.cache`; `is_on` None means automatic."""
+    """Arguments of `Dataset.cache`. `is_on` is None for automatic caching."""
 
     is_on: bool | None = None
     folder: str | None = None
@@ -48,7 +50,7 @@ AUTO = CacheRequest()
 
 @dataclass(frozen=True, slots=True)
 class NodeCache:
-    """A cache: its folder, its maximum size in bytes, and whether compressed objects are kept in planes."""
+    """A cache: its folder, its maximum size in bytes, and whether compressed objects are stored as planes."""
 
     folder: str
     limit_bytes: int
@@ -60,10 +62,10 @@ def cache_request(
     limit_bytes: int | None,
     transcode: Transcode = "never",
 ) -> CacheRequest:
-    """The checked arguments of `Dataset.cache`.
+    """Check the arguments of `Dataset.cache`.
 
     Raises:
-        ConfigError: The limit is not a number of bytes or comes with `cache(False)`, or `transcode` is unknown.
+        ConfigError: The limit is not a number of bytes, is combined with `cache(False)`, or `transcode` is unknown.
     """
     if transcode not in get_args(Transcode):
         raise ConfigError(f"transcode: {transcode!r} is not one of {', '.join(get_args(Transcode))}", where="transcode")
@@ -78,9 +80,9 @@ def cache_request(
 
 
 def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping[str, str]) -> NodeCache | None:
-    """The cache for a dataset of `size_bytes`, or None.
+    """Return the cache for a dataset of `size_bytes`, or None.
 
-    By default, only objects of a remote store are kept, and only if all of them fit. The folder is a scratch folder
+    By default, only objects of a remote store are cached, and only if all of them fit. The folder is a scratch folder
     from a variable or from `/proc/mounts` (`/scratch`, `/local_scratch`, `/mnt/nvme`...).
 
     Raises:
@@ -100,12 +102,14 @@ def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping
     if folder is None or not url.startswith(_REMOTE):
         return None
     room = _available_bytes(Path(folder))
-    # Checksums and metadata take 5 parts in 10^6 and half a KiB per object.
+    # Reserve space for checksums and metadata: 5 parts in 10^6, and half a KiB per object.
     return NodeCache(folder, room) if size_bytes * 1.01 < room else None
 
 
 def _available_bytes(folder: Path) -> int:
-    """Bytes that the cache may use: the free space, and the size of our cache that is already there."""
+    """Return the bytes that the cache may use: the free space plus the size of an existing Penstock cache in this
+    folder.
+    """
     ours = folder / "penstock-cache-1" / "ledger"
     try:
         held = int.from_bytes(ours.read_bytes()[:8], "little")
@@ -129,7 +133,7 @@ def _find_scratch(variables: Mapping[str, str]) -> str | None:
 
 
 def _scratch_mount(mounts: str) -> str | None:
-    """The first mount of a local file system whose name is that of a node's scratch folder."""
+    """Return the first mount of a local file system that has a typical name of a node's scratch folder."""
     for line in mounts.splitlines():
         _, point, kind, *_ = [*line.split(), "", "", ""]
         name = point.rpartition("/")[2]

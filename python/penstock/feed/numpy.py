@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Native tensors as NumPy arrays, without a copy. The only module of the feed that imports numpy."""
+"""Converts native tensors to NumPy arrays, without a copy. The only module of the feed that imports numpy."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["array"]
 
 
 def array(tensor: _native.Tensor) -> np.ndarray[Any, Any]:
-    """The tensor as an array over the same memory, which lives as long as the array."""
+    """Return an array over the tensor's memory. The memory stays valid as long as the array."""
     return np.asarray(tensor)

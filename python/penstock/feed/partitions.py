@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hive partitions (`year=2024/part-0.parquet`): columns that only the folder names hold, so no field can read them."""
+"""Hive partitions (`year=2024/part-0.parquet`): finds columns that exist only in folder names, so that no field can
+read them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _MAX_SHOWN = 3
 
 
 def columns(source: _native.Source) -> dict[str, str]:
-    """The partition columns of a dataset of Parquet files, each with the reason why no field reads it."""
+    """Return the partition columns of a Parquet dataset, each with the reason why no field can read it."""
     if json.loads(source.format)["name"] != "parquet" or "=" not in source.key(0).rpartition("/")[0]:
         return {}
     found: dict[str, set[str]] = {}
@@ -35,7 +37,9 @@ def columns(source: _native.Source) -> dict[str, str]:
 def refuse(
     source: _native.Source, requested: Iterable[tuple[str, FieldSpec]], held: Callable[[], Iterable[str]]
 ) -> None:
-    """Raise ConfigError if a field asks for a partition column that the files lack; `held` returns the files' columns."""
+    """Raise ConfigError if a field requires a partition column that the files lack. `held` returns the columns of the
+    files.
+    """
     partitions = columns(source)
     for name, spec in requested:
         parts: tuple[str, ...] = getattr(spec, "parts", ()) or (name,)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Base of datasets and mixtures: take, shard, repeat and map, and the properties that a loader reads.
+"""Base class of datasets and mixtures: take, shard, repeat and map, and the properties that a loader reads.
 
-Owns the steps between an order and the positions of an epoch, and the expected reads of a batch. Every step is arithmetic;
-none reads a sample.
+Implements the steps that turn a sample order into the positions of an epoch, and estimates the object reads per batch.
+Every step is arithmetic; none reads a sample.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Step = tuple[str, int, int]
 
 
 def expected_reads(samples: int, objects: int, window: int, batch: float, world: int) -> float:
-    """Objects that a global batch reads on average, over all ranks.
+    """Average number of objects that a global batch reads, over all ranks.
 
-    A rank reads an object once per window if any of the rank's samples is in it. A window of w samples in K objects
-    overlaps r = (w - g) / b + 1 slices of b samples, with g their greatest common divisor, but at most as many as there
-    are ranks. Each slice has n = w / r of the window's samples, spread evenly, so an object of m samples has none of
-    them with probability C(w - m, n) / C(w, n).
+    A rank reads an object once per window if the object contains any of the rank's samples. A window of w samples in K
+    objects overlaps r slices of b samples, where r = (w - g) / b + 1, but at most the number of ranks, and g is the
+    greatest common divisor of w and b. Each slice has n = w / r of the window's samples, spread evenly. Therefore, an
+    object of m samples has none of them with probability C(w - m, n) / C(w, n).
     """
     if samples == 0 or objects == 0 or batch <= 0:
         return 0.0
@@ -58,7 +58,7 @@ def expected_reads(samples: int, objects: int, window: int, batch: float, world:
 
 @dataclass(slots=True)
 class _Computed:
-    """Values computed once. A copy in another process computes them again."""
+    """Cached values that are computed once. A copy in another process computes them again."""
 
     course: _native.Sampler | None = None
     identity: dict[str, Any] | None = None
@@ -69,16 +69,17 @@ class _Computed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetBase:
-    """A dataset or a mixture. Immutable: each method returns a new one."""
+    """Base class of `Dataset` and `Mixture`. Immutable: each method returns a new object."""
 
     steps: tuple[Step, ...] = ()
     map_steps: tuple[MapStep, ...] = ()
     _made: _Computed = field(default_factory=_Computed, init=False, repr=False, compare=False)
 
     def take(self, count: int) -> Self:
-        """The first `count` samples of each epoch, or all if there are fewer.
+        """Return the first `count` samples of each epoch, or all samples if there are fewer.
 
-        Before `shuffle`: the first in stored order, the same in every epoch. After it: the first of each epoch's order.
+        Before `shuffle`, these are the first samples in stored order, the same in every epoch. After it, they are the
+        first in each epoch's order.
         """
         count = operator.index(count)
         if not 0 <= count < 2**63:
@@ -86,10 +87,12 @@ class DatasetBase:
         return self._step("take", count, 0)
 
     def shard(self, index: int, count: int) -> Self:
-        """Part `index` of `count` contiguous parts, which cover all samples and whose sizes differ by at most one.
+        """Return part `index` of `count` contiguous parts. They cover all samples, and their sizes differ by at most
+        one.
 
-        Before `shuffle`: a fixed part in stored order (for a validation set, say). After it: a part of each epoch's
-        order, with other samples every epoch. Do not use it for ranks: a `Loader` slices by itself.
+        Before `shuffle`, this is a fixed part in stored order (for example, for a validation set). After it, it is a
+        part of each epoch's order, with different samples every epoch. Do not use it for ranks: a `Loader` already
+        slices batches by rank.
         """
         index, count = operator.index(index), operator.index(count)
         if not 0 <= index < count < 2**63:
@@ -97,19 +100,22 @@ class DatasetBase:
         return self._step("shard", index, count)
 
     def repeat(self, times: int) -> Self:
-        """`times` epochs as one: epoch e of the result is epochs e x times to (e + 1) x times - 1, each in its own order."""
+        """Join `times` epochs into one: epoch e of the result is epochs e x times to (e + 1) x times - 1, each in its
+        own order.
+        """
         times = operator.index(times)
         if not 1 <= times < 2**63:
             raise ConfigError(f"repeat: {times} is not a valid number of repeats", where="repeat")
         return self._step("repeat", times, 0)
 
     def map(self, fn: Callable[..., dict[str, Any]], workers: int = 0) -> Self:
-        """Pass every sample through `fn`, in `workers` spawned processes; the order stays.
+        """Apply `fn` to every sample, in `workers` spawned processes. The sample order does not change.
 
-        `fn(sample)` takes a dict of NumPy views of one sample and returns a dict. In a batch, arrays and numbers of one
-        shape become an array; lists, bytes and text become a list. Each sample has its own seed in each epoch,
-        independent of ranks and workers. A parameter named `seed` gets it; without that parameter, the generators of
-        `random`, NumPy and torch are seeded before each call. Several maps run one after another in the same process.
+        `fn(sample)` takes a dict of NumPy views of one sample and returns a dict. In a batch, arrays and numbers of
+        equal shape become an array; lists, bytes and text become a list. Each sample has its own seed in each epoch,
+        independent of ranks and workers. If `fn` has a parameter named `seed`, it receives the seed. Otherwise, the
+        generators of `random`, NumPy and torch are seeded before each call. Several maps run one after another, in the
+        same process.
 
         Args:
             workers: Number of processes per rank; 0 runs `fn` in this process.
@@ -136,21 +142,21 @@ class DatasetBase:
 
     @property
     def indexed(self) -> bool:
-        """True if records are counted, so that positions exist."""
+        """True if records are counted, so that samples have positions."""
         return True
 
     @property
     def specs(self) -> tuple[tuple[str, Any], ...]:
-        """Names of the fields, and their specifications."""
+        """Names of the fields that were set, with their specifications."""
         raise NotImplementedError
 
     def batch_fields(self) -> dict[str, Any]:
-        """Fields of a batch: those that were set, else the default ones."""
+        """Return the fields of a batch: those that were set, otherwise the default fields."""
         return dict(self.specs)
 
     @property
     def is_shuffled(self) -> bool:
-        """True if each epoch has an order of its own."""
+        """True if the order differs from epoch to epoch."""
         return self.seed is not None
 
     @property
@@ -160,11 +166,11 @@ class DatasetBase:
 
     @property
     def differs_by_epoch(self) -> bool:
-        """True if two epochs differ: in their order, their crops or the seeds of `map`."""
+        """True if epochs differ: in their order, in their crops, or in the seeds of `map`."""
         return self.seed is not None or self.has_random_fields or any(each.wants_seed for each in self.map_steps)
 
     def caches(self) -> list[NodeCache | None]:
-        """Node cache of each dataset that this one consists of."""
+        """Return the node cache of each dataset that this one consists of."""
         raise NotImplementedError
 
     @property
@@ -184,7 +190,7 @@ class DatasetBase:
 
     @property
     def window(self) -> int:
-        """Number of objects whose samples mix."""
+        """Number of objects whose samples are mixed."""
         raise NotImplementedError
 
     @property
@@ -194,11 +200,11 @@ class DatasetBase:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the logical dataset."""
+        """Hash that identifies the logical dataset."""
         raise NotImplementedError
 
     def _base(self) -> _native.Sampler:
-        """The course before `steps` (those after a shuffle)."""
+        """Return the sampler before `steps` are applied. (Only steps after a shuffle are applied.)"""
         raise NotImplementedError
 
     def _gets(self, batch: float, world: int) -> float:
@@ -207,7 +213,7 @@ class DatasetBase:
     # Properties that a loader reads.
 
     def course(self) -> _native.Sampler:
-        """The positions of an epoch. Counts the records if that was not done yet."""
+        """Return the sampler of this dataset's epochs. Counts the records if that has not been done yet."""
         if self._made.course is not None:
             return self._made.course
         course = self._base()
@@ -220,11 +226,11 @@ class DatasetBase:
 
     @property
     def samples(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples in an epoch."""
         return self.course().samples
 
     def identity(self) -> dict[str, Any]:
-        """The values on which a state must agree; under 700 bytes as JSON."""
+        """Return the values that must be equal in a state and in this dataset. They take under 700 bytes as JSON."""
         if self._made.identity is None:
             mine: dict[str, Any] = {
                 "fingerprint": self.fingerprint,
@@ -243,15 +249,15 @@ class DatasetBase:
         return dict(self._made.identity)
 
     def expected_gets(self, batch: float, world: int = 1) -> float:
-        """Average number of object reads for a global batch, over all ranks: the cost of a larger `window`.
+        """Average number of object reads for a global batch, over all ranks. It increases with `window`.
 
-        An object above 16 MiB is read in parts of 8 MiB, one request each. With a cache, there are fewer reads.
+        An object above 16 MiB is read in parts of 8 MiB, with one request each. A cache reduces the number of reads.
         """
         return self._gets(batch, world)
 
 
 def cut(samples: int, name: str, a: int, b: int) -> tuple[int, int]:
-    """The range of positions that `take` and `shard` leave."""
+    """Return the range of positions that `take` or `shard` selects."""
     return (0, min(a, samples)) if name == "take" else (samples * a // b, samples * (a + 1) // b)
 
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Locality of reads in a pool: objects that this node holds as files, nodes that hold the others, and the origin bucket.
+"""Locality of reads in a pool: objects that this node stores as files, nodes that store the others, and the source
+bucket.
 
-Queries the engine once before the first read; the core does the reads. Unused unless the process has a pool context
-(`penstock.pool.rank_env`).
+Queries the pool engine once before the first read; the core performs the reads. Not used unless the process has a pool
+context (`penstock.pool.rank_env`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Locality", "find", "with_pool_routes"]
 
 _LOG = logging.getLogger("penstock.feed")
-# Concurrent queries to an engine, and objects per query.
+# Maximum number of concurrent queries to an engine, and of objects per query.
 _MAX_CALLS, _KEYS_PER_CALL = 16, 16
 _TRIES = 4
 
@@ -37,9 +38,9 @@ class Locality:
     """Locations of a dataset's objects in a pool, seen from one node.
 
     Attributes:
-        own_bytes, bytes: Bytes that this node reads from its own files, and bytes of the dataset.
-        mine: Keys of the objects in this node's part, if each node reads its own. Every object is in exactly one node's
-            part, as long as all nodes queried the same pool.
+        own_bytes, bytes: Bytes that this node reads from its own files, and total bytes of the dataset.
+        mine: Keys of the objects in this node's part, for reads with `scope="node"`. If all nodes query the same pool,
+            every object is in exactly one part.
     """
 
     node: str
@@ -51,16 +52,16 @@ class Locality:
 
     @property
     def expected(self) -> float:
-        """Expected share of local reads in a global order: copies over nodes."""
+        """Expected share of local reads in a globally shuffled order: copies divided by nodes."""
         return min(1.0, self.copies / self.nodes)
 
     @property
     def share(self) -> float:
-        """Share of all bytes that this node holds."""
+        """Share of all bytes that this node stores."""
         return self.own_bytes / self.bytes if self.bytes else 0.0
 
     def facts(self) -> dict[str, Any]:
-        """The locality as plain data, for reports."""
+        """Return the locality as plain data, for reports."""
         return {
             "node": self.node,
             "nodes": self.nodes,
@@ -77,7 +78,7 @@ class Locality:
 
 
 def find(url: str, environment: Mapping[str, str]) -> rank_env.PoolContext | None:
-    """The pool that contains a dataset's URL, if this process has a context of one."""
+    """Return the pool that contains a dataset's URL, if this process has a pool context."""
     here = rank_env.from_env(environment)
     if here is None:
         return None
@@ -85,17 +86,17 @@ def find(url: str, environment: Mapping[str, str]) -> rank_env.PoolContext | Non
 
 
 def _folder(url: str) -> str:
-    """A folder's URL in a form that can be compared: a mounted pool has a path."""
+    """Normalise a folder's URL for comparison: the URL of a mounted pool is a path."""
     return url.removeprefix("file://").rstrip("/") + "/"
 
 
 def with_pool_routes(
     source: _native.Source, here: rank_env.PoolContext, environment: Mapping[str, str]
 ) -> tuple[_native.Source, Locality]:
-    """The source with its routes, and the locality of its objects.
+    """Return the source with its routes through the pool, and the locality of its objects.
 
     Raises:
-        ConfigError: This process is on none of the pool's nodes, or the dataset is not below the pool's URL.
+        ConfigError: This process is not on a node of the pool, or the dataset is not below the pool's URL.
     """
     node = here.node(environment)
     url, root = _folder(source.url), _folder(here.pool.url)
@@ -136,7 +137,9 @@ def with_pool_routes(
 
 
 def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dict[str, int]:
-    """Number of this process among the pool's processes, which share the reads of objects that the pool has lost."""
+    """Index of this process among the pool's processes. They divide the reads of objects that the pool has lost among
+    them.
+    """
     place = ranks.detect(environment)
     return {
         "node": node,
@@ -147,14 +150,16 @@ def _process_index(node: int, nodes: int, environment: Mapping[str, str]) -> dic
 
 
 def _owner(key: str, holders: list[str]) -> str:
-    """The one node, of those that hold an object, whose part it is; every node computes the same."""
+    """Return the node whose part contains an object, chosen among its holders. Every node computes the same result."""
     return holders[zlib.crc32(key.encode()) % len(holders)]
 
 
 def _locate_all(
     access: Access, folder: str, keys: list[str], node: str
 ) -> dict[str, tuple[str | None, list[str] | None]]:
-    """For every object: its file on this node, if it exists, and the nodes that hold it, if the engine reports them."""
+    """For each object, return its file on this node (if any) and the nodes that store it (if the engine reports
+    them).
+    """
 
     def some(part: list[str]) -> dict[str, tuple[str | None, list[str] | None]]:
         for last in [False] * (_TRIES - 1) + [True]:
@@ -170,7 +175,7 @@ def _locate_all(
         found: dict[str, tuple[str | None, list[str] | None]] = {}
         for key in part:
             pieces = located[folder + key]
-            # A complete copy has every piece.
+            # Only a node that has every piece has a complete copy.
             holders = set.intersection(*(set(piece.nodes) for piece in pieces)) if pieces else set()
             has_locations = any(piece.nodes for piece in pieces) or not _hides_locations(access)
             own = access.fast_path(folder + key) if node in holders else None
@@ -183,5 +188,5 @@ def _locate_all(
 
 
 def _hides_locations(access: Access) -> bool:
-    """True for an engine that never reports locations: a mount, whose files programs open by their paths."""
+    """True for an engine that never reports locations, such as a mount, whose files programs open by their paths."""
     return not getattr(access, "reports_locations", True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Report of an epoch's time. Arithmetic over the loader's measurements; measures nothing itself."""
+"""Report of an epoch's time, computed from the loader's measurements. Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -44,13 +44,15 @@ _POOL = (
     "pool_refills",
 )
 
-# Below this share of waiting, the consumer is the bottleneck.
+# If the share of waiting is below this, the consumer is the bottleneck.
 _LIMITED = 0.05
 
 
 @dataclass(slots=True)
 class EpochMeasurements:
-    """Measurements of a pass over an epoch so far. Times in seconds; counters as differences over the pass."""
+    """Measurements of a pass over an epoch so far. Times are in seconds; counters are differences since the start of
+    the pass.
+    """
 
     epoch: int = 0
     samples: int = 0
@@ -68,7 +70,7 @@ class EpochMeasurements:
 
 
 class Report(Mapping[str, Any]):
-    """A mapping of the report's values; prints as a table of the time classes."""
+    """A mapping of the report's values. Prints as a table of the time classes."""
 
     def __init__(self, rows: Mapping[str, Any]) -> None:
         self._rows = dict(rows)
@@ -86,7 +88,7 @@ class Report(Mapping[str, Any]):
         return f"Report({self._rows!r})"
 
     def line(self) -> str:
-        """One line for a progress meter: position, rate, and the resource that it waits for."""
+        """One line for a progress meter: position, rate, and the resource that the pass waits for."""
         waits = f"waits {100 * self['wait_share']:.1f} %"
         if self["limiting"] != "compute_s":
             waits += f" ({self['limiting'].removesuffix('_s').replace('_', ' ')})"
@@ -98,7 +100,7 @@ class Report(Mapping[str, Any]):
         )
 
     def prometheus(self) -> str:
-        """The numbers in Prometheus' text format, to be served or written to a collector's folder."""
+        """Return the numbers in Prometheus' text format, for an HTTP endpoint or a collector's folder."""
         return _exposition(self)
 
     def __str__(self) -> str:
@@ -179,9 +181,9 @@ _COUNTS = {
 
 
 def _exposition(rows: Mapping[str, Any]) -> str:
-    """The text format of https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
+    """Format the values as in https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 
-    A pass starts at zero, like a process that restarts: every number is a gauge, labelled with rank and epoch.
+    Every number is a gauge with the labels rank and epoch, because the values start at zero in each pass.
     """
     where = f'rank="{rows["rank"]}",epoch="{rows["epoch"]}"'
     lines = [
@@ -202,12 +204,12 @@ def _exposition(rows: Mapping[str, Any]) -> str:
 
 
 def make(measured: EpochMeasurements, facts: Mapping[str, Any]) -> Report:
-    """The report of one pass; `facts` are added unchanged."""
+    """Build the report of one pass; `facts` are added unchanged."""
     timing, counters = measured.timing, measured.counters
     latency = timing.get("wait_first_byte_s", 0.0)
     backed_off, answered = counters.get("throttle_wait_s", 0.0), counters.get("first_byte_s", 0.0)
     throttle = latency * (backed_off / (backed_off + answered)) if backed_off > 0 else 0.0
-    # An object that waits for a thread waits for the work of the threads, so its time is split by that.
+    # An object that waits for a thread waits for the threads' work, so this time is split in proportion to that work.
     busy_inflate, busy_decode = timing.get("busy_inflate_s", 0.0), timing.get("busy_decode_s", 0.0)
     queue, busy = timing.get("wait_queue_s", 0.0), busy_inflate + busy_decode
     inflates = busy_inflate / busy if busy > 0 else 0.0

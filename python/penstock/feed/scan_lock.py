@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lock for one scan of a dataset per node: a lock file beside the record indexes, which the other ranks wait for.
 
-Owns only the lock file. The kernel releases a lock whose holder was killed. In a cache folder on a file system that
-nodes share, it makes one scan for all of them, if that file system supports locks.
+Manages only the lock file. The kernel releases the lock if its holder is killed. If the cache folder is on a shared
+file system that supports locks, only one of all nodes scans.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _POLL_S = 0.1
 
 @contextmanager
 def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
-    """Hold the lock `name` in `folder`; waits, with a warning that contains `url`, while another process holds it.
+    """Hold the lock `name` in `folder`. While another process holds it, waits, with a warning that contains `url`.
 
     Yields:
-        Whether the lock is held; False without a folder, or if it cannot be written or locked.
+        Whether the lock is held; False without a folder, or if the lock file cannot be created or locked.
     """
     lock = None if folder is None else _locked(Path(folder), f"{name}.lock", url)
     if lock is None:
@@ -43,12 +43,13 @@ def held(folder: str | None, name: str, url: str) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # A process that waits for this file then finds that its name is gone, and creates a new one. If the name
-        # already belongs to another file, that is another process's lock.
+        # Delete the file only if the name still belongs to it; otherwise, it is another process's lock. A process that
+        # waits for this file then finds the name gone, and creates a new file.
         if _is_at(descriptor, path):
             with suppress(OSError):
                 remove_file(path)
-        # Closing is not enough: a forked child may have inherited the descriptor.
+        # Unlock explicitly, because a forked child may have inherited the descriptor, and closing it here would not
+        # unlock.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
@@ -78,7 +79,7 @@ def _locked(folder: Path, name: str, url: str) -> tuple[int, Path] | None:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has its name."""
+    """Whether the open file still has its name in the folder."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved states of a loader over counted records: the values on which a state and a dataset must agree. Reads no sample."""
+"""Saved states of a loader over counted records. Checks that a state and a dataset agree. Reads no samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def make(dataset: DatasetBase, epoch: int, cursor: int) -> dict[str, Any]:
-    """The state after `cursor` samples of `epoch`: JSON under 1 KB."""
+    """Return the state after `cursor` samples of `epoch`, as JSON under 1 KB."""
     return {
         "version": STATE_VERSION,
         "order": _native.ORDER_VERSION,
@@ -39,11 +39,11 @@ def make(dataset: DatasetBase, epoch: int, cursor: int) -> dict[str, Any]:
 
 
 def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
-    """Epoch and cursor of a state.
+    """Return the epoch and cursor of a state.
 
     Raises:
-        ConfigError: The state is of another dataset or order, or its numbers are invalid; the message contains both
-            values.
+        ConfigError: The state belongs to another dataset or order, or its numbers are invalid. The message contains
+            both values.
     """
     if "unindexed" in state:
         raise ConfigError(

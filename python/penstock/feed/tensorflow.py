@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dataset as a `tf.data.Dataset`. The only module of the feed that imports TensorFlow.
+"""Adapter that provides a dataset as a `tf.data.Dataset`. The only module of the feed that imports TensorFlow.
 
-The feed's own threads read and decode. `tf.data` gets whole batches, and runs the steps that are chained after them.
+The feed's own threads read and decode. `tf.data` gets whole batches, and runs only the steps that are chained after
+them.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ __all__ = ["dataset"]
 
 
 def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **arguments: Any) -> Any:
-    """A `tf.data.Dataset` of dicts of tensors, batched: `penstock.tf.dataset(ds, batch=32)`.
+    """Return a batched `tf.data.Dataset` of dicts of tensors: `penstock.tf.dataset(ds, batch=32)`.
 
     Tensors and images are `tf.Tensor`s, `ragged` fields are `tf.RaggedTensor`s with one ragged dimension, raw fields
     are strings, and `raw_list` fields are `tf.RaggedTensor`s of strings.
 
-    Each pass over it is the next epoch, from `epoch` on. For a state that outlives the process, iterate a
-    `penstock.Loader` instead: `tf.data` prefetches, and does not report which batches were consumed.
+    Each pass over it is the next epoch, starting at `epoch`. To save a state and resume from it, iterate a
+    `penstock.Loader` instead, because `tf.data` prefetches and does not report which batches were consumed.
 
     Args:
         ds: Dataset from `penstock.open(url)`, with or without `.fields(...)`.
-        batch: Samples in this rank's batch; or `global_batch=`, over all ranks. Other arguments are those of
-            `penstock.Loader`.
+        batch: Number of samples in this rank's batch. Alternatively, give `global_batch=`, over all ranks. Other
+            arguments are the same as for `penstock.Loader`.
     Raises:
-        ConfigError: The dataset uses `map`: chain `tf.data`'s own `map` instead.
+        ConfigError: The dataset uses `map`. Chain `tf.data`'s own `map` instead.
     """
     if ds.map_steps:
         raise ConfigError("map: tf.data has its own map", where="map", hint="use dataset(ds, batch=...).map(fn)")
@@ -52,7 +53,8 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         signature["weight"] = tf.TensorSpec((None,), tf.float32)
 
     def batches() -> Iterator[dict[str, Any]]:
-        # Empty slices of a ragged tail have no rows and are still batches: ranks make equal numbers of steps.
+        # With a ragged tail, a rank's last slice may be empty. It is still a batch, so that all ranks make the same
+        # number of steps.
         for made in loader:
             yield {name: _column(fields.get(name), column) for name, column in made.items()}
 
@@ -61,7 +63,7 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
 
 
 def _type_spec(spec: FieldSpec) -> Any:
-    """`tf.data` type of the field in a batch."""
+    """Return the `tf.data` type of a field in a batch."""
     if isinstance(spec, RaggedSpec):
         return tf.RaggedTensorSpec((None, None, *spec.shape), tf.as_dtype(spec.dtype), ragged_rank=1)
     if isinstance(spec, RawListSpec):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches as torch tensors, without a copy on the CPU.
+"""Loader that yields batches as torch tensors, without a copy on the CPU.
 
-Rank and world come from `torch.distributed` once it is initialised, else from the launcher's variables.
+Rank and world come from `torch.distributed` if it is initialised, otherwise from the launcher's variables.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ _LOG = logging.getLogger("penstock.feed")
 
 
 class Loader(BaseLoader[dict[str, Any]]):
-    """Iterates dicts of torch tensors: on the CPU over the feed's own memory, on a device as copies of it. Do casts and
-    log1p on the device.
+    """Loader that yields dicts of torch tensors: over the feed's memory on the CPU, or as copies on a device. For
+    speed, run casts and log1p on the device.
     """
 
     def __init__(self, dataset: Dataset, *, device: Any = None, **arguments: Any) -> None:
         """Like `penstock.Loader`, with these differences:
 
         Args:
-            tail: As in `penstock.Loader`, with another default. For a shuffled dataset and more than one rank it is
-                `drop`: each epoch leaves out other samples, and a rank without samples would have a loss of NaN.
-                Otherwise it is `ragged`, with a warning if a rank's last batch has no samples.
-            device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on their own
-                stream while the consumer works on the previous batch; the device holds about four batches at a time.
+            tail: As in `penstock.Loader`, but with another default. For a shuffled dataset and more than one rank, it
+                is `drop`: each epoch omits different samples, and no rank gets an empty batch, which would give a loss
+                of NaN. Otherwise, it is `ragged`, with a warning if a rank's last batch has no samples.
+            device: Target device of the tensors; None leaves them on the CPU. Copies to a CUDA device run on a separate
+                stream while the consumer works on the previous batch. The device then stores about four batches at a
+                time.
         """
         self._has_default_tail = False
         super().__init__(dataset, **arguments)
         self.device = None if device is None else torch.device(device)
-        # The process id and the device; the record of delivered batches outlives a pass.
+        # Process id, device, and the record of delivered batches, which outlives a pass.
         self._copied_to: tuple[int, CopyDevice, Given] | None = None
 
     def _place(self) -> tuple[int, int]:
@@ -59,7 +60,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return "drop" if self.world > 1 and self.dataset.is_shuffled and on_error != "skip" else "ragged"
 
     def _warn_of_tail(self) -> None:
-        """Warn once, on the first rank, if the default tail leaves ranks without samples."""
+        """Warn once, on the first rank, if the default tail leaves some ranks without samples."""
         if self.rank or self.world == 1 or not self._has_default_tail or not self.dataset.indexed:
             return
         self._has_default_tail = False
@@ -101,7 +102,7 @@ class Loader(BaseLoader[dict[str, Any]]):
         return {name: self._moved(column) for name, column in batch.items()}, time.perf_counter() - began
 
     def _moved(self, column: Any) -> Any:
-        """A column on a device other than CUDA, after its copy is done; lists stay on the host."""
+        """Copy a column to a device other than CUDA, and wait for the copy. Lists stay on the host."""
         if isinstance(column, columns.Ragged):
             return columns.Ragged(self._moved(column.values), self._moved(column.offsets))
         return column.to(self.device) if isinstance(column, torch.Tensor) else column

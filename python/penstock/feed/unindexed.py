@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Unindexed mode: the loader's behaviour when records are not counted.
 
-Owns the state of one rank, (object, record), and the notice that this state cannot continue at another world size. A
-rank reads every W-th object of the epoch's order. The number of records before an object is unknown, so other world
-sizes cannot resume.
+Manages the state of one rank, (object, record), and rejects a state of another world size. A rank reads every W-th
+object of the epoch's order. The number of records before an object is unknown, so a state cannot be converted to
+another world size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RECORDS = 1 << 40
 
 
 class Unindexed:
-    """The part of a loader that is specific to a dataset without counts."""
+    """The part of a loader that is specific to datasets without record counts."""
 
     def __init__(self, dataset: Dataset, *, global_batch: int, rank: int, world: int, tail: str) -> None:
         if dataset.steps or dataset.map_steps:
@@ -58,7 +58,7 @@ class Unindexed:
         self.batch = global_batch // world
 
     def feed(self, fields: str, settings: str, env: dict[str, str]) -> _native.UnindexedFeed:
-        """A native feed in this process."""
+        """Create a native feed in this process."""
         return _native.UnindexedFeed(
             self.dataset.source,
             fields,
@@ -72,12 +72,12 @@ class Unindexed:
         )
 
     def is_spent(self, cursor: int) -> bool:
-        """True when this rank has read every object of its own."""
+        """True if this rank has read all its objects."""
         objects = self.dataset.source.objects
         return cursor >= -(-max(objects - self.rank, 0) // self.world) * _RECORDS > 0
 
     def identity(self) -> dict[str, Any]:
-        """The values on which a state must agree."""
+        """Return the values that must be equal in a state and in this loader."""
         return {
             "unindexed": VERSION,
             "fingerprint": self.dataset.source.fingerprint,
@@ -87,15 +87,15 @@ class Unindexed:
         }
 
     def state(self, epoch: int, cursor: int) -> dict[str, Any]:
-        """Position of this rank: JSON under 1 KB, different for each rank."""
+        """Return the position of this rank, as JSON under 1 KB. It differs between ranks."""
         place = {"epoch": epoch, "object": cursor // _RECORDS, "record": cursor % _RECORDS}
         return {**self.identity(), **place, "promise": NOTICE}
 
     def cursor(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Epoch and cursor of a state.
+        """Return the epoch and cursor of a state.
 
         Raises:
-            ConfigError: The state is of another rank, world size or dataset; the message contains both values.
+            ConfigError: The state belongs to another rank, world size or dataset. The message contains both values.
         """
         if "unindexed" not in state:
             raise ConfigError(

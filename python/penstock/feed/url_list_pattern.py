@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A list of URLs as one pattern: their common folder, and the selected names in braces. Accesses no store."""
+"""Converts a list of URLs to one pattern: their common folder, and the selected names in braces. Accesses no store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN = 3
 
 
 def joined(urls: Sequence[str]) -> str:
-    """One URL for all of `urls`, which have a scheme or are absolute paths.
+    """Return one URL for all of `urls`, which must have a scheme or be absolute paths.
 
     Raises:
         ConfigError: The list is empty or too long, a URL occurs twice or is in another bucket, or a name contains a
@@ -71,7 +71,7 @@ def check(source: _native.Source, urls: Sequence[str]) -> None:
 
 
 def _folder(urls: Sequence[str]) -> str:
-    shortest, longest = min(urls), max(urls)  # by name: a prefix that these two share is shared by all
+    shortest, longest = min(urls), max(urls)  # by name: every prefix that these two share is shared by all
     same = next((at for at, (a, b) in enumerate(zip(shortest, longest, strict=False)) if a != b), len(shortest))
     wild = _WILD.search(shortest[:same])
     folder = shortest[: wild.start() if wild else same].rpartition("/")[0] + "/"

@@ -66,7 +66,7 @@ impl StreamDecoder {
         self.passed
     }
 
-    /// Returns the number of LZ4 frames that have begun; other codecs do not count.
+    /// Returns the number of LZ4 frames that have begun; 0 for other codecs.
     pub(crate) fn blocks(&self) -> u64 {
         match &self.decoder {
             Decoder::Lz4(stream) => stream.frames(),

@@ -75,7 +75,7 @@ struct TokenBucket {
 }
 
 impl TokenBucket {
-    /// Maximum burst after a pause: the units of this much time.
+    /// Maximum burst after a pause, as the time in which its units would pass at the rate.
     const BURST: Duration = Duration::from_millis(100);
 
     /// Takes `units`. Returns the time until this caller may start, and the time until its units have passed at the

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Adaptive request rate for a store that throttles (429, 503), shared by all calls.
 //!
-//! The rate is unlimited until the first throttled request. Afterwards, the search for the store's limit works as
-//! follows. A throttled request lowers the rate by one tenth to one half, depending on how many requests succeeded
-//! before it. Each success raises the rate a step towards the last throttled rate. Above that rate the steps are so
-//! small that only about one request in fifty is throttled. If calls backed off independently, all would wait while the
-//! store has capacity, and return together when it has none.
+//! The rate is unlimited until the first throttled request. Then this module searches for the store's limit. A
+//! throttled request lowers the rate by one tenth to one half, depending on how many requests succeeded before it. Each
+//! success raises the rate a step towards the last throttled rate. Above that rate the steps are so small that only
+//! about one request in fifty is throttled. If calls backed off independently, all would wait while the store has
+//! capacity, and return together when it has none.
 //!
 //! If a lower rate does not reduce throttling, it has another cause (an unhealthy proxy or shard). The rate then stays
 //! above half of the fastest rate at which ten requests in a row succeeded, as long as most requests succeed.
@@ -34,7 +34,7 @@ const LAST: f64 = 1.0 / 8.0;
 const BACK: f64 = 1.0 / 32.0;
 /// Minimum increase per success, as a share of the rate: forty successes compensate for one throttled request.
 const BEYOND: f64 = 1.0 / 400.0;
-/// Typical delay of timers; time lost only to that is compensated.
+/// Typical delay of timers. To make up for a late timer, the next request may be sent up to this much earlier.
 const LATE: Duration = Duration::from_millis(2);
 
 /// Request rate that adapts to throttling.

@@ -108,7 +108,7 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    /// Returns the number of elements in one sample, or an error if it overflows.
+    /// Returns the number of elements in one sample, or an error on overflow.
     pub fn elements(&self) -> Result<usize> {
         self.shape
             .iter()
@@ -117,7 +117,7 @@ impl TensorSpec {
             .ok_or_else(|| Error::config("shape", format!("{:?} has more bytes than the address space", self.shape)))
     }
 
-    /// Returns the number of bytes in one sample, or an error if it overflows.
+    /// Returns the number of bytes in one sample, or an error on overflow.
     pub fn size_bytes(&self) -> Result<usize> {
         Ok(self.elements()? * self.dtype.size())
     }

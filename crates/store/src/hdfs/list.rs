@@ -34,12 +34,12 @@ pub(super) fn stream(
 }
 
 impl Walk {
-    /// Reads the deepest folder that contains the whole prefix.
+    /// Reads the deepest folder below which all keys with the prefix are located.
     async fn begin(mut self) -> Result<Self> {
         let prefix = self.prefix.as_bytes();
         let end = prefix.iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
         let folder = Key::new(prefix[..end].to_vec());
-        // HDFS cannot store such a key, so the listing is empty.
+        // If HDFS cannot store keys with this prefix, the listing is empty.
         if folder.is_empty() || refusal(&prefix[..end - 1]).is_none() {
             self.enter(&folder).await?;
         }

@@ -3,7 +3,7 @@
 //! `hdfs:///path` for the configured default.
 //!
 //! This module maps keys to paths and implements versions, atomic writes and timeouts. `hdfs-native` implements the
-//! protocols and verifies the CRC of every packet. A read waits at most seconds for a DataNode that hangs. A version is
+//! protocols and verifies the CRC of every packet. A read waits only a few seconds for a DataNode that hangs. A version is
 //! mtime and size, because the protocol library exposes no file ID; every write by Penstock changes at least one of
 //! them. Keys that are not paths are rejected: empty names, `.`, `..`, a colon, NUL bytes, and invalid UTF-8.
 
@@ -58,7 +58,7 @@ struct Cluster {
     clients: Mutex<Option<Clients>>,
 }
 
-/// Clients of one process and runtime, because connections cannot be used in another process or runtime.
+/// Clients of one process and runtime. Their connections cannot be used in another process or runtime.
 #[derive(Clone)]
 struct Clients {
     process: u32,

@@ -89,7 +89,7 @@ impl Walk {
         Ok(None)
     }
 
-    /// Opens the deepest folder that contains the whole prefix.
+    /// Opens the deepest folder below which all keys with the prefix are located.
     fn begin(&mut self) -> Result<()> {
         let root = self.store.open_root()?;
         let prefix = self.prefix.as_bytes();

@@ -178,7 +178,7 @@ impl Bucket {
     }
 }
 
-/// Returns true if the object is encrypted in a way that makes its ETag something other than an MD5.
+/// Returns true if the object is encrypted so that its ETag is not an MD5.
 fn is_encrypted(headers: &HeaderMap) -> bool {
     text(headers, "x-amz-server-side-encryption").is_some_and(|how| how != "AES256")
         || text(headers, "x-amz-server-side-encryption-customer-algorithm").is_some()

@@ -102,8 +102,8 @@ async fn test_retry_over_faults_stands_the_suite() {
 }
 
 /// Suite checks that versitygw fails. It stores objects as files: it resolves `x/../y` to `y`, and cannot store `fd`
-/// beside `fd/x`. `tests/it/transport.rs` checks that such keys are sent unchanged; the emulator's own suite run checks
-/// that they are returned unchanged.
+/// beside `fd/x`. `tests/it/transport.rs` checks that such keys are sent unchanged; the suite run on Penstock's
+/// emulator checks that they are returned unchanged.
 const PEER_FALLS_SHORT: &[&str] = &["hostile_keys_are_held_or_refused", "key_beside_its_own_folder_is_held_or_refused"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -20,7 +20,7 @@ use serde::Deserialize;
 use self::profile_files::{Files, ProfileSource, RoleSource, words};
 use crate::credentials::Expiring;
 
-/// Maximum number of roles that assume each other in a chain.
+/// Maximum length of a chain of roles in which each role assumes the next one.
 const DEEPEST: usize = 8;
 
 impl Expiring for Credential {

@@ -3,8 +3,8 @@
 //! `hdfs:///path` for the configured default.
 //!
 //! This module maps keys to paths and implements versions, atomic writes and timeouts. `hdfs-native` implements the
-//! protocols and verifies the CRC of every packet. A read waits only a few seconds for a DataNode that hangs. A version is
-//! mtime and size, because the protocol library exposes no file ID; every write by Penstock changes at least one of
+//! protocols and verifies the CRC of every packet. A read waits only a few seconds for a DataNode that hangs. A version
+//! is mtime and size, because the protocol library exposes no file ID; every write by Penstock changes at least one of
 //! them. Keys that are not paths are rejected: empty names, `.`, `..`, a colon, NUL bytes, and invalid UTF-8.
 
 mod error;

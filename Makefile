@@ -44,7 +44,7 @@ RCLONE := v1.76.0
 S5CMD := v2.3.0
 MC := v0.0.0-20250313080218-cf909e1063a9
 # Tests that only `make test-peers` runs.
-LEFT_OUT := and not needs_tf and not needs_adapters and not needs_pool and not needs_specs
+LEFT_OUT := and not needs_tf and not needs_adapters and not needs_pool and not needs_specs and not needs_array_peers
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 # uv and maturin find the environment only by these variables, so an environment active in the shell has no effect.
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
@@ -163,11 +163,12 @@ test-python-fast: setup ## Fast Python tests that need neither root nor a server
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
 
 .PHONY: test-peers
-test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, validators of job specifications
+test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/array-peers ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, validators of job specifications, MDIO
 	@# TensorFlow emits warnings at import, which must not fail the tests.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_specs tests/job/test_specs.py
+	@$(BIN)/python -m pytest -q -m needs_array_peers $$(grep -rl --include='test_*.py' 'mark.needs_array_peers$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
 # ---------------------------------------------------------------- set-up
@@ -196,6 +197,7 @@ lock: $(STAMPS)/venv ## Pin the environments again at the newest versions (LOCK_
 	@$(BIN)/uv pip compile pyproject.toml --extra demo --group dev -o requirements/dev.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile pyproject.toml --group tf -o requirements/tf.txt $(LOCK_FLAGS)
 	@$(BIN)/uv pip compile --group specs -o requirements/specs.txt $(LOCK_FLAGS)
+	@$(BIN)/uv pip compile --group array-peers -o requirements/array-peers.txt $(LOCK_FLAGS)
 LOCK_ARGS ?= --upgrade
 LOCK_FLAGS = --quiet --python-version 3.11 --universal --no-emit-index-url --no-annotate --no-header $(LOCK_ARGS)
 
@@ -302,6 +304,12 @@ $(STAMPS)/specs: requirements/specs.txt $(STAMPS)/venv
 	$(call SAY,the validators of Kubernetes$(comma) Azure ML and Azure Batch in an environment of their own ($(TOOLS)/specs); ~300 MB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/specs
 	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/specs" $(BIN)/uv pip install --quiet -r requirements/specs.txt
+	@touch $@
+
+$(STAMPS)/array-peers: requirements/array-peers.txt $(STAMPS)/venv
+	$(call SAY,MDIO and the models of OSDU records in an environment of its own ($(TOOLS)/array-peers); ~400 MB)
+	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/array-peers
+	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/array-peers" $(BIN)/uv pip install --quiet -r requirements/array-peers.txt
 	@touch $@
 
 $(STAMPS)/tf: requirements/tf.txt $(STAMPS)/venv

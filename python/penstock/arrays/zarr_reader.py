@@ -13,6 +13,7 @@ import numpy as np
 from penstock import _native
 from penstock.arrays.array import Array, Coordinate
 from penstock.arrays.backend import Backend, ChunkedBackend
+from penstock.arrays.mdio_fields import standard_names, struct_dtype
 from penstock.errors import ConfigError, Corrupt, Unsupported
 from penstock.extras import require
 
@@ -62,8 +63,15 @@ class ZarrNode:
         stated = self.document.get("data_type", self.document.get("dtype"))
         return stated if isinstance(stated, str) else ""
 
+    @property
+    def structure(self) -> np.dtype[Any] | None:
+        """Type of an element that is a structure or raw bytes; None for other types."""
+        return struct_dtype(self.document.get("data_type", self.document.get("dtype")))
+
     def open(self) -> Backend:
         """Its chunks: read by the core, or by zarr-python if a codec is not the core's."""
+        if self.shape and (structure := self.structure) is not None:
+            return _Structures(self, structure)
         try:
             return ChunkedBackend(
                 _native.ChunkedArray.zarr(
@@ -72,6 +80,31 @@ class ZarrNode:
             )
         except Unsupported as refused:
             return _ZarrPython(self, refused)
+
+
+class _Structures:
+    """An array of structures, which the core reads as numbers of 8 bits: its last dimension is longer by their size."""
+
+    def __init__(self, node: ZarrNode, structure: np.dtype[Any]) -> None:
+        document = json.loads(node.metadata)
+        size = structure.itemsize
+        is_third = document["zarr_format"] == 3
+        chunks = document["chunk_grid"]["configuration"]["chunk_shape"] if is_third else document["chunks"]
+        for sides in (document["shape"], chunks):
+            sides[-1] *= size
+        document["fill_value"] = 0
+        document["data_type" if is_third else "dtype"] = "uint8" if is_third else "|u1"
+        self._bytes = ZarrNode(node.location, node.name, json.dumps(document).encode(), {}).open()
+        self.shape, self.dtype = node.shape, structure
+        self.chunk_shape = (*self._bytes.chunk_shape[:-1], self._bytes.chunk_shape[-1] // size)
+
+    def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:
+        size = self.dtype.itemsize
+        wide = [(*box[:-1], (box[-1][0] * size, box[-1][1] * size)) for box in boxes]
+        return [np.ascontiguousarray(part).view(self.dtype) for part in self._bytes.read(wide, threads)]
+
+    def stats(self) -> dict[str, int]:
+        return self._bytes.stats()
 
 
 class _ZarrPython:
@@ -159,7 +192,7 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
     if "penstock_segy" in group_attrs:
         attrs["penstock_segy"] = group_attrs["penstock_segy"]
     name = chosen.name.rpartition("/")[2] or location.url.rpartition("/")[2]
-    headers = _headers(nodes, group_attrs) if "penstock_segy" in group_attrs else None
+    headers = _headers(nodes, group_attrs, chosen)
     return Array(chosen.open(), name=name, dims=chosen.dims, coords=coords, attrs=attrs, headers=headers)
 
 
@@ -241,12 +274,26 @@ def _coordinates(chosen: ZarrNode, nodes: Mapping[str, ZarrNode]) -> dict[str, C
     return coords
 
 
-def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any]) -> Any:
-    node = nodes.get("headers_raw")
-    if node is None:
-        return None
-    from penstock.arrays.segy.header_fields import trace_dtype
+def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any], chosen: ZarrNode) -> Any:
+    """Function from an index to trace headers, with the names of the standard; None if there are none."""
+    if "penstock_segy" in group_attrs:
+        from penstock.arrays.segy.header_fields import trace_dtype
 
-    kind = trace_dtype(group_attrs["penstock_segy"]["byte_order"], node.shape[-1])
-    raw = Array(node.open(), name="headers_raw", dims=node.dims, coords={}, attrs={})
-    return lambda key: np.ascontiguousarray(raw[key]).view(kind)[..., 0]
+        facts = group_attrs["penstock_segy"]
+        node = nodes.get(facts.get("headers", "headers_raw"))
+        if node is None:
+            return None
+        raw = Array(node.open(), name=node.name, dims=node.dims, coords={}, attrs={})
+        if node.structure is not None:  # of MDIO: one element a trace
+            kind = trace_dtype(facts["byte_order"], node.structure.itemsize)
+            return lambda key: raw[key].view(kind)
+        kind = trace_dtype(facts["byte_order"], node.shape[-1])
+        return lambda key: np.ascontiguousarray(raw[key]).view(kind)[..., 0]
+    node = nodes.get("headers")
+    if node is None or node.structure is None or not node.structure.names or node.shape != chosen.shape[:-1]:
+        return None
+    packed = Array(node.open(), name="headers", dims=node.dims, coords={}, attrs={})
+    names = list(standard_names(node.structure.names).values())
+    formats = [node.structure[number] for number in range(len(names))]
+    named = np.dtype(list(zip(names, formats, strict=True)))
+    return lambda key: packed[key].view(named)

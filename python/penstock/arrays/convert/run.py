@@ -16,9 +16,10 @@ import numpy as np
 
 from penstock.arrays.convert.chunking import Chunking, choose, parse_shape
 from penstock.arrays.convert.hdf5_destination import Hdf5Destination
+from penstock.arrays.convert.mdio_destination import MdioDestination, MdioSource, mdio_chunks
 from penstock.arrays.convert.segy_destination import SegyDestination
 from penstock.arrays.convert.source import SegyFacts, Source, open_source
-from penstock.arrays.convert.zarr_destination import STATE, ZarrDestination
+from penstock.arrays.convert.zarr_destination import ZarrDestination
 from penstock.arrays.lease import Lease
 from penstock.arrays.location import Location
 from penstock.errors import Busy, ConfigError, Deadline, Unsupported
@@ -27,10 +28,21 @@ from penstock.ranks import Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["FORMATS", "ConversionReport", "convert", "format_of"]
+__all__ = ["FORMATS", "LAYOUTS", "ConversionReport", "convert", "format_of"]
 
 FORMATS = ("zarr", "segy", "hdf5")
-_SUFFIXES = {".zarr": "zarr", ".sgy": "segy", ".segy": "segy", ".h5": "hdf5", ".hdf5": "hdf5", ".nc": "hdf5"}
+LAYOUTS = ("plain", "mdio")
+"""Layouts of a Zarr group: our own, which is plain CF, and MDIO v1."""
+
+_SUFFIXES = {
+    ".zarr": "zarr",
+    ".mdio": "zarr",
+    ".sgy": "segy",
+    ".segy": "segy",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".nc": "hdf5",
+}
 
 _BLOCK_BYTES = 64 << 20
 """Bytes of a block of a file that is written whole."""
@@ -68,6 +80,7 @@ def convert(
     destination: str | os.PathLike[str],
     *,
     to: str | None = None,
+    layout: str | None = None,
     array: str | None = None,
     map: str | None = None,  # noqa: A002 - as on the command line
     vertical: str = "time",
@@ -89,6 +102,8 @@ def convert(
 
     Args:
         to: `zarr`, `segy` or `hdf5`; by default from the destination's suffix.
+        layout: Of a Zarr group: `plain` (default), or `mdio` (default for the suffix `.mdio`) for what MDIO v1 opens: its
+            names, `headers`, `trace_mask` and chunks, without shards unless they are given.
         access: What the chunks are chosen for: dimensions that slices are taken across, or `balanced`, `shots`, `train`.
         chunks, shards: Given shapes (`64,64,64`); `shards="none"` stores each chunk as an object.
         codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`.
@@ -115,6 +130,12 @@ def convert(
     volume = open_source(
         from_, array=array, map=map, vertical=vertical, threads=count, progress=told("scan"), **overrides
     )
+    layout = _layout_of(to_place, kind, layout)
+    if layout == "mdio":
+        volume = MdioSource(volume)
+        if chunks is None and (usual := mdio_chunks(volume)) is not None:
+            chunks = ",".join(f"{side}" for side in usual)
+        shards = shards or "none"
     chunking = _chunking(kind, volume, access, chunks, shards)
     report = ConversionReport(
         from_.url, to_place.url, kind, volume.shape, volume.dims, volume.dtype.name,
@@ -128,14 +149,14 @@ def convert(
     plan = json.dumps(
         {
             "source": _plain(volume.identity), "dims": volume.dims, "shape": volume.shape, "dtype": volume.dtype.name,
-            "chunks": chunking.chunks, "shards": chunking.shards, "codec": codec, "format": kind,
+            "chunks": chunking.chunks, "shards": chunking.shards, "codec": codec, "format": kind, "layout": layout,
         },
         sort_keys=True,
     )  # fmt: skip
     if kind != "zarr" and rank.world > 1:
         raise Unsupported(f"several ranks that write one {kind} file are not supported", hint="convert on one node")
     stop = threading.Event()
-    lease = Lease(to_place, f"{STATE}/lease", on_loss=stop.set) if kind == "zarr" and rank.rank == 0 else None
+    lease = Lease(to_place, f"{target.state}/lease", on_loss=stop.set) if kind == "zarr" and rank.rank == 0 else None
     try:
         if lease is not None:
             target.check()
@@ -180,6 +201,15 @@ def format_of(location: Location, stated: str | None) -> str:
     return kind
 
 
+def _layout_of(location: Location, kind: str, stated: str | None) -> str:
+    layout = stated or ("mdio" if kind == "zarr" and location.url.lower().endswith(".mdio") else "plain")
+    if layout not in LAYOUTS:
+        raise ConfigError(f"layout: `{layout}` is not one of {', '.join(LAYOUTS)}", where="layout")
+    if layout == "mdio" and kind != "zarr":
+        raise ConfigError(f"layout: mdio is a layout of Zarr, not of {kind}", where="layout")
+    return layout
+
+
 def _chunking(kind: str, volume: Source, access: Sequence[str], chunks: str | None, shards: str | None) -> Chunking:
     shape, dims, itemsize = volume.shape, volume.dims, volume.dtype.itemsize
     if kind == "segy":
@@ -200,6 +230,8 @@ def _chunking(kind: str, volume: Source, access: Sequence[str], chunks: str | No
 def _destination(
     kind: str, location: Location, volume: Source, chunking: Chunking, chunks: str | None, codec: str | None
 ) -> Any:
+    if isinstance(volume, MdioSource):
+        return MdioDestination(location, volume, chunking, codec or "blosc-zstd")
     if kind == "zarr":
         return ZarrDestination(location, volume, chunking, codec or "lz4")
     if kind == "hdf5":
@@ -283,7 +315,7 @@ def _await_plan(target: ZarrDestination, plan: str, timeout_s: float) -> None:
     """Wait until rank 0 has created the arrays."""
     until = time.monotonic() + timeout_s
     while time.monotonic() < until:
-        found = target.location.read(f"{STATE}/plan.json")
+        found = target.location.read(f"{target.state}/plan.json")
         if found is not None and found.decode() == plan:
             return
         time.sleep(0.2)

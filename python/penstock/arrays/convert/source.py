@@ -181,7 +181,7 @@ class _ArraySource:
         layout = json.loads(stated) if isinstance(stated, str) else stated
 
         def side(name: str) -> Array:
-            return open_array(location.url, array=name, timeout_s=location.timeout_s)
+            return open_array(location.url, array=layout.get("folder", "") + name, timeout_s=location.timeout_s)
 
         present = set(layout["arrays"])
         empty = np.empty(0, dtype=np.uint8)
@@ -195,7 +195,8 @@ class _ArraySource:
             else np.empty(0, dtype=np.int64),
         )
         self._side, self._present = side, present
-        self._headers = side("headers_raw")
+        headers = layout.get("headers", "headers_raw")
+        self._headers = open_array(location.url, array=headers, timeout_s=location.timeout_s)
         if "ibm_words" in present:
             words = side("ibm_words")[...]
             self._words = np.empty(len(words), dtype=EXCEPTION)
@@ -205,7 +206,9 @@ class _ArraySource:
     def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         samples = self._array[tuple(slice(*side) for side in box)]
         if headers is not None:
-            headers[...] = self._headers[tuple(slice(*side) for side in box[:-1])]
+            found = self._headers[tuple(slice(*side) for side in box[:-1])]
+            # MDIO's raw headers are one element a trace.
+            headers[...] = found.view(np.uint8).reshape(headers.shape)
         if self.segy is None or not len(self._words):
             return samples, self._words[:0]
         numbers = self.segy.trace_index[tuple(slice(*side) for side in box[:-1])].reshape(-1)
@@ -244,13 +247,13 @@ def open_source(
     headers = file.scan(extra, threads=threads, progress=progress)
     geometry = grid(headers, candidates(headers)[0].keys if keys is None else keys)
     segy = SegyFacts(
-        layout=file.layout,
+        layout={**file.layout, "map": ",".join(str(key) for key in geometry.keys)},
         file_header=np.frombuffer(file.file_header(), dtype=np.uint8),
         trailer=np.frombuffer(file.trailer(), dtype=np.uint8),
         trace_index=geometry.trace_index,
         duplicate_index=geometry.duplicates,
     )
     identity = {
-        "url": location.url, "version": file.core.version, "layout": file.layout, "map": ",".join(map_ for map_ in (str(key) for key in geometry.keys)),
+        "url": location.url, "version": file.core.version, "layout": segy.layout,
     }  # fmt: skip
     return _SegySource(file, (*geometry.dims, vertical), coordinates(file, headers, geometry, vertical), segy, identity)

@@ -173,9 +173,7 @@ def _runs(firsts: np.ndarray[Any, Any], most: int) -> Iterator[tuple[int, int]]:
 
 def _target_digest(location: Location) -> tuple[int, int, str]:
     entry = location.entry()
-    entries = (
-        [entry] if entry is not None else [each for each in location.list() if not each.name.startswith(f"{STATE}/")]
-    )
+    entries = [entry] if entry is not None else [each for each in location.list() if STATE not in each.name.split("/")]
     total, whole = 0, hashlib.sha256()
     for each in sorted(entries, key=lambda found: found.name):
         place = location if entry is not None else location / each.name

@@ -20,15 +20,14 @@ from penstock.errors import ConfigError, Mismatch, PreconditionFailed
 
 if TYPE_CHECKING:
     from penstock.arrays.convert.chunking import Chunking
-    from penstock.arrays.convert.source import Source
+    from penstock.arrays.convert.source import SegyFacts, Source
     from penstock.arrays.indexing import Box
     from penstock.arrays.location import Location
 
-__all__ = ["PLAN", "STATE", "ZarrDestination"]
+__all__ = ["STATE", "ZarrDestination"]
 
 STATE = ".penstock"
-PLAN = f"{STATE}/plan.json"
-_DONE, _WORDS = f"{STATE}/done", f"{STATE}/ibm"
+"""Name of the folder that holds the state."""
 
 _SIDE_BYTES = 4 << 20
 """Bytes of a chunk of the arrays beside the samples."""
@@ -36,6 +35,9 @@ _SIDE_BYTES = 4 << 20
 
 class ZarrDestination:
     """See the module. `version` is the plan: a resumed conversion must have the same."""
+
+    state = STATE
+    """Folder of the state, below the group."""
 
     def __init__(self, location: Location, source: Source, chunking: Chunking, codec: str) -> None:
         self.location, self._source, self._chunking = location, source, chunking
@@ -51,7 +53,7 @@ class ZarrDestination:
         is_taken = self.location.entry() is not None or any(
             self.location.read(name) is not None for name in ("zarr.json", ".zgroup", ".zarray")
         )
-        if is_taken and self.location.read(PLAN) is None:
+        if is_taken and self.location.read(f"{self.state}/plan.json") is None:
             raise Mismatch(
                 f"{self.location.url} exists, and was not made by this conversion",
                 where=self.location.url,
@@ -65,12 +67,12 @@ class ZarrDestination:
             Mismatch: The destination has another plan.
         """
         existing = self.location.read("zarr.json")
-        found = self.location.read(PLAN)
+        found = self.location.read(f"{self.state}/plan.json")
         if found is None:
             try:
-                self.location.write(PLAN, plan.encode(), create_only=True)
+                self.location.write(f"{self.state}/plan.json", plan.encode(), create_only=True)
             except PreconditionFailed:
-                found = self.location.read(PLAN)
+                found = self.location.read(f"{self.state}/plan.json")
         if found is not None and found.decode() != plan:
             differs = _difference(json.loads(found), json.loads(plan))
             raise Mismatch(
@@ -84,15 +86,15 @@ class ZarrDestination:
         for name, coordinate in self._source.coords.items():
             self._write_array(name, coordinate.values)
         if (segy := self._source.segy) is not None:
-            self._write_array("trace_index", segy.trace_index)
-            self._write_array("segy_file_header", segy.file_header)
+            self._write_array(self._side_name("trace_index"), segy.trace_index)
+            self._write_array(self._side_name("segy_file_header"), segy.file_header)
             if len(segy.trailer):
-                self._write_array("segy_trailer", segy.trailer)
+                self._write_array(self._side_name("segy_trailer"), segy.trailer)
         return False
 
     def done(self) -> set[tuple[int, ...]]:
         """Objects that are finished."""
-        names = [entry.name.rpartition("/")[2] for entry in self.location.list(f"{_DONE}/")]
+        names = [entry.name.rpartition("/")[2] for entry in self.location.list(f"{self.state}/done/")]
         return {tuple(int(part) for part in name.split(".")) for name in names}
 
     def write(
@@ -111,34 +113,58 @@ class ZarrDestination:
         stored = self._put(
             self._source.name, cell, self._padded(samples, self._chunking.objects, fill_of(samples.dtype))
         )
-        is_first = cell[-1] == 0
-        if headers is not None and is_first:
-            shape = (*self._chunking.objects[:-1], headers.shape[-1])
-            stored += self._put("headers_raw", (*cell[:-1], 0), self._padded(headers, shape, 0))
+        if headers is not None and cell[-1] == 0:
+            stored += self._put_headers(cell, headers)
         name = ".".join(map(str, cell))
         if len(exceptions):
-            self.location.write(f"{_WORDS}/{name}", exceptions.tobytes())
+            self.location.write(f"{self.state}/ibm/{name}", exceptions.tobytes())
         facts = {"stored_bytes": stored, "ibm_words": len(exceptions)}
-        self.location.write(f"{_DONE}/{name}", json.dumps(facts).encode(), create_only=True)
+        self.location.write(f"{self.state}/done/{name}", json.dumps(facts).encode(), create_only=True)
         return stored
 
     def finish(self) -> None:
         """Write the duplicates and the IBM words as arrays, then the group's metadata."""
         words = [
             np.frombuffer(self.location.read(entry.name) or b"", dtype=EXCEPTION)
-            for entry in self.location.list(f"{_WORDS}/")
+            for entry in self.location.list(f"{self.state}/ibm/")
         ]
         if self._source.segy is not None and len(self._source.segy.duplicate_index):
             headers, samples, exceptions = self._source.duplicates()
             words.append(exceptions)
-            self._add("duplicate_headers", headers, ("duplicate", "header_byte"))
-            self._add("duplicate_samples", samples, ("duplicate", self._source.dims[-1]))
-            self._add("duplicate_index", self._source.segy.duplicate_index, ("duplicate",))
+            self._add(self._side_name("duplicate_headers"), headers, ("duplicate", "header_byte"))
+            self._add(self._side_name("duplicate_samples"), samples, ("duplicate", self._source.dims[-1]))
+            self._add(self._side_name("duplicate_index"), self._source.segy.duplicate_index, ("duplicate",))
         if words:
             rows = np.sort(np.concatenate(words), order=["trace", "sample"])
             columns = np.stack([rows[name].astype(np.int64) for name in EXCEPTION.names or ()], axis=1)
-            self._add("ibm_words", columns, ("ibm_word", "trace_sample_word"))
-        self.location.write("zarr.json", json.dumps(group_document(self._documents, self._attributes())).encode())
+            self._add(self._side_name("ibm_words"), columns, ("ibm_word", "trace_sample_word"))
+        self.location.write("zarr.json", json.dumps(self._group()).encode())
+
+    def _side_name(self, name: str) -> str:
+        """Name in the group of an array that only the way back to SEG-Y needs."""
+        return name
+
+    def _header_documents(self, segy: SegyFacts) -> dict[str, dict[str, Any]]:
+        """Metadata of the arrays that hold trace headers."""
+        return {
+            "headers_raw": array_document(
+                (*self._source.shape[:-1], segy.header_bytes), np.dtype(np.uint8), (*self._source.dims[:-1], "header_byte"),
+                chunks=(*self._chunking.objects[:-1], segy.header_bytes), codecs=parse_codec("zstd", 1),
+            )
+        }  # fmt: skip
+
+    def _put_headers(self, cell: tuple[int, ...], headers: np.ndarray[Any, Any]) -> int:
+        """Write the trace headers of an object, [..., header_bytes]. Returns the bytes that were stored."""
+        shape = (*self._chunking.objects[:-1], headers.shape[-1])
+        return self._put("headers_raw", (*cell[:-1], 0), self._padded(headers, shape, 0))
+
+    def _encoded_as(self, name: str) -> dict[str, Any]:
+        """Metadata by which the core encodes an array."""
+        return self._documents[name]
+
+    def _group(self) -> dict[str, Any]:
+        """Metadata of the group."""
+        return group_document(self._documents, self._attributes())
 
     def _attributes(self) -> dict[str, Any]:
         attrs: dict[str, Any] = {"Conventions": "CF-1.11", "defaultVariableName": self._source.name}
@@ -160,17 +186,16 @@ class ZarrDestination:
             )
         }  # fmt: skip
         if (segy := source.segy) is not None:
-            spatial = source.dims[:-1]
-            documents["headers_raw"] = array_document(
-                (*source.shape[:-1], segy.header_bytes), np.dtype(np.uint8), (*spatial, "header_byte"),
-                chunks=(*self._chunking.objects[:-1], segy.header_bytes), codecs=parse_codec("zstd", 1),
-            )  # fmt: skip
-            documents["trace_index"] = _side(
-                segy.trace_index, spatial, {"long_name": "number of the trace in the SEG-Y file, -1 for none"}, -1
+            documents |= self._header_documents(segy)
+            documents[self._side_name("trace_index")] = _side(
+                segy.trace_index,
+                source.dims[:-1],
+                {"long_name": "number of the trace in the SEG-Y file, -1 for none"},
+                -1,
             )
-            documents["segy_file_header"] = _side(segy.file_header, ("file_header_byte",))
+            documents[self._side_name("segy_file_header")] = _side(segy.file_header, ("file_header_byte",))
             if len(segy.trailer):
-                documents["segy_trailer"] = _side(segy.trailer, ("trailer_byte",))
+                documents[self._side_name("segy_trailer")] = _side(segy.trailer, ("trailer_byte",))
         for name, coordinate in source.coords.items():
             if name in documents:
                 raise ConfigError(f"coordinate {name}: an array of this name exists", where=name)
@@ -204,7 +229,7 @@ class ZarrDestination:
         if name not in self._writers:
             place = self.location / name
             self._writers[name] = _native.ZarrWriter(
-                place.url, json.dumps(self._documents[name]), place.variables, timeout_s=place.timeout_s
+                place.url, json.dumps(self._encoded_as(name)), place.variables, timeout_s=place.timeout_s
             )
         return self._writers[name].write(cell, values.reshape(-1).view(np.uint8))
 

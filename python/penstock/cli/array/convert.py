@@ -55,7 +55,14 @@ def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command("convert")
 @click.argument("source", metavar="SRC")
 @click.argument("destination", metavar="DST")
-@click.option("--to", type=click.Choice(["zarr", "segy", "hdf5"]), help="Format of DST. [its suffix: .zarr, .sgy, .h5]")
+@click.option(
+    "--to", type=click.Choice(["zarr", "segy", "hdf5"]), help="Format of DST. [its suffix: .zarr, .mdio, .sgy, .h5]"
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["plain", "mdio"]),
+    help="Layout of a Zarr group: plain, or what MDIO v1 opens. [plain; mdio for the suffix .mdio]",
+)
 @click.option("--array", metavar="NAME", help="Array of an HDF5 file or a Zarr group. [its main one]")
 @click.option(
     "--access",

@@ -92,7 +92,7 @@ def latencies() -> Iterator[Case]:
 
 
 def rates() -> Iterator[Case]:
-    """Cases with bandwidth caps. Responses take 0.5 s or more, since the emulator's timing is exact to 20 ms."""
+    """Cases with bandwidth caps. Responses take at least 0.5 s, so the emulator's 20 ms error is small."""
     for rate in (20e6, 50e6):
         for load, output in SAID:
             yield Case(

@@ -3,7 +3,7 @@
 
 Rows go to runs/bench/feed.jsonl. The result is the ratio. Both contestants read the same files from a warm cache, and
 their bytes are compared first. Our loader checks every CRC-32C. The other side uses our record decoder, which also
-checks them and which is the faster choice. CPU seconds cover all threads of the process. The comparison with the main
+checks them, because it is faster. CPU seconds cover all threads of the process. The comparison with the main
 peers (tf.data, DALI, WebDataset) is in benches/peers/feed.
 """
 

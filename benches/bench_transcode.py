@@ -5,8 +5,9 @@
     .venv/bin/python benches/bench_transcode.py DIR/volumes [--names 64] [--epochs 8] [--repeats 3] [--json]
 
 Each variant runs by turns in its own process with its own cache. The results are CPU-ms and wall-ms per sample of the
-first epoch and of the median later epoch, and the size of the cache. Later epochs count from the fourth: during the
-second, copies of its objects were still being made. The bytes of all batches are hashed, and the hashes must be equal.
+first epoch and of the median later epoch, and the size of the cache. Only epochs from the
+fourth on count as later ones, since copies were still being made when the second epoch's objects were fetched. The
+bytes of all batches are hashed, and the hashes must be equal.
 """
 
 from __future__ import annotations

@@ -4,23 +4,17 @@
     python benches/gpu_feed.py FOLDER [--what cosmoflow,resnet50,cores] [--steps 200] [--rounds 5] [--device cuda] [--json]
 
 `cosmoflow`: stored gzip'd TFRecords of 128^3 x 4 int16, into MLPerf's network. `resnet50`: JPEGs in tar shards, cropped
-at
-random and flipped, into torchvision's network. Fed and synthetic rounds alternate, and the order changes each round;
-warm-up
-steps are not counted. The host runs at most two steps ahead of the device, so that it does not spin on a full queue.
-One pass
-covers a round: the files are in the page cache and are read repeatedly in new orders. The ratio compares steps per
-second.
-CPU is that of the whole process; a second figure subtracts the synthetic side's. Before and after the rounds, batches
-stay on
-the device while the network trains on without synchronisation. They are then compared with the NumPy loader's, byte for
-byte.
+at random and flipped, into torchvision's network. Fed and synthetic rounds alternate, and the order changes each round;
+warm-up steps are not counted. The host runs at most two steps ahead of the device, so that it does not spin on a full
+queue. One pass covers a round: the files are in the page cache and are read repeatedly in new orders. The ratio
+compares steps per second. CPU is that of the whole process; a second figure subtracts the synthetic side's. Before and
+after the rounds, batches stay on the device while the network trains on without synchronisation. They are then compared
+with the NumPy loader's, byte for byte.
 `cores`: reads only the volumes into batches, in processes that may use 1, 2, 4 ... cores. Efficiency is the rate per
-core
-relative to one core. It cannot reach 1 where two cores are threads of one physical core, which `lscpu -e` shows.
+core relative to one core. It cannot reach 1 where two cores are threads of one physical core, which `lscpu -e` shows.
 
-The data are made in FOLDER at the first call (some minutes). No GPU is needed to try it: `--device cpu --voxels 32
---steps 3`.
+The data are made in FOLDER at the first call (some minutes). No GPU is needed to try it:
+`--device cpu --voxels 32 --steps 3`.
 """
 
 from __future__ import annotations

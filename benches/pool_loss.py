@@ -123,7 +123,7 @@ class _Loss:
             )
             row["stage_s"] = round(time.monotonic() - began, 2)
             row["egress_after_stage"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
-            # The same variables as `penstock run` gives to ranks that it restarts.
+            # The variables that `penstock run` gives to restarted ranks.
             again = env | to_env(msgspec.structs.replace(result, lost=(names[-1],)))
             self._epochs(cluster, names, data, env, again)
             row["egress_of_job"] = round(self.store.sent_bytes() / self.stored_bytes, 4)
@@ -147,7 +147,7 @@ class _Loss:
         lost = [ended.node for ended in exits if ended.code is None]
         assert lost == [names[-1]], [(ended.node, ended.code, ended.err[-1500:]) for ended in exits]
         raise_for_failures([ended for ended in exits if ended.node not in lost], "ranks")
-        # In the epoch with the loss, steps that all four ranks had taken count; the ranks repeat any later step.
+        # In the epoch with the loss, the steps that all four ranks completed are kept; later ones are repeated.
         taken = _taken(out, "first", 1)
         last = min(max(steps) for steps in taken.values())
         with Cluster.open("local", {"hosts": self.hosts.name}, only=names[:-1]) as rest:

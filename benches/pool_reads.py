@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read rate of an HDFS pool's node: its own blocks, beside plain files and hdfs-native; and the blocks of another node.
+"""Read rates on a node of an HDFS pool: its own blocks, beside plain files and hdfs-native, and another node's blocks.
 
     python benches/pool_reads.py --bytes 500000000
 

@@ -3,8 +3,8 @@
 
 A page is one session: later blocks see what earlier ones exported, started or wrote. `bash` blocks run unchanged.
 `console` blocks run the lines after `$ ` and their continuation lines after `> `. `python` blocks run with the
-interpreter on PATH. A comment on the line before a block excludes it, with the reason: `<!-- not run: needs a cluster
--->`.
+interpreter on PATH. A comment on the line before a block excludes it, with the reason:
+`<!-- not run: needs a cluster -->`.
 """
 
 from __future__ import annotations

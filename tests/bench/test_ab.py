@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests A/B comparison: the error rate with repeated looks, the detection of real differences, and real commands."""
+"""Tests A/B comparison: the error rate with a check after each block, detection of real differences, real commands."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def machine(kind, seed, effect=0.0):
     return run
 
 
-# Issue 6: at most 5 % false alarms in 200 runs of A against A, with a look after each block.
+# Issue 6: at most 5 % false alarms in 200 runs of A against A, with a check after each block.
 @pytest.mark.parametrize("kind", ["even", "wild", "spikes", "drifting", "moody", "two speeds"])
 def test_ab_a_against_a_raises_few_false_alarms(kind):
     result = [compare(["a"], ["a"], machine(kind, seed), seed=seed, max_runs=120, warm_up=0) for seed in range(200)]
@@ -49,7 +49,7 @@ def test_ab_a_against_a_raises_few_false_alarms(kind):
 
 
 def test_ab_peeking_with_a_fixed_interval_would_not_hold():
-    """Why the sequential bound is needed: a bootstrap interval with a look after each block fails on the same 200 runs."""
+    """Why the sequential bound is needed: a bootstrap interval, checked after each block, fails on the same runs."""
     alarms = 0
     for seed in range(200):
         run = machine("even", seed)

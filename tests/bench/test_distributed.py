@@ -181,7 +181,7 @@ def test_storage_clocks_apart_are_refused_beyond_the_bound_and_corrected_below(
         return
     assert ran.code == 0, ran.err
     assert "clocks differ by up to 300 ms" in ran.err
-    # The core's clock is not skewed. So the reported start skew equals the skew of Python's clock.
+    # The test skews Python's clock but not the core's, so the reported start skew equals that skew.
     assert float(json.loads(ran.out)["rows"][0]["raw"]["start_skew_s"]) == pytest.approx(0.3, abs=0.25)
 
 
@@ -323,8 +323,8 @@ def test_merge_counts_from_the_first_start_and_percentiles_of_all_values() -> No
     both = merge([one, two], [0.5, 1.5])
     assert (both.hosts, both.last.time_s, both.last.ios, both.last.bytes) == (2, 5.0, 200, 200_000)
     assert both.last.bytes_per_s == 40_000
-    # The first worker ends after 2 s. By then the other host has worked for 1 s, and has done a third of its work at 3
-    # s.
+    # The first worker ends after 2 s. By then the other host has worked for 1 s, which is a third of
+    # its own 3 s, so a third of its 50 I/Os count.
     assert both.first is not None
     assert (both.first.time_s, both.first.ios) == (2.0, 50 + 17)
     assert both.io_latency is not None

@@ -136,7 +136,7 @@ def test_file_comes_out_as_it_went_in(lines):
     "operation", ["READ", "WRITE", "READ+s", "WRITE+s", "WRITE+s+r", "RWMIX30", "RWMIX70+s", "MIX-T4", "NET"]
 )
 def test_operation_of_elbencho_s_options_moves_bytes(operation):
-    """A mix with a stat or a read beside each file, by percentage or by threads: the operation's name shows it."""
+    """elbencho's options appear in the operation's name: `+s` adds stats, `+r` reads, `RWMIX` mixes by percentage."""
     lines = [phase(operation, last=(10_000, 400 * t, 400 * t), threads=str(t)) for t in (1, 4, 16)]
     cells = classify(parse(text(*lines), "a.csv")).cells
     assert [(c.operation, c.threads, round(c.bytes_per_s / (1 << 20))) for c in cells] == [

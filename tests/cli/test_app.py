@@ -199,7 +199,7 @@ def test_print_and_exit_stay_in_the_cli():
     """Direction rule: only the CLI prints or exits. The check looks at tokens, so comments and texts may use the words."""
     found = []
     for path in sorted(CLI.parent.rglob("*.py")):
-        # A rank is a process that the launcher starts, and reports its result by its exit code.
+        # A rank process may exit, since it reports its result to the launcher by its exit code.
         if CLI in path.parents or path == CLI.parent / "train" / "rank.py":
             continue
         with path.open("rb") as source:

@@ -53,7 +53,7 @@ def test_ab_command_that_fails_ends_it(run_cli):
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ab_stopped_takes_its_command_along(tmp_path, sent, code):
     begun = tmp_path / "begun"
-    # The command signals its parent itself. The parent may not even have recorded that the command started.
+    # The command signals its parent itself, possibly before the parent has recorded that the command started.
     slow = ["sh", "-c", f"echo $$ > {begun}; kill -{int(sent)} $PPID; sleep 60"]
     program = Path(sys.executable).with_name("penstock")
     ours = subprocess.Popen(

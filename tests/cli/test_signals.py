@@ -84,7 +84,7 @@ with signals.listening():
 
 
 def test_signals_of_others_end_nothing(script):
-    """A forked child's signals, and signals that another handler takes over for a while."""
+    """Covers signals to a forked child, and signals that another handler takes over for a while."""
     busy = script("""
 import signal
 with signals.listening():

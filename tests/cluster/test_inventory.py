@@ -98,7 +98,7 @@ def test_numa_nodes_hold_all_cores_and_memory_of_this_machine():
     assert found
     assert [each["node"] for each in found] == sorted(each["node"] for each in found)
     assert all(len(each["distances"]) == len(found) for each in found)
-    # Where a hypervisor adds and removes memory, one of the two figures changes before the other.
+    # If a hypervisor adds or removes memory, one of the two figures may change before the other.
     assert sum(each["memory_bytes"] for each in found) >= 0.5 * inventory.memory_bytes()
     cores = set()
     for each in found:

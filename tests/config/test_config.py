@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, NotFound
 @click.option("--verify/--no-verify", default=True)
 @click.argument("source")
 def haul(**_settings) -> None:
-    """A verb of a stranger."""
+    """A third-party command."""
 
 
 @haul.command("far")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the demo's physics: the ratios that F preserves, the mount's rates, and the model's prediction for each path."""
+"""Tests the demo's physics: ratios preserved by the scale factor F, the mount's rates, the prediction for each path."""
 
 import tomllib
 
@@ -117,7 +117,7 @@ def test_staging_model_is_faster_than_the_article_and_says_what_binds():
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.name)
 def test_rehearsal_is_foretold_like_the_job_it_stands_for(path):
-    # With enough cores, the rehearsal at F runs at the published job's rate, apart from the network card's limit.
+    # With enough cores, the rehearsal at scale factor F runs at the published job's rate, apart from the network card's limit.
     here = rehearsal(path, limits(path), SMALL, stored_bytes=JOB.stored_bytes / 8, cores=64, probe=PROBE)
     there = published_job(path, limits(path), COSTS, PROBE)
     assert here.samples_per_s == pytest.approx(there.samples_per_s, rel=0.05)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Third-party S3 clients with the same five operations each, for round trips against the emulator.
 
-`boto3` is a library in the development environment. s5cmd, rclone, mc and s3fs are programs that `make
-setup-peers-clients` installs.
+`boto3` is a library in the development environment. s5cmd, rclone, mc and s3fs are programs that
+`make setup-peers-clients` installs.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _threads():
 
 
 def _until(holds):
-    # A thread sets its name after it has started, and leaves the table after it was joined, so this waits.
+    # This waits, since a thread sets its name some time after its start, and leaves the table some time after its join.
     for _ in range(500):
         if holds():
             return True

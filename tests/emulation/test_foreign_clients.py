@@ -17,7 +17,7 @@ NAMES = {
     "percent%20.bin": 12,
     "umlaut-äöü-ß.bin": 13,
     "deep/er/and=equal&and;more.bin": 14,
-    # Both ways in parts of 5 to 8 MiB (16 MiB for mc).
+    # Clients upload and download this object in parts of 5 to 8 MiB (16 MiB for mc).
     "large.bin": 20_000_000,
 }
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the engine `beeond` with a stand-in that accepts BeeOND's command-line grammar (`beeond` beside this file).
+"""Tests the engine `beeond` with a stand-in that accepts BeeOND's command-line grammar.
 
-BeeGFS itself cannot run here.
+The stand-in is the file `beeond` in this folder; BeeGFS itself cannot run here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that commands remove, unmount and signal only what is their own, and all of that. Issue 19, item 1.
+"""Tests that commands remove and signal only their own files, mounts and processes. Issue 19, item 1.
 
 The unrelated things ("strangers") are links, mounts, files, other users' folders, leases of other pools, and processes
 that reuse a pid.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a pool command never removes files at the pool's place that do not belong to the pool. Issue 19, line 1."""
+"""Tests that pool commands never remove files in the pool's location that are not the pool's. Issue 19, line 1."""
 
 from __future__ import annotations
 

@@ -204,7 +204,7 @@ def tar_of(path: Path, members: dict[str, bytes]) -> None:
 
 def run(program: str, folder: Path, *arguments: object, **env: str) -> str:
     script = folder / "program.py"
-    # torch forks its workers from a process with threads. That is torch's decision, but newer Pythons warn about it.
+    # torch forks its workers from a process with threads, about which newer Pythons warn.
     script.write_text(program)
     done = subprocess.run(
         [sys.executable, str(script), *map(str, arguments)],

@@ -89,7 +89,7 @@ def test_arrays_in_the_nodes_cache_leave_the_store_once(both, tmp_path):
     assert epochs(loader, 3) == want
     assert want[: len(alone)] == alone
     first = server.stats()["gets"] - before
-    # A stretch that two blocks share is also fetched from the store only once.
+    # A byte range that two blocks share is also fetched only once.
     assert 0 < first <= uncached
     assert (loader.report()["cache_misses"], loader.report()["bytes_in"]) == (0, 0)
     before = server.stats()["gets"]

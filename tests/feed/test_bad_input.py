@@ -131,7 +131,7 @@ def test_jpegs_of_odd_kinds_are_pictures_and_absurd_sizes_are_refused_alone(tmp_
         seen.extend(penstock.Loader(opened, batch_size=4))
     (batch,) = seen
     means = batch["image"].reshape(4, -1, 3).mean(axis=1)
-    # All have the same content up to the encoding; the grey image has three equal channels.
+    # The images show the same picture in different encodings; the grey one has three equal channels.
     assert abs(means[[0, 1, 3]] - means[0]).max() < 12
     assert (means[2] == means[2][0]).all()
     loader = penstock.Loader(opened, batch_size=5, on_error="skip")

@@ -380,7 +380,7 @@ def test_an_end_waits_for_copies_that_another_thread_is_beginning(made, late, mo
 
 
 def test_an_end_within_the_beginning_of_copies_leaves_none_alone(made, late, monkeypatch):
-    """A signal handler that loads another state into the loader does the same."""
+    """Simulates a signal handler that loads another state into the loader while copies start."""
     loader = on_device(dataset(made([1] * 4)), batch_size=2)
     loader._prepare()
     (device,), copies = late, loader._delivery()

@@ -82,7 +82,7 @@ def test_hdf5_with_a_damaged_group_is_corrupt_and_has_h5pys_words(tmp_path):
 
 
 def test_hdf5_with_an_undefined_fill_value_reads(tmp_path):
-    """As in files of HDF5 1.4. Rows that were never written are zeros, as h5py reads them."""
+    """Files of HDF5 1.4 have undefined fill values. Rows that were never written read as zeros, as in h5py."""
     stream = io.BytesIO()
     with h5py.File(stream, "w", libver="earliest") as file:
         file.create_dataset("a/x", (16, 5), "<i2", **LAYOUTS["filtered"])[:12] = ROWS

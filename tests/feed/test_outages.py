@@ -145,7 +145,7 @@ print(json.dumps(dict(Version=1, AccessKeyId={served.env["AWS_ACCESS_KEY_ID"]!r}
     walk = iter(loader)
     seen = samples(next(walk))
     before = len(asked.read_text().splitlines())
-    # Longer than the time at which a credential counts as about to expire.
+    # Waits until the credential counts as about to expire.
     time.sleep(10)
     for batch in walk:
         seen += samples(batch)

@@ -27,7 +27,7 @@ _OBJECTS, _EACH = 8, 5
 
 
 class _Access:
-    """Objects alternate between two nodes; each node has its own ones as block files."""
+    """Objects alternate between two nodes; each node stores its objects as block files."""
 
     def __init__(self, node: str, files: Path) -> None:
         self.node, self.files = node, files

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests one job file with every launcher on four hosts: ssh, sbatch and srun in a real Slurm, mpirun; and containers.
 
-Issue 5, its proof.
+Acceptance test of issue 5.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `penstock run` on hosts with an HDFS pool when one host is killed during the run. Issue 5, its proof."""
+"""Tests `penstock run` on hosts with an HDFS pool when one host is killed during the run. Acceptance test of issue 5."""
 
 from __future__ import annotations
 

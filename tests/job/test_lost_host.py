@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the loss of a host in the middle of an epoch: a pool on four hosts, the bucket on a fifth. Issue 5, its proof."""
+"""Tests the loss of a host in mid-epoch: a pool on four hosts, the bucket on a fifth. Acceptance test of issue 5."""
 
 from __future__ import annotations
 

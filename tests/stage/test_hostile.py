@@ -158,7 +158,7 @@ def test_stage_of_odd_but_harmless_keys_keeps_every_byte_of_them(run_cli, tmp_pa
 
 
 def test_stage_of_a_name_that_is_no_utf8_keeps_its_bytes_where_the_store_knows_such_names(run_cli, tmp_path):
-    """Folders support such names. S3 keys are UTF-8: there the object fails by name, and the rest moves."""
+    """Folders support such names. S3 keys are UTF-8: there the object is reported as failed, and the rest moves."""
     source = tmp_path / "source"
     source.mkdir()
     (source / os.fsdecode(b"not\xffutf8")).write_bytes(b"bytes")

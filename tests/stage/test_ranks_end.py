@@ -159,7 +159,7 @@ def test_stage_under_mpi_gives_up_on_a_rank_that_never_comes(job, source):
 
 
 def test_stage_under_mpi_that_waits_for_a_rank_ends_all_when_one_is_told_to_end(job, source):
-    """mpi4py's runner aborts the job on an exception. Earlier, the exception was never raised."""
+    """mpi4py's runner aborts the job on an exception. Earlier, the waiting rank never raised one."""
     three = job("mpi-abort", 3, source, absent=2, absent_s=80)
     time.sleep(2)
     three.signal(1, signal.SIGTERM)

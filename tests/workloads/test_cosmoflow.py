@@ -247,7 +247,7 @@ def test_emulated_steps_pay_back_what_a_busy_kernel_took():
         clock.now += 0.04 if step == 50 else 0.0
         pacer.pace(started, 0.0035)
     assert clock.now - begun == pytest.approx(0.35, rel=2e-3)
-    # A suspension is different: an hour is not made up for.
+    # A suspended process is different: a pause of an hour is not made up for.
     started = clock()
     clock.now += 3600
     pacer.pace(started, 0.0035)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that crates depend on each other only in the allowed direction (DESIGN: direction rules 1 and 2).
 
-Cargo already rejects cycles. Only dependencies that are linked into the product count: a crate's tests may use any crate as a peer.
+Cargo already rejects cycles. Only dependencies that are linked into the product count: a crate's tests may use any
+crate as a peer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the figures of docs/reference/figures-feed.md: each is one `penstock bench feed`, or its own process.
+"""Measures the figures of docs/reference/figures-feed.md: each is one `penstock bench feed` or one separate process.
 
     .venv/bin/python benches/peers/feed/figures.py prepare DIR     # 3 GB of data, made once
     .venv/bin/python benches/peers/feed/figures.py volumes DIR     # ... and any other name below
@@ -84,7 +84,7 @@ def prepare(scratch: Path) -> None:
 
 
 def linked(scratch: Path, name: str, count: int) -> Path:
-    """Hard-links the volume files under `count` names: a longer epoch hides its start, and needs no more disk space."""
+    """Hard-links the volume files under `count` names: a longer epoch hides its start, at no cost in disk space."""
     folder = scratch / name
     if not folder.exists():
         folder.mkdir()
@@ -162,8 +162,7 @@ def s3(scratch: Path) -> None:
                 env={**os.environ, **env, "AWS_EC2_METADATA_DISABLED": "true"},
                 check=True,
             )
-            # Hard-links each object under three more names, with the gateway's attributes. The epoch then hides its
-            # start.
+            # Hard-links each object under three more names, with the gateway's attributes: a longer epoch hides its start.
             for file in sorted((scratch / "buckets/bench/set").iterdir()):
                 for more in "abc":
                     os.link(file, file.with_name(f"{file.stem}{more}.bin"))

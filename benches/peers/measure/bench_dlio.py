@@ -50,8 +50,8 @@ train: {{epochs: 1, computation_time: 0.13604}}
 metric: {{au: 0.90}}
 """,
 }
-# DLIO's four readers also read ahead this much. The published formula excludes an epoch's first step, and less
-# read-ahead would move more waiting into that step.
+# As much as DLIO's four readers have in flight. With more read-ahead, more of an epoch's waiting would fall into its
+# first step, which the published formula excludes.
 READ_AHEAD = {"cosmoflow": "32MiB", "unet3d": "512MiB"}
 RATES_MB = {"cosmoflow": (60, 120), "unet3d": (150, 250)}
 

@@ -107,8 +107,9 @@ class Cluster:
         rank_prefix: RankPrefix | None = None,
         node_slice: NodeSlice | None = None,
     ) -> list[Exit]:
-        """Run a command on every rank of all nodes (or those in `on`) at once; `protocols.RunRequest` documents the
-        arguments.
+        """Run a command concurrently on all ranks of all nodes (or of the nodes in `on`).
+
+        `protocols.RunRequest` documents the other arguments.
 
         Args:
             logs: Folder for one log file per node. Every log line starts with its time, rank and stream.

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# File systems that hold data; the others are the kernel's own.
+# Types of file systems that hold data. Other types are virtual file systems of the kernel.
 _DISKS = {
     "ext2",
     "ext3",
@@ -196,7 +196,7 @@ def numa() -> list[dict[str, Any]]:
 
 
 def _numa_node(device: Path) -> int | None:
-    """NUMA node of a device, or of its nearest parent that has one. An NVMe disk, for example, has its controller's."""
+    """NUMA node of a device, or of its nearest parent that has one; for an NVMe disk, this is the controller."""
     try:
         path = device.resolve(strict=True)
     except OSError:

@@ -48,8 +48,8 @@ _WAITS = {
     "overhead_s": ("not yet requested", "requests not yet sent: too few in flight"),
 }
 _OF_THE_STORE = {"first_byte_s", "transfer_s", "overhead_s"}
-_LIMITED = 0.05  # share of waiting; below it, the accelerators set the pace
-_MISSED = 0.20  # relative difference to the model's rate; above it, the report gives the reason beside its headline
+_LIMITED = 0.05  # share of time spent waiting for data; below it, the accelerators are the bottleneck
+_MISSED = 0.20  # relative difference from the model's rate; above it, the report states the reason
 SCALING_NODES = [1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 25, 26, 28, 30, 32, 36, 40, 44, 48, 52, 56, 60, 64]
 
 
@@ -81,7 +81,7 @@ def _steady(record: RunRecord) -> tuple[float, float, dict[str, float]]:
     passes = record.loader.get("passes") or [{}]
     first_s = float(passes[0].get("first_batch_s") or 0.0)
     wait_s, wall_s = max(0.0, record.wait_s - first_s), max(1e-9, record.train_s - first_s)
-    # The time after the first batch contains the computation of all steps, but no wait of the first step.
+    # The time after the first batch contains the computation of every step, and the wait of every step but the first.
     parts = {"accelerators": (wall_s - wait_s) / max(1, record.steps)}
     classes = _seconds(record)
     total = sum(classes.values())

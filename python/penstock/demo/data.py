@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_space", "make"]
 
-HELD_OUT_FROM = 1_000_000  # separate numbers for the held-out universes, and so separate parameters
-LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: more modes, so that few samples are enough
+HELD_OUT_FROM = 1_000_000  # number of the first held-out universe: other numbers give other parameters
+LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: with more modes, fewer samples suffice
 _NUMBER = re.compile(r"_a(\d{7})_")
 
 

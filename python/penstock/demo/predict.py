@@ -31,8 +31,8 @@ __all__ = [
     "staging",
 ]
 
-# Reads: "each node's NVMe > 3 GB/s". Writes through the pool: 2.5 GB/s per node by elbencho (STUDIES B: > 10 GB/s on
-# 4 nodes).
+# Disk rates of a node in the published study. Reads: "each node's NVMe > 3 GB/s". Writes through the pool: 2.5 GB/s per
+# node, measured with elbencho (STUDIES B: > 10 GB/s on 4 nodes).
 NODE_READ_BYTES_PER_S = 3.0e9
 NODE_WRITE_BYTES_PER_S = 2.5e9
 REGION = "South Central US"
@@ -126,7 +126,7 @@ def _route(
 def rehearsal(
     path: DemoPath, limits: Limits, size: Size, *, stored_bytes: float, cores: int, probe: Probe
 ) -> Prediction:
-    """Predict the rehearsal on this machine: one node with all ranks, limits times F, no network limit."""
+    """Predict the rehearsal on this machine: one node with all ranks, limits scaled by F, an unlimited network."""
     scaled = limits.scaled(size.scale)
     job = msgspec.structs.replace(
         JOB,

@@ -138,7 +138,7 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
 
 
 def _kept(folder: Path) -> Path:
-    """Create the folder for data that is kept, or empty it: data of an earlier demo is removed, the marker stays.
+    """Create the folder for kept data, or empty it: data of an earlier demo is removed, except the marker file.
 
     Raises:
         PreconditionFailed: The folder contains files that are not from a demo.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the real training on several paths concurrently, with one process per path and one torch thread per process.
 
-One thread, because torch's threads spin while they wait, and because the losses are then the same on any number of
-cores (docs/decisions/0601-demo-recipe.md). One process per path, because environment variables select the path.
+With one thread, the losses are the same on any number of cores, and no torch threads spin while they wait
+(docs/decisions/0601-demo-recipe.md). Each path needs its own process, because environment variables select the path.
 """
 
 from __future__ import annotations

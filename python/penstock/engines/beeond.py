@@ -172,7 +172,7 @@ class BeeondEngine(SharedFolderEngine):
             time.sleep(_POLL_S)
         return pool
 
-    # ------------------------------------------------------------ while it is up
+    # ------------------------------------------------------------ status and access
 
     def _states(self, pool: Pool, agents: AgentClient, limit_s: float) -> dict[str, str]:
         pattern = escape(f"{pool.facts['root']}/{pool.facts['mark']}")
@@ -215,7 +215,7 @@ class BeeondEngine(SharedFolderEngine):
         root = pool_root(spec, leader)
         seen = agents.try_call("alive", min(_AGENT_TIMEOUT_S, left_s()), on=[leader])[leader.name]
         if isinstance(seen, PenstockError) or seen["lease"] is None or (lease and seen["lease"] != lease):
-            return  # nothing of ours is there, or no node answers
+            return  # the first node does not respond, or has no pool with this lease
         begun = agents.try_call(
             "has", min(_AGENT_TIMEOUT_S, left_s()), on=[leader], patterns=[escape(f"{root}/conf/nodes")]
         )

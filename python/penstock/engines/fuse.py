@@ -5,7 +5,7 @@ A mount does not copy data to the nodes as a pool does; it is the path that most
 like a pool, so that a job can be measured on it and compared with real pools.
 
 Settings: `client` (rclone, s3fs, mount-s3, gcsfuse, blobfuse2), `source` (s3://, gs:// or az:// folder). Read only.
-rclone and s3fs are tested; the command lines of the others were never run.
+rclone and s3fs are tested; the command lines of the other clients have never been run.
 """
 
 from __future__ import annotations

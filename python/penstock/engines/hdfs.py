@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hdfs`: HDFS over the nodes' own disks: a NameNode on the first node, a DataNode on every node. Needs Java, not root.
+"""`hdfs`: HDFS over the nodes' own disks, with a NameNode on the first node and a DataNode on every node.
+
+Needs Java, but not root.
 
 Settings: `hadoop` (a folder of jars or an installed Hadoop, on every node; by default Maven downloads it once, and it
 is copied to nodes that lack it), `java`, `namenode_heap_mb`, `datanode_heap_mb`, `block_bytes` (256 MiB; an object of
@@ -179,7 +181,7 @@ class HdfsEngine(AgentManagedEngine):
             "missing": beans[0].get("NumberOfMissingBlocks", 0),
         }
 
-    # ------------------------------------------------------------ while it is up
+    # ------------------------------------------------------------ status and access
 
     def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
         agents = AgentClient.of(pool, runner)

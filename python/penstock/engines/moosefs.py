@@ -211,7 +211,7 @@ class MooseFsEngine(AgentManagedEngine):
         if ended.code != 0:
             raise _failed(ended, "mfssetgoal")
 
-    # ------------------------------------------------------------ while it is up
+    # ------------------------------------------------------------ status and access
 
     def status(self, pool: Pool, runner: Runner, *, timeout_s: float) -> dict[str, str]:
         until = time.monotonic() + timeout_s
@@ -293,7 +293,7 @@ def _refuse_loopback(node: Node) -> None:
 
 
 def _user() -> dict[str, str]:
-    # If root starts a MooseFS daemon, it changes to another user by default, which cannot use root's pool folder.
+    # By default, a MooseFS daemon of root changes to another user, which has no access to root's pool folder.
     return {"WORKING_USER": "#0", "WORKING_GROUP": "#0"}
 
 

@@ -199,7 +199,7 @@ class Execution:
             try:
                 self._clean_up()
             except PenstockError as second:
-                error.add_note(str(second))  # the first failure is the one to raise
+                error.add_note(str(second))  # raise the first failure, not the failure of the clean-up
             raise
         else:
             self._clean_up()
@@ -478,7 +478,7 @@ class Execution:
         record = lifecycle.find(self.job.name)
         if record is None or record.lease != self._state.lease:
             return "it was taken down by another command"
-        everyone = Cluster(self.cluster.launcher)  # including lost nodes: the report names them
+        everyone = Cluster(self.cluster.launcher)  # includes lost nodes, so that the result lists them
         ended = lifecycle.down(everyone, record, timeout_s=_DOWN_TIMEOUT_S)
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["plan", "submit", "system_of"]
 
 _COMMAND_TIMEOUT_S = 60
-# sbatch may have submitted the job before a signal interrupts the wait. This is the time to wait for the job id.
+# How long to wait for the job id after an interruption, because sbatch may already have submitted the job.
 _LATE_ID_TIMEOUT_S = 5
-# After SIGTERM, a job takes its pool down before it ends. This is the time to wait for its end.
+# How long to wait for the end of a terminated job, which takes its pool down first.
 _POOL_DOWN_TIMEOUT_S = 180
 # Slurm: `12` or `12;cluster`. PBS: `12.server`, `12[].server`.
 _JOB_ID = re.compile(r"[0-9]+[A-Za-z0-9_.;\[\]-]*")
@@ -128,9 +128,9 @@ def submit(
             raise _no_answer(line[0]) from None
     except BaseException as error:
         if running is not None:
-            with running:  # its pipes are closed, and its end is waited for
+            with running:  # closes its pipes and waits for its end
                 try:
-                    if not isinstance(error, Deadline):  # a timeout leaves the job alone
+                    if not isinstance(error, Deadline):  # after a timeout, the job is not cancelled
                         job_id = job_id or _late_job_id(running)
                         if _JOB_ID.fullmatch(job_id):
                             _cancel(system, job_id.partition(";")[0], running, environment)

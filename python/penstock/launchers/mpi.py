@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mpi`: nodes on which mpirun starts ranks, with Open MPI or MPICH's family (Hydra).
+"""`mpi`: runs commands with mpirun of Open MPI or of the MPICH family (Hydra).
 
 Settings: `nodes` (`h1,h2`; by default the nodes of this Slurm, PBS or Azure Batch job), `program` ([mpirun]), `args`
 (arguments of every mpirun, such as `--mca btl tcp,self`), `python`. In a line of more than 64 KiB, Hydra also inserts

@@ -33,7 +33,7 @@ __all__ = ["Hosts"]
 _STATE = Path("/run/penstock-hosts")
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,15}")
 _READY_S = 10.0
-_NO_PID = 2**31 - 1  # above the largest pid_max of Linux
+_NO_PID = 2**31 - 1  # never a valid pid: above the largest pid_max of Linux
 # Program of each host's first process. It only reaps exited processes.
 _INIT = """
 import os, signal
@@ -57,7 +57,7 @@ class Hosts:
         self._state = state
         self._held: dict[str, subprocess.Popen[bytes]] = {}
 
-    # ------------------------------------------------------------ life
+    # ------------------------------------------------------------ lifecycle
 
     @classmethod
     def up(cls, name: str, count: int, *, rate_bytes_per_s: float | None = None, stays: bool = False) -> Hosts:
@@ -146,7 +146,7 @@ class Hosts:
         """Disconnect a host's link, or reconnect it if `is_up` is true. The host's processes continue."""
         self._ip(None, "link", "set", f"v{self._index(host)}", "up" if is_up else "down")
 
-    # ------------------------------------------------------------ for launchers
+    # ------------------------------------------------------------ used by launchers
 
     def nodes(self) -> list[Node]:
         """The hosts, including killed ones."""
@@ -175,7 +175,7 @@ class Hosts:
             *argv,
         ]
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ internals
 
     def _pid(self, host: str) -> int:
         """Process id of a host's first process. If it has ended, an impossible id, because the pid may be reused."""

@@ -135,7 +135,7 @@ class SshLauncher:
         self._thread.join(5)
         self._loop.close()
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ internals
 
     def _ranks(self, request: RunRequest, stdin: IO[bytes] | None) -> list[Exit]:
         async def all_of_them() -> list[Exit]:
@@ -235,8 +235,8 @@ class SshLauncher:
         jump = self._settings.get("jump")
         if not jump:
             return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), None)
-        # Open the connection to the jump host here. If asyncssh opens it from a text, it ignores our keys and known
-        # hosts.
+        # Open the connection to the jump host here. If asyncssh gets only a `user@host` string and opens it, it ignores
+        # our keys and known hosts.
         [through], ports, users = parse(jump)
         async with self._meeting.setdefault(f"jump {jump}", asyncio.Lock()):
             if self._jump is None or self._jump.is_closed():
@@ -319,7 +319,7 @@ async def _feed(process: asyncssh.SSHClientProcess[bytes], stdin: IO[bytes] | No
             await process.stdin.drain()
         process.stdin.write_eof()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the command reads no more
+        pass  # the command has closed its stdin
 
 
 def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:

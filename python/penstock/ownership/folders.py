@@ -261,7 +261,7 @@ class OwnedFolder:
                     self._moved += 1
                     os.rename(name, f".removed-{os.getpid()}-{self._moved}", src_dir_fd=fd, dst_dir_fd=self.fd)
             except FileNotFoundError:
-                continue  # it has been removed in the meantime, perhaps by another command of ours
+                continue  # another process has removed it in the meantime, possibly another Penstock command
             except OSError as error:
                 # Remember the error, and continue with the other entries.
                 error.filename = error.filename and f"{path}/{name}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds and ends processes with our mark, and process groups of our children. Never signals a reused pid."""
+"""Finds and ends processes that have Penstock's mark, and process groups of children. Never signals a reused pid."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Break-even of a pool: the number of nodes that makes a store too slow, and of epochs until staging pays off.
+"""Break-even of a pool: how many nodes overload the store, and after how many epochs staging pays off.
 
 Pure arithmetic on bytes, nodes, epochs and rates. The caller provides the rates. Streaming overlaps with computation
 through the loader's read-ahead; staging does not.

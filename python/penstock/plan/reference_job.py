@@ -16,7 +16,7 @@ __all__ = ["ARTICLE", "EMULATED_V100_SAMPLE_S", "JOB", "PUBLISHED", "Published"]
 ARTICLE = "NAG, 2021: CosmoFlow staged to a pooled NVMe file system"
 
 # 4 nodes x 8 V100, one process per GPU, batch 4 per process: 262,144 / 128 = 2,048 steps per epoch (derived).
-_STEPS_PER_S = 2.3  # of the BeeOND run, read off the authors' plot; 15 min an epoch gives 2.28
+_STEPS_PER_S = 2.3  # of the BeeOND run, read from the authors' plot; 15 min per epoch gives 2.28
 
 JOB = TrainingJob(
     samples=262_144,
@@ -75,8 +75,8 @@ PUBLISHED = {
     ),
 }
 
-STAGE_RAW_MIN = 35.0  # 5.1 TB on 4 nodes
-STAGE_GZIP_MIN = 13.0  # 1.1 TB on 4 nodes, decompressed on the way
+STAGE_RAW_MIN = 35.0  # duration of staging 5.1 TB to 4 nodes
+STAGE_GZIP_MIN = 13.0  # duration of staging 1.1 TB to 4 nodes, decompressed during the transfer
 RAW_BYTES = 5.1e12
 GZIP_BYTES = 1.1e12
 

@@ -63,7 +63,7 @@ def execute(access: Access, request: list[Any]) -> Any:
 
 
 def _evict(access: Access, lost: set[str]) -> int:
-    """Delete every object of which a piece is stored only on lost nodes; return the number of deleted objects."""
+    """Delete every object that has a piece stored only on lost nodes; return the number of deleted objects."""
     names, gone = access.names(), 0
     for at in range(0, len(names), _NAMES_PER_REQUEST):
         located = access.locate(names[at : at + _NAMES_PER_REQUEST])

@@ -96,7 +96,7 @@ class DownResult:
 
 def _records_dir() -> Path:
     base = env.state_home(env.read())
-    if base is None:  # never below the working directory: a record names programs that a command runs
+    if base is None:  # do not fall back to the working directory: commands run programs stated in records
         raise ConfigError(
             "HOME and XDG_STATE_HOME are not set, so there is no place for records of pools", hint="set HOME"
         )
@@ -162,7 +162,7 @@ def _delete_record(record: PoolRecord) -> None:
         remove_file(_record_path(record.spec.name))
 
 
-# ---------------------------------------------------------------- life
+# ---------------------------------------------------------------- lifecycle
 
 
 def up(

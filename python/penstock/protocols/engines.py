@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interface of engines, which run a store over the nodes' disks, and of the access to the objects in that store."""
+"""Interfaces of engines, which run a store over the nodes' disks, and of `Access` to the objects in this store."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Engine(Protocol):
         ...
 
     def access(self, pool: Pool, node: str) -> Access:
-        """Return the access to the pool's objects for a process on `node`."""
+        """Return an `Access` to the pool's objects for a process on `node`."""
         ...
 
     def heal(self, pool: Pool, runner: Runner, *, timeout_s: float) -> list[str]:
@@ -155,7 +155,7 @@ class Engine(Protocol):
     ) -> dict[str, dict[str, Any]]:
         """Remove everything of the pool from every node that responds, also after a failed `up`. Safe to call twice.
 
-        If `lease` is given, only the pool that was started with this lease is removed; if it is empty, any lease.
+        With a `lease`, only the pool that was started with it is removed; with an empty `lease`, any pool of this name.
 
         Returns for each node what was removed (`processes`, `mounts`, `folders`), or `refused` with a message if the
         folder does not belong to the pool. A node that did not respond is not in the result.

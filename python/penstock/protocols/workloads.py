@@ -106,7 +106,7 @@ class Workload(Protocol):
         ...
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
-        """Return metrics of a validation set, reduced over all ranks, from this rank's slices. Slices may be empty."""
+        """Evaluate this rank's slices of a validation set; return metrics over all ranks. Slices may be empty."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Workload(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state of `state_dict`. Called after `prepare`."""
+        """Restore a state that `state_dict` returned. Called after `prepare`."""
         ...
 
     def cleanup(self) -> None:

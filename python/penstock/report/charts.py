@@ -54,7 +54,7 @@ def _colour(facts: Comparison, *, legend: bool = False) -> Any:
 
 def _finish(chart: Any, **more: Any) -> Spec:
     spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # a URL that must not be fetched
+    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
 

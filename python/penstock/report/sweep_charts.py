@@ -42,7 +42,7 @@ Spec = dict[str, Any]
 
 def _finish(chart: Any, **more: Any) -> Spec:
     spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # a URL that must not be fetched
+    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
     spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
 

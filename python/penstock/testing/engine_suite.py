@@ -81,7 +81,7 @@ class EngineSuite:
                 lifecycle.forget(self.spec.name)
         return list(CHECKS)
 
-    # ------------------------------------------------------------ tools
+    # ------------------------------------------------------------ helpers for the checks
 
     def do(self, node: str, *requests: list[Any]) -> list[Any]:
         """Run requests of `penstock.pool.exec_requests` on a node."""

@@ -33,7 +33,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
         kept = _SavedState(out)
         try:
             torch.save({"version": _VERSION, "id": uuid.uuid4().hex, **state}, kept)
-        except RuntimeError as error:  # torch's error for a failed write; it names neither file nor reason
+        except RuntimeError as error:  # torch raises this for a failed write, without the file and the reason
             raise kept.refused or error from None
     return folder / NAME
 
@@ -78,7 +78,7 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
     import torch
 
     try:
-        with warnings.catch_warnings(action="ignore"):  # torch warns about pickles that it then refuses
+        with warnings.catch_warnings(action="ignore"):  # torch warns about pickles before it rejects them
             state = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError, pickle.UnpicklingError) as error:
         first = str(error).splitlines()[0][:160] if str(error) else type(error).__name__

@@ -112,7 +112,7 @@ class Driver:
         self.share = Share()
         self.losses: list[float] = []
         self.metrics: list[dict[str, Any]] = []
-        self._unshared: list[float] = []  # this rank's losses since the last exchange
+        self._unshared: list[float] = []  # this rank's losses since the last exchange with the other ranks
         self.steps = 0
         self.epoch = 0
         self.steps_before = 0
@@ -142,7 +142,7 @@ class Driver:
                 raise ConfigError(f"device {wanted}: torch sees no GPU", hint="use --device cpu")
         return "cpu"
 
-    # ------------------------------------------------------------ the world
+    # ------------------------------------------------------------ process group
 
     def _join(self) -> None:
         if self.spec.threads is not None:
@@ -160,7 +160,7 @@ class Driver:
             self.losses += [sum(step) / len(step) for step in zip(*everyone, strict=True)]
         self._unshared = []
 
-    # ------------------------------------------------------------ the run
+    # ------------------------------------------------------------ training and validation
 
     def run(self) -> None:
         """Train until a limit of the spec is reached."""
@@ -313,7 +313,7 @@ class Driver:
             if steps == due:
                 settle()
                 if self._done():
-                    # The step limit was reached inside the epoch, so the epoch is not complete and is not counted.
+                    # The step limit stops the loop before the iterator ends, so the epoch does not count as complete.
                     at_epoch_end = False
                     break
                 self._save(workload, feed, self.epoch)
@@ -358,7 +358,7 @@ class Driver:
         limit = self.spec.steps or self._epoch_steps * self.spec.epochs
         epoch = (
             self.epoch if phase in {"open", "train"} else self.epoch - 1
-        )  # an epoch is counted before it is validated
+        )  # `self.epoch` is incremented before the validation
         metrics = {k: v for k, v in last.items() if k not in {"epoch", "step"}}
         self._report(
             Progress(

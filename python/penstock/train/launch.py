@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["run", "run_as_rank"]
 
 _POLL_S = 0.1
-# Time between SIGTERM and SIGKILL with which torchrun ends its ranks. Then torchrun itself ends within a few seconds.
+# Time from SIGTERM to SIGKILL when torchrun ends its ranks. torchrun then needs some seconds; all end within 10 s.
 _RANK_GRACE_S = 3
 _GRACE_S = 7.0
 _FIRST = "first-failure.json"
@@ -124,7 +124,7 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
             results.save(record, Path(spec.runs), allow_debug=spec.allow_debug)
     plain: dict[str, Any] = msgspec.json.decode(
         msgspec.json.encode(record)
-    )  # the same in every world: lists, no tuples
+    )  # plain JSON types (lists, not tuples), for any number of ranks
     return plain
 
 

@@ -54,7 +54,10 @@ def is_echo(error: BaseException) -> bool:
 
 
 def signalled(signal_name: str) -> None:
-    """Report to the other ranks that a signal ends this rank. For a thread, if the main thread is in native code."""
+    """Report to the other ranks that a signal ends this rank.
+
+    Called from another thread if the main thread is in native code and cannot handle the signal.
+    """
     if _current is not None:
         _current.post(RankFailed(f"ended by {signal_name}"))
 
@@ -77,7 +80,7 @@ class Peers:
         self._store = distributed.PrefixStore(f"penstock/train/{next(_RUNS)}", own)
         self._rank, self._world, self._on_lost = rank, world, on_lost
         self._closed, self._known, self._requested = threading.Event(), threading.Event(), threading.Event()
-        self._unread = threading.Lock()  # never released once this rank has reported that it read the cause
+        self._unread = threading.Lock()  # acquired when this rank reports that it has read the cause; never released
         self._mine: PenstockError | None = None
         self._cause: PenstockError | None = None
         self._thread = threading.Thread(target=self._watch, name="penstock-peers", daemon=True)
@@ -117,12 +120,12 @@ class Peers:
         self._known.wait(2 * _HEARTBEAT_TIMEOUT_S)
         return self._cause
 
-    # ------------------------------------------------------------ the thread
+    # ------------------------------------------------------------ heartbeat thread
 
     def _watch(self) -> None:
         try:
             cause = self._wait()
-        except RuntimeError:  # the store's process has ended; at the end of a run it may do so before this rank
+        except RuntimeError:  # the store's process has ended; at the end of a run, it may end before this rank
             if not self._requested.is_set() and self._closed.wait(_HEARTBEAT_TIMEOUT_S):
                 return
             host = "the launcher" if env.read().get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
@@ -151,7 +154,7 @@ class Peers:
             now = time.monotonic()
             if (
                 now - ticked_s > _HEARTBEAT_TIMEOUT_S
-            ):  # this process was suspended for a while, and so its peers may have been
+            ):  # this process was suspended, and its peers may have been suspended, too
                 seen, requested_s = {}, None
             ticked_s = now
             if self._requested.is_set() and requested_s is None:

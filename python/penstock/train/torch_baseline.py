@@ -58,7 +58,7 @@ class TorchBaseline:
         NotFound: The folder contains no file of the required format.
     """
 
-    _WORKERS = 4  # DLIO's read_threads for these workloads
+    _WORKERS = 4  # same as DLIO's `read_threads` for these workloads
 
     def __init__(self, request: FeedRequest) -> None:
         if "://" in request.url and not request.url.startswith("file://"):

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 MAX_OVERHEAD = 0.01
-"""Maximum share of a step: above it, the harness itself distorts the measurement, and its verdict is refused."""
+"""Maximum overhead as a share of the step time. Above it, the harness distorts the measurement; there is no verdict."""
 
 _MIB = 1 << 20  # DLIO's "MB"
 _CALIBRATION_S = 2.0

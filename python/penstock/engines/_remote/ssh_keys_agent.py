@@ -65,7 +65,7 @@ def edit_lines(name: str) -> Iterator[list[str]]:
     all nodes of one pool write the same lines.
     """
     ssh_dir().mkdir(mode=0o700, exist_ok=True)
-    path = (ssh_dir() / name).resolve()  # a symbolic link stays one
+    path = (ssh_dir() / name).resolve()  # write to a link's target, so that the link is not replaced
     lock = os.open(ssh_dir(), os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Client of the node agents: sends an engine's requests to every node, and turns failures into errors with its name."""
+"""Client of the node agents: sends an engine's requests to all nodes, and raises failures with the node's name."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class SharedFolderEngine(AgentManagedEngine):
     """Base class of engines whose objects are files below one path. It is the pool's URL and the same on all nodes."""
 
     def access(self, pool: Pool, node: str) -> FolderAccess:
-        """Return the access to the files."""
+        """Return an object that reads and writes the pool's files."""
         return FolderAccess(Path(pool.url), node, is_own=False)
 
 

@@ -159,7 +159,7 @@ class HdfsAccess:
         for name in names:
             self._namenode_request("DELETE", validated_name(name), op="DELETE")
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ internals
 
     def _blocks(self, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = self._namenode_request("GET", validated_name(name), op="GET_BLOCK_LOCATIONS")[

@@ -19,7 +19,7 @@ CHUNK = 1 << 20
 
 
 def pack(source: str, out: IO[bytes]) -> None:
-    """Write a file or folder as a stream. It is first packed into a temporary tar, because the length precedes it."""
+    """Write a file or folder as a stream. A temporary tar is needed, because the stream starts with its size."""
     if not os.path.lexists(source):
         raise FileNotFoundError(2, "No such file or directory", source)
     with tempfile.TemporaryFile() as held:

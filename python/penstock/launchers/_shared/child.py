@@ -63,7 +63,7 @@ class Lines:
         self._open = last
         for line in whole:
             self.on_line(bytes(line))
-        if len(self._open) > MAX_TAIL_BYTES:  # not a line: a stream without newlines must not grow without limit
+        if len(self._open) > MAX_TAIL_BYTES:  # limits memory for a stream without newlines
             self.end()
 
     def end(self) -> None:
@@ -95,7 +95,7 @@ def supervise(
     is_ours = False
     streams = {"stdin": stdin or subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with (
-        ExitStack() as pipes,  # closed after the child has ended, so that its last output has a reader
+        ExitStack() as pipes,  # closed only after the child has ended, so that it can still write its last output
         child_process(argv, grace_s=_GRACE_S, env=dict(env), start_new_session=True, **streams) as child,
         selectors.DefaultSelector() as watch,
     ):

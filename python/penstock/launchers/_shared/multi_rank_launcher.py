@@ -41,7 +41,10 @@ _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e")
 
 
 class MultiRankLauncher(SubprocessLauncher):
-    """Base class. A subclass defines `nodes`, `on_node` (one rank on a node), `launch_argv` (all ranks) and `label`."""
+    """Base class of launchers with one program that starts all ranks.
+
+    A subclass defines `nodes`, `on_node` (starts one rank on a node), `launch_argv` (starts all ranks) and `label`.
+    """
 
     label: re.Pattern[bytes]
 
@@ -132,7 +135,7 @@ class _LabelledOutput:
                     lines.write(line[each.end() : end] + (b"\n" if at == len(found) else b""))
 
     def _line(self, rank: int, stream: str, line: bytes) -> None:
-        if line.startswith(b"\x1f"):  # output of the rank, whatever it contains
+        if line.startswith(b"\x1f"):  # a frame: output of the rank
             self._sinks[rank][stream].write(line[2:] + (b"\n" if line[1:2] == b"." else b""))
         elif record := _RECORD.search(line):
             found = json.loads(record[1])
@@ -140,7 +143,7 @@ class _LabelledOutput:
         else:
             self.own.write(
                 line + b"\n"
-            )  # from the launcher itself on the rank's node: the rank wrapper was not reached
+            )  # output of the launcher itself on the rank's node: the rank wrapper has not started
 
     def exit(self, rank: int, silent: dict[str, Any] | None, seconds: float) -> Exit:
         """Return the Exit of a rank. `silent` is the record to use if the rank wrapper has not sent one."""

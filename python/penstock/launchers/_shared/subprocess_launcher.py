@@ -153,7 +153,7 @@ class SubprocessLauncher:
         """Return the local command line that runs `argv` on the node."""
         raise NotImplementedError
 
-    # ------------------------------------------------------------ the contract
+    # ------------------------------------------------------------ launcher interface
 
     def line(self, request: RunRequest) -> list[list[str]]:
         return [display_argv(start.argv) for start in self._starts(request)]
@@ -200,7 +200,7 @@ class SubprocessLauncher:
         finally:
             self._stops.discard(stop)
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ internals
 
     def _starts(self, request: RunRequest) -> list[_RankProcess]:
         check_request(request)

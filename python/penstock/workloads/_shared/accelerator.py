@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EmulatedAccelerator", "Pacer"]
 
-_SPIN_S = 0.0002  # a sleep overshoots by 50-60 us at the kernel's default timer slack; the rest is a busy wait
+_SPIN_S = 0.0002  # busy-wait at the end of a step, because a sleep overshoots by 50-60 us at the default timer slack
 # Steps shorter than this only busy-wait. After a sleep, the CPU caches are cold, and the loop costs 2 us, not 0.6 us.
 _SHORT_S = 0.001
 _MAX_DEBT_S = 0.05  # a few time slices of a busy kernel; a longer delay means that the process was suspended
@@ -73,8 +73,8 @@ def _touch(field: Any) -> int:
 class EmulatedAccelerator:
     """Base class of workloads that emulate one step per batch.
 
-    A barrier between the ranks after each step emulates a synchronous allreduce.
-    Implements `protocols.Workload`, except `demand` and `step_s`, which a subclass defines.
+    A barrier between the ranks after each step emulates a synchronous allreduce. The class implements
+    `protocols.Workload`, except `demand` and `step_s`, which a subclass defines.
     """
 
     def __init__(self, pacer: Pacer | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -109,7 +109,7 @@ class EmulatedAccelerator:
             self._pacer.forget()
         samples = self._eat(batch)
         length = self.step_s(samples)
-        cost = StepCost(samples, length)  # made during the step: time after it would count as the harness's cost
+        cost = StepCost(samples, length)  # created during the step, because time after the step would count as overhead
         self._pacer.pace(started, length)
         if self._is_first:
             # The utilisation excludes the first step of an epoch, so its overshoot must not shorten the next step.

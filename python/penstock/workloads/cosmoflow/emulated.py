@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 __all__ = ["ACCELERATORS", "EmulatedCosmoFlow"]
 
 ACCELERATORS = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}
-"""Seconds of one CosmoFlow training step at batch 1 and 128 voxels per side; for `v100x32@2021`, a sample's share of a
-step.
+"""Accelerator -> seconds of one CosmoFlow training step at batch 1 and 128 voxels per side. For `v100x32@2021`, this is
+the step time divided by the global batch.
 
 Source:
-    mlcommons/storage v0.5-v2.0, workload/cosmoflow_{v100,a100,h100}.yaml, train.computation_time. A larger batch is taken
-    as that many steps: those configurations know only batch 1.
+    mlcommons/storage v0.5-v2.0, workload/cosmoflow_{v100,a100,h100}.yaml, train.computation_time. These files define
+    only batch 1; a batch of n samples is assumed to take n times as long.
 """
 
 
 UTILISATION = 0.7
-"""Accelerator utilisation that MLPerf Storage requires (the same files, metric.au)."""
+"""Accelerator utilisation that MLPerf Storage requires. Source: metric.au in the same files."""
 
 
 class EmulatedCosmoFlow(EmulatedAccelerator):

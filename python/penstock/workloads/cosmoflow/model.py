@@ -12,7 +12,7 @@ from penstock.workloads.cosmoflow.recipe import MLPERF_PARAMETERS, POOLINGS, Rec
 
 __all__ = ["CosmoFlowNet", "as_input"]
 
-_SLOPE = 0.3  # Keras' default LeakyReLU, which the reference uses
+_SLOPE = 0.3  # Keras' default for LeakyReLU, as in the reference
 
 
 def as_input(counts: Tensor, device: torch.device) -> Tensor:

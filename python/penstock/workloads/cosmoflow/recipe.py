@@ -55,7 +55,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Recipe:
-        """Build a recipe from settings. The setting `recipe` selects an entry of RECIPES that the others override."""
+        """Build a recipe from settings. The setting `recipe` selects a base in RECIPES; other settings override it."""
         given = dict(settings)
         name = given.pop("recipe", "mlperf")
         if name not in RECIPES:
@@ -137,6 +137,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         "decay_factors": [],
     },
 }
-"""Named recipes. `demo` learns in seconds on two cores, at a global batch of 4 from a few hundred samples. It is marked
-as not MLPerf's model; docs/decisions/0601-demo-recipe.md lists the experiments.
+"""Named recipes. `demo` learns in seconds on two cores, with a global batch of 4 and a few hundred samples. Its results
+are marked as not being MLPerf's model. docs/decisions/0601-demo-recipe.md lists the experiments.
 """

@@ -66,7 +66,7 @@ class Training:
         # The backward pass of max pooling has no deterministic CUDA kernel in torch, so on CUDA it only warns.
         torch.use_deterministic_algorithms(True, warn_only=self._device.type == "cuda")
         torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # no tensor stays uninitialised; filling costs a pass
+            False  # all tensors are initialised anyway, and filling them takes an extra pass
         )
         torch.backends.cudnn.benchmark = False
         with torch.random.fork_rng(devices=[]):

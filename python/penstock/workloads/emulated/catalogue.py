@@ -84,9 +84,9 @@ MODELS = {
         Model("dlrm", "tfrecord", 160, 16_384, {"b200": 0.000375}, au=0.7, records_per_file=65_536, files=64),
     )
 }  # fmt: skip
-"""Published workloads by name. CosmoFlow has a workload of its own, because its volumes are really decompressed.
+"""Published workloads by name. CosmoFlow is a separate workload, which really decompresses its volumes.
 
 Source: mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
-num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's side is that of MLPerf
-training's input. DLRM is defined in DLIO but unused; its record size and file counts are ours.
+num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's image side is that of
+the input in MLPerf training. DLRM is defined in DLIO but unused; its record size and file counts are our own choice.
 """

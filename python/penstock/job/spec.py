@@ -317,7 +317,7 @@ def _dir_below_disk(name: str) -> str:
 
 
 def staged_leftover(job: Job) -> str | None:
-    """Return the disk that contains the staged folder to remove after this path; None if there is no such folder."""
+    """Return the disk with the staged folder that must be removed after this path; None if the job has none."""
     there = job.stage.destination if job.stage is not None and job.pool is None else None
     return (
         there.removesuffix(_dir_below_disk(job.name)) if there and there.endswith(_dir_below_disk(job.name)) else None

@@ -116,7 +116,7 @@ def submit(
         with deferred_signals():
             running = _start(line, environment, hint=f"--export {system_of(request)} writes the script")
         assert running.stdout is not None
-        # With `waits`, there is no timeout: the program may not flush the job id before the job has ended.
+        # `waits` disables the timeout, because the program may flush the job id only when the job has ended.
         if not select.select([running.stdout], [], [], None if waits else _COMMAND_TIMEOUT_S)[0]:
             raise _no_answer(line[0])
         job_id = running.stdout.readline().strip()

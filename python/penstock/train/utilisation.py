@@ -2,9 +2,9 @@
 """Utilisation test: checks whether storage keeps emulated accelerators busy.
 
 Each measurement is a `train` run with an emulated accelerator. This module also measures the overhead of the training
-loop itself, with batches in memory. If that overhead is too high, there is no verdict. Accelerator utilisation (AU) is
-computed from a run's `epoch_times`, with the formula of published storage benchmarks and with DLIO's names. The first
-step of an epoch is left out, because it waits for the loader to start.
+loop itself, with batches in memory. If that overhead is too high, the test returns `refused` instead of a verdict.
+Accelerator utilisation (AU) is computed from a run's `epoch_times`, with the formula of published storage benchmarks
+and with DLIO's names. The first step of an epoch is left out, because it waits for the loader to start.
 
 Source:
     dlio_benchmark 2.0, utils/statscounter.py: compute_metrics_train, end_train and end_run.
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 MAX_OVERHEAD = 0.01
-"""Maximum overhead as a share of the step time. Above it, the harness distorts the measurement; there is no verdict."""
+"""Maximum overhead as a share of the step time. Above it, the harness distorts the measurement: result `refused`."""
 
 _MIB = 1 << 20  # DLIO's "MB"
 _CALIBRATION_S = 2.0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Draws every chart in the reader's scheme, and again when the scheme changes. Specs name colours; CSS knows them.
+// Draws all charts in the browser's colour scheme, and again when the scheme changes. CSS defines the named colours.
 (() => {
   const specs = JSON.parse(document.getElementById("specs").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -20,7 +20,7 @@
     };
   };
   const narrow = (spec) => {
-    // On a phone the names of the paths would take half of the chart: shorten what axes and legends may take.
+    // On a narrow screen, two legend columns would take half of the chart, so use one column.
     if (innerWidth > 640) return spec;
     return JSON.parse(JSON.stringify(spec).replaceAll('"columns":2', '"columns":1'));
   };

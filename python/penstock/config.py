@@ -30,7 +30,7 @@ from penstock.ownership import remove_file
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Config", "Layer", "allow", "load", "needs_consent", "places", "revoke", "store_variables"]
+__all__ = ["Config", "Layer", "allow", "load", "needs_consent", "places", "revoke", "store_variables", "user_folder"]
 
 # A settings file is a page of text; a larger one is something else (a dataset given by mistake).
 _LIMIT_BYTES = 1_000_000
@@ -122,9 +122,15 @@ def store_variables(config: Config) -> dict[str, str]:
 
 def places(environment: Mapping[str, str], folder: Path) -> list[Path]:
     """Paths of settings files, in order of precedence: `penstock.toml` in this folder, then the user's own file."""
+    own = user_folder(environment)
+    return [folder / "penstock.toml", *([own / "config.toml"] if own else [])]
+
+
+def user_folder(environment: Mapping[str, str]) -> Path | None:
+    """Folder of the user's settings: `penstock` in `XDG_CONFIG_HOME`, else in `~/.config`; None without either."""
     home = environment.get("HOME")
     base = environment.get("XDG_CONFIG_HOME") or (str(Path(home) / ".config") if home else None)
-    return [folder / "penstock.toml", *([Path(base) / "penstock" / "config.toml"] if base else [])]
+    return Path(base) / "penstock" if base else None
 
 
 def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = None) -> Config:

@@ -68,6 +68,8 @@ class ConversionReport:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
     is_complete: bool = False
+    map: str | None = None
+    """Geometry of a source that has trace headers; empty for the order of the file."""
     explanation: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def convert(
         None if kind == "segy" else chunking.chunks, chunking.shards if kind == "zarr" else None,
         blocks=prod(chunking.grid), sample_bytes=prod(volume.shape) * volume.dtype.itemsize,
         explanation=chunking.explain() if kind == "zarr" else [],
+        map=None if volume.segy is None else volume.segy.layout.get("map"),
     )  # fmt: skip
     target = _destination(kind, to_place, volume, chunking, chunks, codec)
     if dry_run:

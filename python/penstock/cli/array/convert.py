@@ -5,22 +5,40 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from penstock.cli.parameters import SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from penstock.arrays.convert.run import ConversionReport
+    from penstock.arrays.templates import Template
 
-__all__ = ["command", "progress_bar", "segy_overrides"]
+__all__ = ["command", "progress_bar", "save_template", "segy_overrides", "template_of", "write_template"]
 
 
 def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Flags for what the headers of a SEG-Y file do not say, or say wrong."""
+    """Flags for what the headers of a SEG-Y file do not state, or state wrong, and `--template` for all of them at once."""
+
+    @wraps(command)
+    def with_template(*args: Any, template: str | None, **options: Any) -> Any:
+        if template is not None:
+            from penstock.arrays.templates import load_template
+            from penstock.env import read
+
+            source = click.get_current_context().get_parameter_source
+            for name, value in load_template(read(), template).options().items():
+                parameter = {"map": "map_", "format": "format_"}.get(name, name)
+                if source(parameter) is not ParameterSource.COMMANDLINE:
+                    options[parameter] = value
+        return command(*args, **options)
+
+    wrapped: Callable[..., Any] = with_template
     for option in reversed(
         [
             click.option(
@@ -46,10 +64,40 @@ def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
                 is_flag=True,
                 help="Keep bytes after the last whole trace, instead of refusing them.",
             ),
+            click.option(
+                "--template",
+                metavar="NAME|FILE",
+                help="Take these flags from a saved template; a flag that is given is preferred.",
+            ),
         ]
     ):
-        command = option(command)
-    return command
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def save_template(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The flag `--save-template`."""
+    return click.option(
+        "--save-template",
+        metavar="NAME|FILE",
+        help="SEG-Y: save the geometry and the flags about the file for --template.",
+    )(command)
+
+
+def template_of(map_: str | None, options: Mapping[str, Any]) -> Template:
+    """The template of a geometry and of the flags about a file."""
+    from penstock.arrays.templates import Template
+
+    kept = {key: options.get(key) for key in ("vertical", "format", "byte_order", "samples", "allow_trailing")}
+    return Template(map=map_ or None, **kept)  # type: ignore[arg-type]
+
+
+def write_template(name: str, template: Template) -> None:
+    """Save a template, and print where."""
+    from penstock.arrays.templates import save_template
+    from penstock.env import read
+
+    click.echo(f"template: {save_template(read(), name, template)}", err=True)
 
 
 @click.command("convert")
@@ -81,6 +129,7 @@ def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Compression: lz4, zstd, blosc-zstd, gzip or none; for HDF5 gzip or none. [Zarr: lz4, HDF5: none]",
 )
 @segy_overrides
+@save_template
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Objects under way at a time. [cores]")
 @click.option("--dry-run", is_flag=True, help="Print the chunks and why, and what slices will cost; write nothing.")
 @click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
@@ -90,6 +139,7 @@ def command(
     destination: str,
     map_: str | None,
     format_: int | None,
+    save_template: str | None,
     as_json: bool,
     timeout: float,
     access: str,
@@ -106,6 +156,7 @@ def command(
     """
     from penstock.arrays.convert.run import convert
     from penstock.env import read
+    from penstock.errors import ConfigError
     from penstock.ranks import detect
 
     with progress_bar() as advance:
@@ -120,6 +171,10 @@ def command(
             progress=advance,
             **options,
         )
+    if save_template is not None:
+        if report.map is None:
+            raise ConfigError(f"save-template: {source} is not SEG-Y", where="save-template")
+        write_template(save_template, template_of(report.map, {**options, "format": format_}))
     click.echo(
         json.dumps({"schema_version": 1, **report.to_json()}) if as_json else _readable(report, options["dry_run"])
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.array.convert import progress_bar, segy_overrides
+from penstock.cli.array.convert import progress_bar, save_template, segy_overrides, template_of, write_template
 
 if TYPE_CHECKING:
     from penstock.arrays import Array
@@ -24,6 +24,7 @@ __all__ = ["command"]
 @click.option("--headers", is_flag=True, help="SEG-Y: print the text header and the binary header.")
 @click.option("--array", metavar="NAME", help="Array of an HDF5 file or a Zarr group. [its main one]")
 @segy_overrides
+@save_template
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def command(
     volume: str,
@@ -32,6 +33,7 @@ def command(
     array: str | None,
     map_: str | None,
     format_: int | None,
+    save_template: str | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -52,13 +54,17 @@ def command(
             **options,
         )
     facts = _facts(found)
-    if (scan or headers) and found.attrs["kind"] != "segy":
-        raise ConfigError(f"{volume} is {found.attrs['kind']}, not SEG-Y", where="scan" if scan else "headers")
+    for flag, is_given in (("scan", scan), ("headers", headers), ("save-template", save_template is not None)):
+        if is_given and found.attrs["kind"] != "segy":
+            raise ConfigError(f"{volume} is {found.attrs['kind']}, not SEG-Y", where=flag)
+    if save_template is not None:
+        write_template(save_template, template_of(found.attrs["map"], {**options, "format": format_}))
     if scan or headers:
         kept = {name: options[name] for name in ("byte_order", "samples", "allow_trailing")}
         file = SegyFile(Location(volume), format=found.attrs["format"], **kept)
         if scan:
             facts["candidates"] = [describe(each) for each in candidates(file.scan())]
+            facts["template"] = template_of(found.attrs["map"], {**options, "format": format_}).to_toml()
         if headers:
             facts["text_header"], facts["binary_header"] = file.text_header().splitlines(), file.binary_header()
     click.echo(json.dumps({"schema_version": 1, **facts}, default=str) if as_json else _readable(facts))
@@ -103,6 +109,7 @@ def _readable(facts: dict[str, Any]) -> str:
             shape = " × ".join(f"{side:,}" for side in each["shape"])
             evidence = f"{each['filled']:.1%} of {shape} filled, {each['duplicates']:,} duplicates"
             lines.append(f"  {each['score']:6.3f}  {each['map'] or 'the order of the file'}: {evidence}")
+        lines += ["", "as a template:", *[f"  {line}" for line in facts["template"].splitlines()]]
     if "text_header" in facts:
         lines += ["", *facts["text_header"], ""]
         lines += [f"  {key:<22} {value:,}" for key, value in facts["binary_header"].items()]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penstock: the pipe between object storage and accelerators.
+"""Penstock: moves training data from object storage to accelerators.
 
-`open` a dataset, set its `fields` and `shuffle`, and read it with a `Loader`; or `stage` it first. Names load at first
-use, so `import penstock` is fast.
+`open` a dataset, set its `fields` and `shuffle`, and read it with a `Loader`; or `stage` it first. Names are imported
+at first use, so `import penstock` is fast.
 """
 
 from __future__ import annotations

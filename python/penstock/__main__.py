@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m penstock`: the command line without the script."""
+"""Entry point of `python -m penstock`: runs the command line without the installed script."""
 
 from penstock.cli import main
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias, final
 
 from typing_extensions import Buffer
 
-# A contiguous buffer, such as an array of NumPy, whose stubs have no buffer before Python 3.12.
+# A contiguous buffer, such as a NumPy array. Its type is Any, because NumPy's stubs lack the buffer protocol before
+# Python 3.12.
 _Memory: TypeAlias = Any
 
 __all__ = [
@@ -56,12 +57,13 @@ def encode_tfrecord(
     codec: Literal["none", "gzip", "zstd", "lz4"] = "none",
     level: int | None = None,
 ) -> bytes:
-    """Encode `features`, in their order, as one tf.Example in one compressed TFRecord frame. Deterministic.
+    """Encode `features`, in their order, as one tf.Example in one compressed TFRecord frame. The output is
+    deterministic.
 
     Args:
         features: `bytes` and `list[bytes]` become a bytes_list, `list[float]` and buffers of float32 a
             float_list, `list[int]` an int64_list.
-        level: 0 to 12 for gzip (default 6); for zstd, its own range (default 3).
+        level: Compression level: 0 to 12 for gzip (default 6); any zstd level for zstd (default 3).
     Raises:
         ConfigError: A value, codec or level is invalid.
     """
@@ -69,7 +71,7 @@ def encode_tfrecord(
 def decode_tfrecord(
     data: bytes, *, codec: Literal["none", "gzip", "zstd", "lz4"] | None = None
 ) -> list[dict[str, bytes | list[bytes] | list[float] | list[int]]]:
-    """Read the examples of a TFRecord object, for inspection. Verifies every checksum and decompresses at most 1 GiB.
+    """Decode all examples of a TFRecord object, for inspection. Verifies every checksum and decompresses at most 1 GiB.
 
     Args:
         codec: Compression; None detects it from the first bytes.
@@ -112,10 +114,10 @@ class Emulator:
 
 # --- feed ---
 
-# Version of the order of samples, saved in every state.
+# Version of the sample order. Every state contains it.
 ORDER_VERSION: int
 
-# One field of a delivered batch. Shares its memory through the buffer protocol and DLPack.
+# One fixed-shape field of a delivered batch. Shares its memory through the buffer protocol and DLPack.
 @final
 class Tensor:
     @property
@@ -139,16 +141,16 @@ class Tensor:
     ) -> Any: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
 
-# Registers the memory of batches with a CUDA device, once in the lifetime of each memory block. `hold` returns False
-# for a block of unusual size, because it would serve only one batch.
+# CUDA device with which batch memory is registered. Each memory block is registered once in its lifetime. `hold`
+# returns False for a block of unusual size, because its registration would serve only one batch.
 @final
 class CudaDevice:
     def __new__(cls, number: int) -> CudaDevice: ...
     def hold(self, tensor: Tensor) -> bool: ...
 
-# A field of a delivered batch whose samples vary in length: row i is values[offsets[i]:offsets[i + 1]]. In lists of
-# byte strings, string j is values[strings[j]:strings[j + 1]], and row i has the strings j in range(offsets[i],
-# offsets[i + 1]).
+# A field of a delivered batch whose samples vary in length: row i is values[offsets[i]:offsets[i + 1]]. For lists of
+# byte strings, row i consists of the strings j in range(offsets[i], offsets[i + 1]), and string j is
+# values[strings[j]:strings[j + 1]].
 @final
 class RaggedTensor:
     @property
@@ -163,7 +165,7 @@ class RaggedTensor:
     def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
 
-# Listing of a dataset: names, sizes, versions, format. It has no connection and can be pickled.
+# Listing of a dataset: names, sizes, versions and format. It has no connection and can be pickled.
 @final
 class Source:
     @staticmethod
@@ -234,8 +236,8 @@ class Counted:
     @property
     def window(self) -> int: ...
 
-# Maps positions of an epoch to records of one or several datasets, without I/O. `places` returns (dataset, object,
-# record).
+# Maps the positions of an epoch to records of one or several datasets, without I/O. `places` returns (dataset, object,
+# record) triples.
 @final
 class Sampler:
     @staticmethod
@@ -252,7 +254,7 @@ class Sampler:
     def sources(self) -> list[Source]: ...
     def places(self, epoch: int, positions: Sequence[int]) -> list[tuple[int, int, int]]: ...
 
-# Feeds batches to one rank. It has threads and requests only during a run.
+# Reads the batches of one rank. It has threads and requests only during a run.
 @final
 class Feed:
     def __new__(
@@ -280,7 +282,7 @@ class Feed:
     def transcoding(self) -> list[str | None]: ...
     def metrics(self) -> dict[str, float]: ...
 
-# Feeds batches of an unindexed dataset to one rank; a cursor is object x 2^40 + record.
+# Reads the batches of one rank from an unindexed dataset. A cursor is object x 2^40 + record.
 @final
 class UnindexedFeed:
     def __new__(
@@ -314,7 +316,7 @@ class Run:
     def error_counts(self) -> tuple[int, int, list[str]]: ...
     def close(self) -> None: ...
 
-# Objects below a store URL, as files. Names are bytes; a description is (name, size, version, modified).
+# Objects below a store URL, treated as files. Names are bytes. A description is (name, size, version, modified).
 @final
 class Files:
     def __new__(cls, url: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> Files: ...
@@ -328,11 +330,12 @@ class Files:
 
 @final
 class SegyFile:
-    """A SEG-Y file `name` in a folder, pinned to its version. `overrides` is JSON: format, byte_order, samples, allow_trailing.
+    """The SEG-Y file `name` in a folder, pinned to its current version. `overrides` is JSON: format, byte_order,
+    samples, allow_trailing.
 
     Raises:
-        NotFound: There is no such object.
-        Corrupt: It is not SEG-Y, or ends inside a trace.
+        NotFound: The object does not exist.
+        Corrupt: The object is not SEG-Y, or it ends inside a trace.
     """
 
     def __new__(
@@ -352,16 +355,17 @@ class SegyFile:
         end: int = 0,
         threads: int = 1,
     ) -> bytes:
-        """Read `traces` (uint64, numbers in file order) into `headers` (240 bytes each) and `samples` (`first` to `end` of each).
+        """Read `traces` (uint64, indexes in file order) into `headers` (240 bytes each) and `samples` (`first` to `end`
+        of each).
 
         Returns:
-            IBM words that float32 does not hold, 20 bytes each: trace (uint64), sample (uint64), word (uint32).
+            IBM words that float32 cannot represent, 20 bytes each: trace (uint64), sample (uint64), word (uint32).
         """
     def stats(self) -> dict[str, int]: ...
 
 @final
 class ChunkedArray:
-    """An array in chunks. Reads touch each chunk once; nearby chunks share a request."""
+    """A chunked array. A read fetches each chunk once; nearby chunks share a request."""
 
     @staticmethod
     def zarr(url: str, metadata: bytes, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ChunkedArray: ...
@@ -383,12 +387,12 @@ class ChunkedArray:
     @property
     def chunk_shape(self) -> list[int]: ...
     def read_many(self, boxes: Sequence[Sequence[tuple[int, int]]], out: _Memory, *, threads: int = 1) -> None:
-        """Read boxes, a (start, end) for each axis, into `out`, one after the other in C order."""
+        """Read boxes into `out`, one after another in C order. Each box is a (start, end) pair per axis."""
     def stats(self) -> dict[str, int]: ...
 
 @final
 class ZarrWriter:
-    """Writes the objects (chunks or shards) of the Zarr array at `url`, which has this metadata (JSON)."""
+    """Writes the objects (chunks or shards) of the Zarr array at `url` with the given metadata (JSON)."""
 
     def __new__(cls, url: str, metadata: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ZarrWriter: ...
     def key(self, cell: Sequence[int]) -> str: ...
@@ -396,12 +400,12 @@ class ZarrWriter:
         """Encode and write one object from a whole chunk or shard in C order.
 
         Returns:
-            Its size in bytes; 0 if all elements are the fill value, and nothing is stored.
+            The object's size in bytes. If all elements are the fill value, stores nothing and returns 0.
         """
 
 @final
 class ObjectWriter:
-    """Writes an object of `size` bytes in order. It is visible after `finish` only."""
+    """Writes an object of `size` bytes sequentially. The object becomes visible only after `finish`."""
 
     def __new__(
         cls,
@@ -426,7 +430,7 @@ def encode_traces(
     *,
     header_bytes: int = 240,
 ) -> None:
-    """Write traces into `out` as a SEG-Y file of sample format `code` stores them.
+    """Encode traces into `out` in the form in which a SEG-Y file with sample format `code` stores them.
 
     Raises:
         ConfigError: A sample does not fit into three bytes (formats 7 and 15).
@@ -454,7 +458,7 @@ class StageJob:
 
 @final
 class StoragePhase:
-    """One phase of `penstock bench storage`. It starts on construction; `spec` and the report are JSON."""
+    """One phase of `penstock bench storage`. It starts when it is constructed. `spec` and the report are JSON."""
 
     def __new__(cls, spec: str, phase: str) -> StoragePhase: ...
     def progress(self) -> tuple[int, int, int]: ...
@@ -463,7 +467,9 @@ class StoragePhase:
 
 @final
 class ObjectPhase:
-    """One phase of requests of `penstock bench object`. It starts on construction; `spec` and the report are JSON."""
+    """One request phase of `penstock bench object`. It starts when it is constructed. `spec` and the report are
+    JSON.
+    """
 
     def __new__(cls, spec: str, env: dict[str, str]) -> ObjectPhase: ...
     def progress(self) -> tuple[int, int, int]: ...

@@ -21,14 +21,14 @@ PART_PREFIX = ".penstock-part-"
 
 @contextmanager
 def atomic_file(path: Path, *, durable: bool = True, replaces: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file that appears as `path` at the end of the block, or not at all if the block raises.
+    """Open a file that appears as `path` at the end of the block, but only if the block does not raise.
 
     Args:
         durable: Sync the file to disk before it appears.
-        replaces: Replace a file of that name; otherwise leave it, and raise.
+        replaces: Whether to replace an existing file; otherwise, an existing file raises FileExistsError.
 
     Raises:
-        FileExistsError: There is a file of that name, and `replaces` is false.
+        FileExistsError: The file exists, and `replaces` is false.
         OSError: The file cannot be written.
     """
     part = path.with_name(f"{PART_PREFIX}{os.urandom(8).hex()}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that end with the block that started them, also if a signal arrives while they start."""
+"""Child processes that end with the `with` block that started them, even if a signal arrives while they start."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ __all__ = ["child_process", "deferred_signals"]
 
 @contextmanager
 def child_process(argv: Sequence[str], *, grace_s: float, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a child; at the end of the block terminate it if it still runs, and kill it after `grace_s` seconds. A child
-    that leads a process group (`start_new_session`, `process_group`) ends with its group. Options are `Popen`'s.
+    """Start a child process. If it still runs at the end of the block, terminate it, and kill it after `grace_s`
+    seconds. If the child leads a process group (`start_new_session`, `process_group`), the signals go to the whole
+    group. Options are those of `Popen`.
 
     Raises:
         OSError: The command could not be started.
@@ -37,9 +38,11 @@ def child_process(argv: Sequence[str], *, grace_s: float, **options: Any) -> Ite
 
 @contextmanager
 def deferred_signals() -> Iterator[None]:
-    """Defer SIGINT and SIGTERM to the end of the block, so that a process that is started in it is always recorded."""
+    """Defer SIGINT and SIGTERM to the end of the block, so that a process started in it is recorded before the signal
+    is handled.
+    """
     came: list[int] = []
-    # Only the main thread is interrupted, and only it may set handlers.
+    # Only the main thread runs signal handlers, and only it can set them.
     ours = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
     held = {number: handler for number in ours if callable(handler := signal.getsignal(number))}
     for number in held:

@@ -28,10 +28,11 @@ def _warn(old: str, new: str, owner: str) -> None:
 def renamed_parameters(
     names: Mapping[str, str], *, aliases: Mapping[str, str] | None = None
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorator: a keyword of `names` or `aliases` is passed on under its new name; one of `names` warns.
+    """Decorator that accepts old keyword names and passes them on under the new names. Only names in `names` cause a
+    warning.
 
     Raises:
-        TypeError: The call has both the old and the new name.
+        TypeError: The call uses both the old and the new name.
     """
     every = {**names, **(aliases or {})}
 
@@ -56,7 +57,7 @@ def renamed_parameters(
 
 
 def renamed_attribute(old: str, new: str) -> property:
-    """A property `old` that warns and returns the attribute `new`."""
+    """Return a property `old` that warns and returns the attribute `new`."""
 
     def get(self: Any) -> Any:
         _warn(old, new, type(self).__name__)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""S3 emulator inside this process: serves a folder as an endpoint, for tests, demonstrations and rehearsals.
+"""S3 emulator inside this process: serves a folder as an S3 endpoint, for tests, demonstrations and rehearsals.
 
-The server is `penstock._native.Emulator`, with its own threads. This module adds the tier book and the variables that
-S3 clients read.
+The server is `penstock._native.Emulator`, which has its own threads. This module adds the tier book and the variables
+that S3 clients read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = ["Emulator"]
 
 
 class Emulator:
-    """Serves `folder` for the duration of the `with` block.
+    """Context manager that serves `folder` as a bucket.
 
     Args:
-        folder: The bucket's root; must exist.
-        tier: A name of the tier book, with or without its year (`azure-hot`, `azure-hot@2021`).
-        scale: F, which multiplies the tier's rates; never its latency.
-        bind: ADDRESS:PORT; port 0 selects a free one.
-        tiers: Path of another tier book.
+        folder: Root folder of the bucket; it must exist.
+        tier: Name of a tier in the tier book, with or without its year (`azure-hot`, `azure-hot@2021`).
+        scale: Factor F that multiplies the tier's rates, but not its latency.
+        bind: ADDRESS:PORT; port 0 selects a free port.
+        tiers: Path of a tier book to use instead of the bundled one.
         access_key, secret_key: The accepted key pair; by default generated for this run.
     Raises:
         ConfigError: The tier is unknown, the scale is invalid, or the address is in use.
@@ -66,12 +66,12 @@ class Emulator:
 
     @property
     def url(self) -> str:
-        """`s3://BUCKET/`; the folder is its root."""
+        """URL of the bucket, `s3://BUCKET/`, whose root is the folder."""
         return self._core.url
 
     @property
     def tier(self) -> str:
-        """The tier with its year."""
+        """Name of the tier with its year."""
         return self._core.tier
 
     @property
@@ -106,11 +106,11 @@ class Emulator:
         }
 
     def stats(self) -> dict[str, int]:
-        """Requests, throttles and bytes so far, by name."""
+        """Return the numbers of requests, throttled requests and bytes so far, by name."""
         return self._core.stats()
 
     def stop(self) -> None:
-        """Stop the server; open connections are cut. Safe to call twice."""
+        """Stop the server and close its open connections. Safe to call twice."""
         self._core.stop()
 
     def __enter__(self) -> Emulator:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Access to the environment: only this module reads it (ruff forbids others), so that a run's inputs can be listed."""
+"""Access to the environment variables. Only this module reads them (ruff forbids it elsewhere), so that all inputs of a
+run can be listed.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,14 @@ __all__ = ["override", "read", "state_home"]
 
 
 def read() -> Mapping[str, str]:
-    """The environment as it is now."""
+    """Return the current environment variables."""
     return os.environ  # noqa: TID251 - this is the one door
 
 
 def state_home(environment: Mapping[str, str]) -> Path | None:
-    """The user's state folder: `XDG_STATE_HOME`, else `~/.local/state`; None without either (a relative path does not count)."""
+    """Return the user's state folder: `XDG_STATE_HOME`, otherwise `~/.local/state`. None if neither is set; relative
+    paths are ignored.
+    """
     named, home = environment.get("XDG_STATE_HOME", ""), environment.get("HOME", "")
     if named.startswith("/"):
         return Path(named)
@@ -29,7 +33,7 @@ def state_home(environment: Mapping[str, str]) -> Path | None:
 
 @contextmanager
 def override(values: Mapping[str, str]) -> Iterator[None]:
-    """Override variables for the duration of the block: for a process that acts for several users, one at a time."""
+    """Override variables for the duration of the block. Used by processes that act for several users, one at a time."""
     before = {name: os.environ.get(name) for name in values}  # noqa: TID251
     os.environ.update(values)  # noqa: TID251
     try:

@@ -2,32 +2,33 @@
 """Exceptions of Penstock. All derive from PenstockError, and each also from the builtin that a caller would expect.
 
     PenstockError
-    ├── NotFound (FileNotFoundError)      no object, bucket, folder or file of that name
-    ├── Denied (PermissionError)          credentials or permissions refused it
-    ├── Throttled (OSError)               refused for rate until the wall-clock budget was spent
-    ├── Unreachable (ConnectionError)     nothing answers there
-    ├── ServerError (OSError)             the store answered 5xx, or broke the protocol
-    ├── Deadline (TimeoutError)           the deadline of the call passed
-    ├── Corrupt (ValueError)              bytes that are not what they should be
-    │   └── Mismatch                      a whole record that does not hold what a field asks of it
-    ├── Changed (OSError)                 the object is no longer the version that was pinned
-    ├── PreconditionFailed (FileExistsError)  a conditional write found its condition untrue
-    ├── Busy (BlockingIOError)            another process holds it; the same call succeeds once that has ended
-    ├── ConfigError (ValueError)          a setting, flag or argument that cannot be
+    ├── NotFound (FileNotFoundError)      the object, bucket, folder or file does not exist
+    ├── Denied (PermissionError)          credentials or permissions do not allow it
+    ├── Throttled (OSError)               the store throttled until the retry time was over
+    ├── Unreachable (ConnectionError)     the host cannot be reached
+    ├── ServerError (OSError)             the store returned 5xx, or broke the protocol
+    ├── Deadline (TimeoutError)           the call exceeded its time limit
+    ├── Corrupt (ValueError)              the bytes are damaged or truncated
+    │   └── Mismatch                      an intact record that does not match a field
+    ├── Changed (OSError)                 the object no longer has the pinned version
+    ├── PreconditionFailed (FileExistsError)  the condition of a conditional write is false
+    ├── Busy (BlockingIOError)            another process uses it; retry when that has ended
+    ├── ConfigError (ValueError)          a setting, flag or argument is invalid
     ├── Unsupported (NotImplementedError) the store or the build cannot do this
     │   └── MissingPackage (ModuleNotFoundError)  an optional package is not installed
-    ├── BudgetExceeded (MemoryError)      the memory budget is too small for what was asked
+    ├── BudgetExceeded (MemoryError)      the memory limit is too small for the request
     ├── NoSpace (OSError)                 the disk is full
-    ├── KeyRefused (ValueError)           a key that cannot be a file under the destination
-    ├── SystemFault (OSError)             the operating system refused for a reason of its own
+    ├── KeyRefused (ValueError)           a key that cannot be a file name below the destination
+    ├── SystemFault (OSError)             the operating system failed for another reason
     ├── RankFailed (RuntimeError)         another rank of the job failed
     ├── MapFailed (RuntimeError)          a function of `Dataset.map` raised, or its worker ended
     ├── Interrupted (KeyboardInterrupt)   the user interrupted
-    │   └── Terminated                    the system asked to end (SIGTERM)
-    └── Bug (RuntimeError)                ours to mend
+    │   └── Terminated                    the system requested termination (SIGTERM)
+    └── Bug (RuntimeError)                a defect in Penstock
 
-Each can be built from one string, so that it can be pickled and pass through a torch worker. Facts are attributes
-(`where`, `retryable` and those named below); a hint is a note (`error.__notes__`), printed as `hint:`.
+Each class can be constructed from one string, so that its errors can be pickled and pass through a torch worker.
+Details are attributes (`where`, `retryable` and those listed below). A hint is a note (`error.__notes__`), printed as
+`hint:`.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ __all__ = [
 ]
 
 _SECRETS = (
-    # User names and passwords in URLs. A secret may contain `/`; a bucket name contains no `:`; a path has one `/`
-    # after it.
+    # User names and passwords in URLs. In s3, gs and az URLs, a secret may contain `/` (a bucket name never contains
+    # `:`). A URL that was converted to a path has only one `/` after its scheme.
     (re.compile(r"((?:s3|gs|az)://?)[^/\s@]*:[^\s@]*@", re.IGNORECASE), r"\1***@"),
     (re.compile(r"(\b[a-z][a-z0-9+.-]*://?)[^/\s@'\"`]+@", re.IGNORECASE), r"\1***@"),
     # Signatures and tokens in signed URLs and connection strings.
@@ -83,7 +84,9 @@ _SECRETS = (
 
 
 def redact(text: str) -> str:
-    """`text` with the credentials in its URLs replaced by `***`. Every `PenstockError` applies it to message and hint."""
+    """Return `text` with the credentials in its URLs replaced by `***`. Every `PenstockError` applies this to its
+    message and hint.
+    """
     if ":/" not in text and "=" not in text:
         return text
     for pattern, replacement in _SECRETS:
@@ -92,7 +95,9 @@ def redact(text: str) -> str:
 
 
 class PenstockError(Exception):
-    """Base class. `code` is stable and printed as `error[code]`; `exit_code` is the exit code of the CLI."""
+    """Base class of all Penstock errors. `code` is stable and printed as `error[code]`; `exit_code` is the exit code of
+    the CLI.
+    """
 
     code: ClassVar[str] = "penstock"
     exit_code: ClassVar[int] = 1
@@ -109,11 +114,11 @@ class PenstockError(Exception):
             self.add_note(hint)
 
     def add_note(self, note: str, /) -> None:
-        """Add a hint, without the credentials in its URLs."""
+        """Add a hint, after removing credentials from its URLs."""
         super().add_note(redact(note))
 
     def __str__(self) -> str:
-        # The defaults of OSError and KeyError would add errno or quotes.
+        # OSError and KeyError would by default add an errno or quotes to the text.
         return self.message
 
     @property
@@ -123,7 +128,7 @@ class PenstockError(Exception):
         return notes[0] if notes else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # OSError's default would drop attributes; ours are kept between processes.
+        # By default, OSError drops attributes when it is pickled. Penstock's attributes must reach other processes.
         return _rebuild, (type(self), self.message, dict(self.__dict__))
 
 
@@ -144,7 +149,7 @@ class Denied(PenstockError, PermissionError):
 
 
 class Throttled(PenstockError, OSError):
-    """`refused` of `sent` requests in `window_s` seconds."""
+    """The store throttled `refused` of `sent` requests in `window_s` seconds."""
 
     code = "throttled"
     exit_code = 3
@@ -161,7 +166,7 @@ class Unreachable(PenstockError, ConnectionError):
 
 
 class ServerError(PenstockError, OSError):
-    """`status` is the HTTP status, or 0 if the answer was not HTTP."""
+    """`status` is the HTTP status, or 0 if the response was not HTTP."""
 
     code = "server"
     exit_code = 3
@@ -170,7 +175,7 @@ class ServerError(PenstockError, OSError):
 
 
 class Deadline(PenstockError, TimeoutError):
-    """`limit_s` is the time limit that has passed, in seconds."""
+    """`limit_s` is the exceeded time limit, in seconds."""
 
     code = "deadline"
     exit_code = 3
@@ -189,7 +194,7 @@ class Mismatch(Corrupt):
 
 
 class Changed(PenstockError, OSError):
-    """`want` and `have` are versions."""
+    """`want` is the pinned version, and `have` is the version found."""
 
     code = "changed"
     want: str = ""
@@ -218,14 +223,14 @@ class Unsupported(PenstockError, NotImplementedError):
 
 
 class MissingPackage(Unsupported, ModuleNotFoundError):
-    """`name` is the module; the hint contains the command that installs it."""
+    """`name` is the missing module. The hint contains the command that installs it."""
 
     code = "missing-package"
     name: str = ""
 
 
 class BudgetExceeded(PenstockError, MemoryError):
-    """`need` and `budget` are bytes."""
+    """`need` and `budget` are in bytes."""
 
     code = "budget"
     exit_code = 3
@@ -234,7 +239,7 @@ class BudgetExceeded(PenstockError, MemoryError):
 
 
 class NoSpace(PenstockError, OSError):
-    """`need` and `free` are bytes."""
+    """`need` and `free` are in bytes."""
 
     code = "no-space"
     exit_code = 3
@@ -260,7 +265,7 @@ class RankFailed(PenstockError, RuntimeError):
 
 
 class MapFailed(PenstockError, RuntimeError):
-    """`epoch` and `position` identify the sample, if one caused the error; the function's traceback is a note."""
+    """`epoch` and `position` identify the sample if one caused the error. The function's traceback is a note."""
 
     code = "map"
     epoch: int = -1
@@ -282,19 +287,23 @@ class Bug(PenstockError, RuntimeError):
 
 
 def to_wire(error: BaseException) -> dict[str, Any]:
-    """The error as JSON for another process: `code`, `message` and `hint`. An unforeseen exception becomes a Bug."""
+    """Convert an error to JSON for another process: `code`, `message` and `hint`. An exception that is not a
+    PenstockError becomes a Bug.
+    """
     if not isinstance(error, PenstockError):
         error = Bug(f"{type(error).__name__}: {error}")
     return {"code": error.code, "message": str(error), "hint": error.hint}
 
 
 def from_wire(document: Mapping[str, Any], *, prefix: str = "", **facts: Any) -> PenstockError:
-    """The error that another process sent by `to_wire`; `prefix` is put before its message."""
+    """Rebuild the error that another process sent with `to_wire`. `prefix` is put before its message."""
     return of_code(document["code"], prefix + document["message"], hint=document.get("hint"), **facts)
 
 
 def of_code(code: str, message: str, *, hint: str | None = None, **facts: Any) -> PenstockError:
-    """The error that another process reported by its `code`; a PenstockError if this version does not know the code."""
+    """Build an error from the `code` that another process reported. If this version does not know the code, it is a
+    PenstockError.
+    """
     kinds: list[type[PenstockError]] = [PenstockError]
     for kind in kinds:
         if kind.code == code:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optional packages, and the extra that installs each: `pip install 'penstock[torch]'`. Imports none of them."""
+"""Optional packages and the extras that install them: `pip install 'penstock[torch]'`. Imports none of these
+packages.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def require(what: str, extra: str) -> None:
     """Check that an extra is installed.
 
     Args:
-        what: Name of the feature that needs it, for the message: `penstock.torch`.
+        what: Name of the feature that needs the extra, for the error message, such as `penstock.torch`.
     Raises:
         MissingPackage: A package of the extra is not installed; the hint contains the command that installs the extra.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Public names of `penstock.feed.formats`, for `penstock.open(url, format=...)`."""
+"""Public alias of `penstock.feed.formats`, for `penstock.open(url, format=...)`."""
 
 from penstock.feed.formats import Format, fixed, hdf5, images, mds, npy, npz, parquet, tar, tfrecord, tokens, zarr
 

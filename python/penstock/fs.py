@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penstock's stores as a read-only fsspec filesystem, for pandas, xarray, h5py and every other library that accepts one.
+"""Read-only fsspec filesystem over Penstock's stores, for pandas, xarray, h5py and other libraries that accept fsspec.
 
     fs = penstock.fs.FileSystem()
     pandas.read_csv(fs.open("s3://bucket/labels.csv"))
-    fsspec.open("penstock::s3://bucket/labels.csv")        # where the entry point is installed
+    fsspec.open("penstock::s3://bucket/labels.csv")        # if the entry point is installed
 
-Owns paths and listings. The stores own requests, credentials, retries and deadlines. Folders are prefixes of keys.
+Implements paths and listings. The stores handle requests, credentials, retries and deadlines. Folders are key prefixes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK = 4 << 20
 
 
 class _File(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
-    """An open object, pinned to its version at the time of opening."""
+    """An open object, pinned to the version that it had when it was opened."""
 
     def _fetch_range(self, start: int, end: int) -> bytes:
         found: bytes = self.fs.cat_file(self.path, start, end, version=self.details.get("version"))
@@ -38,7 +38,9 @@ class _File(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types
 
 
 class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """`ls`, `info`, `open`, `cat_file`, `cat_ranges`, `glob`, `find`, `walk` over every store, by full URLs."""
+    """Read-only filesystem over every store, with full URLs as paths: `ls`, `info`, `open`, `cat_file`, `cat_ranges`,
+    `glob`, `find`, `walk`.
+    """
 
     protocol: ClassVar[tuple[str, ...]] = ("penstock",)
     root_marker = ""
@@ -66,7 +68,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return f"{scheme}://{rest.rpartition('/')[0]}"
 
     def _opened(self, path: str) -> tuple[_native.Files, str, str]:
-        """The store of a path, the URL of the store's root, and the path below it."""
+        """Return the store of a path, the URL of the store's root, and the path below it."""
         parts = urlsplit(path, allow_fragments=False)
         if not parts.scheme:
             raise ConfigError(f"{path} is not a URL", where="path")
@@ -82,7 +84,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return {"name": name, "size": size, "type": "file", "version": version, "modified_s": modified}
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
-        """Entries directly below a path; for an object, the object itself."""
+        """Return the entries directly below a path or, for an object, the object itself."""
         path = self._strip_protocol(path)
         files, root, name = self._opened(path)
         prefix = f"{name}/" if name else ""
@@ -99,7 +101,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return entries if detail else sorted(found)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Size, type, version and time of the last change.
+        """Return the size, type, version and modification time.
 
         Raises:
             NotFound: The path is neither an object nor a prefix of a key.
@@ -118,7 +120,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **options: Any
     ) -> Any:
-        """All objects below a path, by one listing."""
+        """Return all objects below a path, from one listing."""
         if maxdepth is not None or withdirs:
             return super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **options)
         path = self._strip_protocol(path)
@@ -132,7 +134,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, *, version: str | None = None, **_: Any
     ) -> bytes:
-        """Bytes of an object from `start` to `end`; negative values count from its end."""
+        """Return the bytes of an object from `start` to `end`. Negative values count from the end."""
         path = self._strip_protocol(path)
         files, _root, name = self._opened(path)
         first, last = start or 0, end
@@ -148,8 +150,8 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
     def cat_ranges(
         self, paths: Any, starts: Any, ends: Any, max_gap: int | None = None, on_error: str = "return", **_: Any
     ) -> list[Any]:
-        """Several ranges; all ranges of one object go to the store in one call."""
-        del max_gap  # the store joins neighbouring ranges itself
+        """Read several ranges. All ranges of one object are sent to the store in one call."""
+        del max_gap  # the store itself merges neighbouring ranges
         count = len(paths)
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
         ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
@@ -190,17 +192,17 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return _File(self, path, mode, block, cache_options=cache_options, **options)
 
     def created(self, path: str) -> Any:
-        """Not supported: stores know only the last change."""
+        """Not supported, because stores do not record the creation time. Returns the modification time."""
         return self.modified(path)
 
     def modified(self, path: str) -> Any:
-        """Time of the object's last change."""
+        """Return the modification time of the object."""
         from datetime import UTC, datetime
 
         changed = self.info(path).get("modified_s")
         return None if changed is None else datetime.fromtimestamp(changed, UTC)
 
     def ukey(self, path: str) -> str:
-        """A key that changes when the object changes."""
+        """Return a key that changes whenever the object changes."""
         info = self.info(path)
         return f"{info['name']}:{info.get('version')}:{info['size']}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`from penstock.jax import Loader`: the public name of `penstock.feed.jax`."""
+"""Public alias of `penstock.feed.jax`: `from penstock.jax import Loader`."""
 
 from penstock.extras import require
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Node programs: Penstock's scripts as one line of text for `python3 -c`, for nodes without Penstock."""
+"""Node programs: packs Penstock's scripts into one line of text for `python3 -c`, for nodes without Penstock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["node_program"]
 
 _PACKAGE = Path(__file__).parent
-# In import order; the package `penstock` itself is empty there.
+# Modules of `penstock.ownership` in import order. The package `penstock` itself is empty in a node program.
 _CARRIED = ("mounts", "folders", "processes", "__init__")
 _LOADER = """
 import sys, types
@@ -25,7 +25,8 @@ for name, file, text in ROWS:
 
 @cache
 def node_program(file: Path) -> str:
-    """Text of a program that runs one of our files, which may import `penstock.ownership`. Tracebacks name our files.
+    """Return the text of a program that runs `file`, which may import `penstock.ownership`. Tracebacks show the
+    original files.
 
     It is one line of base64 and a few other characters, so that no shell (csh interprets `!` and newlines in quotes)
     and no placeholder such as `{node}` changes it.

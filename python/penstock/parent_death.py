@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""End this process when its parent dies, however the parent ends."""
+"""Ends this process when its parent dies for any reason."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _POLL_S = 0.5
 def end_with_parent() -> None:
     """Make this process end immediately and without output, within a second of its parent's end.
 
-    It polls the parent's pid. Linux' `PR_SET_PDEATHSIG` fires already when the *thread* that started this process ends,
-    and a closed pipe is noticed only by a read, not in the middle of the user's code.
+    It polls the parent's pid. Linux' `PR_SET_PDEATHSIG` would already fire when the *thread* that started this process
+    ends, and a closed pipe would be noticed only by a read, not while the user's code runs.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), name="penstock-parent", daemon=True).start()
 

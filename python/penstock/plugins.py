@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plug-ins by entry points, Penstock's own and third-party ones alike. Contains no interface itself."""
+"""Loads plug-ins through entry points, both Penstock's own and third-party ones. Defines no plug-in interface
+itself.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ _ARTICLE = {str: "a text", int: "a whole number", bool: "true or false", float: 
 
 
 def names(group: str) -> list[str]:
-    """Names of the installed plug-ins of a group, sorted."""
+    """Return the sorted names of the installed plug-ins of a group."""
     return sorted({entry.name for entry in entry_points(group=group)})
 
 
@@ -26,11 +28,11 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
 
     Args:
         group: Group of entry points, such as `penstock.workloads`.
-        make: Calls the factory; its exceptions are passed on.
+        make: Function that calls the plug-in's factory. Its exceptions are passed on.
 
     Raises:
-        ConfigError: The name is unknown, two packages define it, or it does not load or does not implement the
-            interface.
+        ConfigError: The name is unknown or defined by two packages, or the plug-in cannot be loaded or does not
+            implement the interface.
     """
     kind = contract.__name__.lower()
     found = {
@@ -60,7 +62,8 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
 
 
 def parse_settings(owner: str, settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """A plug-in's settings over its defaults; text from a command line is parsed as the number or boolean that is needed.
+    """Merge a plug-in's settings with its defaults. Text from a command line is parsed as a number or boolean if the
+    setting has that type.
 
     Args:
         owner: Kind and name of the plug-in, such as `engine hdfs`, for errors.

@@ -1,20 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rank of this process in its job, from the variables that launchers set: a mapping in, a `Rank` out.
+"""Determines the rank of this process in its job from the variables that launchers set.
 
-Launchers nest (torchrun inside srun, mpirun inside a Slurm or PBS batch script), so the innermost has precedence:
+Launchers nest (torchrun inside srun, mpirun inside a Slurm or PBS batch script), so the innermost launcher has
+precedence:
 
 1. torchrun: `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `GROUP_RANK`
 2. Horovod: `HOROVOD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`, `_CROSS_RANK`, `_CROSS_SIZE`
 3. Open MPI: `OMPI_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`
 4. MVAPICH: `MV2_COMM_WORLD_RANK`, `_SIZE`, `_LOCAL_RANK`, `_LOCAL_SIZE`
 5. Flux: `FLUX_TASK_RANK`, `FLUX_JOB_SIZE`, `FLUX_TASK_LOCAL_ID`, `FLUX_JOB_NNODES`
-6. PMI (MPICH, Hydra, Intel MPI, PALS), unless Slurm's own variables say the same rank, and then more
+6. PMI (MPICH, Hydra, Intel MPI, PALS), unless Slurm's variables contain the same rank (they have more details)
 7. Slurm steps: `SLURM_PROCID`, `SLURM_NODEID`, `SLURM_NNODES`, `SLURM_LOCALID`
-8. PBS: the hosts that the file `PBS_NODEFILE` lists, and `PBS_NODENUM` of pbsdsh or this host's name among them
-9. none: one process on one node. An interactive shell inside `salloc` is that: it has a job but no `SLURM_PROCID`.
+8. PBS: the hosts listed in the file `PBS_NODEFILE`, and pbsdsh's `PBS_NODENUM` or this host's name in the list
+9. none: one process on one node. This includes an interactive shell inside `salloc`, which has no `SLURM_PROCID`.
 
-Incomplete or contradictory variables raise a `ConfigError` that names them: a wrong guess would omit data. If an outer
-launcher gave the job another number of nodes than the inner one uses, the inner one counts, and a note reports it.
+Incomplete or contradictory variables raise a `ConfigError` with their names, because a wrong guess would omit data. If
+an outer launcher gave the job more or fewer nodes than the inner launcher uses, the inner number is used, and a note
+reports the difference.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _HINT = "give --node I --nodes N, or start every rank with one launcher"
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a job. `launch_id` is the same on all ranks of one launch and differs between launches, or None."""
+    """Position of one process in a job. `launch_id` is the same on all ranks of a launch and differs between launches;
+    it may be None.
+    """
 
     node: int = 0
     nodes: int = 1
@@ -50,14 +54,14 @@ class Rank:
 
 def _number(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "")
-    # Slurm writes `2(x3)` in some per-node lists; none of those is read here.
+    # Slurm writes `2(x3)` into some per-node lists, but none of those lists is read here.
     if not text.strip().isdecimal():
         raise ConfigError(f"{name}: `{text}` is not a whole number", where=name, hint=_HINT)
     return int(text)
 
 
 def _need(env: Mapping[str, str], launcher: str, seen: str, *names: str) -> int:
-    """Value of the first of `names` that is set; without any, an error that names them all."""
+    """Return the value of the first of `names` that is set. If none is set, the error contains all names."""
     for name in names:
         if name in env:
             return _number(env, name)
@@ -80,7 +84,9 @@ def _below(value: int, limit: int, value_name: str, limit_name: str) -> None:
 def _blocks(
     rank: int, world: int, local_rank: int, local_size: int, names: tuple[str, str, str, str]
 ) -> tuple[int, int]:
-    """Node and number of nodes, if a launcher numbers ranks node by node. Otherwise at least one rank raises."""
+    """Return the node and the number of nodes if the launcher numbers ranks node by node. If it does not, this raises
+    on at least one rank.
+    """
     rank_name, world_name, local_rank_name, local_size_name = names
     _below(rank, world, rank_name, world_name)
     _below(local_rank, local_size, local_rank_name, local_size_name)
@@ -98,7 +104,7 @@ def _torchrun(env: Mapping[str, str]) -> Rank | None:
     if "RANK" not in env and "TORCHELASTIC_RUN_ID" not in env:
         return None
     if "TORCHELASTIC_RUN_ID" not in env and "WORLD_SIZE" not in env and "LOCAL_RANK" not in env:
-        return None  # a RANK alone does not come from a launcher
+        return None  # a RANK without the other variables does not come from a launcher
     rank = _need(env, "torchrun", "TORCHELASTIC_RUN_ID", "RANK")
     world = _need(env, "torchrun", "RANK", "WORLD_SIZE")
     _below(rank, world, "RANK", "WORLD_SIZE")
@@ -197,7 +203,7 @@ def _pmi(env: Mapping[str, str]) -> Rank | None:
     if "PMI_RANK" not in env and "PALS_RANKID" not in env:
         return None
     if env.get("SLURM_PROCID") == env.get("PMI_RANK") and env.get("SLURM_NTASKS") == env.get("PMI_SIZE"):
-        return None  # srun --mpi=pmi2: Slurm's own variables have the same values, and the node, too
+        return None  # srun --mpi=pmi2: Slurm's variables have the same values, and also the node
     rank = _need(env, "PMI", "PALS_RANKID", "PMI_RANK", "PALS_RANKID")
     world = _need(env, "PMI", "PMI_RANK", "PMI_SIZE", "PALS_SIZE")
     _below(rank, world, "PMI_RANK", "PMI_SIZE")
@@ -242,19 +248,19 @@ def _slurm(env: Mapping[str, str]) -> Rank | None:
         )
     note = None
     if nodes > 1 and rank == 0 and not (env.get("SLURM_STEP_ID") or env.get("SLURM_STEPID")):
-        # A batch script has SLURM_PROCID=0, too, but runs only on the first node: the other nodes would get no data.
+        # A batch script also has SLURM_PROCID=0 but runs only on the first node, so the other nodes would get no data.
         note = (
             f"this is node 0 of {nodes}; in a batch script put `srun` before penstock so that every node does its share"
         )
     return Rank(node, nodes, local_rank, rank, world, _slurm_launch(env), "slurm", note)
 
 
-# A list of hosts is a page of text.
+# Maximum size of a host list, which usually has about a page of text.
 _MAX_BYTES = 16 << 20
 
 
 def _pbs_lines(env: Mapping[str, str]) -> list[str]:
-    """Lines of PBS's list of hosts: a host once per slot. Empty if the list cannot be read."""
+    """Read the lines of PBS's host list, which contains each host once per slot. Empty if the list cannot be read."""
     try:
         with Path(env["PBS_NODEFILE"]).open(encoding="utf-8", errors="replace") as file:
             text = file.read(_MAX_BYTES)
@@ -273,7 +279,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     number = _number(env, "PBS_NODENUM") if "PBS_NODENUM" in env else None
     named = [at for at, name in enumerate(hosts) if name == host or name.split(".")[0] == host.split(".")[0]]
     if number is not None and len(named) == 1 and number != named[0] and number < len(lines):
-        # Some numbers count slots instead of hosts: the host's own name decides.
+        # Some PBS versions count slots instead of hosts, so the position of the host's own name is used.
         number = named[0]
     node = number if number is not None else named[0] if len(named) == 1 else None
     if node is None:
@@ -298,7 +304,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
 
 
 def _from_outer(env: Mapping[str, str], found: Rank) -> Rank:
-    """The rank, with a note if the surrounding allocation has another number of nodes."""
+    """Return the rank. If the surrounding allocation has a different number of nodes, add a note."""
     if found.launcher in ("slurm", "pbs") or found.note or found.rank:
         return found
     slurm = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES") or ""
@@ -313,7 +319,7 @@ def _from_outer(env: Mapping[str, str], found: Rank) -> Rank:
 
 
 def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
-    """Rank of this process in its job, from its launcher's variables. `host` overrides this host's name.
+    """Determine the rank of this process in its job from its launcher's variables. `host` overrides this host's name.
 
     Raises:
         ConfigError: The variables contradict each other or are incomplete; the message names them.
@@ -326,7 +332,8 @@ def detect(env: Mapping[str, str], *, host: str | None = None) -> Rank:
 
 
 def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
-    """Like `detect`, but `--node` and `--nodes` override any launcher; its local rank still counts.
+    """Like `detect`, but `--node` and `--nodes` override the launcher's node numbers. The launcher's local rank is
+    kept.
 
     Raises:
         ConfigError: Only one of the two is given, or `node` is not below `nodes`.
@@ -343,5 +350,5 @@ def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
     try:
         found = detect(env)
     except ConfigError:
-        found = Rank()  # the flags are given because the variables are wrong
+        found = Rank()  # the flags were probably given because the variables are wrong
     return replace(found, node=node, nodes=nodes, note=None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock.tf.dataset(ds, batch=...)`: the public name of `penstock.feed.tensorflow`."""
+"""Public alias of `penstock.feed.tensorflow`: `penstock.tf.dataset(ds, batch=...)`."""
 
 from penstock.extras import require
 

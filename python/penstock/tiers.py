@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier book: the limits of a store by name and year, each number with its source. Does not enforce the limits."""
+"""Tier book: the limits of stores by name and year, each number with its source. Does not enforce the limits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Limit(_Sourced, frozen=True, kw_only=True):
 class TierLatency(_Sourced, frozen=True, kw_only=True):
     """Time to first byte, in milliseconds: a lognormal distribution, given by its median and 99th percentile.
 
-    If the tier has a separate tail, the share `tail_share` of requests takes `tail_ms`.
+    If the tier has a separate tail, `tail_ms` is the time of the share `tail_share` of requests.
     """
 
     what: Literal["read", "write"]
@@ -72,7 +72,9 @@ class TierLatency(_Sourced, frozen=True, kw_only=True):
 
 
 class Number(_Sourced, frozen=True, kw_only=True):
-    """A time in seconds: the maximum delay of queued bytes, or the size of a request burst in seconds of the rate."""
+    """A time in seconds: the maximum delay of queued bytes, or the size of a request burst (in seconds at the tier's
+    rate).
+    """
 
     value: float
     unit: Literal["s"]
@@ -83,7 +85,9 @@ class Number(_Sourced, frozen=True, kw_only=True):
 
 
 class Observation(_Sourced, frozen=True, kw_only=True):
-    """A study's measurement through its own path, such as a mount. Not a limit of the store; never enforced."""
+    """A study's measurement through its own path, such as a mount. It is not a limit of the store, and is never
+    enforced.
+    """
 
     what: str
     scope: str
@@ -92,7 +96,7 @@ class Observation(_Sourced, frozen=True, kw_only=True):
 
 
 class Throttle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Content of a throttled answer (503)."""
+    """Content of the response to a throttled request (503)."""
 
     message: str = "Please reduce your request rate."
     retry_after_s: int | None = None
@@ -113,19 +117,21 @@ class Tier(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def label(self) -> str:
-        """Name with year: `azure-hot@2021`."""
+        """Name with year, such as `azure-hot@2021`."""
         return f"{self.name}@{self.year}"
 
     def rate(self, what: str, scope: str) -> float | None:
-        """Limit per second on `what` within `scope`, without the factor F; None if the tier does not have it."""
+        """Return the limit per second on `what` within `scope`, without the factor F; None if the tier has no such
+        limit.
+        """
         return next((limit.value for limit in self.limits if (limit.what, limit.scope) == (what, scope)), None)
 
     def first_byte_s(self, what: str = "read") -> float:
-        """Median time to first byte in seconds; 0 if the tier has no latency."""
+        """Return the median time to first byte in seconds; 0 if the tier has no latency."""
         return next((one.p50_ms / 1000 for one in self.latency if one.what == what), 0.0)
 
     def observation(self, what: str) -> Observation | None:
-        """A study's measurement with this name; None if the tier does not have it."""
+        """Return a study's measurement with this name; None if the tier does not have it."""
         return next((one for one in self.observed if one.what == what), None)
 
 
@@ -135,10 +141,10 @@ class _Book(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load(path: str | Path | None = None) -> dict[str, Tier]:
-    """Every tier as `name@year`, and the latest year also as `name`.
+    """Load all tiers. The keys are `name@year`, and for the latest year also `name`.
 
     Args:
-        path: A tier book; the bundled one by default.
+        path: Path of a tier book; by default the bundled one.
     Raises:
         ConfigError: The file cannot be read, or breaks the book's rules.
     """
@@ -166,10 +172,10 @@ def load(path: str | Path | None = None) -> dict[str, Tier]:
 
 
 def find(name: str, path: str | Path | None = None) -> Tier:
-    """The tier of this name, with or without its year.
+    """Return the tier with this name, which may contain the year.
 
     Raises:
-        ConfigError: The tier is unknown; the error lists the known ones.
+        ConfigError: The tier is unknown; the error lists the known tiers.
     """
     tiers = load(path)
     if name not in tiers:

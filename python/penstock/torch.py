@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`from penstock.torch import Loader, MapDataset`: the public names of the torch adapter, so that they can be imported too."""
+"""Public alias of the torch adapter: `from penstock.torch import Loader, MapDataset`."""
 
 from penstock.extras import require
 

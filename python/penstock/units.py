@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes, rates and durations as text. GB is 10⁹ and GiB is 2³⁰; a bare `G` is refused as ambiguous."""
+"""Parses and formats sizes, rates and durations. GB is 10⁹ and GiB is 2³⁰; a bare `G` is rejected as ambiguous."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _DURATION = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """A size in whole bytes: `64MiB`, `1.5 GB`, `4096`.
+    """Parse a size into whole bytes: `64MiB`, `1.5 GB`, `4096`.
 
     Raises:
         ConfigError: The text has no number, an unknown or ambiguous unit, or a fraction of a byte.
@@ -52,7 +52,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second: `250MB/s`, `1.5 GiB/s`, `100Gbit/s`; a bare number is bytes per second.
+    """Parse a rate into bytes per second: `250MB/s`, `1.5 GiB/s`, `100Gbit/s`. A bare number is bytes per second.
 
     Raises:
         ConfigError: The text has no number, or an unknown or ambiguous unit.
@@ -64,7 +64,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Seconds: `250ms`, `1.5 s`, `2min`, `1h 30min`; a bare number is seconds.
+    """Parse a duration into seconds: `250ms`, `1.5 s`, `2min`, `1h 30min`. A bare number is seconds.
 
     Raises:
         ConfigError: The text has no number, or an unknown unit.
@@ -85,7 +85,7 @@ def parse_seconds(text: str) -> float:
 
 
 def spell_bytes(size_bytes: int) -> str:
-    """The exact size in its largest whole unit, which `parse_bytes` accepts: `64MiB`, `3GB`, `4097B`."""
+    """Format the exact size in its largest whole unit, which `parse_bytes` accepts: `64MiB`, `3GB`, `4097B`."""
     fits = [
         (size, unit) for unit, size in {**_DECIMAL, **_BINARY}.items() if size_bytes % size == 0 and size_bytes >= size
     ]
@@ -94,12 +94,12 @@ def spell_bytes(size_bytes: int) -> str:
 
 
 def format_bytes(size_bytes: float, *, binary: bool = False) -> str:
-    """A size with three digits for display: `1.50 GB`, or `1.40 GiB` if binary."""
+    """Format a size with three digits for display: `1.50 GB`, or `1.40 GiB` if binary."""
     units = {"B": 1, **_BINARY} if binary else _DECIMAL
     base = 1024 if binary else 1000
     names = list(units)
     value, step = float(size_bytes), 0
-    # 999.6 kB would print as 1000 kB, so the next unit begins 0.5 below the base.
+    # Switch to the next unit from 0.5 below the base on, because 999.6 kB would print as 1000 kB.
     while abs(value) >= base - 0.5 and step < len(names) - 1:
         value /= base
         step += 1
@@ -107,12 +107,12 @@ def format_bytes(size_bytes: float, *, binary: bool = False) -> str:
 
 
 def format_rate(rate_bytes_per_s: float) -> str:
-    """A rate for display: `250 MB/s`."""
+    """Format a rate for display: `250 MB/s`."""
     return f"{format_bytes(rate_bytes_per_s)}/s"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for display: `340 µs`, `12.5 ms`, `1.50 s`, `2 min 05 s`, `3 h 12 min`."""
+    """Format a duration for display: `340 µs`, `12.5 ms`, `1.50 s`, `2 min 05 s`, `3 h 12 min`."""
     if seconds < 0:
         return f"-{format_seconds(-seconds)}"
     if seconds == 0:
@@ -141,7 +141,7 @@ def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
 
 
 def _fraction(number: str) -> Fraction:
-    # Fraction keeps `0.1GB` exact; a float would be a byte off at some sizes. Fraction does not accept `1.`.
+    # Fraction keeps `0.1GB` exact, while a float would be a byte off at some sizes. Fraction does not accept `1.`.
     return Fraction(re.sub(r"\.(?=e|E|$)", "", number))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The group of verbs, and the one place that turns an error into text and an exit code."""
+"""Top-level command: the group of verbs, and the conversion of errors to text and exit codes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS", "main", "print_error"]
 
-# Verb -> its purpose. Kept here so that `penstock --help` imports no verb.
+# Verbs and their descriptions. A table, so that `penstock --help` does not import any verb.
 VERBS = {
     "demo": "Show the whole path on real input: four storage paths, one model, one report.",
     "dataset": "Make realistic datasets to try things on.",
@@ -56,13 +56,13 @@ def _stdout_is_broken() -> bool:
 
 @contextmanager
 def _reader_may_leave() -> Iterator[None]:
-    """`penstock ... | head` is no failure: when the reader of a pipe has ended, exit with 0 (click alone would exit with 1)."""
+    """Exit with 0 if the reader of stdout has ended, as in `penstock ... | head`. (click alone would exit with 1.)"""
     try:
         yield
     except BrokenPipeError as error:
-        if not _stdout_is_broken():  # some other pipe: a failure like any, which click would keep silent about
+        if not _stdout_is_broken():  # another pipe broke, which is an error that click would hide
             raise _foreseen(error) from error
-        # The interpreter flushes stdout once more at its end; that must find a reader.
+        # The interpreter flushes stdout again when it exits, so stdout needs a target that accepts the data.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise click.exceptions.Exit(0) from error
 
@@ -82,7 +82,7 @@ def _completion(ctx: click.Context, _param: click.Parameter, shell: str | None) 
         from click.shell_completion import get_completion_class
 
         kind = get_completion_class(shell)
-        assert kind is not None  # the choices of the flag are click's own
+        assert kind is not None  # the shell is one of click's own choices
         click.echo(kind(ctx.command, {}, "penstock", "_PENSTOCK_COMPLETE").source())
         ctx.exit()
 
@@ -122,14 +122,14 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
 @click.pass_context
 def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     """Move training data from object storage to accelerators, and show which path is worth its price."""
-    # TOML, msgspec and units, which --help does without.
+    # Imported here, because TOML, msgspec and units are not needed for --help.
     from penstock.cli.parameters import default_map
     from penstock.cli.renamed import renamed_variables
     from penstock.config import load, store_variables
 
     ctx.obj = {"debug": debug, "config": load(read(), Path.cwd(), only=config)}
     verb = ctx.invoked_subcommand
-    if verb != "config":  # which shows and allows what other verbs refuse
+    if verb != "config":  # `config` must be able to show and allow settings that other verbs reject
         ctx.with_resource(override(store_variables(ctx.obj["config"])))
     ctx.with_resource(override(renamed_variables(read())))
     command = penstock.get_command(ctx, verb) if verb else None
@@ -138,20 +138,22 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
 
 
 def _print(error: PenstockError) -> None:
-    plain = False if read().get("NO_COLOR") else None  # None: colour where stderr is a terminal
+    plain = False if read().get("NO_COLOR") else None  # None: colour only if stderr is a terminal
     click.echo(f"{click.style(f'error[{error.code}]', fg='red', bold=True)}: {error}", err=True, color=plain)
     if error.hint:
         click.echo(f"  hint: {error.hint}", err=True)
 
 
 def print_error(error: PenstockError) -> int:
-    """Prints the error and its hint on stderr; gives its exit code."""
+    """Print an error and its hint on stderr, and return its exit code."""
     _print(error)
     return error.exit_code
 
 
 def _foreseen(error: Exception) -> PenstockError:
-    """Penstock error for an exception of Python itself: the system refused, or Penstock has a bug."""
+    """Convert a Python exception to a Penstock error: an OSError to the matching class, any other exception to a
+    Bug.
+    """
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
         text = f"{place}{error.strerror or error}"
@@ -164,17 +166,21 @@ def _foreseen(error: Exception) -> PenstockError:
 
 
 def _print_redacted(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """`sys.excepthook` of --debug: what others raised may quote a URL with a password."""
+    """`sys.excepthook` of --debug. Redacts tracebacks, because other libraries' errors may quote a URL with a
+    password.
+    """
     import traceback
 
     sys.stderr.write(redact("".join(traceback.format_exception(kind, error, trace))))
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run one command line and exit: 0 done · 1 no, or some data failed · 2 usage · 3 refused · 130 interrupted · 143 terminated."""
+    """Run one command line and exit with 0 (success), 1 (negative result, or some data failed), 2 (usage), 3 (error),
+    130 (interrupted) or 143 (terminated).
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
-    if debug:  # allowed anywhere on the line, as people add it to the end of what failed
+    if debug:  # accepted anywhere, because users append it to the command that failed
         arguments = [a for a in arguments if a != "--debug"]
         sys.excepthook = _print_redacted
     with listening():
@@ -182,18 +188,18 @@ def main(argv: list[str] | None = None) -> Any:
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
-    """The exit code, once what went wrong is printed."""
+    """Run the command, print any error, and return the exit code."""
     try:
         code = penstock.main(args=arguments, prog_name="penstock", standalone_mode=False, auto_envvar_prefix="PENSTOCK")
     except click.exceptions.Abort as abort:
-        # click turns every interrupt into an Abort; ours may carry a hint.
+        # click turns every interrupt into an Abort; one of Penstock's may have a hint.
         what, code = stopped(abort.__cause__ or abort)
         if isinstance(abort.__cause__, PenstockError) and abort.__cause__.hint:
             _print(abort.__cause__)
         else:
             click.echo(what, err=True)
     except click.ClickException as error:
-        vars(error)["message"] = redact(error.message)  # which click declares final
+        vars(error)["message"] = redact(error.message)  # by `vars`, because click declares the attribute final
         error.show()
         code = error.exit_code
     except PenstockError as error:

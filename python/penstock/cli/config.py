@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock config`: show the settings in force and their origin, and trust a folder's settings file."""
+"""`penstock config`: show the effective settings and their origin, and trust a folder's settings file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
         place = f": {row['place']}" if row["place"] else ""
         place += "" if row["is_allowed"] else " (not allowed)"
         comment = f"  # {row['origin']}{place}" if origin else ""
-        # A setting without a value is printed as a comment, so that the whole is a settings file again.
+        # A setting without a value is printed as a comment, so that the output remains a valid settings file.
         click.echo((f"# {row['key']} =" if row["value"] is None else f"{row['key']} = {_toml(row['value'])}") + comment)
     sys.stdout.flush()
 
@@ -94,7 +94,7 @@ def _settings(root: click.Context, config: Config) -> Iterator[dict[str, Any]]:
 def _of(
     command: click.Command, verb: tuple[str, ...], parent: click.Context, defaults: dict[str, Any], config: Config
 ) -> Iterator[dict[str, Any]]:
-    # Resilient parsing asks no question about missing arguments: nothing is run here.
+    # With resilient parsing, click does not complain about missing arguments. The command is not run here.
     ctx = command.make_context(verb[-1], [], parent=parent, resilient_parsing=True, default_map=defaults)
     table = config.table(verb)
     for key, option in settable(command).items():

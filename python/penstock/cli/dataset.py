@@ -189,7 +189,7 @@ def _refuse_store(out: str) -> None:
 
 @contextmanager
 def _bar(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on a terminal; returns a function of (bytes stored, number done)."""
+    """Show a progress bar on a terminal. Yields a function of (bytes stored, number done)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock demo`: run the whole path on realistic input and write a report."""
+"""`penstock demo`: run all storage paths on realistic data and write a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 SCHEMA_VERSION = 1
-LEARNT = 0.9  # of the constant answer's MAE; above it nothing was learnt
+LEARNT = 0.9  # share of the MAE of a constant prediction; above it, the model has learnt nothing
 
 
 @click.command(name="demo")
@@ -130,7 +130,7 @@ def _show(facts: Comparison) -> None:
 
 @contextlib.contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
-    """Prints each step on stderr with its seconds: one live line on a terminal, plain lines elsewhere."""
+    """Prints each step with its seconds on stderr: one live line on a terminal, otherwise plain lines."""
     from rich.console import Console
     from rich.markup import escape
 

@@ -12,7 +12,7 @@ from penstock.cli.parameters import SECONDS, patterns
 
 __all__ = ["command"]
 
-# Maximum number of names that are printed per kind; the JSON has all of them.
+# Maximum number of printed names per kind of difference. The JSON output contains all names.
 _SHOWN = 20
 
 

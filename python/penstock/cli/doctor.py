@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock doctor`: facts of each node, and what each engine lacks there."""
+"""`penstock doctor`: list the properties of each node, and what each engine lacks there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of the epochs' cost, which `penstock train` and `penstock bench feed` print before the first epoch."""
+"""Formats the cost of all epochs, which `penstock train` and `penstock bench feed` print before the first epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["money_text"]
 
 
 def money_text(money: dict[str, Any]) -> str:
-    """The same in lines for people."""
+    """Format the cost as lines of text."""
     from penstock.units import format_bytes
 
     how = "by the URL" if money["is_inferred"] else "as given"

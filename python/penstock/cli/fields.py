@@ -21,10 +21,10 @@ field_option = click.option(
 
 
 def field(text: str, *, crop: str = "center") -> tuple[str, Any]:
-    """A field and its name: `x=int16:32,32,4`, `jpg=image:224`, `caption=raw`.
+    """Parse a field and its name: `x=int16:32,32,4`, `jpg=image:224`, `caption=raw`.
 
     Args:
-        crop: For images; random crops are flipped half of the time, as in training.
+        crop: Crop of image fields. Random crops are flipped half of the time, as in training.
     Raises:
         ConfigError: The text is not a field.
     """

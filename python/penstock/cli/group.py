@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A click group that loads no verb until it is called: `--help` and completion read a table, not modules.
+"""A click group that imports a verb only when it is called: `--help` and completion use a table instead of the modules.
 
-Finds a verb's module and answers unknown verbs. Each group brings its own table of verbs.
+Finds the module of a verb, and reports unknown verbs. Each group has its own table of verbs.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["LazyGroup"]
 
 
 class LazyGroup(click.Group):
-    """Verbs of one package, one module each, which exports `command`.
+    """Group of the verbs in one package. Each verb is a module that exports `command`.
 
     Args:
         package: Package of the modules, such as `penstock.cli.bench`; the module of verb `disk-trace` is `disk_trace`.
-        verbs: Verb -> its purpose, in the order of the help.
-        unlisted: Verbs that Penstock starts itself; help and completion do not show them.
+        verbs: Verb -> description, in the order of the help.
+        unlisted: Verbs that only Penstock itself starts. Help and completion do not show them.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl(list(self.verbs.items()))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[click.shell_completion.CompletionItem]:
-        """The verbs with their help from the table, so that pressing Tab imports none of them."""
+        """Complete verbs from the table, so that pressing Tab does not import any verb."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(v, help=what) for v, what in self.verbs.items() if v.startswith(incomplete)]

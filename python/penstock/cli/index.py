@@ -96,7 +96,9 @@ def command(
 
 
 def _scan(dataset: penstock.Dataset) -> dict[str, Any]:
-    """Source of the record offsets; without one, the bytes and the cost of a scan of all objects."""
+    """Return the source of the record offsets. If there is none, also the bytes and the cost of scanning all
+    objects.
+    """
     from penstock.price.estimates import estimate_stage
 
     rung = dataset.indexed_rung()

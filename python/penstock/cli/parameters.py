@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter types beyond click's own, and settings files as defaults of flags.
+"""Parameter types beyond click's own, and settings files that set the defaults of flags.
 
-A verb needs no code for its settings: the flag `--max-in-flight` of `stage` is the key `max-in-flight` in `[stage]` and the
-variable PENSTOCK_STAGE_MAX_IN_FLIGHT. Flag > environment > file > default is click's own order, given a default map.
+A verb needs no code for its settings: the flag `--max-in-flight` of `stage` is also the key `max-in-flight` in
+`[stage]` and the variable PENSTOCK_STAGE_MAX_IN_FLIGHT. The precedence flag > environment > file > default is click's
+own, given a default map.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     _ParamType = click.ParamType[Any]
 else:
-    _ParamType = click.ParamType  # generic for type checkers only, in the oldest click that we take
+    _ParamType = click.ParamType  # the oldest supported click has a generic ParamType only for type checkers
 
 __all__ = ["BYTES", "RATE", "SECONDS", "Several", "default_map", "is_harmless", "patterns", "settable", "with_units"]
 
@@ -42,7 +43,9 @@ class _Quantity(_ParamType):
 
 
 class Several(_ParamType):
-    """Values of one kind with commas between them: `1,8,32`, `256KiB,1MiB`. Converts to a tuple; none is refused."""
+    """Comma-separated values of one type, such as `1,8,32` or `256KiB,1MiB`. Converts to a tuple. An empty list is an
+    error.
+    """
 
     def __init__(self, one: click.ParamType[Any] | type, name: str) -> None:
         self.name = name
@@ -63,7 +66,7 @@ SECONDS = _Quantity("duration", parse_seconds)
 
 
 def with_units(command: click.Command, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of a verb's flags under the names of Python's parameters, which end in their unit: `--timeout` sets
+    """Return a verb's flag values under the names of the Python parameters, which end in their unit: `--timeout` sets
     `timeout_s`, `--memory` sets `memory_bytes`.
     """
     unit = {id(SECONDS): "_s", id(BYTES): "_bytes"}
@@ -72,7 +75,7 @@ def with_units(command: click.Command, values: Mapping[str, Any]) -> dict[str, A
 
 
 def patterns(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--select and --exclude, for verbs that look at a dataset's objects."""
+    """Add --select and --exclude, for verbs that read the objects of a dataset."""
     select = click.option(
         "--select",
         multiple=True,
@@ -89,9 +92,9 @@ def patterns(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settable(command: click.Command) -> dict[str, click.Option]:
-    """Key -> option, for every flag of a verb that a file or the environment may set.
+    """Return the flags of a verb that a file or the environment may set, by key.
 
-    A repeatable flag belongs to one run, and is not included.
+    Repeatable flags are excluded, because they apply to one run only.
     """
     options = [
         p
@@ -104,9 +107,9 @@ def settable(command: click.Command) -> dict[str, click.Option]:
 
 
 def is_harmless(option: click.Option) -> bool:
-    """Whether a file that its user has not read may set the option: true for a quantity or a fixed choice.
+    """Whether a settings file that the user has not read may set the option. True for a quantity or a fixed choice.
 
-    A text or a path may name a program, an endpoint or a file to overwrite, and a flag may permit something.
+    A text or a path could be a program, an endpoint or a file to overwrite, and a flag could give a permission.
     """
     kind = option.type.one if isinstance(option.type, Several) else option.type
     kinds = (_Quantity, click.types.IntParamType, click.types.FloatParamType, click.Choice)
@@ -116,12 +119,13 @@ def is_harmless(option: click.Option) -> bool:
 def default_map(
     config: Config, command: click.Command, verb: tuple[str, ...], *, asks_consent: bool = True
 ) -> dict[str, Any]:
-    """click's default map for a verb: its own settings, and those of its sub-verbs under their names.
+    """Build click's default map for a verb: its own settings, and those of its sub-verbs under their names.
 
     Args:
-        asks_consent: Refuse settings that a file may set only with its user's consent.
+        asks_consent: Raise an error for settings that a file may set only with the user's consent.
     Raises:
-        ConfigError: A file sets an unknown option, one that it may not set, or a value that the flag would refuse.
+        ConfigError: A file sets an unknown option, an option that it may not set, or a value that is invalid for the
+            flag.
     """
     from penstock.cli.renamed import new_key
 
@@ -145,7 +149,7 @@ def default_map(
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
-            if not config.mentions((*verb, name)):  # a verb that no file names is not imported for its settings
+            if not config.mentions((*verb, name)):  # a verb without settings in any file need not be imported
                 continue
             below = command.get_command(context, name)
             if below is not None:

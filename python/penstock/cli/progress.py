@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a stage or a verification: a bar, plain lines, JSON events, and a log file. Not a verb."""
+"""Progress of a stage or a verification, as a bar, plain lines, JSON events or a log file. Not a verb."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STYLES = ("auto", "bar", "lines", "json", "none")
 _LINES_S = 10.0
 _EVENTS_S = 1.0
 _LOOK_S = 0.1
-# Time for which the first node shows a node that no longer reports.
+# Time after which the first node stops showing a node that no longer reports.
 _LINGER_S = 10.0
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--progress` and `--log`, for each verb that follows a job."""
+    """Add `--progress` and `--log` to a verb that follows a job."""
     command = click.option(
         "--log",
         "log",
@@ -48,13 +48,13 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-# Parts of a URL besides the place: user, password and signature.
+# Parts of a URL that may be secret: user, password and signature.
 _SECRET = re.compile(r"(://(?=[^/\s]*@)|\?(?=\S*=))[^\s@?]*")
 
 
 class Log:
-    """Append-only log of whole lines, so that nodes may share the file. Opened once, so that a missing log makes a
-    stage fail at its start or not at all.
+    """Append-only log of whole lines, so that several nodes can write to the same file. The file is opened once, so
+    that a stage fails at its start if the log cannot be opened, and never later.
     """
 
     def __init__(self, path: str | Path | None, node: int = 0, nodes: int = 1) -> None:
@@ -69,7 +69,7 @@ class Log:
         try:
             self._file.write(f"{moment} {self._who} {kind}: {text}\n")
         except OSError:
-            self._file = None  # a full disk shall not end what the log is about
+            self._file = None  # a full disk must not stop the job that is logged
 
     def __enter__(self) -> Self:
         return self
@@ -86,14 +86,14 @@ class Log:
 
 
 def _rates(now: dict[str, Any], seconds: float) -> tuple[float, float | None]:
-    """Bytes a second so far, and seconds still to go."""
+    """Bytes per second so far, and estimated remaining seconds."""
     rate = now["bytes_in"] / seconds if seconds > 0 else 0.0
     got = min(max(now["done_bytes"], now["bytes_in"] + now["resumed_bytes"]), now["bytes"])
     return rate, (now["bytes"] - got) / rate if rate > 0 else None
 
 
 def _nodes(now: dict[str, Any]) -> list[str]:
-    """Progress text of a launch of many nodes."""
+    """Progress text for a launch with several nodes."""
     if now["nodes"] < 2:
         return []
     silent = now["nodes"] - now["nodes_seen"]
@@ -104,7 +104,7 @@ def _nodes(now: dict[str, Any]) -> list[str]:
 
 
 def line(now: dict[str, Any], seconds: float) -> str:
-    """One plain line, for logs."""
+    """Format one plain line, for logs."""
     from penstock.units import format_bytes, format_rate, format_seconds
 
     rate, eta_s = _rates(now, seconds)
@@ -124,7 +124,9 @@ def line(now: dict[str, Any], seconds: float) -> str:
 
 
 def bar(now: dict[str, Any], seconds: float, width: int) -> str:
-    """One line of `width` columns at most: what matters least is left out first."""
+    """Format a progress bar of at most `width` columns. If the space is too small, the least important parts are
+    omitted.
+    """
     from penstock.units import format_bytes, format_rate, format_seconds
 
     rate, eta_s = _rates(now, seconds)
@@ -132,7 +134,7 @@ def bar(now: dict[str, Any], seconds: float, width: int) -> str:
     share = got / now["bytes"] if now["bytes"] else 1.0
     trouble = [f"{now[n]:,} {label}" for n, label in (("failed", "failed"), ("throttles", "throttled")) if now[n]]
     nodes = _nodes(now)
-    # In the order in which they are wanted.
+    # Parts in decreasing order of importance.
     parts = [f"{100 * share:3.0f} %", f"{now['done']:,}/{now['objects']:,}", format_rate(rate)]
     parts += [f"{format_seconds(eta_s)} left"] if eta_s is not None else []
     parts += (
@@ -150,7 +152,7 @@ def bar(now: dict[str, Any], seconds: float, width: int) -> str:
 
 
 class Follow:
-    """Follows one job to its end. With a board, the counters are those of all nodes, on the node that shows them."""
+    """Follows one job to its end. With a `board`, the first node shows the sum of all nodes' counters."""
 
     def __init__(
         self, *, style: str, log: Log, board: SharedProgress | None = None, shows: bool = True, verb: str = "stage"
@@ -176,7 +178,7 @@ class Follow:
         return summary
 
     def _linger(self, job: StageJob) -> None:
-        """The launch ends when its last node does: until then the first one shows how far the others are."""
+        """Continue to show progress until the last node has ended, because the launch ends only then."""
         if self._board is None:
             return
         self._board.post(job.progress())

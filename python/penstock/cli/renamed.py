@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Renamed flags: the old name works for one release, as a flag, as an environment variable and in `penstock.toml`.
+"""Renamed flags: the old name works for one more release, as a flag, as an environment variable and in `penstock.toml`.
 
-An old flag or variable prints one line on stderr that names the new one. Completion and help show new names only.
+An old flag or variable prints one line on stderr with the new name. Completion and help show only new names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REQUESTS = {"deadline": "timeout", "give-up-after": "retry-timeout"}
 _CLUSTER = {"deadline": "timeout"}
 _LOAD = {"time-limit": "duration", **_CLUSTER}
 
-# By verb: old name -> new name, without the dashes.
+# For each verb: old name -> new name, without the dashes.
 RENAMED: dict[tuple[str, ...], dict[str, str]] = {
     ("index",): _REQUESTS,
     ("diff",): _REQUESTS,
@@ -42,22 +42,22 @@ RENAMED: dict[tuple[str, ...], dict[str, str]] = {
     ("bench", "accelerator"): {"runs": "output"},
 }  # fmt: skip
 
-# Other names that stay.
+# Alternative names that are not deprecated.
 ALIASES: dict[tuple[str, ...], dict[str, str]] = {("stage",): {"inflate": "decompress"}}
 
 
 def new_key(verb: tuple[str, ...], key: str) -> str:
-    """The present name of a setting."""
+    """Return the current name of a setting."""
     return RENAMED.get(verb, {}).get(key) or ALIASES.get(verb, {}).get(key) or key
 
 
 def warn_of_rename(old: str, new: str) -> None:
-    """Print one note on stderr."""
+    """Print a note about a renamed setting on stderr."""
     click.echo(f"note: {old} is now {new}; the next release removes {old}", err=True)
 
 
 def renamed_arguments(verb: tuple[str, ...], arguments: Sequence[str]) -> list[str]:
-    """A verb's arguments with present flags; those after `--` are another program's."""
+    """Replace old flags in a verb's arguments. Arguments after `--` belong to another program and are not changed."""
     ours = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     for at, argument in enumerate(ours):
         flag, equals, value = argument.partition("=")
@@ -69,7 +69,7 @@ def renamed_arguments(verb: tuple[str, ...], arguments: Sequence[str]) -> list[s
 
 
 def renamed_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables to add, so that an old `PENSTOCK_<VERB>_<FLAG>` sets the present flag."""
+    """Return the variables to add so that an old `PENSTOCK_<VERB>_<FLAG>` sets the current flag."""
     found: dict[str, str] = {}
     for names in (RENAMED, ALIASES):
         for verb, flags in names.items():

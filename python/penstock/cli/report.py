@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock report`: a folder of results, Penstock's or another tool's, as a page with a verdict."""
+"""`penstock report`: make a page with a verdict from a folder of results, of Penstock or another tool."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def command(
 
 
 def _print(file: Path, *, as_json: bool) -> None:
-    """Print the file's name for scripts, unless stdout has JSON."""
+    """Print the name of the written file on stdout for scripts; on stderr if stdout has JSON."""
     click.echo(str(file), err=as_json)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run`: run a job file; or show it, submit it to a batch system, or do one node's part."""
+"""`penstock run`: run a job file, show its plan, submit it to a batch system, or run one node's part."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def command(
 
 
 def _run_in_view(execution_of: Callable[[Job, OnStep, OnLine], Execution], job: Job, *, resume: bool) -> int:
-    """The job, or its paths one after the other, under a live view; the result is on stdout too, unless that is the
-    terminal.
+    """Run the job, or its paths one after another, with a live view. The result is also printed on stdout unless stdout
+    is a terminal.
     """
     from penstock.cli.run_live import LiveView
     from penstock.job import compare_paths
@@ -195,6 +195,6 @@ def _print_step(row: StepRow) -> None:
 
 
 def _on_line(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
-    # stdout has the job's own output; that of ranks goes to stderr and to the logs.
+    # stdout contains only the job's own output. The output of ranks goes to stderr and to the logs.
     sys.stderr.buffer.write(f"{node}: ".encode() + line + b"\n")
     sys.stderr.flush()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of a pool's break-even, which `penstock run` prints."""
+"""Formats the break-even of a pool, which `penstock run` prints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["breakeven_lines"]
 
 
 def breakeven_lines(result: dict[str, Any] | None) -> list[str]:
-    """The break-even as text: nothing without a `[demand]`."""
+    """Format the break-even as lines of text; empty without a `[demand]`."""
     from penstock.units import format_bytes, format_rate, format_seconds
 
     if result is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of a job for `penstock run --dry-run`: the listing of its source, and the text."""
+"""Cost of a job for `penstock run --dry-run`: lists the source and formats the cost."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["list_source", "money_lines"]
 
 
 def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict[str, Any]:
-    """Bytes and requests of a fresh stage of the job's source, by node; lists the source.
+    """List the job's source, and return the bytes and requests of a fresh stage by node.
 
     Raises:
-        Deadline: That takes longer.
+        Deadline: Listing takes longer than `timeout_s`.
         PenstockError: The source cannot be listed.
     """
     from penstock import stage
     from penstock.ranks import Rank
 
     source, decompress = source_of(job) or "", job.stage is not None and job.stage.decompress
-    # Files that exist already would have to be looked up on the nodes: this is the cost of a fresh stage.
+    # Estimate a fresh stage into an empty folder: whether files exist already could be checked only on the nodes.
     with tempfile.TemporaryDirectory() as nothing:
         spec = stage.StageSpec(
             source, f"{nothing}/x", decompress=decompress, rank=Rank(nodes=nodes), dry_run=True, timeout_s=timeout_s
@@ -35,7 +35,7 @@ def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict
 
 
 def money_lines(job: Job, money: dict[str, Any]) -> list[str]:
-    """The cost as text; for each missing price a line explains how to set it."""
+    """Format the cost as lines of text. For each missing price, one line explains how to set it."""
     from penstock.units import format_bytes
 
     nodes, per_hour, lines = money["nodes"], money["usd_per_node_hour"], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Live view of a job on a terminal: its steps, and per node the last output line with its rank."""
+"""Live view of a job on a terminal: its steps and, for each node, the last output line with its rank."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveView"]
 
-# A terminal has few lines: of more nodes, those that spoke last.
+# Maximum number of displayed nodes. With more nodes, those with the latest output are displayed.
 _SHOWN = 24
 _TIMES_A_SECOND = 4
 _STYLES = {"done": "green", "failed": "red", "skipped": "dim", "running": "bold"}
 
 
 class LiveView:
-    """Context manager of a live view on stderr; `say` and `on_line` feed it, from any thread."""
+    """Context manager of a live view on stderr. Its methods may be called from any thread."""
 
     def __init__(self, job: str, console: Console | None = None) -> None:
         self._job = job
@@ -51,12 +51,14 @@ class LiveView:
         self._live.stop()
 
     def expect(self, nodes: Sequence[str]) -> None:
-        """Nodes that have their line before they speak."""
+        """Add nodes, each of which gets a line even before its first output."""
         with self._lock:
             self._nodes.update(dict.fromkeys(nodes, (0.0, 0, 0, "")))
 
     def on_step(self, row: StepRow, *, of: str | None = None) -> None:
-        """A step has begun or ended. `of` names the job: of those that came before, a line stays."""
+        """Update a step that has started or ended. `of` is the name of the job. When it changes, one line remains for
+        the previous job.
+        """
         with self._lock:
             if of is not None and of != self._of:
                 self._end_one()
@@ -71,13 +73,13 @@ class LiveView:
         self._steps.clear()
 
     def on_line(self, node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG002
-        """A rank has printed a line."""
+        """Record a line that a rank has printed."""
         with self._lock:
             lines = self._nodes.get(node, (0.0, 0, 0, ""))[2]
             self._nodes[node] = (time.monotonic(), rank, lines + 1, line.decode(errors="replace"))
 
     def render(self) -> Group:
-        """The present state: one line per step and one per node."""
+        """Render the current state: one line per step and one per node."""
         lines = [(self._job, "bold")]
         with self._lock:
             for name, took, is_well in self._done:
@@ -96,6 +98,6 @@ class LiveView:
                     lines.append((f"{name:<{width}}  {spoke:<24}  {output}", ""))
             if len(self._nodes) > _SHOWN:
                 lines.append((f"and {len(self._nodes) - _SHOWN} more nodes", "dim"))
-        # Output of ranks must not control the terminal.
+        # Remove control characters, so that the output of ranks cannot control the terminal.
         safe = [("".join(letter for letter in line if letter.isprintable()), style) for line, style in lines]
         return Group(*(Text(line, style=style, no_wrap=True, overflow="ellipsis") for line, style in safe))

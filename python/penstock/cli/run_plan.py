@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plan of `penstock run`: command lines, the job's cost, and the break-even of a pool, before anything starts."""
+"""Plan of `penstock run`: prints command lines, the job's cost, and the break-even of a pool before anything starts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["print_breakeven", "show"]
 
-# The job itself waits for this, and it is only talk.
+# Short, because the job waits for this listing, which is only used for printed information.
 _LISTING_TIMEOUT_S = 20.0
 
 
 def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -> int:
-    """--dry-run: of each path in turn, where there are several; the exit code."""
+    """Run --dry-run, for each path if the job has several. Returns the exit code."""
     from penstock.cli.run_breakeven import breakeven_lines
     from penstock.cli.run_cost import list_source
     from penstock.job.spec import for_path
@@ -34,7 +34,7 @@ def show(job: Job, execution_of: Callable[[Job], Execution], *, as_json: bool) -
         nodes = len(with_nodes.cluster.nodes)
     finally:
         with_nodes.close()
-    # One listing serves all these outputs.
+    # The source is listed once for all these outputs.
     found = list_source(job, nodes) if source_of(job) and tier_of(job) is not None else None
     rows = [_planned(execution_of(one), nodes, found) for one in ways]
     pays = job_breakeven(job, nodes, found or (list_source(job, nodes) if needs_listing(job) else None))
@@ -58,7 +58,7 @@ def _planned(execution: Execution, nodes: int, found: dict[str, Any] | None) -> 
         steps = [{"name": step, "lines": lines} for step, lines in execution.plan()]
     finally:
         execution.close()
-    # A stage to the nodes' own disks brings the whole dataset to every node.
+    # If the job stages to the nodes' own disks, every node gets the whole dataset.
     copies = nodes if staged_leftover(execution.job) is not None else 1
     money = job_money(execution.job, nodes, found, copies=copies)
     return {"name": execution.job.name, "steps": steps, "money": money, "said": money_lines(execution.job, money)}
@@ -77,10 +77,10 @@ def _print_plan(row: dict[str, Any], whose: str) -> None:
 
 
 def print_breakeven(job: Job, execution_of: Callable[[Job], Execution], *, is_quiet: bool) -> dict[str, Any] | None:
-    """Print the break-even of a pool, for a job that starts none or compares paths; return its numbers for JSON.
+    """Print the break-even of a pool, for a job that starts no pool or compares paths. Return the numbers for JSON.
 
-    The source is listed only if the job has a `[demand]`, and only for a short time. If the listing fails, a line on
-    stderr reports that, and the stage fails on it later.
+    The source is listed only if the job has a `[demand]`, and with a short time limit. If the listing fails, a line on
+    stderr reports that; the stage will raise the error later.
     """
     from penstock.cli.run_breakeven import breakeven_lines
     from penstock.cli.run_cost import list_source

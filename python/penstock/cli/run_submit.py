@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batch side of `penstock run`: submit a job, export it for other systems, and find this node's place in a job."""
+"""Batch system part of `penstock run`: submits a job, exports it for other systems, and finds this node's index in a
+job.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ __all__ = ["node_slice_of", "submit_or_export"]
 def submit_or_export(
     job: Job, file: Path, runs: Path, *, form: str | None, resume: bool, waits: bool, as_json: bool, dry_run: bool
 ) -> int:
-    """Prints the job in another form, or submits it, or prints what would be submitted; the exit code."""
+    """Export a job, submit it, or (with dry_run) print what would be submitted. Returns the exit code."""
     from penstock import env
     from penstock.job.export import write
     from penstock.job.export.request import ExportRequest
@@ -48,7 +50,7 @@ def submit_or_export(
 
 
 def node_slice_of(node: int | None, nodes: int | None, meet: str | None) -> NodeSlice:
-    """Number of this node in its job, from the flags or the launcher's variables."""
+    """Return this node's index in its job, from the flags or the launcher's variables."""
     from penstock import env, ranks
     from penstock.errors import ConfigError
     from penstock.protocols import NodeSlice

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals of a command: SIGINT and SIGTERM both stop it in order; the exit code tells which one came.
+"""Signal handling of commands: SIGINT and SIGTERM both stop a command cleanly, with different exit codes.
 
-Python runs signal handlers in the main thread, between two bytecodes: never while that thread waits inside torch, MPI or a
-file system. A thread here receives each signal at once, and ends the process if the main thread does not answer.
+Python runs signal handlers only in the main thread and between two bytecodes, and thus never while that thread waits
+inside torch, MPI or a file system. A thread in this module receives each signal immediately, and ends the process if
+the main thread does not handle the signal in time.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["TerminationSignal", "before_end", "end", "end_at_once", "listening", "signal_exit_code", "stopped"]
 
-# Longer than any of our work that keeps the main thread out of Python. Together with the callbacks' limit it is well
+# Longer than any Penstock code that runs in the main thread outside of Python. Together with `_CALLBACKS_S` it is well
 # below 10 s, which container runtimes allow between SIGTERM and SIGKILL (Slurm and Kubernetes allow 30 s).
 _GRACE_S = 4.0
 _CALLBACKS_S = 3.0
-# A scheduler may send a signal to the group and to the process: two within this time are one.
+# Two signals within this time count as one, because a scheduler may send a signal to the process group and to the
+# process.
 _SECOND_S = 1.0
 _HANDLED = 0x80
 
 
 class TerminationSignal(KeyboardInterrupt):
-    """SIGTERM. Like Python's own interrupt it is not a `PenstockError`: code that continues after an error must not
-    continue after this.
+    """Raised on SIGTERM. Like KeyboardInterrupt, it is not a `PenstockError`, so that code that continues after an
+    error does not continue after this.
     """
 
     signal_name = "SIGTERM"
 
 
 def _terminated(number: int, _frame: FrameType | None) -> None:
-    # The default handler is back for a second signal, which ends the process at once.
+    # Restore the default handler, so that a second signal ends the process immediately.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _Watch.handled(number)
     raise TerminationSignal("terminated")
@@ -62,11 +64,11 @@ _KINDS: dict[int, type[Interrupted]] = {signal.SIGTERM: Terminated, signal.SIGIN
 
 
 class _Watch:
-    """The thread, and the pipe on which it receives the number of each signal, and the number again once it was
-    handled.
+    """Thread that watches signals. It receives the number of each signal on a pipe, and the number again when the
+    signal is handled.
 
-    If a test or another program calls a command in its own process and already has a wakeup descriptor, there is no
-    watch.
+    If a test or another program calls a command in its own process and has already set a wakeup descriptor, no watch is
+    created.
     """
 
     current: ClassVar[_Watch | None] = None
@@ -78,7 +80,8 @@ class _Watch:
         self.callbacks: list[Callable[[str], object]] = []
         self.last: int | None = None
         thread = threading.Thread(target=self._run, name="penstock-signals", daemon=True)
-        # It inherits this: who waits for a signal with `sigwait` (the emulator) blocks it in the main thread only.
+        # The thread inherits this mask and blocks all signals. Callers of `sigwait` (the emulator) can therefore block
+        # a signal in the main thread only.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             thread.start()
@@ -103,7 +106,8 @@ class _Watch:
             limit_s = min(pending.values()) + _GRACE_S - time.monotonic() if pending else None
             if not select.select([self._reading], [], [], None if limit_s is None else max(limit_s, 0.0))[0]:
                 for number in list(pending):
-                    # Another handler, for a while (a job's submission): it answers for what comes meanwhile.
+                    # Other code has replaced the handler for a while (as during a job's submission), and handles the
+                    # signals itself.
                     if signal.getsignal(number) is not _HANDLERS[number]:
                         del pending[number]
                 if pending:
@@ -127,12 +131,12 @@ class _Watch:
                 pending.setdefault(number, now)
 
     def _end(self, number: int, why: str) -> NoReturn:
-        """Ends the process for a main thread that waits in native code."""
+        """End the process, because its main thread waits in native code."""
         thread = threading.Thread(target=self._call, args=(signal.Signals(number).name,), daemon=True)
         thread.start()
         thread.join(_CALLBACKS_S)
         kind = _KINDS[number]
-        with suppress(OSError):  # not by sys.stderr, whose lock the main thread may hold
+        with suppress(OSError):  # not through sys.stderr, whose lock the main thread may hold
             os.write(2, f"{kind.code}: the command was waiting in native code: {why}\n".encode())
         os._exit(kind.exit_code)
 
@@ -143,7 +147,7 @@ class _Watch:
 
 
 def _forget_parent() -> None:
-    """In a forked child: its signals are not its parent's."""
+    """Remove the watch in a forked child, which must not report its signals to the parent's pipe."""
     if _Watch.current is not None:
         signal.set_wakeup_fd(-1)
         _Watch.current = None
@@ -154,7 +158,9 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """Lets SIGTERM (a scheduler's end of time, `kill`) stop a command as Ctrl-C does, unless the signal is ignored."""
+    """Let SIGTERM (from a scheduler's time limit, or `kill`) stop a command in the same way as Ctrl-C, unless it is
+    ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -178,7 +184,9 @@ def listening() -> Iterator[None]:
 
 
 def before_end(callback: Callable[[str], object]) -> None:
-    """Has `callback` called with the signal's name before a process that does not answer is ended; all have 3 s together."""
+    """Register a callback that is called with the signal's name before a process that does not respond is ended. All
+    callbacks together have 3 s.
+    """
     if _Watch.current is not None:
         _Watch.current.callbacks.append(callback)
 
@@ -187,13 +195,13 @@ _ends_at_once = False
 
 
 def end_at_once() -> None:
-    """From now on `end` leaves out the interpreter's teardown, in which threads of torch wait for other ranks or abort."""
+    """Make `end` skip the interpreter's shutdown, during which threads of torch may wait for other ranks or abort."""
     global _ends_at_once
     _ends_at_once = True
 
 
 def end(code: int) -> NoReturn:
-    """Exits with this code."""
+    """Exit with this code."""
     if _ends_at_once:
         from penstock.train.worker import exit_now
 
@@ -202,12 +210,14 @@ def end(code: int) -> NoReturn:
 
 
 def signal_exit_code() -> int | None:
-    """The exit code of the last signal that this process received; None where it received none."""
+    """Return the exit code for the last signal that this process received; None if it received none."""
     last = None if _Watch.current is None else _Watch.current.last
     return None if last is None else _KINDS[last].exit_code
 
 
 def stopped(error: BaseException) -> tuple[str, int]:
-    """The word for it and the exit code, by this process's own signal or by the error of another that was so ended."""
+    """Return the word and the exit code for an interrupt. Terminated if this process, or another that reported `error`,
+    was stopped by SIGTERM; otherwise Interrupted.
+    """
     kind = Terminated if isinstance(error, TerminationSignal | Terminated) else Interrupted
     return kind.code, kind.exit_code

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock stage`: copy a dataset, or this node's share of it, into a folder or a store."""
+"""`penstock stage`: copy a dataset, or this node's share of it, to a folder or a store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-# Maximum number of failures that are printed on stderr; the JSON has all of them.
+# Maximum number of failures printed on stderr. The JSON output contains all.
 _MAX_SHOWN = 20
 
 
@@ -180,7 +180,7 @@ def command(
             what, code = stopped(stop)
             click.echo(f"{what}; finished files are kept, and the same command resumes from there", err=True)
             log_file.write("end", what)
-            # Do not wait for requests in flight on other threads.
+            # Return the code immediately, without waiting for requests in flight on other threads.
             return code
         for failure in summary["failed"]:
             log_file.write("failed", f"[{failure['code']}] {failure['error']}")
@@ -211,7 +211,7 @@ def command(
 
 
 def _weights(text: str | None) -> str | None:
-    """The weights, or those of a file."""
+    """Return the weights, from the text itself or from the file that it names with `@`."""
     if text is None or not text.startswith("@"):
         return text
     from pathlib import Path
@@ -240,7 +240,7 @@ def _follow(spec: StageSpec, *, style: str, log: Log, folder: str | None) -> dic
         return stage.wait(stage.start(spec))
     job = stage.start(spec)
     place = folder_for(env.read(), rank, folder, spec.source)
-    # One display per launch: the other nodes only report their progress to the first one.
+    # Only the first node shows progress. The other nodes send theirs to it.
     board = None if place is None else SharedProgress(place, rank.node, rank.nodes)
     shows = board is None or rank.node == 0
     return Follow(style=style, log=log, board=board, shows=shows).wait(job)

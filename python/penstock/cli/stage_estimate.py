@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of `penstock stage --dry-run`: shares, requests, money and time, before the first byte."""
+"""Formats the estimate of `penstock stage --dry-run`: shares, requests, cost and time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 __all__ = ["readable", "usd"]
 
-# Maximum number of nodes that are printed; the JSON has all of them.
+# Maximum number of printed nodes. The JSON output contains all.
 _MAX_SHOWN = 64
 
 
@@ -17,7 +17,7 @@ def usd(amount: float) -> str:
 
 
 def readable(summary: dict[str, Any]) -> str:
-    """The same in lines of at most 80 columns."""
+    """Format the estimate in lines of at most 80 columns."""
     from penstock.units import format_bytes, format_seconds
 
     nodes, money = summary["nodes"], summary["money"]

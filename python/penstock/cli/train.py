@@ -20,7 +20,7 @@ _LINE_S = 10.0
 
 
 def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
-    """NAME=VALUE pairs; a value is JSON where it parses as JSON, else text."""
+    """Parse NAME=VALUE pairs. A value that is valid JSON is parsed as JSON; otherwise it is text."""
     settings: dict[str, Any] = {}
     for pair in given:
         name, equals, text = pair.partition("=")
@@ -176,7 +176,7 @@ def command(
 
 
 def _end(cause: PenstockError) -> None:
-    """Ends a rank whose main thread still waits for a failed one."""
+    """End a rank whose main thread still waits for a failed rank."""
     from penstock.cli.app import print_error
     from penstock.cli.signals import signal_exit_code
     from penstock.train.worker import exit_now
@@ -186,9 +186,10 @@ def _end(cause: PenstockError) -> None:
 
 
 class ProgressPrinter:
-    """The progress line: rewritten on a terminal, else one line every ten seconds and at the end of a phase.
+    """Prints the progress line. On a terminal it is rewritten; otherwise, one line is printed every ten seconds and at
+    each new phase.
 
-    Before the first, the cost of all epochs, if their requests are billed.
+    Before the first line, prints the cost of all epochs if their requests are billed.
     """
 
     def __init__(self, price_tier: str | None = None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock verify`: a staged copy, read again from the disk or the store."""
+"""`penstock verify`: read a staged copy again from the disk or the store, and compare it with its records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.cli.signals import stopped
 
 __all__ = ["command"]
 
-# Maximum number of files that are printed; the JSON has all of them.
+# Maximum number of printed files. The JSON output contains all.
 _MAX_SHOWN = 20
 
 

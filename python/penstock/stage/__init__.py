@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage: bring a dataset, or this node's share of it, to a local folder, whole and verified.
+"""Stage: copies a dataset, or this node's share of it, to a folder or a store, and verifies the copy.
 
     import penstock
     staged = penstock.stage("s3://frames/train/", "/local/train", decompress=True)  # on all ranks of a training script
@@ -7,9 +7,10 @@
     from penstock import stage
     summary = stage.run("s3://frames/train/", "/local/train", decompress=True)  # in a single process
 
-`index` lists a dataset into a manifest. `start` returns a job; `run` waits for its end. `raise_for_failures` raises the
-first error in a summary. `verify` reads a staged folder again, and `diff` compares two datasets by their metadata. The core
-does the work (`crates/stage`); this package adds the environment: credentials, launchers, the working directory.
+`index` lists a dataset into a manifest. `start` returns a running job; `run` waits until it ends. `raise_for_failures`
+raises the first error in a summary. `verify` reads a staged folder again, and `diff` compares two datasets by their
+metadata. The core (`crates/stage`) does the work. This package adds the environment: credentials, launchers and the
+working directory.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = [
 
 
 class _Room(ModuleType):
-    """Makes `penstock.stage(...)` callable: the module is also a function."""
+    """Module type that makes `penstock.stage(...)` callable, so that the module is also a function."""
 
     def __call__(self, source: str, destination: Any, **options: Any) -> Staged:
         return everywhere(source, destination, **options)

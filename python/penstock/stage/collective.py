@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock.stage(source, folder)` in a training script: each node's first rank stages; all ranks get the same result.
+"""`penstock.stage(source, folder)` in a training script: the first rank of each node stages, and all ranks get the same
+result.
 
-Called by all ranks of a job, like a collective. If the script has initialised a process group (torch) or MPI, ranks use
-it to agree on the leader of each node, on the result, and on the first error, which every rank raises. Otherwise the
-launcher's variables determine the leader, and the other ranks read the record that the leader keeps beside its journal.
+All ranks of a job must call it, as for a collective operation. If the script has initialised a process group (torch) or
+MPI, the ranks use it to agree on the leader of each node, on the result, and on the first error, which every rank
+raises. Otherwise, the launcher's variables determine the leader, and the other ranks read the record that the leader
+writes beside its journal.
 """
 
 from __future__ import annotations
@@ -32,22 +34,25 @@ if TYPE_CHECKING:
 __all__ = ["Staged", "everywhere"]
 
 _LOOK_S = 0.1
-# Interval of a leader's heartbeats; the first rank gives up on one that is silent for the heartbeat timeout.
+# Interval of a leader's heartbeats. If a leader sends none within the heartbeat timeout, the first rank aborts the
+# stage.
 _BEAT_S = 1.0
 _HEARTBEAT_TIMEOUT_S = 60.0
-# Ranks reach the call at different times: a training script's imports may take minutes on a busy file system.
+# Ranks may make the call at different times: the imports of a training script can take minutes on a busy file system.
 _JOIN_TIMEOUT_S = 600.0
 _FINAL_MESSAGE_S = 10.0
-# Shorter for a rank that fails, because the sender of its signal waits for its end.
+# Time for the final messages of a rank that fails. It is shorter, because the sender of a signal waits for this rank to
+# end.
 _FAIL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Result of the stage on this rank's node. Bytes and seconds are in the names; `summary` is the CLI's JSON.
+    """Result of the stage on this rank's node. Field names contain their units. `summary` is the same as the CLI's
+    JSON.
 
-    `destination` and `manifest` are paths, or URLs if the destination is a store; `penstock.open` accepts both.
-    `coordinator` is the means by which ranks agreed: `torch`, `mpi4py`, `files` or `alone`.
+    `destination` and `manifest` are paths, or URLs if the destination is a store. `penstock.open` accepts both.
+    `coordinator` is the mechanism that the ranks used to agree: `torch`, `mpi4py`, `files` or `alone`.
     """
 
     destination: Path | str
@@ -65,7 +70,7 @@ class Staged:
 
     @property
     def folder(self) -> Path:
-        """The destination as a path.
+        """Return the destination as a path.
 
         Raises:
             Unsupported: The destination is a store.
@@ -84,16 +89,17 @@ def everywhere(
     allow_partial: bool = False,
     **options: Any,
 ) -> Staged:
-    """Stage a dataset, or this node's share of it, before training; call it on all ranks.
+    """Stage a dataset, or this node's share of it, before training. Call it on all ranks.
 
     Args:
         source: As for `penstock stage`.
         destination: A folder on each node's own disk, the same on all ranks of a node; or a store's URL.
-        progress: Called about once a second on the job's first rank, with one dict of all nodes' counters.
-        join_timeout_s: How long ranks wait until all have made this call.
-        heartbeat_timeout_s: A leader without a heartbeat for this long counts as dead.
+        progress: Function that is called about once per second on the job's first rank, with the summed counters of all
+            nodes.
+        join_timeout_s: Time limit for all ranks to make this call.
+        heartbeat_timeout_s: A leader that sends no heartbeat for this long counts as dead.
         allow_partial: Return although some objects could not be staged (`summary["failed"]`), instead of raising.
-        options: Those of `StageSpec`: decompress, manifest, timeout_s, ...
+        options: Fields of `StageSpec`: decompress, manifest, timeout_s, ...
 
     Raises:
         PenstockError: The error of the leader, of the same class on every rank.
@@ -179,7 +185,9 @@ def _who() -> dict[str, Any]:
 
 
 def _assign_nodes(who: list[dict[str, Any]]) -> list[list[int]]:
-    """Node, number of nodes and local rank of each rank: from the launcher if consistent, else from host names."""
+    """Return the node, number of nodes and local rank of each rank: from the launcher if consistent, otherwise from
+    host names.
+    """
     world = len(who)
     reported = [one["launcher"] for one in who]
     if all(reported) and all(one[3] == world for one in reported) and len({one[1] for one in reported}) == 1:
@@ -209,7 +217,7 @@ def _together(
     try:
         assignments = _agree(channel, join_timeout_s)
         node, nodes, local_rank = assignments[channel.rank]
-        # The launch has no name here: other ranks get the result through the channel and read no record.
+        # The launch id is None, because the other ranks get the result through the channel, not from a record.
         rank = Rank(node, nodes, local_rank, channel.rank, channel.world, None, channel.name)
         leaders = {slot[0]: at for at, slot in enumerate(assignments) if slot[2] == 0}
         watch = _Monitor(channel, leaders, heartbeat_timeout_s, spec.timeout_s, progress)
@@ -230,7 +238,9 @@ def _together(
 
 
 def _cause(error: BaseException, rank: int) -> BaseException:
-    """The error that the other ranks raise: the stage's error unchanged; for a signal that ends this rank, RankFailed."""
+    """Return the error that the other ranks raise: the stage's error unchanged, or RankFailed for a signal that ends
+    this rank.
+    """
     if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
         return error
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -259,7 +269,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
                 time.sleep(_LOOK_S / 4)
         channel.broadcast("assignments", _assign_nodes(who))
     while (assignments := channel.recv_broadcast("assignments")) is None:
-        # A short stage may end within one poll: then its assignments came just before its end.
+        # If a short stage ends within one poll, its assignments arrive just before its end.
         if "failed" in (end := channel.recv_broadcast("end") or {}):
             raise from_wire(end["failed"])
         if time.monotonic() > until + _FINAL_MESSAGE_S:
@@ -270,7 +280,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
 
 
 def _lead(channel: RankChannel, spec: StageSpec, watch: _Monitor) -> None:
-    """Stage for this node and report the result; stops if the other ranks have ended the stage first."""
+    """Run the stage of this node and report its result. Stops if the other ranks have already ended the stage."""
     job: StageJob | None = None
     try:
         job = jobs.start(spec)
@@ -301,7 +311,9 @@ class _Ended(Exception):
 
 
 class _Monitor:
-    """Waiting loop of every rank: the first rank collects the leaders' reports and broadcasts the result; all poll."""
+    """Wait loop of every rank. The first rank collects the leaders' reports and broadcasts the result; all ranks poll
+    for it.
+    """
 
     def __init__(
         self,
@@ -321,12 +333,12 @@ class _Monitor:
         self._progress = progress
         self._shown = 0.0
         self._alive_at_s = began
-        # Ten polls per second for a few ranks; with thousands of ranks fewer, to limit the load on the first one.
+        # Ranks poll ten times per second, but less often if there are thousands, to limit the load on the first rank.
         self._every_s = min(_LOOK_S * max(1.0, channel.world / 256), 2.0)
         self._looked_s = 0.0
 
     def look(self) -> dict[str, Any] | None:
-        """The result, once it exists. Cheap: called ten times per second."""
+        """Return the result, or None while it is missing. Cheap enough to be called ten times per second."""
         if self._channel.rank == 0:
             self._gather()
             if self._channel.recv_broadcast("alive") is None or time.monotonic() - self._alive_at_s > _BEAT_S:
@@ -375,7 +387,7 @@ class _Monitor:
             self._progress(summed(self._now, len(self._leaders)))
 
     def end(self) -> dict[str, Any]:
-        """Wait for the result. A rank does not wait for a dead first rank, nor past the deadline."""
+        """Wait for the result. Stops waiting if the first rank is dead or the deadline has passed."""
         sign, since = None, time.monotonic()
         while (end := self.look()) is None:
             moment = time.monotonic()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python interface of a stage: a spec in, a summary out."""
+"""Python interface of stage jobs: builds a request from a spec, runs it, and returns its summary."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ __all__ = [
 
 # Interval in seconds at which a waiting Python thread checks for Ctrl-C.
 _LOOK_S = 0.1
-# Time that an interrupted stage has to record finished files, and to remove its unfinished parts from a store.
+# Time for an interrupted stage to record completed files, and to remove unfinished parts from a store.
 _GRACE_S = 6.0
-# Parameters under their old names; `inflate` stays.
+# Old parameter names -> new names. (`inflate` is not deprecated.)
 RENAMED_REQUEST = {"deadline_s": "timeout_s", "give_up_after_s": "retry_timeout_s"}
 RENAMED = {
     **RENAMED_REQUEST,
@@ -55,7 +55,7 @@ _OF_THIS_USER = ("HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
-    """Specification of a stage. Bytes and seconds are in the names; `None` uses the core's default limit."""
+    """Specification of a stage. Field names contain their units. `None` means the core's default limit."""
 
     source: str
     destination: str
@@ -85,7 +85,7 @@ class StageSpec:
     journal: str | None = None
 
     def request(self) -> StageRequest:
-        """The core's request, with the environment's credentials.
+        """Build the core's request, with the credentials from the environment.
 
         Raises:
             ConfigError: A value is invalid.
@@ -114,10 +114,10 @@ class StageSpec:
 
 
 def to_json(settings: dict[str, Any]) -> str:
-    """Settings as the JSON document that the core reads.
+    """Convert settings to the JSON document that the core reads.
 
     Raises:
-        ConfigError: A number is infinite or not a number.
+        ConfigError: A number is infinite or NaN.
     """
     for name, value in settings.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -126,7 +126,7 @@ def to_json(settings: dict[str, Any]) -> str:
 
 
 def _number(value: Any) -> int | float:
-    """A number of another type, such as NumPy's."""
+    """Convert a number of another type, such as NumPy's."""
     try:
         return operator.index(value)
     except TypeError:
@@ -134,7 +134,8 @@ def _number(value: Any) -> int | float:
 
 
 def state_folder(source: str, destination: str, journal: str | None = None) -> str:
-    """Folder on this machine with the progress of a stage to a store: one per source and destination.
+    """Return the folder on this machine that stores the progress of a stage to a store. Each source and destination has
+    its own.
 
     Raises:
         ConfigError: The folder cannot be used.
@@ -162,8 +163,8 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
 
 
 def variables() -> dict[str, str]:
-    """Environment variables for the core's stores."""
-    # Only variables that a store may read, and only valid text: other bytes are not a credential.
+    """Return the environment variables that the core's stores need."""
+    # Pass on only variables that a store may read, and only valid text, because other bytes cannot be a credential.
     wanted = ("AWS_", "PENSTOCK_", "AZURE_", "GOOGLE_", "HADOOP_", "IDENTITY_", "CLOUDSDK_")
     exact = (*_OF_THIS_USER, "STORAGE_EMULATOR_HOST", "GCE_METADATA_HOST")
     found = {name: value for name, value in env.read().items() if name.startswith(wanted) or name in exact}
@@ -171,12 +172,12 @@ def variables() -> dict[str, str]:
 
 
 def for_nodes() -> dict[str, str]:
-    """The same for other machines: credentials are included, paths in this user's folders are not."""
+    """Return the same variables for other machines: with credentials, but without paths in this user's folders."""
     return {name: value for name, value in variables().items() if name not in _OF_THIS_USER}
 
 
 def absolute(url: str) -> str:
-    """A URL unchanged, or a path made absolute: the core has no working directory."""
+    """Make a path absolute, because the core has no working directory. A URL is returned unchanged."""
     if "://" in url:
         return url
     if not url:
@@ -190,7 +191,7 @@ def is_local(url: str) -> bool:
 
 
 def local_path(url: str) -> str:
-    """The path of a destination.
+    """Return the path of a destination.
 
     Raises:
         Unsupported: The destination is in a store.
@@ -217,20 +218,20 @@ def index(
     exclude: tuple[str, ...] = (),
     written_as: str | None = None,
 ) -> dict[str, Any]:
-    """List a dataset once (objects that match `select` and not `exclude`), and write its manifest to `output` as `json`
-    or `parquet` (by default from its suffix, else Parquet from 100,000 objects on). Returns objects, bytes, codecs,
-    formats and the fingerprint.
+    """List a dataset once, and write its manifest to `output`. Lists only objects that match `select` and not
+    `exclude`. The manifest format is `json` or `parquet`; by default it follows from the suffix, otherwise Parquet is
+    used from 100,000 objects on. Returns objects, bytes, codecs, formats and the fingerprint.
 
     Raises:
         NotFound: No object matches.
-        Denied, Unreachable, Throttled: The store refused or did not answer.
+        Denied, Unreachable, Throttled: The store rejected a request or did not respond.
     """
     from penstock import _native
 
     path = None if output is None else Path(output)
     if path is not None and path.is_dir():
         raise ConfigError(f"--output: {path} is a folder", where="--output")
-    if path is not None and not path.parent.is_dir():  # raised before the listing, not after it
+    if path is not None and not path.parent.is_dir():  # checked before the listing, which may take long
         raise NotFound(f"--output: the folder {path.parent} does not exist", where="--output")
     facts: dict[str, Any] = json.loads(
         _native.index(
@@ -248,16 +249,16 @@ def index(
 
 
 def start(spec: StageSpec) -> StageJob:
-    """Start a stage and return at once. The job has `.progress()`, `.wait(timeout_s)` and `.cancel()`."""
+    """Start a stage and return immediately. The job has `.progress()`, `.wait(timeout_s)` and `.cancel()`."""
     return spec.request().start()
 
 
 def wait(
     job: StageJob, *, look: Callable[[dict[str, int]], None] | None = None, look_s: float = _LOOK_S
 ) -> dict[str, Any]:
-    """Wait for a job and return its summary; `look` is called with the progress meanwhile.
+    """Wait for a job and return its summary. Meanwhile, `look` is called with the progress.
 
-    Ctrl-C stops the job: finished files are recorded, and the same stage later continues from there.
+    Ctrl-C stops the job. Completed files are recorded, so that the same stage can continue later.
     """
     try:
         while (text := job.wait(look_s)) is None:
@@ -273,7 +274,7 @@ def wait(
 
 
 def run_as(spec: StageSpec) -> dict[str, Any]:
-    """Stage by a spec and return the summary. Only a node's first rank stages; the others wait for it."""
+    """Run a stage and return its summary. Only the first rank of a node stages, and the others wait for it."""
     request = spec.request()
     if spec.rank.local_rank == 0 or spec.dry_run:
         return wait(request.start())
@@ -284,7 +285,9 @@ def run_as(spec: StageSpec) -> dict[str, Any]:
 
 @renamed_parameters(RENAMED, aliases=ALIASES)
 def run(source: str, destination: str, **options: Any) -> dict[str, Any]:
-    """Stage and return the summary; `failed` lists the objects that could not be staged. Options are `StageSpec`'s."""
+    """Stage and return the summary. Its `failed` lists the objects that could not be staged. Options are fields of
+    `StageSpec`.
+    """
     return run_as(StageSpec(source, destination, **options))
 
 
@@ -292,7 +295,7 @@ def raise_for_failures(summary: dict[str, Any]) -> dict[str, Any]:
     """Return the summary unchanged if every object was staged.
 
     Raises:
-        PenstockError: The first failed object's error, with the number of failed objects.
+        PenstockError: The error of the first failed object, with the number of failed objects.
     """
     if not summary["failed"]:
         return summary

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of the nodes of one launch, exchanged as one small file per node in a folder that all nodes share.
+"""Exchanges the progress of the nodes of one launch, as one small file per node in a folder that all nodes share.
 
-Needs no service and no port, and sends no request to the store. A separate thread writes and reads, so a file system
-that hangs does not slow or fail a stage. If the folder is not shared, the first node finds only its own file, and
-reports that. Owns the folder of its launch; never waits for another node.
+Needs no service and no port, and sends no request to the store. A separate thread reads and writes the files, so a file
+system that hangs does not delay or fail a stage. If the folder is not shared, the first node finds only its own file,
+and reports that. Manages the folder of its launch; never waits for another node.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ COUNTERS = (
     "requests", "retries", "throttles",
 )  # fmt: skip
 
-# Limit on file writes per second of all nodes together.
+# Maximum number of file writes per second, summed over all nodes.
 _WRITES_PER_S = 50
 _PERIOD_S = 1.0
-# A file of counters is short; a longer one is not ours.
+# Maximum file size. A file of counters is short, so a longer file is foreign.
 _MAX_BYTES = 4096
 # Age in seconds after which a launch's folder is removed as abandoned.
 _OLD_S = 7 * 86400
@@ -44,13 +44,14 @@ _FILES = r"[0-9]+\.json|\.[0-9]+\.json\.[0-9]+\.[0-9a-f]+|\.[0-9]+\.[0-9]+"
 
 
 def folder_for(environment: Mapping[str, str], rank: Rank, given: str | None, what: str) -> Path | None:
-    """Shared folder of this launch's nodes; None for a single node, or if the launch has no id.
+    """Return the folder that the nodes of this launch share; None for a single node, or if the launch has no id.
 
     Args:
-        environment: Variables; HOME and XDG_CACHE_HOME are read.
+        environment: Environment variables, of which HOME and XDG_CACHE_HOME are used.
         rank: Rank of this process.
-        given: The user's choice; by default the user's cache, which clusters share as part of HOME.
-        what: Key of the work, so that two stages of one launch use different folders.
+        given: Folder that the user chose; by default the user's cache folder, which is in HOME and therefore usually
+            shared.
+        what: Identifies the stage, so that two stages of one launch use different folders.
     """
     if rank.nodes < 2 or rank.launch_id is None:
         return None
@@ -62,7 +63,7 @@ def folder_for(environment: Mapping[str, str], rank: Rank, given: str | None, wh
 
 
 class SharedProgress:
-    """One node's file in the folder. The first node also reads the others' files."""
+    """Writes one node's file in the folder. On the first node, it also reads the other nodes' files."""
 
     def __init__(self, folder: Path, node: int, nodes: int, *, period_s: float = _PERIOD_S) -> None:
         self._folder, self.node, self.nodes = folder, node, nodes
@@ -76,15 +77,15 @@ class SharedProgress:
         self._thread.start()
 
     def post(self, now: Mapping[str, Any]) -> None:
-        """Set the content of the next file. Cheap: stores a dict."""
+        """Set the counters to write next. Cheap: only stores a dict."""
         self._mine = {name: now.get(name, 0) for name in COUNTERS}
 
     def seen(self) -> dict[int, dict[str, Any]]:
-        """Latest counters of each node that has written; for this node, those of its last `post`."""
+        """Return the latest counters of each node that has written; for this node, those of its last `post`."""
         return {**self._seen, self.node: self._mine} if self._mine else dict(self._seen)
 
     def running(self, within_s: float) -> int:
-        """Number of other nodes that have not ended and wrote within this time."""
+        """Return the number of other nodes that have not ended and have written within this time."""
         fresh = time.monotonic() - within_s
         return sum(
             1
@@ -93,7 +94,9 @@ class SharedProgress:
         )
 
     def close(self, *, ended: bool = True) -> None:
-        """Write the last counters; the first node also removes the folder. Does not wait long for a file system."""
+        """Write the last counters; the first node also removes the folder. Waits only briefly for a slow file
+        system.
+        """
         self._mine = {**self._mine, "ended": ended}
         self._stop.set()
         self._thread.join(timeout=2.0)
@@ -120,7 +123,9 @@ class SharedProgress:
             _clear(self._folder)
 
     def _opened(self) -> OwnedFolder:
-        """The folder, created if missing. Held by its descriptor, so a link that replaces it cannot redirect files."""
+        """Open the folder, and create it if it is missing. It is used through its descriptor, so that a link that
+        replaces it cannot redirect writes.
+        """
         self._folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         return OwnedFolder.made(str(self._folder))
 
@@ -135,7 +140,7 @@ class SharedProgress:
             if suffix != "json" or not number.isdecimal() or int(number) >= self.nodes or int(number) == self.node:
                 continue
             given: Any = None
-            # One invalid file must not prevent reading the others.
+            # An invalid file must not prevent reading the others.
             with suppress(OSError, ValueError, RecursionError):
                 given = json.loads((held.read(name) or b"")[:_MAX_BYTES])
             if not isinstance(given, dict) or not all(isinstance(given.get(name), int) for name in COUNTERS):
@@ -159,13 +164,13 @@ class SharedProgress:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a launch's folder, after a check that it contains only nodes' files of this user."""
+    """Remove a launch's folder, but only if it contains nothing but this user's node files."""
     with suppress(OSError):
         remove_flat_folder(str(folder), _FILES)
 
 
 def summed(now: Mapping[int, Mapping[str, Any]], nodes: int) -> dict[str, Any]:
-    """Counters of all nodes as one, with the number of nodes that reported, and the slowest node with its progress."""
+    """Sum the counters of all nodes. Adds the number of nodes that reported, and the slowest node with its progress."""
     known = {node: one["done_bytes"] / one["bytes"] for node, one in now.items() if one.get("bytes")}
     slowest = min(known, key=lambda node: known[node], default=None)
     total: dict[str, Any] = {name: sum(one.get(name, 0) for one in now.values()) for name in COUNTERS}

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channel between the ranks of a running job for the state of its stage: over torch's store, or MPI messages.
+"""Channel between the ranks of a running job that exchanges the state of their stage: over torch's store or MPI
+messages.
 
-It is a star: ranks send to the first rank (`up`), and the first rank broadcasts (`down`). A reader gets the newest
-value of a kind, or None. Nothing here waits inside a collective, because collectives have timeouts of their own
-(torch's end a job after minutes) and a stage may take hours. No call keeps the main thread in native code, where signal
-handlers cannot run. Both libraries are used only if the script has loaded them, and never imported from here.
+It is a star: ranks send to the first rank, and the first rank broadcasts. A reader gets the newest value of a kind, or
+None. Nothing here waits inside a collective operation, because collectives have timeouts (torch's end a job after
+minutes), but a stage may take hours. No call blocks the main thread in native code, where signal handlers cannot run.
+Both libraries are used only if the script has loaded them, and are never imported here.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = ["RankChannel", "find"]
 
-# Counter of calls in a process; it agrees between ranks, because all make the same calls.
+# Number of calls in this process. It is equal on all ranks, because all ranks make the same calls.
 _CALLS = count()
-# A store without an answer for this long counts as dead; a rank that fails has less time to report it.
+# A store that does not respond for this long counts as dead. A rank that fails has less time to report that.
 _ANSWER_S = 60.0
 _FAIL_S = 2.0
 
 
 class RankChannel(Protocol):
-    """Interface of a channel. Values are anything that JSON can express."""
+    """Interface of a channel. A value is anything that JSON can represent."""
 
     name: str
     rank: int
     world: int
 
     def meet(self, limit_s: float) -> None:
-        """Wait for the other ranks, if the library needs all of them first."""
+        """Wait for the other ranks, if the library requires that all of them join first."""
 
     def send_to_root(self, kind: str, value: Any) -> None: ...
     def recv_from(self, rank: int, kind: str) -> Any: ...
@@ -48,10 +49,12 @@ class RankChannel(Protocol):
     def recv_broadcast(self, kind: str) -> Any: ...
 
     def fail(self, value: Any) -> None:
-        """End the stage on all ranks with the error `value`, unless it has ended: this rank leaves. Takes at most 6 s."""
+        """End the stage on all ranks with the error `value`, unless it has already ended, because this rank leaves.
+        Takes at most 6 s.
+        """
 
     def failed(self) -> Any:
-        """On the first rank: the reason why another rank has left; None if none has."""
+        """On the first rank, return the reason why another rank has left; None if no rank has left."""
 
     def close(self, limit_s: float) -> None: ...
 
@@ -62,7 +65,7 @@ def _end(channel: RankChannel, failed: Any) -> None:
 
 
 class _Worker:
-    """Runs calls on a thread of its own. The caller waits for the result in Python, where signal handlers run."""
+    """Runs calls on a separate thread. The caller waits for the result in Python, where signal handlers can run."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = SimpleQueue()
@@ -89,20 +92,20 @@ class _Worker:
 
 
 class _Torch:
-    """Channel over the key-value store of the process group, with any backend."""
+    """Channel over the key-value store of torch's process group, with any backend."""
 
     name = "torch"
 
     def __init__(self, distributed: Any) -> None:
         self.rank, self.world = distributed.get_rank(), distributed.get_world_size()
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
-        # torch before 2.6 shares one connection with the script's collectives.
+        # Clone the store, to get a connection that is separate from the script's collectives. torch before 2.6 cannot.
         own = store.clone() if hasattr(store, "clone") else store
         self._store = distributed.PrefixStore(f"penstock/stage/{next(_CALLS)}", own)
         self._worker, self._answer_s = _Worker(), _ANSWER_S
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """Call the store. It lives in the process of the first rank or of its launcher, and may be gone."""
+        """Call the store. It runs in the process of the first rank or of the launcher, which may have ended."""
         try:
             return self._worker.call(call, self._answer_s)
         except Empty:
@@ -119,7 +122,7 @@ class _Torch:
         self._ask(lambda: self._store.set(key, json.dumps(value)))
 
     def meet(self, limit_s: float) -> None:
-        """Does nothing: the store has no collective calls."""
+        """Does nothing, because the store needs no collective calls."""
 
     def send_to_root(self, kind: str, value: Any) -> None:
         self._write(f"{self.rank}/{kind}", value)
@@ -137,14 +140,16 @@ class _Torch:
         self._answer_s = _FAIL_S
         if self.rank == 0:
             _end(self, value)
-        else:  # keeps only the first reason of all ranks
+        else:  # stores only the first reason of all ranks
             self._ask(lambda: self._store.compare_set("failed", "", json.dumps(value)))
 
     def failed(self) -> Any:
         return self._read("failed")
 
     def close(self, limit_s: float) -> None:
-        """The store may live in the first rank's process, so that rank stays until the others have read the result."""
+        """Close the channel. The store may run in the first rank's process, so that rank waits until the others have
+        read the result.
+        """
         until = time.monotonic() + limit_s
         with suppress(RankFailed):
             read = self._ask(lambda: self._store.add("read", 1))
@@ -155,7 +160,7 @@ class _Torch:
 
 
 class _Mpi:
-    """Channel over messages in a communicator of our own."""
+    """Channel over MPI messages, in a separate communicator."""
 
     name = "mpi4py"
 
@@ -194,7 +199,7 @@ class _Mpi:
             self._incoming.append((status.Get_source(), message.irecv()))
         waiting: list[tuple[int, Any]] = []
         for source, request in self._incoming:
-            # Messages of a rank arrive in order: the newest value of a kind counts.
+            # The messages of a rank must be processed in order, because the newest value of a kind is used.
             is_behind = any(source == other for other, _ in waiting)
             is_here, received = (False, ("", None)) if is_behind else request.test()
             if is_here:
@@ -231,17 +236,20 @@ class _Mpi:
         return next((value for (_, kind), value in self._received.items() if kind == "failed"), None)
 
     def close(self, limit_s: float) -> None:
-        """Let the last messages leave; a rank that is gone receives none."""
+        """Wait until the last messages are sent. Messages to a rank that has ended are lost."""
         until = time.monotonic() + limit_s
         while self._sent and time.monotonic() < until:
             self._pump()
             self._sent = [request for request in self._sent if not request.Test()]
             time.sleep(0.005)
-        # Freeing a communicator is collective and may wait for a failed rank: it is left to the end of MPI.
+        # The communicator is not freed, because that is a collective call and could wait for a failed rank. MPI frees
+        # it at its end.
 
 
 def find() -> RankChannel | None:
-    """The channel over the library that this script has initialised, torch before MPI; None without such a library."""
+    """Return a channel over the library that this script has initialised (torch before MPI); None without such a
+    library.
+    """
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return _Torch(distributed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of a finished stage: `verify` reads files again, `diff` compares metadata."""
+"""Checks of a completed stage: `verify` reads the files again, `diff` compares metadata."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ __all__ = ["VerifySpec", "diff", "start_verify", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class VerifySpec:
-    """Specification of a verification. A copy in a store is read from there; `quick` only compares the store's size,
-    digest and version. `select` and `exclude` are patterns over paths below the destination; other files are ignored.
+    """Specification of a verification. A copy in a store is read from the store. With `quick`, only the store's size,
+    digest and version are compared. `select` and `exclude` are patterns for paths below the destination; other files
+    are ignored.
     """
 
     destination: str
@@ -46,12 +47,12 @@ class VerifySpec:
 
 @renamed_parameters(RENAMED_REQUEST)
 def start_verify(destination: str, **options: Any) -> StageJob:
-    """Start to read a staged copy again and return at once; `stage.wait` returns the same summary as `verify`. Options
-    are `VerifySpec`'s.
+    """Start to verify a staged copy, and return immediately. `stage.wait` then returns the same summary as `verify`.
+    Options are fields of `VerifySpec`.
 
     Raises:
-        ConfigError: `quick` was given for a folder, which keeps no digests.
-        NotFound: Raised by the job: nothing was staged there, or no file matches.
+        ConfigError: `quick` was given for a folder, which stores no digests.
+        NotFound: Nothing was staged there, or no file matches. The job raises it.
     """
     from penstock import _native
 
@@ -68,8 +69,8 @@ def start_verify(destination: str, **options: Any) -> StageJob:
 
 
 def verify(destination: str, **options: Any) -> dict[str, Any]:
-    """Read a staged folder again; `failed` lists the files that differ from the stage's record. Options are
-    `VerifySpec`'s.
+    """Read a staged copy again and return a summary. Its `failed` lists the files that differ from the stage's record.
+    Options are fields of `VerifySpec`.
 
     Raises:
         NotFound: Nothing was staged there.
@@ -87,12 +88,13 @@ def diff(
     select: tuple[str, ...] = (),
     exclude: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Compare two datasets by logical name: added, removed, changed, same. Each is a manifest, a staged folder or a URL.
+    """Compare two datasets by logical name: added, removed, changed and same objects. Each is a manifest, a staged
+    folder or a URL.
 
-    `select` and `exclude` are patterns over the keys of both.
+    `select` and `exclude` are patterns for the keys of both.
 
     Raises:
-        NotFound, Denied, Unreachable, Throttled: One of them cannot be listed.
+        NotFound, Denied, Unreachable, Throttled: One of the datasets cannot be listed.
         Corrupt: A manifest is invalid.
     """
     from penstock import _native

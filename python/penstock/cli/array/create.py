@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array create`: model volumes."""
+"""`penstock array create`: create model volumes for experiments."""
 
 from __future__ import annotations
 

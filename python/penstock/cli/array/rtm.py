@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array rtm`: reverse time migration, shot by shot, as a job whose state is in its store."""
+"""`penstock array rtm`: reverse time migration, shot by shot. The state of a job is kept in its store."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _shown(events: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
 
 @contextmanager
 def _stopping(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGUSR1, by which a batch system tells that the time is nearly over, stops the worker after its shot."""
+    """Stop the worker after its current shot on SIGUSR1, which batch systems send when the time limit is near."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array slice`: a picture or a NumPy file of a slice."""
+"""`penstock array slice`: write a slice of a volume as a picture or a NumPy file."""
 
 from __future__ import annotations
 

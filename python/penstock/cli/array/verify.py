@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array verify`: the certificate of a conversion from SEG-Y."""
+"""`penstock array verify`: certify a conversion from SEG-Y."""
 
 from __future__ import annotations
 

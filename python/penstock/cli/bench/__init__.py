@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench`: how fast is it, and what is the limit? One file a sub-verb, loaded when it is called."""
+"""`penstock bench`: measure a path and find its limit. One module per sub-verb, loaded when it is called."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verb -> its purpose. Kept here so that `penstock bench --help` imports none of them.
+# Sub-verbs and their descriptions. A table, so that `penstock bench --help` does not import any of them.
 VERBS = {
     "storage": "Measure disks, pools and anything else with a path.",
     "object": "Measure an object store: its requests, and what it refuses.",

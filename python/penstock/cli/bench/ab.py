@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench ab`: which of two commands is better, or that none is shown to be."""
+"""`penstock bench ab`: compare two commands, and report which is better or that no difference was found."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _sides(commands: tuple[str, ...]) -> tuple[list[str], list[str]]:
     if commands.count(_BETWEEN) != 1:
         raise click.UsageError(f"two commands with one {_BETWEEN} between them: -- A... {_BETWEEN} B...")
     at = commands.index(_BETWEEN)
-    # One word with blanks in it is a whole command, quoted.
+    # A side that is a single word with blanks is a quoted command, so split it as a shell would.
     sides = [shlex.split(s[0]) if len(s) == 1 else list(s) for s in (commands[:at], commands[at + 1 :])]
     if not all(sides):
         raise click.UsageError(f"a command is missing: -- A... {_BETWEEN} B...")

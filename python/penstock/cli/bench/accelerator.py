@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench accelerator`: does this storage keep an accelerator busy that is not here?"""
+"""`penstock bench accelerator`: measure whether a storage can keep (emulated) accelerators busy."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _dlio_file(model: str) -> DlioWorkload | None:
 
 
 def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[str, Any]) -> tuple[TrainSpec, Demand]:
-    """The run, and what its workload demands of the feed."""
+    """Return the spec of the training run, and the data rate that its workload demands."""
     from penstock.errors import ConfigError
     from penstock.protocols import WorkloadSpec
     from penstock.train import TrainSpec
@@ -172,7 +172,7 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
 
 
 def _asked(spec: TrainSpec, demand: Demand) -> dict[str, Any]:
-    """Demand of accelerators that never wait."""
+    """Data rate that accelerators need if they never wait."""
     rate = (demand.samples_per_s or 0.0) * spec.ranks
     return {
         "schema_version": 2,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench classify`: the limit of each point of a sweep, measured by any tool."""
+"""`penstock bench classify`: find the limit of each point of a sweep, measured by any supported tool."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ def command(file: Path, as_json: bool) -> None:
 
 
 def _lines(cells: Sequence[Judged], room: int | None) -> Iterator[str]:
-    """One line per cell; if that is wider than the terminal, the advice is below it, and empty columns are left out."""
+    """Format one line per cell. If a line is wider than the terminal, the advice moves below it, and empty columns are
+    omitted.
+    """
     from penstock.units import format_bytes, format_rate
 
     def size(cell: Judged) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench disk-trace`: which limit of a disk a run hits."""
+"""`penstock bench disk-trace`: find the disk limit that a command hits."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _limits(given: dict[str, Any]) -> DiskLimits | None:
 
 
 def _drawn(trace: DiskTrace) -> list[str]:
-    """One line a measure, each against its own limit: a full block is the limit."""
+    """Draw one line per measure, scaled to its limit: a full block means that the limit is reached."""
     from penstock.units import format_bytes, format_rate, format_seconds
 
     limits, samples = trace.limits, trace.samples
@@ -152,7 +152,7 @@ def _percent(value: float) -> str:
 
 
 def _line(values: list[float], top: float) -> str:
-    """Means of equal stretches of time, as blocks."""
+    """Draw the means of equal time intervals as block characters."""
     count = min(_COLUMNS, len(values))
     cells = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
     levels = [min(len(_LEVELS) - 1, round(_mean(cell) / top * (len(_LEVELS) - 1))) for cell in cells]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench feed`: compare the loader on a dataset with other loaders that can read it."""
+"""`penstock bench feed`: compare Penstock's loader with other loaders that can read a dataset."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of the benchmarks that can run on many hosts at once, and the run: here, or on a cluster's nodes."""
+"""Flags of benchmarks that can run on many hosts, and the function that runs one here or on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["is_many", "measured", "on_hosts"]
 
 
 def on_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--launcher, --nodes, --on, --set, --timeout, --max-skew and --node-python."""
+    """Add --launcher, --nodes, --on, --set, --timeout, --max-skew and --node-python."""
     for option in (
         click.option("--node-python", default="", metavar="PATH", help="Python interpreter with Penstock on the nodes.  [default: this one's path]"),
         click.option("--max-skew", type=SECONDS, default="1s", show_default=True, metavar="TIME", help="Maximum clock skew between hosts; a smaller skew is corrected."),
@@ -33,19 +33,19 @@ def on_hosts(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_many(given: dict[str, Any]) -> bool:
-    """Whether a cluster was named."""
+    """Whether the flags select a cluster."""
     return given["nodes"] is not None or bool(given["on"] or given["settings"]) or given["launcher"] != "local"
 
 
 def measured(
     work: Storage | Objects, here: Callable[[Hooks], list[Row]], spec: dict[str, Any], given: dict[str, Any]
 ) -> None:
-    """Runs a bench here, or on all nodes of the cluster that the flags name, and delivers its rows.
+    """Run a benchmark here, or on all nodes of the cluster that the flags select, and output its rows.
 
     Args:
         work: The benchmark that the nodes run.
-        here: Runs it on this machine.
-        spec: The bench as results hold it.
+        here: Function that runs the benchmark on this machine.
+        spec: Settings of the benchmark as stored with the results.
     """
     from penstock.bench.phases import Hooks
     from penstock.cli.bench.table import Table

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of every benchmark that generates load: duration, arrivals, and content."""
+"""Flags of every benchmark that generates load: duration, arrivals and content."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load_of", "loads"]
 
-# Flag's name in click -> field of the bench.
+# click's name of each flag -> field of the benchmark's settings.
 _FIELDS = {
     "duration": "time_limit_s",
     "arrivals": "arrivals",
@@ -26,10 +26,10 @@ _FIELDS = {
 
 
 def loads(workers: str, duration: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--duration, --arrivals, --rate, --verify, --compressible and --seed.
+    """Add --duration, --arrivals, --rate, --verify, --compressible and --seed.
 
     Args:
-        workers: Name of the workers that share the rate of an open loop.
+        workers: What the workers of this benchmark are called, for the help of --rate.
         duration: Help of --duration.
     """
 
@@ -49,5 +49,5 @@ def loads(workers: str, duration: str) -> Callable[[Callable[..., Any]], Callabl
 
 
 def load_of(given: dict[str, Any]) -> dict[str, Any]:
-    """The bench's fields that the flags of `loads` fill."""
+    """Return the benchmark settings that the flags of `loads` set."""
     return {field: given[name] for name, field in _FIELDS.items()}

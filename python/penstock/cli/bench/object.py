@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench object`: a store's requests, its refusals, and what waiting for them costs."""
+"""`penstock bench object`: measure the requests of an object store, its throttling, and the cost of back-off."""
 
 from __future__ import annotations
 

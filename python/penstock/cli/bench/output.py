@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output of a benchmark's rows, for each verb that measures some."""
+"""Output of a benchmark's rows, shared by all verbs that measure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["deliver", "outputs"]
 
 
 def outputs(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--output`, `--csv`, `--label` and `--json`."""
+    """Add `--output`, `--csv`, `--label` and `--json`."""
     for option in (
         click.option(
             "--json",
@@ -50,7 +50,9 @@ def outputs(command: Callable[..., Any]) -> Callable[..., Any]:
 def deliver(
     rows: list[Row], spec: dict[str, Any], table: Table, given: dict[str, Any], *, machine: Provenance | None = None
 ) -> None:
-    """To the folder, the CSV and the screen, as the options of `outputs` ask. `machine` is another one that measured."""
+    """Write rows to the folder, the CSV and the screen, as the flags of `outputs` request. `machine` describes a
+    measuring machine other than this one.
+    """
     import msgspec
 
     from penstock.bench.results import provenance
@@ -70,7 +72,7 @@ def deliver(
 
 
 def _append(file: Path, rows: list[Row]) -> None:
-    """elbencho appends to its file, with the header once."""
+    """Append rows to a CSV file as elbencho does: only a new file gets the header."""
     from penstock.bench.importers.elbencho import render
     from penstock.bench.results import as_fault
 

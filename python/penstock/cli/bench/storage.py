@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench storage`: disks, pools and whole devices."""
+"""`penstock bench storage`: measure disks, pools and whole devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 _PHASES = "mkdirs,write,read,stat,delete"
-# For a sweep without --scale: maximum share of the free space, and maximum size, of one point.
+# Limits of one point in a sweep without --scale: maximum share of the free space, and maximum size.
 _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
 
 
@@ -112,7 +112,8 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
 @on_hosts
 @outputs
 def command(path: Path, **given: Any) -> None:
-    """Measure PATH: a folder (empty, or new), a file, or a whole block device, which is read only unless told.
+    """Measure PATH: a folder (empty, or new), a file, or a whole block device, which is never written unless
+    --overwrite-device is given.
 
     Each phase starts with cold caches if possible and ends when the slowest thread ends; the result also has the time
     at which the first thread ended. Files are created, fsynced, read and deleted in PATH; a run that fails or is
@@ -147,7 +148,7 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
     kind = kind_of(path)
     if given["sweep"]:
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
-        # Other hosts check their own free space.
+        # With several hosts, each host checks its own free space.
         room = _ROOM_BYTES if is_many(given) else min(int(shutil.disk_usage(there).free * _ROOM_SHARE), _ROOM_BYTES)
         if given["scale"] is not None and not 0 < given["scale"] <= 1:
             raise ConfigError(f"scale: {given['scale']} is not above 0 and at most 1", where="--scale")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a benchmark as lines of a table, each as soon as it is measured; below them the limit of each point."""
+"""Prints the rows of a benchmark as table lines as soon as they are measured, and then the limit of each point."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ _HEAD = (
     "caches",
 )
 _WIDTHS = (8, 7, 5, 9, 9, 9, 9, 10, 9, 9, 9, 9, 9, 8)
-# Columns for a narrow terminal: 80 characters without wrapping.
+# Columns for a narrow terminal (80 characters without wrapping).
 _NARROW = ("phase", "threads", "file", "last", "rate", "/s", "p50", "p99")
 
 
 def columns_of(stream: TextIO) -> int | None:
-    """Width of the terminal that a stream goes to; None for a file or a pipe, which have no width."""
+    """Return the width of a stream's terminal; None for a file or a pipe."""
     return shutil.get_terminal_size().columns if stream.isatty() else None
 
 
 class Table:
-    """`silent` prints nothing: stdout then has the caller's JSON, and stderr only the progress."""
+    """Table on stdout. With `silent`, it prints no rows: stdout then contains the caller's JSON, and stderr only the
+    progress.
+    """
 
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
@@ -58,7 +60,7 @@ class Table:
         click.echo(text, err=True)
 
     def look(self, phase: str, workers: int, done: tuple[int, int, int]) -> None:
-        """One line that is overwritten, on a terminal."""
+        """Print the progress on a terminal, in one line that is overwritten."""
         if not sys.stderr.isatty():
             return
         entries, ios, moved = done
@@ -110,7 +112,7 @@ class Table:
             self._note(f"written, {row.raw['durable']}")
 
     def hosts(self, count: int, clock_skew_s: float, rows: list[Row]) -> None:
-        """Start skew of several hosts."""
+        """Print the start skew and clock skew of several hosts."""
         starts = max((float(row.raw.get("start_skew_s", 0)) for row in rows), default=0.0)
         self.echo(
             f"{count} hosts: phases began within {format_seconds(starts)} of each other at worst; clocks differ by up to"
@@ -130,7 +132,7 @@ class Table:
         click.echo(" ".join([first, *rest]).rstrip())
 
     def verdict(self, verdict: Verdict) -> None:
-        """The limit of each point, and advice."""
+        """Print the limit of each point, and the advice."""
         for note in self._notes:
             click.echo(note, err=True)
         if not verdict.cells:

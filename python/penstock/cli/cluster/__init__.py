@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster`: a set of nodes behind one launcher. One file per sub-verb, loaded when it is called."""
+"""`penstock cluster`: operations on a set of nodes behind one launcher. One module per sub-verb, loaded when it is
+called.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from penstock.cli.group import LazyGroup
 
 __all__ = ["VERBS", "command"]
 
-# Sub-verb -> its purpose. Kept here so that `penstock cluster --help` imports none of them.
+# Sub-verbs and their descriptions. A table, so that `penstock cluster --help` does not import any of them.
 VERBS: dict[str, str] = {
     "nodes": "List the nodes, and ask each for what it has.",
     "run": "Run a command on all nodes, or on some.",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster nodes`: list the nodes and the hardware of each."""
+"""`penstock cluster nodes`: list the nodes and their hardware."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags of every verb that reaches nodes: launcher, nodes, deadline."""
+"""Flags of all verbs that connect to nodes: launcher, nodes and deadline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ __all__ = ["json_flag", "opened", "reaching", "settings_of", "spelt"]
 
 
 def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--launcher, --nodes, --on, --set and --timeout, as keyword arguments of those names (`set` is `settings`)."""
+    """Add --launcher, --nodes, --on, --set and --timeout as keyword arguments with those names (`set` becomes
+    `settings`).
+    """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -41,7 +43,7 @@ def json_flag(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
-    """NAME=VALUE words as a mapping."""
+    """Parse NAME=VALUE words into a mapping."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -52,7 +54,7 @@ def settings_of(pairs: tuple[str, ...]) -> dict[str, Any]:
 
 
 def opened(launcher: str, nodes: str | None, on: tuple[str, ...], settings: tuple[str, ...]) -> Cluster:
-    """The cluster that the flags speak of."""
+    """Open the cluster that the flags select."""
     from penstock.cluster import Cluster
 
     found = settings_of(settings)
@@ -62,7 +64,7 @@ def opened(launcher: str, nodes: str | None, on: tuple[str, ...], settings: tupl
 
 
 def spelt(argv: list[str]) -> str:
-    """A command line as a shell would take it."""
+    """Quote a command line for a shell."""
     import shlex
 
     return shlex.join(argv)

@@ -67,13 +67,13 @@ def command(
 
 def _print_line(node: str, rank: int, stream: str, line: bytes) -> None:  # noqa: ARG001
     to = sys.stdout if stream == "out" else sys.stderr
-    # One write per line: threads of several nodes write at the same time.
+    # Write each line in one call, because threads of several nodes write at the same time.
     to.buffer.write(node.encode() + b": " + line + b"\n")
     to.flush()
 
 
 def as_row(ended: Exit) -> dict[str, object]:
-    """An Exit for --json."""
+    """Convert an Exit to a row for --json."""
     return {
         "node": ended.node,
         "rank": ended.rank,
@@ -86,7 +86,9 @@ def as_row(ended: Exit) -> dict[str, object]:
 
 
 def print_failures(exits: list[Exit]) -> int:
-    """Names on stderr who failed; the exit code: 3 where a node was not reached, 1 where a command failed."""
+    """Print the failed ranks on stderr. Return the exit code: 3 if a node was not reached, 1 if a command failed,
+    otherwise 0.
+    """
     from penstock.cluster.exits import describe
 
     bad = [each for each in exits if each.code != 0]

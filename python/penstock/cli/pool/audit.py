@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool audit`: list what a pool has left on its nodes."""
+"""`penstock pool audit`: list everything that a pool has left on its nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool down`: take a pool down."""
+"""`penstock pool down`: stop a pool and remove it from its nodes."""
 
 from __future__ import annotations
 

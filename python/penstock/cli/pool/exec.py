@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool exec` (hidden): object operations on a pool, which `penstock run` starts on a node of it."""
+"""`penstock pool exec` (hidden): object operations on a pool. `penstock run` starts it on a node of the pool."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by status, down and audit: find a pool by its name in this machine's records, or build it from flags."""
+"""Shared by status, down and audit: finds a pool in this machine's records by its name, or builds its record from
+flags.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ __all__ = ["known", "named", "request"]
 
 
 def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--name and --timeout, and the flags by which a pool is found that this machine has no record of."""
+    """Add --name and --timeout, and the flags that describe a pool of which this machine has no record."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
@@ -43,7 +45,7 @@ def named(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def request(
     name: str, engine: str | None, disk: str | None, launcher: str | None, nodes: str | None, settings: tuple[str, ...]
 ) -> PoolRecord | None:
-    """The record of the pool that the flags name; None if it does not exist and the flags do not create one.
+    """Return the record of the pool that the flags select. None if it does not exist and the flags do not describe one.
 
     Raises:
         ConfigError: The name is invalid, or the record belongs to a pool with another disk or engine.
@@ -72,7 +74,7 @@ def request(
 
 @contextmanager
 def known(record: PoolRecord) -> Iterator[Cluster]:
-    """The nodes of a record, reached in the same way as before."""
+    """Open the nodes of a record through the recorded launcher."""
     from penstock.cluster import Cluster
 
     with Cluster.open(record.launcher, record.launcher_settings, only=record.nodes) as cluster:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pool up`: start an engine on the nodes; ready by the deadline, or rolled back."""
+"""`penstock pool up`: start an engine on the nodes. It is ready by the deadline, or it is rolled back."""
 
 from __future__ import annotations
 
@@ -65,10 +65,9 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Start a pool. Within --timeout it is ready, or nothing of it is left; a second `up` finds it ready and does
-    nothing.
+    """Start a pool. If it is not ready within --timeout, it is removed completely. If it already runs, nothing is done.
 
-    Objects go in by `penstock stage SRC URL` on the nodes, with the URL that this prints.
+    To copy objects into it, run `penstock stage SRC URL` on the nodes, with the URL that this command prints.
     """
     from penstock.pool import lifecycle
     from penstock.protocols import PoolSpec

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings files: their locations and values. Precedence: flag > environment > file > default.
+"""Settings files: finds and reads them. Precedence: flag > environment > file > default.
 
-Reads `penstock.toml` into frozen layers. A table has the name of a verb, and a key that of a long flag; only the CLI
-knows the verbs, and it reports unknown names. No module below the CLI sees a whole configuration.
+Reads `penstock.toml` into frozen layers. A table is named after a verb, and a key after a long flag. Only the CLI knows
+the verbs, so it reports unknown names. No module below the CLI sees a whole configuration.
 
-`penstock.toml` of the current folder may come from another user (a cloned repository, a shared scratch folder). Until the user
-trusts its content (`penstock config allow`), it sets quantities and choices only: no text, path, flag or store.
+`penstock.toml` in the current folder may come from another user (a cloned repository, a shared scratch folder). Until
+the user trusts its content (`penstock config allow`), it can set only quantities and choices: no text, path, flag or
+store.
 
     [stage]
     max-in-flight = 32
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "Layer", "allow", "load", "needs_consent", "places", "revoke", "store_variables", "user_folder"]
 
-# A settings file is a page of text; a larger one is something else (a dataset given by mistake).
+# Maximum file size. A settings file is about a page of text; a larger file is something else, such as a dataset passed
+# by mistake.
 _LIMIT_BYTES = 1_000_000
 
 
 class Layer(msgspec.Struct, frozen=True):
-    """One file: its path, its tables as TOML, and whether the user trusts all of it."""
+    """One settings file: its path, its tables as parsed TOML, and whether the user trusts all of it."""
 
     path: str
     tables: dict[str, Any]
@@ -45,7 +47,7 @@ class Layer(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True):
-    """The files that were found, in order of precedence."""
+    """The settings files that were found, in order of precedence."""
 
     layers: tuple[Layer, ...] = ()
 
@@ -62,11 +64,11 @@ class Config(msgspec.Struct, frozen=True):
         return found
 
     def trusts(self, path: str) -> bool:
-        """Whether the file at `path` may set everything; otherwise only quantities and choices."""
+        """Whether the file at `path` may set everything. Otherwise, it may set only quantities and choices."""
         return all(layer.is_trusted for layer in self.layers if layer.path == path)
 
     def mentions(self, verb: tuple[str, ...]) -> bool:
-        """Whether any file has an entry with a verb's name, a table or not."""
+        """Whether any file has an entry with the name of this verb, as a table or a value."""
         for layer in self.layers:
             found: Any = layer.tables
             for name in verb:
@@ -77,7 +79,7 @@ class Config(msgspec.Struct, frozen=True):
 
 
 def needs_consent(path: str, what: str) -> ConfigError:
-    """The error for a setting in `path` to which the user has not consented."""
+    """Return the error for a setting in `path` to which the user has not consented."""
     return ConfigError(
         f"{path} sets {what}, but this file is not allowed to",
         hint=f"read it, then run `penstock config allow {path}`; or name another file with --config",
@@ -85,16 +87,15 @@ def needs_consent(path: str, what: str) -> ConfigError:
 
 
 def store_variables(config: Config) -> dict[str, str]:
-    """Variables for the stores, from the tables `[stores."s3://bucket"]`.
+    """Return variables for the stores, from the tables `[stores."s3://bucket"]`.
 
     Raises:
-        ConfigError: A table contains something other than variables, or is in a file that first needs its user's
-            consent.
+        ConfigError: A table contains something other than variables, or the user has not consented to the file.
     """
     found: dict[str, str] = {}
     seen: set[str] = set()
     number = 0
-    for layer in config.layers:  # the first layer that names a store has precedence
+    for layer in config.layers:  # layers are in order of precedence, so the first one that has a store wins
         stores = layer.tables.get("stores", {})
         if not isinstance(stores, dict):
             raise ConfigError(f"{layer.path}: `stores` is not a table of stores")
@@ -121,13 +122,17 @@ def store_variables(config: Config) -> dict[str, str]:
 
 
 def places(environment: Mapping[str, str], folder: Path) -> list[Path]:
-    """Paths of settings files, in order of precedence: `penstock.toml` in this folder, then the user's own file."""
+    """Return the paths of settings files in order of precedence: `penstock.toml` in this folder, then the user's own
+    file.
+    """
     own = user_folder(environment)
     return [folder / "penstock.toml", *([own / "config.toml"] if own else [])]
 
 
 def user_folder(environment: Mapping[str, str]) -> Path | None:
-    """Folder of the user's settings: `penstock` in `XDG_CONFIG_HOME`, else in `~/.config`; None without either."""
+    """Return the folder of the user's settings: `penstock` in `XDG_CONFIG_HOME`, otherwise in `~/.config`; None if
+    neither is set.
+    """
     home = environment.get("HOME")
     base = environment.get("XDG_CONFIG_HOME") or (str(Path(home) / ".config") if home else None)
     return Path(base) / "penstock" if base else None
@@ -137,12 +142,12 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
     """Read the settings files.
 
     Args:
-        environment: Variables; HOME and XDG_CONFIG_HOME are read.
-        folder: Folder that may contain `penstock.toml`; parents are not searched.
-        only: Read this file and no other; it must exist.
+        environment: Environment variables, of which HOME and XDG_CONFIG_HOME are used.
+        folder: Folder that may contain `penstock.toml`. Its parents are not searched.
+        only: Read only this file, which must exist.
     Raises:
         NotFound: `only` does not exist.
-        ConfigError: A file is not TOML, or too large for settings.
+        ConfigError: A file is not TOML, or is too large for a settings file.
     """
     if only is not None and not only.is_file():
         raise NotFound(f"{only} is not a file", hint="--config and PENSTOCK_CONFIG name a TOML file of settings")
@@ -158,13 +163,12 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
 
 
 def allow(environment: Mapping[str, str], path: Path) -> Path:
-    """Record the user's consent to the file's current content; returns the record. Any change of the file ends the
-    consent.
+    """Record the user's consent to the file's current content. Return the path of the record. Any change of the file
+    ends the consent.
 
     Raises:
         NotFound: The file does not exist.
-        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME is set, which name the place of the
-            record.
+        ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME is set, so the record has no location.
     """
     if not path.is_file():
         raise NotFound(f"{path} is not a file", hint="name the settings file to allow")
@@ -184,7 +188,7 @@ def allow(environment: Mapping[str, str], path: Path) -> Path:
 
 
 def revoke(environment: Mapping[str, str], path: Path) -> int:
-    """Withdraw every consent to the file, for any content; returns their number."""
+    """Withdraw all consents to the file, for any content. Return their number."""
     record = _record(environment, path, b"")
     found = [
         old
@@ -197,7 +201,7 @@ def revoke(environment: Mapping[str, str], path: Path) -> int:
 
 
 def _record(environment: Mapping[str, str], path: Path, content: bytes) -> Path | None:
-    """Path of the record of consent to this content at this path: a file named by the digest of both."""
+    """Return the path of the consent record for this content at this path. The file name is the digest of both."""
     state = state_home(environment)
     if state is None:
         return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array convert`: between SEG-Y, Zarr and HDF5, without loss."""
+"""`penstock array convert`: convert between SEG-Y, Zarr and HDF5 without loss."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ __all__ = ["command", "progress_bar", "save_template", "segy_overrides", "templa
 
 
 def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Flags for what the headers of a SEG-Y file do not state, or state wrong, and `--template` for all of them at once."""
+    """Add flags for properties that the headers of a SEG-Y file omit or state incorrectly, and `--template` for all of
+    them together.
+    """
 
     @wraps(command)
     def with_template(*args: Any, template: str | None, **options: Any) -> Any:
@@ -85,7 +87,7 @@ def save_template(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def template_of(map_: str | None, options: Mapping[str, Any]) -> Template:
-    """The template of a geometry and of the flags about a file."""
+    """Return the template with this geometry and these file properties."""
     from penstock.arrays.templates import Template
 
     kept = {key: options.get(key) for key in ("vertical", "format", "byte_order", "samples", "allow_trailing")}
@@ -93,7 +95,7 @@ def template_of(map_: str | None, options: Mapping[str, Any]) -> Template:
 
 
 def write_template(name: str, template: Template) -> None:
-    """Save a template, and print where."""
+    """Save a template, and print its location."""
     from penstock.arrays.templates import save_template
     from penstock.env import read
 
@@ -183,7 +185,7 @@ def command(
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on a terminal for each phase; yields a function of (phase, done, in all)."""
+    """Show a progress bar for each phase on a terminal. Yields a function of (phase, done, total)."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

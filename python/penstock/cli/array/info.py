@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array info`: what a volume is."""
+"""`penstock array info`: describe a volume."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["PART_PREFIX", "atomic_file"]
 
 PART_PREFIX = ".penstock-part-"
-"""Start of the temporary names, by which a listing leaves out what a killed process has left."""
+"""Prefix of temporary names. Listings skip names with this prefix, because a killed process may leave such files."""
 
 
 @contextmanager

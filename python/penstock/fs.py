@@ -26,7 +26,8 @@ from fsspec.spec import AbstractBufferedFile  # noqa: E402
 __all__ = ["FileSystem"]
 
 _BLOCK = 4 << 20
-"""Read-ahead of `open` in bytes: large enough to hide one request's latency, small enough to waste little at a seek."""
+"""Read-ahead of `open` in bytes: large enough to hide the latency of one request, small enough to waste little on a
+seek."""
 
 
 class _File(AbstractBufferedFile):  # type: ignore[misc]  # fsspec has no types

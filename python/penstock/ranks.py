@@ -279,7 +279,7 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     number = _number(env, "PBS_NODENUM") if "PBS_NODENUM" in env else None
     named = [at for at, name in enumerate(hosts) if name == host or name.split(".")[0] == host.split(".")[0]]
     if number is not None and len(named) == 1 and number != named[0] and number < len(lines):
-        # Some PBS versions count slots instead of hosts, so the position of the host's own name is used.
+        # Some values count slots instead of hosts. The position of the host's own name is then used.
         number = named[0]
     node = number if number is not None else named[0] if len(named) == 1 else None
     if node is None:

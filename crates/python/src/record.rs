@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyMapping};
 use crate::errors::raise;
 use crate::runtime::enter;
 
-/// Maximum decompressed size in `decode_tfrecord` (1 GiB). The function is meant for inspecting files.
+/// Maximum decompressed size in `decode_tfrecord` (1 GiB), which is meant for inspecting files.
 const DECODE_LIMIT: u64 = 1 << 30;
 
 /// Value of a feature, readable while the GIL is released.

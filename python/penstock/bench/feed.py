@@ -38,12 +38,13 @@ __all__ = ["CACHES", "OURS", "Contest", "Request", "run"]
 OURS = "penstock"
 
 CACHES = ("warm", "cold")
-"""States of the page cache in which a pass can begin."""
+"""States of the page cache in which a pass can start."""
 
 _CODECS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
 
 _BRIGHTNESS = 0.03
-"""Decoders and resizers differ by rounding, random crops by their draws. A larger difference means other images."""
+"""Tolerance for the mean brightness. Decoders and resizers differ by rounding, and random crops by their draws. A
+larger difference means different images."""
 
 _HOW = {
     "warm": "an uncounted pass over the whole dataset ran before",

@@ -31,7 +31,7 @@ _ORIGINS = {
 
 @click.group("config")
 def command() -> None:
-    """Which settings hold: flag > environment > file > default."""
+    """Show and trust settings. Precedence: flag > environment > file > default."""
 
 
 @command.command("show")
@@ -39,7 +39,7 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.pass_context
 def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
-    """List every setting of every verb, as a run started now would have it without flags."""
+    """List every setting of every verb, with the value that a run without flags would use now."""
     config: Config = ctx.obj["config"]
     rows = list(_settings(ctx.find_root(), config))
     if as_json:

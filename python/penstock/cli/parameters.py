@@ -2,8 +2,8 @@
 """Parameter types beyond click's own, and settings files that set the defaults of flags.
 
 A verb needs no code for its settings: the flag `--max-in-flight` of `stage` is also the key `max-in-flight` in
-`[stage]` and the variable PENSTOCK_STAGE_MAX_IN_FLIGHT. The precedence flag > environment > file > default is click's
-own, given a default map.
+`[stage]` and the variable PENSTOCK_STAGE_MAX_IN_FLIGHT. click itself implements the precedence flag > environment >
+file > default if it gets a default map.
 """
 
 from __future__ import annotations

@@ -216,8 +216,8 @@ def signal_exit_code() -> int | None:
 
 
 def stopped(error: BaseException) -> tuple[str, int]:
-    """Return the word and the exit code for an interrupt. Terminated if this process, or another that reported `error`,
-    was stopped by SIGTERM; otherwise Interrupted.
+    """Return the code and the exit code of an interrupted command: those of Terminated if SIGTERM stopped this process,
+    or the other process that reported `error`; otherwise those of Interrupted.
     """
     kind = Terminated if isinstance(error, TerminationSignal | Terminated) else Interrupted
     return kind.code, kind.exit_code

@@ -29,7 +29,7 @@ __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields
 SCHEMA_VERSION = 1
 
 _LARGEST = 1 << 30
-"""Largest object that is read whole to guess fields."""
+"""Maximum size of an object that is read whole to guess fields."""
 
 
 @dataclass(frozen=True, slots=True)

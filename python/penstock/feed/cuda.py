@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Copied", "Copies", "CopyDevice", "Cuda", "Given"]
 
 _STEPS_AHEAD = 2
-"""Batches whose work may still wait on the device when the next is delivered; each occupies device memory."""
+"""Maximum number of delivered batches whose work may still wait on the device. Each of them occupies device memory."""
 
 
 class Event(Protocol):

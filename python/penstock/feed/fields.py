@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 MAX_PIXELS = 100_000_000
-"""Default maximum of an image's pixels: slightly above Pillow's warning limit."""
+"""Default maximum number of pixels in an image. Slightly above Pillow's warning limit."""
 
 _FORMATS = {
     "bool": "?",
@@ -48,7 +48,7 @@ _FORMATS = {
     "float32": "f",
     "float64": "d",
 }
-"""`struct` format of an element of each dtype."""
+"""`struct` format character of each dtype."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,10 +32,10 @@ __all__ = ["MapDataset"]
 _LOG = logging.getLogger("penstock.feed")
 
 _MAX_WATCHED = 256
-"""Number of positions that are watched for a second read."""
+"""Maximum number of positions that are recorded to detect a second read."""
 
 _MAX_REPEATS = 16
-"""Number of repeated positions from which a second pass is assumed; reading a sample twice stays below it."""
+"""Number of repeated positions that indicates a second pass. Reading a single sample twice stays below it."""
 
 
 class _SharedEpoch:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["MapTask", "WorkerPool"]
 
 _TASKS_PER_WORKER = 2
-"""Tasks at a worker: one in progress and one queued, so that it never waits for the pipe."""
+"""Maximum number of tasks per worker: one in progress and one queued, so that a worker never waits for the pipe."""
 
 _MAX_SPARE_SLOTS = 2
-"""Free result slots that a worker keeps for reuse."""
+"""Number of free result slots that a worker keeps for reuse."""
 
 
 class _Forks:

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 _ALIGN = 256
-"""JAX copies arrays with a smaller alignment."""
+"""Alignment of arrays in bytes. JAX copies arrays with a smaller alignment."""
 
 FieldAt = tuple[str, str, tuple[int, ...], int]
 """A field in a slot: name, NumPy dtype, shape (rows first), offset."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Mixture", "mix"]
 
 _SCALE = 2**32
-"""Weights are rounded to parts of about 2^32: exact for common ratios, and the same on every machine."""
+"""Weights are rounded to multiples of about 2^-32. This is exact for common ratios, and the same on every machine."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

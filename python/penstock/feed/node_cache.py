@@ -20,18 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["AUTO", "CacheRequest", "NodeCache", "Transcode", "cache_request", "resolve"]
 
 Transcode = Literal["never", "auto", "always"]
-"""Option to keep compressed objects in planes."""
+"""Whether compressed objects are cached as planes."""
 
 _SCRATCH_VARIABLES = ("PENSTOCK_SCRATCH", "SLURM_TMPDIR", "PBS_JOBFS", "JOB_SCRATCH_DIR")
-"""Variables of sites and schedulers that name a job's folder on the node's own disk; Penstock's own first."""
+"""Environment variables in which sites and schedulers set a job's folder on the node's own disk. Penstock's variable
+comes first."""
 
 _LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs"})
-"""File systems of a local disk. A cache on a shared one would cost the traffic that it should save; tmpfs is memory."""
+"""File systems of local disks. A cache on a shared file system would cause the traffic that it should avoid, and tmpfs
+uses memory."""
 
 _REMOTE = ("s3://", "az://", "gs://", "http://", "https://", "hdfs://")
 
 _MAX_FREE_SHARE = 0.9
-"""Maximum share of free space that the cache takes: a full disk harms every other program that writes there."""
+"""Maximum share of the free space that the cache may use. A full disk would affect all other programs that write to
+it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class CacheRequest:
 
 
 AUTO = CacheRequest()
-"""Default: nothing was requested."""
+"""The default request: automatic caching."""
 
 
 @dataclass(frozen=True, slots=True)

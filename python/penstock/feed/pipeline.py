@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["DatasetBase", "expected_reads"]
 
 _MAX_STEPS_CHARS = 400
-"""Maximum characters of steps that a state contains verbatim; longer ones are hashed, so that a state stays under 1 KB."""
+"""Maximum number of characters of steps that a state contains verbatim. Longer steps are hashed, so that a state stays
+under 1 KB."""
 
 Step = tuple[str, int, int]
 """One requested step: ("take", n, 0), ("shard", index, count), ("repeat", times, 0), ("shuffle", 0, 0)."""

@@ -177,7 +177,7 @@ _COUNTS = {
     "pool_bucket_bytes": "Bytes that a pool had lost, read refetched from the bucket",
     "pool_refills": "Lost objects that were put into the pool again",
 }
-"""Counters of a pass, as they are exported to Prometheus."""
+"""Counters of a pass that are exported to Prometheus."""
 
 
 def _exposition(rows: Mapping[str, Any]) -> str:

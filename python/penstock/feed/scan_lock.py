@@ -25,7 +25,7 @@ __all__ = ["held"]
 _LOG = logging.getLogger("penstock.feed")
 
 _POLL_S = 0.1
-"""Seconds between two attempts: a wait in the kernel would not end at Ctrl-C."""
+"""Seconds between two attempts to lock. The code polls, because Ctrl-C would not end a wait in the kernel."""
 
 
 @contextmanager

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["NOTICE", "Unindexed"]
 
 VERSION = 1
-"""Version of the state and of its order."""
+"""Version of the state format and of the sample order."""
 
 NOTICE = "unindexed: a position in this rank's own objects, valid only for the same world size"
 
 _RECORDS = 1 << 40
-"""Factor of the cursor, object x 2^40 + record: the unit in which native passes count."""
+"""Factor in the cursor of native passes, which is object x 2^40 + record."""
 
 
 class Unindexed:

@@ -42,7 +42,8 @@ impl Keys {
             existing,
             prefixes: u64::from(spec.prefixes),
             objects,
-            // Shuffled, because the order of a listing follows the partitions of a store, and requests must not.
+            // Existing objects are used in shuffled order: a listing follows the partitions of the store, and requests
+            // must not.
             order: if makes { Permutation::identity(objects) } else { Permutation::keyed(objects, spec.seed, 0, 0) },
             once: spec.once,
             next: AtomicU64::new(0),

@@ -136,7 +136,7 @@ class Follower:
 
 
 def _machine() -> str:
-    """Boot ID of this host's machine, which shows that several hosts share one machine. Empty if the kernel does not
+    """Boot ID of this host's machine, which shows whether several hosts share one machine. Empty if the kernel does not
     report it.
     """
     with suppress(OSError):

@@ -28,7 +28,7 @@ _OF_NO_MEANING = {
     },
     "train": {"seed_change_epoch"},
 }  # fmt: skip
-"""Settings of how DLIO reads: Penstock's own reader is measured instead."""
+"""Settings of DLIO's own reader. They do not apply, because Penstock's reader is measured instead."""
 
 _REFUSED = {
     ("reader", "preprocess_time"): "a preprocessing time",

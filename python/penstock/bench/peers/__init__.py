@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["DRIVE", "PEERS", "Peer"]
 
 RUNNER = Path(__file__).with_name("runner.py")
-"""Script that a contestant's interpreter runs."""
+"""Script that the interpreter of a participant runs."""
 
 
 @dataclass(frozen=True)
@@ -72,4 +72,4 @@ PEERS: dict[str, Peer] = {
     "obstore": Peer("obstore", "obstore", "obstore", _OBJECTS, schemes=_S3),
     "s3dlio": Peer("s3dlio", "s3dlio", "s3dlio", _OBJECTS, schemes=_S3),
 }
-"""By the names that --against takes."""
+"""Peers by the names that --against accepts."""

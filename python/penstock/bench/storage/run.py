@@ -87,7 +87,8 @@ def _point(
             after = phases[phases.index(phase) + 1 :]
             if phase == "write" and after and report["ended_by"] and not _is_written(place, point, kind, bench):
                 if hooks.start is not Hooks.start:
-                    # Other hosts may have written all their files. They would wait forever for this host's next phase.
+                    # Raise an error instead of skipping the phases: other hosts may have written all files and wait for
+                    # this host's next phase.
                     raise ConfigError(
                         "the limit ended the write phase before all data was written", hint="raise it, or write less"
                     )

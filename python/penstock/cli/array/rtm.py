@@ -27,7 +27,7 @@ def command() -> None:
     """Image a velocity model by reverse time migration with Devito.
 
     A job is a folder on any store. `prepare` creates it, `shots` computes shots on any number of machines, `stack` makes
-    the image. A killed worker costs the shots it had in hand; others take them over.
+    the image. If a worker is killed, other workers repeat the shots that it was computing.
     """
 
 
@@ -262,7 +262,7 @@ def stack_command(job: str, as_json: bool) -> int:
 @click.argument("job", metavar="JOB")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def status_command(job: str, as_json: bool) -> int:
-    """Show what of JOB is finished, who has claims, and where the time went."""
+    """Show the finished shots of JOB, the claims of its workers, and how the time was spent."""
     from penstock.arrays.rtm.status import status
 
     found = status(job)

@@ -149,7 +149,7 @@ impl PyRun {
 
     /// Ends the epoch's threads and requests.
     fn close(&self, py: Python<'_>) {
-        // In a forked child, the lock may never be released, and there are no threads to end.
+        // In a forked child, the lock may never be released, and the threads do not exist.
         if self.pid == std::process::id() {
             py.detach(|| lock(&self.run).close());
         }

@@ -164,7 +164,7 @@ def unsuited(peer: Peer, task: Mapping[str, Any]) -> str | None:
 
 
 def _interpreter(peer: Peer, folder: Path | None) -> tuple[str | None, str]:
-    """Return the Python interpreter that has a peer installed, or the reason why there is none."""
+    """Return the Python interpreter that has a peer installed, or the reason why it is missing."""
     python = folder / peer.environment / "bin/python" if folder and peer.environment else Path(sys.executable)
     if not python.exists():
         return None, f"not installed: no {python}"

@@ -235,7 +235,7 @@ class WorkerPool:
             sender.tasks -= 1
             task = self.tasks[number]
             sender.free_inputs.append(task.slot)
-            if task.offered is not None and task.offered != used:  # the slot was too small, or there is no result
+            if task.offered is not None and task.offered != used:  # the slot was too small, or the task failed
                 sender.dropped.append((task.offered, -1))
             task.result = message
 

@@ -26,8 +26,8 @@ __all__ = ["command"]
 def command() -> None:
     """Image a velocity model by reverse time migration with Devito.
 
-    A job is a folder on any store. `prepare` creates it, `shots` computes shots on any number of machines, `stack` makes
-    the image. If a worker is killed, other workers repeat the shots that it was computing.
+    A job is a folder on any store. `prepare` creates it, `shots` computes shots on any number of machines, `stack`
+    makes the image. If a worker is killed, other workers repeat the shots that it was computing.
     """
 
 

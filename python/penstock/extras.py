@@ -26,6 +26,7 @@ PACKAGES = {
     "dask": ("dask", "numpy"),
     "plot": ("matplotlib", "numpy"),
     "zarr": ("zarr", "fsspec"),
+    "zfp": ("zarr", "fsspec", "zfpy"),
     "rtm": ("devito", "pyrevolve"),
     "demo": ("torch", "numpy", "altair", "vl_convert"),
 }

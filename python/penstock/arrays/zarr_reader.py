@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -107,12 +108,35 @@ class _Structures:
         return self._bytes.stats()
 
 
+class _MissingAsNan:
+    """Samples of a lossy array, whose missing traces are stored as zeros."""
+
+    def __init__(self, samples: Backend, trace_index: ZarrNode) -> None:
+        self._samples, self._node = samples, trace_index
+        self.shape, self.dtype, self.chunk_shape = samples.shape, samples.dtype, samples.chunk_shape
+
+    @cached_property
+    def _is_missing(self) -> np.ndarray[Any, Any]:
+        backend = self._node.open()
+        found: np.ndarray[Any, Any] = backend.read([tuple((0, side) for side in backend.shape)], 1)[0] < 0
+        return found
+
+    def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:
+        parts = self._samples.read(boxes, threads)
+        for part, box in zip(parts, boxes, strict=True):
+            part[self._is_missing[tuple(slice(*side) for side in box[:-1])]] = np.nan
+        return parts
+
+    def stats(self) -> dict[str, int]:
+        return self._samples.stats()
+
+
 class _ZarrPython:
     """An array that zarr-python reads, through Penstock's stores."""
 
     def __init__(self, node: ZarrNode, refused: Unsupported) -> None:
         try:
-            require("this Zarr codec", "zarr")
+            require("this Zarr codec", "zfp" if "numcodecs.zfpy" in node.metadata.decode() else "zarr")
         except Unsupported as missing:
             refused.add_note(f"zarr-python may read it: {missing.hint}")
             raise refused from None
@@ -123,7 +147,10 @@ class _ZarrPython:
         url = node.location.url if "://" in node.location.url else f"file://{node.location.url}"
         store = zarr.storage.FsspecStore(_asynchronous(FileSystem()), path=url, read_only=True)
         try:
-            self._array: Any = zarr.open_array(store, mode="r")
+            with warnings.catch_warnings():
+                # zarr-python warns that other implementations may lack the codec.
+                warnings.filterwarnings("ignore", "Numcodecs codecs are not in the Zarr version 3", UserWarning)
+                self._array: Any = zarr.open_array(store, mode="r")
         except (ValueError, KeyError, TypeError) as error:
             refused.add_note(f"zarr-python does not read it either: {error}")
             raise refused from None
@@ -193,7 +220,12 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
         attrs["penstock_segy"] = group_attrs["penstock_segy"]
     name = chosen.name.rpartition("/")[2] or location.url.rpartition("/")[2]
     headers = _headers(nodes, group_attrs, chosen)
-    return Array(chosen.open(), name=name, dims=chosen.dims, coords=coords, attrs=attrs, headers=headers)
+    backend = chosen.open()
+    facts = group_attrs.get("penstock_segy", {})
+    index = nodes.get(facts.get("folder", "") + "trace_index")
+    if "penstock_lossy" in chosen.attrs and index is not None:
+        backend = _MissingAsNan(backend, index)
+    return Array(backend, name=name, dims=chosen.dims, coords=coords, attrs=attrs, headers=headers)
 
 
 def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:

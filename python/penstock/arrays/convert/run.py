@@ -20,6 +20,7 @@ from penstock.arrays.convert.mdio_destination import MdioDestination, MdioSource
 from penstock.arrays.convert.segy_destination import SegyDestination
 from penstock.arrays.convert.source import SegyFacts, Source, open_source
 from penstock.arrays.convert.zarr_destination import ZarrDestination
+from penstock.arrays.convert.zfp import lossy_of
 from penstock.arrays.lease import Lease
 from penstock.arrays.location import Location
 from penstock.errors import Busy, ConfigError, Deadline, Unsupported
@@ -70,6 +71,8 @@ class ConversionReport:
     is_complete: bool = False
     map: str | None = None
     """Geometry of a source that has trace headers; empty for the order of the file."""
+    lossy: dict[str, Any] | None = None
+    """Codec, setting and error of samples that are not those of the source, or of what the source was made from."""
     explanation: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +111,8 @@ def convert(
             names, `headers`, `trace_mask` and chunks, without shards unless they are given.
         access: What the chunks are chosen for: dimensions that slices are taken across, or `balanced`, `shots`, `train`.
         chunks, shards: Given shapes (`64,64,64`); `shards="none"` stores each chunk as an object.
-        codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`.
+        codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`. Lossy,
+            for Zarr: `zfp:tolerance=X`, `zfp:precision=BITS`, `zfp:rate=BITS`.
         threads: Blocks under way at a time; memory is about two blocks for each. By default one for each core.
         rank: This process in a launch of several.
         dry_run: Plan only.
@@ -178,6 +182,9 @@ def convert(
                     _await_ranks(target, chunking, stop)
                 target.finish()
         report.is_complete = rank.rank == 0
+        report.lossy = lossy_of(volume.attrs)
+        if isinstance(target, ZarrDestination) and report.is_complete:
+            report.lossy = target.lossy() or report.lossy
     finally:
         if isinstance(target, SegyDestination | Hdf5Destination):
             target.close()

@@ -15,8 +15,10 @@ import numpy as np
 from penstock.arrays.convert.segy_destination import encode_block
 from penstock.arrays.convert.source import SegyFacts, Source, open_source
 from penstock.arrays.convert.zarr_destination import STATE
+from penstock.arrays.convert.zfp import ErrorSum, lossy_of
 from penstock.arrays.location import Location
 from penstock.arrays.opening import kind_of
+from penstock.arrays.segy.reader import SegyFile
 from penstock.errors import NotFound, Unsupported
 
 if TYPE_CHECKING:
@@ -45,6 +47,9 @@ class Certificate:
     is_identical: bool
     first_difference: int | None
     """First byte at which the way back differs from the source."""
+    lossy: dict[str, Any] | None = None
+    """Of a lossy volume: codec and setting, `max_error` and `rms_error` as measured now against the source, their number of
+    `samples`, and `headers_are_identical`. Such a volume is not certified."""
 
     def to_json(self) -> str:
         """As one JSON line."""
@@ -81,7 +86,9 @@ def verify(
     content = _Pieces(from_, entry.size, entry.version)
     there, back = hashlib.sha256(), hashlib.sha256()
     at, differs = 0, None
-    for piece in _way_back(volume, volume.segy):
+    stated = lossy_of(volume.attrs)
+    loss = None if stated is None else _Loss(from_, volume.segy)
+    for piece in _way_back(volume, volume.segy, loss):
         other = content.take(at, len(piece))
         back.update(piece)
         there.update(other)
@@ -101,8 +108,37 @@ def verify(
     objects, size, digest = _target_digest(to)
     return Certificate(
         from_.url, entry.size, there.hexdigest(), to.url, objects, size, digest, back.hexdigest(),
-        differs is None and there.digest() == back.digest(), differs,
+        differs is None and there.digest() == back.digest() and stated is None, differs,
+        None if stated is None or loss is None else stated | loss.describe(),
     )  # fmt: skip
+
+
+class _Loss:
+    """Differences of a lossy volume from its source, trace by trace."""
+
+    def __init__(self, source: Location, facts: SegyFacts) -> None:
+        layout = facts.layout
+        self._file = SegyFile(
+            source,
+            format=layout["format"],
+            byte_order=layout["byte_order"],
+            samples=layout["samples"],
+            allow_trailing=True,
+        )
+        self._error, self._is_same = ErrorSum(), True
+
+    def count(
+        self, numbers: np.ndarray[Any, Any], headers: np.ndarray[Any, Any], samples: np.ndarray[Any, Any]
+    ) -> None:
+        """Compare traces, [n, header_bytes] and [n, samples], with those of the source."""
+        numbers = numbers[numbers < self._file.traces]
+        there, its = np.empty_like(headers[: len(numbers)]), np.empty_like(samples[: len(numbers)])
+        self._file.read(numbers, 0, self._file.samples, headers=there, samples=its)
+        self._is_same = self._is_same and np.array_equal(there, headers[: len(numbers)])
+        self._error.count(its, samples[: len(numbers)])
+
+    def describe(self) -> dict[str, Any]:
+        return {**self._error.describe(), "headers_are_identical": self._is_same}
 
 
 class _Pieces:
@@ -120,7 +156,7 @@ class _Pieces:
         return b"".join(parts)
 
 
-def _way_back(volume: Source, facts: SegyFacts) -> Iterator[bytes]:
+def _way_back(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[bytes]:
     """The file in order, in pieces. Files in the grid's order are made block by block, others trace run by trace run."""
     layout = facts.layout
     yield facts.file_header.tobytes()
@@ -159,6 +195,8 @@ def _way_back(volume: Source, facts: SegyFacts) -> Iterator[bytes]:
             headers[mine], samples[mine] = extra[0][at], extra[1][at]
             words.append(extra[2][(extra[2]["trace"] >= start) & (extra[2]["trace"] < end)])
         exceptions = np.concatenate(words) if words else extra[2][:0] if extra is not None else np.empty(0)
+        if loss is not None:
+            loss.count(numbers, headers, samples)
         yield encode_block(layout, numbers, headers, samples, exceptions).tobytes()
         start = end
     yield facts.trailer.tobytes()

@@ -15,6 +15,7 @@ import numpy as np
 from penstock import _native
 from penstock.arrays.convert.source import fill_of
 from penstock.arrays.convert.zarr_metadata import array_document, group_document, parse_codec
+from penstock.arrays.convert.zfp import LOSSY, ErrorSum, ZfpWriter, lossy_of, parse_zfp
 from penstock.arrays.segy.reader import EXCEPTION
 from penstock.errors import ConfigError, Mismatch, PreconditionFailed
 
@@ -41,6 +42,8 @@ class ZarrDestination:
 
     def __init__(self, location: Location, source: Source, chunking: Chunking, codec: str) -> None:
         self.location, self._source, self._chunking = location, source, chunking
+        settings = parse_zfp(codec, source.dtype, len(source.shape))
+        self._zfp = None if settings is None else ZfpWriter(location / source.name, source, chunking, settings)
         self._documents = self._array_documents(codec)
         self._writers: dict[str, _native.ZarrWriter] = {}
 
@@ -100,7 +103,7 @@ class ZarrDestination:
     def write(
         self,
         cell: tuple[int, ...],
-        box: Box,  # noqa: ARG002 - one signature for all destinations
+        box: Box,
         samples: np.ndarray[Any, Any],
         headers: np.ndarray[Any, Any] | None,
         exceptions: np.ndarray[Any, Any],
@@ -110,15 +113,18 @@ class ZarrDestination:
         Raises:
             PreconditionFailed: Another writer has finished this object.
         """
-        stored = self._put(
-            self._source.name, cell, self._padded(samples, self._chunking.objects, fill_of(samples.dtype))
-        )
+        facts: dict[str, Any] = {}
+        if self._zfp is not None:
+            stored, facts = self._zfp.write(cell, box, samples)
+        else:
+            fill = fill_of(samples.dtype)
+            stored = self._put(self._source.name, cell, self._padded(samples, self._chunking.objects, fill))
         if headers is not None and cell[-1] == 0:
             stored += self._put_headers(cell, headers)
         name = ".".join(map(str, cell))
         if len(exceptions):
             self.location.write(f"{self.state}/ibm/{name}", exceptions.tobytes())
-        facts = {"stored_bytes": stored, "ibm_words": len(exceptions)}
+        facts |= {"stored_bytes": stored, "ibm_words": len(exceptions)}
         self.location.write(f"{self.state}/done/{name}", json.dumps(facts).encode(), create_only=True)
         return stored
 
@@ -138,7 +144,24 @@ class ZarrDestination:
             rows = np.sort(np.concatenate(words), order=["trace", "sample"])
             columns = np.stack([rows[name].astype(np.int64) for name in EXCEPTION.names or ()], axis=1)
             self._add(self._side_name("ibm_words"), columns, ("ibm_word", "trace_sample_word"))
+        if self._zfp is not None:
+            document = self._documents[self._source.name]
+            document["attributes"][LOSSY] = self._zfp.describe(self._error())
+            self.location.write(f"{self._source.name}/zarr.json", json.dumps(document).encode())
         self.location.write("zarr.json", json.dumps(self._group()).encode())
+
+    def lossy(self) -> dict[str, Any] | None:
+        """Error of a finished lossy array; None for a lossless one."""
+        if self._zfp is None:
+            return None
+        return lossy_of(json.loads(self.location.read(f"{self._source.name}/zarr.json") or b"{}").get("attributes", {}))
+
+    def _error(self) -> ErrorSum:
+        """Error of all objects, from their markers."""
+        whole = ErrorSum()
+        for entry in self.location.list(f"{self.state}/done/"):
+            whole.add(ErrorSum(**json.loads(self.location.read(entry.name) or b"{}")["error"]))
+        return whole
 
     def _side_name(self, name: str) -> str:
         """Name in the group of an array that only the way back to SEG-Y needs."""
@@ -182,7 +205,9 @@ class ZarrDestination:
         documents = {
             source.name: array_document(
                 source.shape, source.dtype, source.dims, chunks=self._chunking.chunks, shards=self._chunking.shards,
-                codecs=parse_codec(codec, source.dtype.itemsize), fill=fill_of(source.dtype), attrs=attrs,
+                codecs=() if self._zfp is not None else parse_codec(codec, source.dtype.itemsize),
+                serializer=None if self._zfp is None else self._zfp.settings.document(),
+                fill=fill_of(source.dtype) if self._zfp is None else 0, attrs=attrs,
             )
         }  # fmt: skip
         if (segy := source.segy) is not None:

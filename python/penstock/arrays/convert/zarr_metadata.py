@@ -61,14 +61,13 @@ def array_document(
     chunks: Sequence[int],
     shards: Sequence[int] | None = None,
     codecs: Sequence[Document] = (),
+    serializer: Document | None = None,
     fill: Any = 0,
     attrs: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Metadata of an array. `codecs` follow `bytes`; in shards they encode each chunk."""
-    inner: list[Document] = [
-        {"name": "bytes", **({"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {})},
-        *codecs,
-    ]
+    """Metadata of an array. `codecs` follow `bytes`, or the `serializer`; in shards they encode each chunk."""
+    plain = {"name": "bytes", **({"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {})}
+    inner: list[Document] = [serializer or plain, *codecs]
     outer = inner
     if shards is not None:
         index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.arrays.convert.run import ConversionReport
     from penstock.arrays.templates import Template
 
-__all__ = ["command", "progress_bar", "save_template", "segy_overrides", "template_of", "write_template"]
+__all__ = ["command", "loss_of", "progress_bar", "save_template", "segy_overrides", "template_of", "write_template"]
 
 
 def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,7 +128,8 @@ def write_template(name: str, template: Template) -> None:
 @click.option(
     "--codec",
     metavar="NAME[:LEVEL]",
-    help="Compression: lz4, zstd, blosc-zstd, gzip or none; for HDF5 gzip or none. [Zarr: lz4, HDF5: none]",
+    help="Compression: lz4, zstd, blosc-zstd, gzip or none; for HDF5 gzip or none. Lossy, for Zarr only: zfp:tolerance=X "
+    "(largest error), zfp:precision=BITS or zfp:rate=BITS. [Zarr: lz4, HDF5: none]",
 )
 @segy_overrides
 @save_template
@@ -147,7 +148,7 @@ def command(
     access: str,
     **options: Any,
 ) -> int:
-    """Convert the volume SRC to DST without loss.
+    """Convert the volume SRC to DST without loss, unless --codec zfp asks for it.
 
     SEG-Y, Zarr and HDF5 convert into each other; each of them may be in a store. A conversion from SEG-Y keeps all
     headers, so that the way back gives the same bytes: `penstock array verify` certifies it. The Zarr that is written
@@ -202,6 +203,16 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
         yield advance
 
 
+def loss_of(lossy: Mapping[str, Any]) -> str:
+    """A loss in words: codec, setting, and error in the unit of the samples."""
+    settings = {"tolerance": "tolerance {}", "precision": "{} bits of precision", "rate": "{} bits a sample"}
+    setting = ", ".join(text.format(lossy[name]) for name, text in settings.items() if name in lossy)
+    return (
+        f"{lossy['codec']}, {setting}: largest error {lossy['max_error']:.4g}, RMS error {lossy['rms_error']:.4g} "
+        f"of {lossy['samples']:,} samples"
+    )
+
+
 def _readable(report: ConversionReport, dry_run: bool) -> str:
     from penstock.units import format_bytes, format_rate, format_seconds
 
@@ -210,6 +221,8 @@ def _readable(report: ConversionReport, dry_run: bool) -> str:
     lines += [f"  {text}" for text in report.explanation]
     if dry_run:
         return "\n".join([*lines, f"{report.destination}: nothing was written (--dry-run)"])
+    if report.lossy is not None:
+        lines.append(f"  lossy: {loss_of(report.lossy)}")
     if report.resumed == report.blocks:
         return "\n".join([*lines, f"{report.destination}: was complete already"])
     rate = format_rate(report.sample_bytes / report.seconds) if report.seconds else "at once"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import click
 
-from penstock.cli.array.convert import progress_bar
+from penstock.cli.array.convert import loss_of, progress_bar
 from penstock.cli.parameters import SECONDS
 
 __all__ = ["command"]
@@ -25,7 +25,9 @@ def command(source: str, target: str, output: str | None, timeout: float, as_jso
     Reads every byte of both, makes the SEG-Y file again in memory, and compares. The certificate has SHA-256 digests of
     the source, of the objects of the volume, and of the way back.
 
-    Exit code 0: the bytes are identical. 1: they differ.
+    Of a lossy volume (zfp) it prints the error of the samples, and certifies nothing.
+
+    Exit code 0: the bytes are identical. 1: they differ, or the volume is lossy.
     """
     from pathlib import Path
 
@@ -41,7 +43,10 @@ def command(source: str, target: str, output: str | None, timeout: float, as_jso
     if as_json:
         click.echo(found.to_json())
     else:
-        verdict = "identical" if found.is_identical else f"different from byte {found.first_difference:,} on"
+        verdict = "identical" if found.is_identical else f"different from byte {found.first_difference or 0:,} on"
+        if found.lossy is not None:
+            headers = "identical" if found.lossy["headers_are_identical"] else "different"
+            verdict = f"not certified, the volume is lossy ({loss_of(found.lossy)}); trace headers {headers}"
         click.echo(
             f"{found.source}  {format_bytes(found.source_bytes)}  sha256 {found.source_sha256}\n"
             f"{found.target}  {format_bytes(found.target_bytes)} in {found.target_objects:,} objects  sha256 {found.target_sha256}\n"

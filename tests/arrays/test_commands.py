@@ -91,7 +91,7 @@ def test_slice_is_a_picture_or_an_array(segy, tmp_path, run):
         (["--at", "inline", "-o", "s.png"], "has no `=`"),
         (["--at", "inline=a", "-o", "s.png"], "is not DIMENSION=NUMBER"),
         (["--at", "inline=100", "--at", "time=0", "-o", "s.png"], "1 dimensions remain"),
-        (["-o", "s.tiff"], "neither .png nor .npy"),
+        (["-o", "s.tiff"], "`.tiff` is not one of .png, .npy, .sgy, .segy"),
     ],
 )  # fmt: skip
 def test_slice_that_cannot_be_is_refused(argv, words, segy, tmp_path, monkeypatch, run_cli):

@@ -122,6 +122,11 @@ class Array:
             results.append(whole if np.ndim(whole) == 0 or len(boxes) == 1 else np.ascontiguousarray(whole))
         return results
 
+    @property
+    def has_headers(self) -> bool:
+        """True if `headers` returns trace headers."""
+        return self._headers is not None
+
     def headers(self, key: Any = ...) -> np.ndarray[Any, Any]:
         """Trace headers of places of the survey, a structured array with the fields of the standard.
 

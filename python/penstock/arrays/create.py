@@ -182,6 +182,7 @@ def create_segy(
     *,
     format: int | None = None,  # noqa: A002 - the standard's word
     text: Sequence[str] = (),
+    kept: np.ndarray[Any, Any] | None = None,
     replaces: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> SegyLayout:
@@ -200,6 +201,8 @@ def create_segy(
         format: Sample format; by default 5 (IEEE) for float32, and the matching one for other types. 1 is IBM floating
             point, which keeps 21 to 24 bits of the mantissa.
         text: Lines of the textual header.
+        kept: Trace headers [shape without the last side], a structure with names of the standard: they are kept, but for
+            the number of samples, their interval and start. A header of zeros is a missing trace's: it is marked dead.
         replaces: Replace an existing file.
         progress: Called with traces written and traces in all.
     Raises:
@@ -244,6 +247,8 @@ def create_segy(
                 )
             numbers = np.arange(first * traces // shape[0], end * traces // shape[0])
             headers = _headers(numbers, columns, shape[-1], interval, start)
+            if kept is not None:
+                _keep(headers, kept.reshape(-1)[numbers])
             out = np.empty((len(numbers), trace_bytes), dtype=np.uint8)
             _native.encode_traces(
                 code, "big", headers.view(np.uint8).reshape(-1),
@@ -281,13 +286,13 @@ def _spatial(dims: Sequence[str]) -> tuple[str, ...]:
 def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tuple[float, int]:
     """Interval in µs, or thousandths of a metre, and the start in ms or m."""
     units = _MILLISECONDS if vertical == "time" else _METRES
-    if coordinate is None or samples == 1:
+    if coordinate is None:
         return 1000.0, 0
     unit = coordinate.attrs.get("units", "ms" if vertical == "time" else "m")
     if unit not in units:
         raise ConfigError(f"{vertical}: unit `{unit}` is not one of {', '.join(units)}", where=vertical)
     values = np.asarray(coordinate.values, dtype=np.float64) * units[unit]
-    step = (values[-1] - values[0]) / (samples - 1)
+    step = (values[-1] - values[0]) / (samples - 1) if samples > 1 else 1.0
     if len(values) != samples or step <= 0 or not np.allclose(np.diff(values), step, rtol=1e-4, atol=0):
         raise ConfigError(
             f"{vertical}: {len(values):,} values are not {samples:,} at one interval above 0", where=vertical
@@ -378,6 +383,16 @@ def _headers(
     for name, values in columns.items():
         headers[name] = values[numbers] if values.ndim else values
     return headers
+
+
+def _keep(headers: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> None:
+    """Take over the fields of `kept`, [traces], into `headers`."""
+    fixed = ("samples", "sample_interval", "delay_time")
+    names = [name for name in kept.dtype.names or () if name in (headers.dtype.names or ()) and name not in fixed]
+    is_missing = ~np.any([kept[name] != 0 for name in names], axis=0) if names else np.zeros(len(kept), np.bool_)
+    for name in names:
+        headers[name] = np.where(is_missing, headers[name], kept[name])
+    headers["trace_id"][is_missing] = 2  # dead
 
 
 def _short(interval: float) -> int:

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Chunking", "choose", "parse_shape"]
+__all__ = ["Chunking", "choose", "parse_shape", "whole_traces"]
 
 CHUNK_BYTES = 1 << 20
 """A chunk is what a slice reads whole: small enough for slices, large enough for one request at 20 ms and 90 MB/s."""
@@ -100,6 +100,14 @@ def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
             f"{what}: `{text}` is not {ndim} whole numbers above 0", where=what, hint="for example 64,64,64"
         )
     return tuple(int(part) for part in parts)
+
+
+def whole_traces(dims: Sequence[str], shape: Sequence[int], itemsize: int) -> Chunking:
+    """Blocks of whole traces for a file that is not chunked, along the grid's first dimensions; each is at most 64 MiB."""
+    block = [1] * (len(shape) - 1) + [shape[-1]]
+    for axis in reversed(range(len(shape) - 1)):
+        block[axis] = max(1, min(shape[axis], SHARD_BYTES // (prod(block) * itemsize)))
+    return Chunking(tuple(dims), tuple(max(1, side) for side in shape), itemsize, tuple(block), None)
 
 
 def choose(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.arrays.convert.chunking import Chunking, choose, parse_shape
+from penstock.arrays.convert.chunking import Chunking, choose, parse_shape, whole_traces
 from penstock.arrays.convert.hdf5_destination import Hdf5Destination
 from penstock.arrays.convert.mdio_destination import MdioDestination, MdioSource, mdio_chunks
 from penstock.arrays.convert.segy_destination import SegyDestination
@@ -44,9 +44,6 @@ _SUFFIXES = {
     ".hdf5": "hdf5",
     ".nc": "hdf5",
 }
-
-_BLOCK_BYTES = 64 << 20
-"""Bytes of a block of a file that is written whole."""
 
 
 @dataclass
@@ -223,12 +220,7 @@ def _layout_of(location: Location, kind: str, stated: str | None) -> str:
 def _chunking(kind: str, volume: Source, access: Sequence[str], chunks: str | None, shards: str | None) -> Chunking:
     shape, dims, itemsize = volume.shape, volume.dims, volume.dtype.itemsize
     if kind == "segy":
-        # Blocks of whole traces, along the grid's first dimensions.
-        block = [1] * (len(shape) - 1) + [shape[-1]]
-        for axis in reversed(range(len(shape) - 1)):
-            room = _BLOCK_BYTES // (prod(block) * itemsize)
-            block[axis] = max(1, min(shape[axis], room))
-        return Chunking(dims, tuple(max(1, side) for side in shape), itemsize, tuple(block), None)
+        return whole_traces(dims, shape, itemsize)
     given = None if chunks is None else parse_shape(chunks, len(shape), "chunks")
     is_sharded = kind == "zarr" and shards != "none"
     given_shards = parse_shape(shards, len(shape), "shards") if shards not in (None, "none") and shards else None

@@ -15,7 +15,7 @@ VERBS: dict[str, str] = {
     "convert": "Convert between SEG-Y, Zarr and HDF5 without loss, resumable.",
     "verify": "Certify that a converted volume gives back the same bytes.",
     "diff": "Compare the samples and coordinates of two volumes.",
-    "slice": "Take a slice as a picture or a NumPy file.",
+    "slice": "Take a slice as a picture, a NumPy file or a SEG-Y file.",
     "create": "Make a model volume, to try things on.",
     "rtm": "Image a volume by reverse time migration, shot by shot.",
 }

@@ -27,7 +27,7 @@ __all__ = ["command"]
     required=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="Picture (.png) or array (.npy).",
+    help="Picture (.png), array (.npy) or SEG-Y file (.sgy, .segy).",
 )
 @click.option("--array", metavar="NAME", help="Array of an HDF5 file or a Zarr group. [its main one]")
 @segy_overrides
@@ -40,9 +40,10 @@ def command(
     format_: int | None,
     **options: Any,
 ) -> int:
-    """Take a slice of VOLUME, and write it as a picture or a NumPy file.
+    """Take a slice of VOLUME, and write it as a picture, a NumPy file or a SEG-Y file.
 
-    Without --at, the middle of the first dimension of a volume is taken.
+    Without --at, the middle of the first dimension of a volume is taken. A SEG-Y file has the trace headers of VOLUME if
+    there are any, else headers from its coordinates; it is not replaced if it exists.
     """
     import io
     from pathlib import Path
@@ -50,27 +51,34 @@ def command(
     import numpy as np
 
     from penstock.arrays import open as open_array
+    from penstock.arrays.convert.segy_slice import write_segy_slice
+    from penstock.arrays.convert.source import open_source
+    from penstock.arrays.location import Location
     from penstock.arrays.pictures import picture, place_of
     from penstock.atomic_file import atomic_file
     from penstock.errors import ConfigError
 
     kind = Path(output).suffix.lower()
-    if kind not in (".png", ".npy"):
-        raise ConfigError(f"output: `{kind}` is neither .png nor .npy", where="output")
+    if kind not in (".png", ".npy", ".sgy", ".segy"):
+        raise ConfigError(f"output: `{kind}` is not one of .png, .npy, .sgy, .segy", where="output")
     found = open_array(volume, array=array, map=map_, format=format_, **options)
     at = dict(_place(text) for text in places)
     if not at and found.ndim == 3:
         dim = found.dims[0]
         middle = found.shape[0] // 2
         at = {dim: float(found.coords[dim].values[middle]) if dim in found.coords else float(middle)}
-    if kind == ".png":
-        content = picture(found, at)
+    if kind in (".sgy", ".segy"):
+        source = open_source(Location(volume), array=array, map=map_, format=format_, **options)
+        write_segy_slice(Location(output), source, found, place_of(found, at))
     else:
-        out = io.BytesIO()
-        np.save(out, np.asarray(found[place_of(found, at)]))
-        content = out.getvalue()
-    with atomic_file(Path(output)) as file:
-        file.write(content)
+        if kind == ".png":
+            content = picture(found, at)
+        else:
+            out = io.BytesIO()
+            np.save(out, np.asarray(found[place_of(found, at)]))
+            content = out.getvalue()
+        with atomic_file(Path(output)) as file:
+            file.write(content)
     stats = found.stats()
     click.echo(
         f"{output}: {', '.join(f'{dim} {value:g}' for dim, value in at.items()) or 'all'} of {found!r}, {stats.get('requests', 0):,} requests"

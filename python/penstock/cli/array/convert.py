@@ -133,6 +133,18 @@ def write_template(name: str, template: Template) -> None:
 )
 @segy_overrides
 @save_template
+@click.option(
+    "--osdu",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write an OSDU manifest of DST to FILE, as JSON: a SeismicTraceData record and its dataset record.",
+)
+@click.option(
+    "--osdu-set",
+    multiple=True,
+    metavar="NAME=VALUE,..",
+    help="What --osdu needs: partition, owners, viewers, legal-tags and countries. Repeatable.",
+)
 @click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Objects under way at a time. [cores]")
 @click.option("--dry-run", is_flag=True, help="Print the chunks and why, and what slices will cost; write nothing.")
 @click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
@@ -143,6 +155,8 @@ def command(
     map_: str | None,
     format_: int | None,
     save_template: str | None,
+    osdu: str | None,
+    osdu_set: tuple[str, ...],
     as_json: bool,
     timeout: float,
     access: str,
@@ -157,11 +171,18 @@ def command(
     A killed conversion to Zarr or SEG-Y continues when the same command is repeated. Started on many nodes by one
     launcher, the ranks share the objects of a Zarr. A second conversion to the same destination is refused.
     """
+    from pathlib import Path
+
     from penstock.arrays.convert.run import convert
+    from penstock.arrays.osdu import osdu_manifest, parse_settings
+    from penstock.atomic_file import atomic_file
     from penstock.env import read
     from penstock.errors import ConfigError
     from penstock.ranks import detect
 
+    if osdu is None and osdu_set:
+        raise ConfigError("osdu-set: it is of use with --osdu only", where="osdu-set")
+    settings = None if osdu is None else parse_settings(osdu_set)
     with progress_bar() as advance:
         report = convert(
             source,
@@ -174,6 +195,15 @@ def command(
             progress=advance,
             **options,
         )
+    if osdu is not None and settings is not None and report.is_complete:
+        # A SEG-Y file that was written has the geometry of its source.
+        again: dict[str, Any] = {}
+        if report.format == "segy":
+            kept = {name: options[name] for name in ("vertical", "byte_order", "samples", "allow_trailing")}
+            again = {"map": report.map or None, "format": format_, **kept}
+        manifest = osdu_manifest(report.destination, settings, timeout_s=timeout, **again)
+        with atomic_file(Path(osdu)) as out:
+            out.write(json.dumps(manifest, indent=2).encode() + b"\n")
     if save_template is not None:
         if report.map is None:
             raise ConfigError(f"save-template: {source} is not SEG-Y", where="save-template")

@@ -16,6 +16,7 @@ import penstock.arrays
 from penstock.arrays.convert.run import convert
 from penstock.arrays.convert.verify import verify
 from penstock.arrays.convert.zfp import parse_zfp
+from penstock.emulator import Emulator
 from penstock.errors import ConfigError, Unsupported
 from tests.arrays.segy_files import grid_numbers, write_segy
 
@@ -110,6 +111,37 @@ def test_missing_traces_are_nan_after_zfp_and_not_part_of_the_error(tmp_path):
     found = verify(source, tmp_path / "a.zarr")
     assert found.lossy is not None
     assert found.lossy["headers_are_identical"]
+
+
+def test_interrupted_lossy_conversion_reports_the_error_of_the_whole_volume(survey, tmp_path):
+    options = {"codec": "zfp:tolerance=0.5", "chunks": "4,4,75", "shards": "none", "threads": 1, **MAP}
+    whole = convert(survey, tmp_path / "a.zarr", **options)
+
+    class Stop(Exception):
+        pass
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if phase == "convert" and done == 7:
+            raise Stop
+
+    with pytest.raises(Stop):
+        convert(survey, tmp_path / "b.zarr", progress=stop, **options)
+    found = convert(survey, tmp_path / "b.zarr", **options)
+    assert found.resumed >= 7
+    assert found.lossy == whole.lossy
+
+
+def test_lossy_volume_in_s3_opens(survey, tmp_path, monkeypatch):
+    (tmp_path / "store").mkdir()
+    with Emulator(tmp_path / "store") as emulator:
+        for name, value in emulator.env.items():
+            monkeypatch.setenv(name, value)
+        url = f"{emulator.url.rstrip('/')}/a.zarr"
+        report = convert(survey, url, codec="zfp:tolerance=0.5", chunks="4,8,32", shards="8,16,96", **MAP)
+        got = penstock.arrays.open(url)[3:5, :, 10]
+    want = smooth((240, 75)).reshape(12, 20, 75)[3:5, :, 10]
+    assert 0 < np.abs(got - want).max() <= 0.5
+    assert report.lossy is not None
 
 
 @pytest.mark.parametrize(("code", "dtype"), [(2, "int32"), (3, "int16"), (8, "int8"), (11, "uint16")])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ import penstock.arrays
 from penstock.arrays.convert.run import convert
 from penstock.arrays.convert.verify import verify
 from penstock.arrays.mdio_fields import HEADER_FIELDS
-from penstock.errors import ConfigError, Unsupported
+from penstock.emulator import Emulator
+from penstock.errors import ConfigError, Corrupt, Unsupported
+from penstock.ranks import Rank
 from tests.arrays.segy_files import grid_numbers, noise, write_segy
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -160,6 +163,51 @@ def test_foreign_group_with_structured_headers_opens_with_the_standards_names(fo
     assert got.dtype.names == ("inline", "source_point", "samples", "mine")
     assert np.array_equal(got["mine"], rows["mine"][1:4, ::2])
     assert np.array_equal(penstock.arrays.open(tmp_path / "a.mdio", array="headers")[...], rows)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"name": "struct"}, {"name": "struct", "configuration": {"fields": []}}, {"configuration": {}},
+        {"name": "struct", "configuration": {"fields": [{"name": "a"}]}}, [["a", "<i4", [2]]], [["a", ">i4"]],
+        {"name": "structured", "configuration": {"fields": [["a", "int32"], ["a", "int32"]]}},
+        {"name": "struct", "configuration": {"fields": [{"name": "a", "data_type": {"name": "struct"}}]}},
+        {"name": "raw_bytes", "configuration": {"length_bytes": -3}}, {"name": "raw_bytes", "configuration": {}},
+    ],
+)  # fmt: skip
+def test_structure_that_is_not_supported_is_refused_and_the_samples_still_open(kind, tmp_path):
+    convert(stack(tmp_path / "a.sgy"), tmp_path / "a.mdio")
+    path = tmp_path / "a.mdio/zarr.json"
+    group = json.loads(path.read_text())
+    del group["attributes"]["penstock_segy"]
+    headers = group["consolidated_metadata"]["metadata"]["headers"]
+    headers["data_type"] = kind
+    path.write_text(json.dumps(group))
+    (tmp_path / "a.mdio/headers/zarr.json").write_text(json.dumps(headers))
+    found = penstock.arrays.open(tmp_path / "a.mdio")
+    assert found.shape == (6, 7, 50)
+    with pytest.raises(Unsupported, match="trace headers"):
+        found.headers(...)
+    with pytest.raises((Unsupported, Corrupt)):
+        penstock.arrays.open(tmp_path / "a.mdio", array="headers")
+
+
+def test_mdio_layout_in_s3_is_written_by_two_ranks_and_read_back(tmp_path, monkeypatch):
+    source = stack(tmp_path / "a.sgy")
+    (tmp_path / "store").mkdir()
+    with Emulator(tmp_path / "store") as emulator:
+        for name, value in emulator.env.items():
+            monkeypatch.setenv(name, value)
+        url = f"{emulator.url.rstrip('/')}/a.mdio"
+        settings_ = {"chunks": "2,7,50", "map": "inline=189:i4,crossline=193:i4"}
+        with ThreadPoolExecutor() as pool:
+            ranks = [pool.submit(convert, source, url, rank=Rank(rank=n, world=2), **settings_) for n in range(2)]
+        assert sorted(each.result().is_complete for each in ranks) == [False, True]
+        assert verify(source, url).is_identical
+        there = penstock.arrays.open(url)
+        assert there.headers(np.s_[0, 0])["inline"] == 100
+        stored = tmp_path / "store/a.mdio/penstock/.penstock/done"
+        assert len(list(stored.iterdir())) == 3
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

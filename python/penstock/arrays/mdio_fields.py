@@ -90,29 +90,26 @@ def struct_dtype(data_type: Any) -> np.dtype[Any] | None:
         data_type: `data_type` of Zarr version 3 (`struct`, or `structured` of zarr-python before 3.2; `raw_bytes`), or
             `dtype` of version 2.
     """
-    if isinstance(data_type, list):
-        fields = [tuple(each) for each in data_type if isinstance(each, list) and len(each) == 2]
-        if not fields or any(str(kind).startswith(">") for _, kind in fields):
+    try:
+        if isinstance(data_type, list):
+            fields = [(name, kind) for name, kind in data_type]
+            return None if any(str(kind).startswith(">") for _, kind in fields) else _packed(fields)
+        if not isinstance(data_type, dict):
             return None
-        return _packed(fields)
-    if not isinstance(data_type, dict):
-        return None
-    settings = data_type.get("configuration", {})
-    if data_type.get("name") == "raw_bytes":
-        return np.dtype(f"V{int(settings['length_bytes'])}")
-    if data_type.get("name") not in ("struct", "structured"):
-        return None
-    return _packed(
-        [(each["name"], each["data_type"]) if isinstance(each, dict) else tuple(each) for each in settings["fields"]]
-    )
+        settings = data_type["configuration"]
+        if data_type["name"] == "raw_bytes":
+            return np.dtype(f"V{int(settings['length_bytes'])}")
+        if data_type["name"] not in ("struct", "structured"):
+            return None
+        pairs = [(each["name"], each["data_type"]) if isinstance(each, dict) else each for each in settings["fields"]]
+        return _packed([(name, kind) for name, kind in pairs])
+    except (KeyError, TypeError, ValueError):
+        return None  # a structure within a structure, or nothing that Zarr has: the reader refuses it
 
 
 def _packed(fields: list[Any]) -> np.dtype[Any] | None:
-    try:
-        found = np.dtype([(str(name), np.dtype(kind)) for name, kind in fields])
-    except TypeError:
-        return None  # a structure within a structure
-    return found.newbyteorder("<")
+    found = np.dtype([(str(name), np.dtype(kind)) for name, kind in fields])
+    return found.newbyteorder("<") if found.itemsize else None
 
 
 def standard_names(names: tuple[str, ...]) -> dict[str, str]:

@@ -69,7 +69,8 @@ def command(
         at = {dim: float(found.coords[dim].values[middle]) if dim in found.coords else float(middle)}
     if kind in (".sgy", ".segy"):
         source = open_source(Location(volume), array=array, map=map_, format=format_, **options)
-        write_segy_slice(Location(output), source, found, place_of(found, at))
+        count = write_segy_slice(Location(output), source, found, place_of(found, at))
+        cost = f"{count:,} traces"
     else:
         if kind == ".png":
             content = picture(found, at)
@@ -79,10 +80,9 @@ def command(
             content = out.getvalue()
         with atomic_file(Path(output)) as file:
             file.write(content)
-    stats = found.stats()
-    click.echo(
-        f"{output}: {', '.join(f'{dim} {value:g}' for dim, value in at.items()) or 'all'} of {found!r}, {stats.get('requests', 0):,} requests"
-    )
+        cost = f"{found.stats().get('requests', 0):,} requests"
+    place = ", ".join(f"{dim} {value:g}" for dim, value in at.items()) or "all"
+    click.echo(f"{output}: {place} of {found!r}, {cost}")
     return 0
 
 

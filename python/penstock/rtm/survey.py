@@ -85,6 +85,7 @@ class Plan:
         gather_bytes: Size of a gather, float32.
         image_bytes: Size of an image, float32; the illumination has the same size.
         snapshot_bytes: Size of all snapshots: memory for method "snapshots", a file for "disk".
+        model_memory_bytes: Memory of the arrays of modelling.
         memory_bytes: Memory of the arrays of a migration by "snapshots".
         disk_memory_bytes: Memory of the arrays of a migration by "disk".
         revolver_memory_bytes: Memory of the arrays of a migration by "revolver" with its default checkpoints.
@@ -96,6 +97,7 @@ class Plan:
     gather_bytes: int
     image_bytes: int
     snapshot_bytes: int
+    model_memory_bytes: int
     memory_bytes: int
     disk_memory_bytes: int
     revolver_memory_bytes: int
@@ -178,6 +180,15 @@ class Survey:
         return -(-self.samples // self.snapshot_factor)
 
     @property
+    def _longest_snapshot_step_s(self) -> float:
+        return 1 / (2 * HIGHEST_FREQUENCY * self.frequency_hz)
+
+    @property
+    def max_snapshot_factor(self) -> int:
+        """Largest `snapshot_factor` that the frequency allows (sampling theorem)."""
+        return max(1, math.floor(self._longest_snapshot_step_s / self.time_step_s * (1 + 1e-9)))
+
+    @property
     def shots(self) -> int:
         """Number of shots."""
         return len(self.sources_km)
@@ -203,6 +214,8 @@ class Survey:
             gather_bytes=gather,
             image_bytes=4 * math.prod(self.shape),
             snapshot_bytes=4 * points * self.snapshots,
+            # One wavefield, slowness and sponge, a gather and its traces.
+            model_memory_bytes=4 * (3 * with_halo + 2 * points) + 2 * gather,
             memory_bytes=base + 4 * points * self.snapshots,
             disk_memory_bytes=base + 4 * points * held,
             revolver_memory_bytes=base + 8 * with_halo * min(DEFAULT_CHECKPOINTS, self.samples),
@@ -329,7 +342,7 @@ class Survey:
                 f"record_s: {self.record_s:g} s is not 1 to {_MAX_SAMPLES:,} time steps of {self.time_step_s:g} s",
                 where="record_s",
             )
-        longest = 1 / (2 * HIGHEST_FREQUENCY * self.frequency_hz)
+        longest = self._longest_snapshot_step_s
         if self.snapshot_factor * self.time_step_s > longest * (1 + 1e-9):
             raise ConfigError(
                 f"snapshot_factor: a snapshot every {self.snapshot_factor * self.time_step_s:.4g} s is too rare for"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import numpy as np
 import pytest
 
 import penstock.arrays
+from penstock.arrays.lease import Lease
+from penstock.arrays.rtm import memory
 from penstock.arrays.rtm.batch_scripts import ScriptRequest, batch_script
 from penstock.arrays.rtm.dask_workers import run_with_dask
 from penstock.arrays.rtm.job import Job
@@ -22,7 +25,7 @@ from penstock.arrays.rtm.stack import stack_images
 from penstock.arrays.rtm.status import status
 from penstock.arrays.rtm.worker import run_shots
 from penstock.emulator import Emulator
-from penstock.errors import ConfigError, Mismatch, NotFound
+from penstock.errors import BudgetExceeded, ConfigError, Mismatch, NotFound
 from penstock.rtm.imaging import reflector_peaks
 from penstock.rtm.velocity_model import layered, reflector_depths
 
@@ -186,3 +189,119 @@ def test_script_has_what_the_batch_system_needs(scheduler, words, tmp_path):
     (tmp_path / "script").write_text(text)
     check = [sys.executable, "-m", "py_compile"] if scheduler.startswith("dask") else ["bash", "-n"]
     assert subprocess.run([*check, str(tmp_path / "script")], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def unstarted(tmp_path_factory):
+    """A job without finished shots."""
+    url = tmp_path_factory.mktemp("job") / "unstarted"
+    return new_job(url)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "words"),
+    [
+        # One worker needs about 0.22 GB, of which 12 MB are snapshots.
+        (1_000_000_000, ["pass --workers 4"]),
+        (100_000_000, ["smaller --aperture", "pass --no-memory-check"]),
+    ],
+)
+def test_memory_too_small_is_refused_before_workers_start(free_bytes, words, unstarted, monkeypatch):
+    monkeypatch.setattr(memory, "memory_available", lambda: free_bytes)
+    with pytest.raises(
+        BudgetExceeded, match=r"memory: 8 workers need .* each, of which .* are snapshots\), and"
+    ) as caught:
+        LocalWorkers(unstarted.location.url, 8)
+    assert caught.value.budget == free_bytes
+    assert caught.value.need == 8 * memory.worker_bytes(unstarted, unstarted.kinds)
+    for word in words:
+        assert word in (caught.value.hint or "")
+    with pytest.raises(BudgetExceeded, match="8 workers"):
+        run_with_dask(unstarted.location.url, workers=8)
+    assert not unstarted.claimed()
+    LocalWorkers(unstarted.location.url, 8, checks_memory=False)
+
+
+def test_memory_too_small_for_one_shot_is_refused_before_its_claim(unstarted, monkeypatch):
+    monkeypatch.setattr(memory, "memory_available", lambda: 1)
+    with pytest.raises(BudgetExceeded, match="memory: 1 worker needs"):
+        run_shots(unstarted.location.url)
+    assert not unstarted.claimed()
+
+
+def test_memory_refusal_names_the_settings_that_fit(tmp_path, monkeypatch):
+    job = prepare(
+        tmp_path / "j",
+        layered((301, 301), SPACING_KM),
+        spacing_km=SPACING_KM,
+        shots=1,
+        frequency_hz=10,
+        snapshot_factor=1,
+    )
+    need = memory.worker_bytes(job, job.kinds)
+    factor = job.survey.max_snapshot_factor
+    small, disk = (
+        memory.worker_bytes(job, job.kinds, snapshot_factor=factor),
+        memory.worker_bytes(job, job.kinds, on_disk=True),
+    )
+    assert disk < small < need / 2
+    monkeypatch.setattr(memory, "memory_available", lambda: need - 1)
+    with pytest.raises(BudgetExceeded) as caught:
+        memory.check_memory(job, job.kinds)
+    hint = caught.value.hint or ""
+    assert f"--snapshot-factor {factor}" in hint
+    assert "--snapshots-dir DIR" in hint
+    assert "--workers" not in hint
+    # Each setting is enough; the factor is accepted by prepare.
+    memory.check_memory(job, job.kinds, on_disk=True)
+    again = prepare(
+        tmp_path / "k",
+        layered((301, 301), SPACING_KM),
+        spacing_km=SPACING_KM,
+        shots=1,
+        frequency_hz=10,
+        snapshot_factor=factor,
+    )
+    memory.check_memory(again, again.kinds)
+    monkeypatch.setattr(memory, "memory_available", lambda: disk)
+    with pytest.raises(BudgetExceeded) as caught:
+        memory.check_memory(job, job.kinds)
+    assert "--snapshot-factor" not in (caught.value.hint or "")
+
+
+def test_memory_of_control_groups_limits_the_machine(tmp_path, monkeypatch):
+    for name, text in {
+        "meminfo": "MemTotal: 9 kB\nMemAvailable: 5 kB\n",
+        "own": "5:cpu:/\n4:cpuset,memory:/old\n0::/job/step\n",
+        "job/memory.max": "4000\n",
+        "job/memory.current": "3700\n",
+        "job/memory.stat": "anon 450\nfile 250\nshmem 50\n",
+        "job/step/memory.max": "max\n",
+        "memory/old/memory.limit_in_bytes": "4000\n",
+        "memory/old/memory.usage_in_bytes": "900\n",
+        "memory/old/memory.stat": "cache 1\ntotal_cache 600\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    assert memory.memory_available() == 500
+    (tmp_path / "job/memory.max").write_text("max\n")
+    assert memory.memory_available() == 3700
+    (tmp_path / "own").write_text("0::/elsewhere\n")
+    assert memory.memory_available() == 5 * 1024
+
+
+@pytest.mark.parametrize(("flags", "code"), [(["--no-wait"], 0), (["--no-wait", "--stage", "migrate"], 1)])
+def test_worker_that_leaves_the_rest_to_others_has_not_failed(flags, code, tmp_path, run_cli):
+    job = new_job(tmp_path / "j")
+    run_shots(tmp_path / "j", stage="model")
+    if code:
+        job.forget([1], ("model",))
+    with Lease(job.location, "claims/000000"):
+        ran = run_cli("array", "rtm", "shots", tmp_path / "j", *flags, "--json")
+    assert ran.code == code, ran.err
+    report = json.loads(ran.out)
+    assert not report["is_complete"]
+    assert 0 not in report["computed"].get("migrate", [])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.arrays.rtm.job import Job
 from penstock.arrays.rtm.local_workers import pinned_threads
+from penstock.arrays.rtm.memory import check_memory
 from penstock.arrays.rtm.worker import LEASE_TERM_S, Stage, Worker, WorkerReport, stage_kinds
 from penstock.errors import ConfigError, MissingPackage, RankFailed
 
@@ -28,9 +29,11 @@ ALLOWED_FAILURES = 20
 
 
 @lru_cache(maxsize=4)
-def _worker(job_url: str, stage: Stage, term_s: float, snapshots_dir: str | None, timeout_s: float) -> Worker:
+def _worker(
+    job_url: str, stage: Stage, term_s: float, snapshots_dir: str | None, timeout_s: float, *, checks_memory: bool
+) -> Worker:
     job = Job.load(job_url, timeout_s=timeout_s)
-    return Worker(job, stage=stage, term_s=term_s, snapshots_dir=snapshots_dir)
+    return Worker(job, stage=stage, term_s=term_s, snapshots_dir=snapshots_dir, checks_memory=checks_memory)
 
 
 def shot_task(
@@ -40,6 +43,8 @@ def shot_task(
     term_s: float = LEASE_TERM_S,
     snapshots_dir: str | None = None,
     timeout_s: float = 600.0,
+    *,
+    checks_memory: bool = True,
 ) -> str:
     """Compute one shot in a Dask worker.
 
@@ -48,7 +53,7 @@ def shot_task(
     Raises:
         PenstockError: The store, the disk or Devito refused.
     """
-    worker = _worker(job_url, stage, term_s, snapshots_dir, timeout_s)
+    worker = _worker(job_url, stage, term_s, snapshots_dir, timeout_s, checks_memory=checks_memory)
     outcome = worker.run_shot(shot)
     return f"failed: {worker.report.failed.pop(shot)}" if outcome == "failed" else outcome
 
@@ -62,6 +67,7 @@ def run_with_dask(
     stage: Stage = "all",
     term_s: float = LEASE_TERM_S,
     snapshots_dir: str | os.PathLike[str] | None = None,
+    checks_memory: bool = True,
     on_shot: Callable[[dict[str, Any]], None] | None = None,
     timeout_s: float = 600.0,
 ) -> WorkerReport:
@@ -73,10 +79,13 @@ def run_with_dask(
         client: A client of a cluster.
         address: Address of a scheduler, as tcp://HOST:8786.
         stage, term_s, snapshots_dir: See `Worker`.
+        checks_memory: Compare the memory that workers need with the available memory: of a `LocalCluster` together,
+            elsewhere each on its node.
         on_shot: Called with `{"shot": ..., "outcome": ...}` for each finished shot.
         timeout_s: Limit of each request.
     Raises:
         MissingPackage: distributed is not installed.
+        BudgetExceeded: The memory is too small for the workers of a `LocalCluster`.
         RankFailed: Dask gave a shot up; finished ones are kept.
     """
     if find_spec("distributed") is None:
@@ -87,10 +96,12 @@ def run_with_dask(
         raise ConfigError(f"workers: {workers} is less than 1", where="workers")
     job = Job.load(job_url, timeout_s=timeout_s)
     kinds = stage_kinds(job, stage)
+    if checks_memory and client is None and address is None:
+        check_memory(job, kinds, workers=workers, on_disk=snapshots_dir is not None)
+        checks_memory = False
+    folder = None if snapshots_dir is None else os.fspath(snapshots_dir)
     with _client(client, address, workers) as found:
-        report = _drain(
-            found, job, kinds, (stage, term_s, snapshots_dir and os.fspath(snapshots_dir), timeout_s), on_shot
-        )
+        report = _drain(found, job, kinds, (stage, term_s, folder, timeout_s), on_shot, checks_memory=checks_memory)
     report.remaining = len(_unfinished(job, kinds))
     return report
 
@@ -100,7 +111,13 @@ def _unfinished(job: Job, kinds: Any) -> set[int]:
 
 
 def _drain(
-    client: Any, job: Job, kinds: Any, options: tuple[Any, ...], on_shot: Callable[[dict[str, Any]], None] | None
+    client: Any,
+    job: Job,
+    kinds: Any,
+    options: tuple[Any, ...],
+    on_shot: Callable[[dict[str, Any]], None] | None,
+    *,
+    checks_memory: bool,
 ) -> WorkerReport:
     import distributed
 
@@ -108,8 +125,9 @@ def _drain(
 
     def submit(shot: int) -> Any:
         future = client.submit(
-            shot_task, job.location.url, shot, *options, pure=False, key=f"shot-{shot}-{time.monotonic_ns()}"
-        )
+            shot_task, job.location.url, shot, *options, checks_memory=checks_memory, pure=False,
+            key=f"shot-{shot}-{time.monotonic_ns()}",
+        )  # fmt: skip
         waiting[future.key] = shot
         return future
 

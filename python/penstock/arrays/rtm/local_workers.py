@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from penstock.arrays.rtm.job import Job
+from penstock.arrays.rtm.memory import check_memory
 from penstock.arrays.rtm.worker import LEASE_TERM_S, WorkerReport, stage_kinds
 from penstock.child_process import child_process
 from penstock.env import read
@@ -43,10 +44,12 @@ class LocalWorkers:
         workers: Number of processes.
         threads: Threads of each; by default its share of the cores.
         stage, term_s, waits, snapshots_dir: See `Worker`.
+        checks_memory: Compare the memory that the workers need with the available memory first.
         on_shot: Called in this process with the done marker of each stage of a shot that is finished.
         timeout_s: Limit of each request.
     Raises:
         ConfigError: An argument is invalid.
+        BudgetExceeded: The memory is too small for the workers.
     """
 
     def __init__(
@@ -59,13 +62,16 @@ class LocalWorkers:
         term_s: float = LEASE_TERM_S,
         waits: bool = True,
         snapshots_dir: str | os.PathLike[str] | None = None,
+        checks_memory: bool = True,
         on_shot: Callable[[dict[str, Any]], None] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers: {workers} is less than 1", where="workers")
         self.job = Job.load(job_url, timeout_s=timeout_s)
-        stage_kinds(self.job, stage)
+        kinds = stage_kinds(self.job, stage)
+        if checks_memory:
+            check_memory(self.job, kinds, workers=workers, on_disk=snapshots_dir is not None)
         self._count, self._on_shot, self._stage = workers, on_shot, stage
         cores = sorted(os.sched_getaffinity(0))
         self._threads = threads or max(1, len(cores) // workers)
@@ -74,6 +80,7 @@ class LocalWorkers:
         self._argv = [
             sys.executable, "-m", "penstock", "array", "rtm", "shots", self.job.location.url, "--stage", stage,
             "--lease", f"{term_s}s", "--timeout", f"{timeout_s}s", "--events",
+            "--no-memory-check",
         ]  # fmt: skip
         self._argv += [] if waits else ["--no-wait"]
         self._argv += [] if snapshots_dir is None else ["--snapshots-dir", os.fspath(snapshots_dir)]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,6 +88,7 @@ def prepare(
     gathers: Volume | None = None,
     aperture_km: float | None = None,
     method: str = "snapshots",
+    snapshot_factor: int | None = None,
     timeout_s: float = 600.0,
 ) -> Job:
     """Create a job, or return it if the same one exists. A killed call is continued by the same call.
@@ -103,6 +105,7 @@ def prepare(
         gathers: Recorded gathers [shot, receiver, time]; by default they are modelled in the model.
         aperture_km: Half width of the part of the grid that a shot computes, km; by default the whole grid.
         method: "snapshots" or "revolver".
+        snapshot_factor: Time steps between two snapshots; by default the survey's.
         timeout_s: Limit of each request.
     Raises:
         ConfigError: An argument is invalid, the model does not fit the survey, or a shot has no receiver in its part.
@@ -116,6 +119,8 @@ def prepare(
         if spacing_km is None:
             raise ConfigError("spacing_km: missing", hint="give the grid spacing in km", where="spacing_km")
         survey = surface_spread(model, spacing_km, shots, frequency_hz=frequency_hz, record_s=record_s)
+    if snapshot_factor is not None:
+        survey = replace(survey, snapshot_factor=snapshot_factor)
     survey.check_model(model, reflectors=gathers is None)
     for shot in range(survey.shots):
         shot_grid(survey, shot, aperture_km)

@@ -21,6 +21,7 @@ import numpy as np
 from penstock import _native
 from penstock.arrays.lease import Lease
 from penstock.arrays.rtm.job import ARRAYS, Job, Kind, digest, shot_name
+from penstock.arrays.rtm.memory import check_memory
 from penstock.arrays.rtm.shot_grid import ShotGrid, shot_grid
 from penstock.errors import Busy, Changed, ConfigError, Corrupt
 from penstock.rtm.imaging import migrate_shot
@@ -81,6 +82,11 @@ class WorkerReport:
         """True if all shots of the stage are finished."""
         return self.remaining == 0
 
+    @property
+    def is_held_elsewhere(self) -> bool:
+        """True if other workers have all shots that remain."""
+        return not (self.failed or self.without_gather or self.is_stopped)
+
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
         return {**asdict(self), "is_complete": self.is_complete}
@@ -92,6 +98,7 @@ class WorkerReport:
         self.failed |= {int(shot): text for shot, text in other["failed"].items()}
         self.taken_over += other["taken_over"]
         self.lost += other["lost"]
+        self.without_gather = max(self.without_gather, other["without_gather"])
         self.is_stopped |= other["is_stopped"]
         for name in ("build_s", "claim_s", "read_s", "compute_s", "write_s"):
             setattr(self, name, round(getattr(self, name) + other[name], 4))
@@ -120,6 +127,7 @@ class Worker:
         term_s: Time after which a claim that is not renewed may be taken over, s.
         waits: Wait while other workers have the remaining shots, to take over what they leave.
         snapshots_dir: Keep snapshots in a file in this folder of a local disk, instead of in memory.
+        checks_memory: Compare the memory that a shot needs with the available memory before the first one.
         first: Shot to begin with; by default any, so that workers seldom want the same.
         on_shot: Called with the done marker of each stage of a shot that is finished.
     Raises:
@@ -134,6 +142,7 @@ class Worker:
         term_s: float = LEASE_TERM_S,
         waits: bool = True,
         snapshots_dir: str | os.PathLike[str] | None = None,
+        checks_memory: bool = True,
         first: int | None = None,
         on_shot: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
@@ -145,6 +154,7 @@ class Worker:
         # Job checks its method.
         self._method: Method = "disk" if snapshots_dir is not None else cast("Method", job.method)
         self._snapshots_dir, self._term_s, self._waits, self._on_shot = snapshots_dir, term_s, waits, on_shot
+        self._checks_memory = checks_memory
         self._first = int.from_bytes(os.urandom(4), "big") if first is None else first
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -173,7 +183,8 @@ class Worker:
         """Compute shots until all are finished, or `stop`.
 
         Raises:
-            PenstockError: The store, the disk or Devito refused; the claim in hand was given back.
+            BudgetExceeded: The memory is too small for a shot.
+        PenstockError: The store, the disk or Devito refused; the claim in hand was given back.
         """
         while not self._stop.is_set():
             left = self._left()
@@ -248,8 +259,10 @@ class Worker:
         return is_useful
 
     def _build(self, grid: ShotGrid) -> None:
-        """Build the operators, before a claim is held."""
+        """Check the memory and build the operators, before a claim is held."""
         if not self._is_built:
+            if self._checks_memory:
+                check_memory(self.job, self.kinds, on_disk=self._snapshots_dir is not None)
             with self._clock("build_s"):
                 wave = propagator(grid.survey)
                 if "model" in self.kinds:

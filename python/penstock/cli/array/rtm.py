@@ -58,6 +58,12 @@ def command() -> None:
     show_default=True,
     help="How the forward field is kept.",
 )
+@click.option(
+    "--snapshot-factor",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Time steps between two snapshots: more of them take less memory. [at most 8, and what the frequency allows]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def prepare_command(
     job: str,
@@ -70,6 +76,7 @@ def prepare_command(
     volumes: str | None,
     aperture: float | None,
     method: str,
+    snapshot_factor: int | None,
     as_json: bool,
 ) -> int:
     """Create the job folder JOB: the survey and the model volumes."""
@@ -90,7 +97,7 @@ def prepare_command(
         values = layered(tuple(int(side) for side in sides), spacing_km)
     made = prepare(
         job, values, spacing_km=spacing_km, shots=shots, frequency_hz=frequency, backend=backend, volumes_url=volumes,
-        aperture_km=aperture, method=method,
+        aperture_km=aperture, method=method, snapshot_factor=snapshot_factor,
     )  # fmt: skip
     facts: dict[str, Any] = {
         "job": made.location.url,
@@ -127,6 +134,7 @@ def prepare_command(
     help="Time after which a dead worker's shot is taken over. [60s]",
 )
 @click.option("--no-wait", is_flag=True, help="End when others have the remaining shots, instead of waiting for them.")
+@click.option("--no-memory-check", is_flag=True, help="Start even if the memory seems too small for the workers.")
 @click.option(
     "--snapshots-dir",
     type=click.Path(file_okay=False),
@@ -144,6 +152,7 @@ def shots_command(
     dask: str | None,
     lease: float,
     no_wait: bool,
+    no_memory_check: bool,
     snapshots_dir: str | None,
     first: int | None,
     timeout: float,
@@ -155,14 +164,19 @@ def shots_command(
     SIGUSR1 lets the worker finish its shot and end; Ctrl-C and SIGTERM give the shot back at once. Settings of Devito
     (DEVITO_LANGUAGE, DEVITO_PLATFORM) pass through, so that a GPU is a setting.
 
-    Exit code 0: all shots are finished. 1: shots remain. 143: stopped by a signal, and shots remain.
+    Before it starts, it compares the memory that the workers need with the available memory, and refuses with both.
+
+    Exit code 0: all shots are finished; with --no-wait, also if other workers have the shots that remain. 1: shots
+    remain. 143: stopped by a signal, and shots remain.
     """
     from penstock.arrays.rtm.dask_workers import run_with_dask
     from penstock.arrays.rtm.job import Job
     from penstock.arrays.rtm.local_workers import LocalWorkers
     from penstock.arrays.rtm.worker import Worker
 
-    options: dict[str, Any] = {"stage": stage, "term_s": lease, "snapshots_dir": snapshots_dir}
+    options: dict[str, Any] = {
+        "stage": stage, "term_s": lease, "snapshots_dir": snapshots_dir, "checks_memory": not no_memory_check,
+    }  # fmt: skip
     with _shown(events) as on_shot:
         if dask is not None:
             address = None if dask == "local" else dask
@@ -189,7 +203,7 @@ def shots_command(
         click.echo(json.dumps({"schema_version": 1, **report.to_json()}))
     else:
         click.echo(_readable(report))
-    if report.is_complete:
+    if report.is_complete or (no_wait and dask is None and report.is_held_elsewhere):
         return 0
     return 143 if report.is_stopped else 1
 
@@ -288,7 +302,10 @@ def status_command(job: str, as_json: bool) -> int:
 @command.command("script")
 @click.argument("job", metavar="JOB")
 @click.option(
-    "--scheduler", type=click.Choice(["slurm", "pbs", "dask-slurm", "dask-pbs"]), required=True, help="Batch system."
+    "--scheduler",
+    type=click.Choice(["slurm", "pbs", "dask-slurm", "dask-pbs"]),
+    required=True,
+    help="Batch system. pbs and dask-pbs are experimental.",
 )
 @click.option("--tasks", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Workers.")
 @click.option("--cores", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Cores of each.")
@@ -312,7 +329,10 @@ def script_command(
     keep_snapshots: bool,
     setup: tuple[str, ...],
 ) -> int:
-    """Print a script that computes the shots of JOB on a batch system: an array of workers, or a Dask program."""
+    """Print a script that computes the shots of JOB on a batch system: an array of workers, or a Dask program.
+
+    The Slurm script is tested with a real Slurm. The PBS scripts have not run on a PBS server yet.
+    """
     from penstock.arrays.rtm.batch_scripts import ScriptRequest, batch_script
     from penstock.env import read
 

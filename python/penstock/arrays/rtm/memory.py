@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares the memory that workers of a job need with the memory that is available, before a shot is claimed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from penstock.arrays.rtm.shot_grid import shot_grid
+from penstock.errors import BudgetExceeded
+from penstock.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.arrays.rtm.job import Job, Kind
+    from penstock.rtm.survey import Survey
+
+__all__ = ["check_memory", "memory_available", "worker_bytes"]
+
+PROCESS_BYTES = 200_000_000
+"""Memory of a process with Python and Devito before its first array (reference/arrays, section 5)."""
+
+_MEMINFO, _OWN_GROUPS, _GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+# Limit, use, clean file pages and shared pages of a control group, in versions 2 and 1.
+_FILES_V2 = ("memory.max", "memory.current", "file", "shmem")
+_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
+
+
+def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snapshot_factor: int | None = None) -> int:
+    """Memory that one worker needs for its largest shot, in bytes.
+
+    Args:
+        job: The job.
+        kinds: Stages that the worker computes.
+        on_disk: Snapshots are kept in a file.
+        snapshot_factor: Instead of the survey's.
+    """
+    survey = _largest(job)
+    if snapshot_factor is not None:
+        survey = replace(survey, snapshot_factor=snapshot_factor)
+    plan, whole = survey.plan, job.survey
+    needs = [plan.model_memory_bytes]
+    if "migrate" in kinds:
+        if job.method == "revolver":
+            needs.append(plan.revolver_memory_bytes)
+        else:
+            needs.append(plan.disk_memory_bytes if on_disk else plan.memory_bytes)
+    # Setting a model takes three arrays of float64. The results are whole: image, illumination, and twice the gather.
+    set_model = 3 * 8 * plan.grid_points
+    results = 2 * 4 * math.prod(whole.shape) + 2 * 4 * whole.samples * len(whole.receivers_km)
+    return PROCESS_BYTES + max(needs) + set_model + results
+
+
+def check_memory(job: Job, kinds: Sequence[Kind], *, workers: int = 1, on_disk: bool = False) -> None:
+    """Check that the workers of this machine fit into the available memory.
+
+    Raises:
+        BudgetExceeded: They do not; the hint lists the settings with which they do.
+    """
+    each, available = worker_bytes(job, kinds, on_disk=on_disk), memory_available()
+    if available is None or workers * each <= available:
+        return
+    survey = _largest(job)
+    has_snapshots = "migrate" in kinds and job.method == "snapshots" and not on_disk
+    snapshots = f", of which {format_bytes(survey.plan.snapshot_bytes)} are snapshots" if has_snapshots else ""
+    counted = "1 worker needs" if workers == 1 else f"{workers} workers need"
+    hints = []
+    if has_snapshots:
+        factor = survey.max_snapshot_factor
+        if factor > survey.snapshot_factor:
+            fewer = worker_bytes(job, kinds, snapshot_factor=factor)
+            if workers * fewer <= available:
+                hints.append(
+                    f"prepare the job with --snapshot-factor {factor} instead of {survey.snapshot_factor}"
+                    f" ({format_bytes(fewer)} each)"
+                )
+        small = worker_bytes(job, kinds, on_disk=True)
+        if workers * small <= available:
+            hints.append(
+                f"pass --snapshots-dir DIR on a local disk with {format_bytes(workers * survey.plan.snapshot_bytes)} free"
+                f" ({format_bytes(small)} of memory each)"
+            )
+    if 1 <= available // each < workers:
+        hints.append(f"pass --workers {available // each}")
+    if not hints:
+        hints.append("prepare the job with a smaller --aperture, or use a machine with more memory")
+    error = BudgetExceeded(
+        f"memory: {counted} {format_bytes(workers * each)} ({format_bytes(each)} each{snapshots}),"
+        f" and {format_bytes(available)} are available",
+        hint="; or ".join([*hints, "pass --no-memory-check"]),
+        where="workers",
+    )
+    error.need, error.budget = workers * each, available
+    raise error
+
+
+def memory_available() -> int | None:
+    """Bytes available to this process: of the machine, and of each control group that it is in. None if unknown.
+
+    Clean file pages are available. As `memory_available` of the core's store crate, which Python cannot call.
+    """
+    try:
+        machine = _fields(_MEMINFO).get("MemAvailable:")
+        groups = _OWN_GROUPS.read_text()
+    except OSError:
+        return None
+    found = [left for left in _group_bytes(groups) if left is not None]
+    return min([machine * 1024, *found]) if machine is not None else min(found, default=None)
+
+
+def _group_bytes(groups: str) -> Iterator[int | None]:
+    for line in groups.splitlines():
+        _, _, rest = line.partition(":")
+        kinds, _, path = rest.partition(":")
+        if kinds and "memory" not in kinds.split(","):
+            continue
+        root, files = (_GROUPS / "memory", _FILES_V1) if kinds else (_GROUPS, _FILES_V2)
+        own = PurePosixPath(path.lstrip("/"))
+        # In a container the path may be the host's, and only the root is visible.
+        for folder in (own, *own.parents):
+            yield _left(root / folder, files)
+
+
+def _left(folder: Path, files: tuple[str, str, str, str]) -> int | None:
+    limit_file, used_file, cache, shared = files
+    try:
+        limit, used = int((folder / limit_file).read_text()), int((folder / used_file).read_text())
+        counts = _fields(folder / "memory.stat")
+    except (OSError, ValueError):  # `max` is not a number
+        return None
+    clean = max(0, counts.get(cache, 0) - counts.get(shared, 0))
+    return max(0, limit - max(0, used - clean))
+
+
+def _fields(file: Path) -> dict[str, int]:
+    """Lines `NAME NUMBER ...` of a file."""
+    words = [line.split() for line in file.read_text().splitlines()]
+    return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
+
+
+def _largest(job: Job) -> Survey:
+    """Survey of the part of the grid of the shot that has the most points."""
+    if job.aperture_km is None:
+        return job.survey
+    grids = (shot_grid(job.survey, shot, job.aperture_km).survey for shot in range(job.survey.shots))
+    return max(grids, key=lambda survey: math.prod(survey.padded_shape))

@@ -25,7 +25,7 @@ from penstock.arrays.rtm.stack import stack_images
 from penstock.arrays.rtm.status import status
 from penstock.arrays.rtm.worker import run_shots
 from penstock.emulator import Emulator
-from penstock.errors import BudgetExceeded, ConfigError, Mismatch, NotFound
+from penstock.errors import BudgetExceeded, ConfigError, Corrupt, Mismatch, NotFound
 from penstock.rtm.imaging import reflector_peaks
 from penstock.rtm.velocity_model import layered, reflector_depths
 
@@ -305,3 +305,21 @@ def test_worker_that_leaves_the_rest_to_others_has_not_failed(flags, code, tmp_p
     report = json.loads(ran.out)
     assert not report["is_complete"]
     assert 0 not in report["computed"].get("migrate", [])
+
+
+def test_damaged_image_is_computed_again_by_the_hint(tmp_path, run_cli):
+    job = new_job(tmp_path / "j")
+    run_shots(tmp_path / "j")
+    want = image_of(tmp_path / "j")
+    (tmp_path / "j/stack/done.json").unlink()
+    values = penstock.arrays.open(tmp_path / "j/images", array="image")[...]
+    place, document = job.output("image")
+    core = penstock._native.ZarrWriter(place.url, json.dumps(document), place.variables, timeout_s=60.0)
+    core.write((1, 0, 0), np.ascontiguousarray(values[1] + 1, dtype="f4").reshape(-1).view(np.uint8))
+    with pytest.raises(Corrupt, match="shot 1: the stored image is not the one") as caught:
+        stack_images(tmp_path / "j")
+    words = (caught.value.hint or "").split(" computes")[0].split()
+    ran = run_cli(*words[1:], "--json")
+    assert ran.code == 0, ran.err
+    assert json.loads(ran.out)["computed"] == {"model": [1], "migrate": [1]}
+    assert image_of(tmp_path / "j").tobytes() == want.tobytes()

@@ -141,6 +141,9 @@ def prepare_command(
     metavar="DIR",
     help="Keep snapshots in a file on this disk, not in memory.",
 )
+@click.option(
+    "--redo", type=click.IntRange(0), multiple=True, metavar="SHOT", help="Compute a finished shot again. Repeatable."
+)
 @click.option("--first", type=click.IntRange(0), metavar="I", help="Shot to begin with. [any]")
 @click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
 @click.option("--events", is_flag=True, help="Print one JSON line for each finished shot, and a report.")
@@ -154,6 +157,7 @@ def shots_command(
     no_wait: bool,
     no_memory_check: bool,
     snapshots_dir: str | None,
+    redo: tuple[int, ...],
     first: int | None,
     timeout: float,
     events: bool,
@@ -172,8 +176,11 @@ def shots_command(
     from penstock.arrays.rtm.dask_workers import run_with_dask
     from penstock.arrays.rtm.job import Job
     from penstock.arrays.rtm.local_workers import LocalWorkers
-    from penstock.arrays.rtm.worker import Worker
+    from penstock.arrays.rtm.worker import Worker, stage_kinds
 
+    if redo:
+        opened = Job.load(job, timeout_s=timeout)
+        opened.forget(list(redo), stage_kinds(opened, stage))
     options: dict[str, Any] = {
         "stage": stage, "term_s": lease, "snapshots_dir": snapshots_dir, "checks_memory": not no_memory_check,
     }  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.price.book import Price, dates_line, load
+from penstock.price.cost import HOURS_PER_MONTH, storage_usd
 
 ROW = '[[price]]\nitem = "x"\nvalue = 1.0\nunit = "hour"\nregion = "R"\nsource = "S"\nas_of = "2024-07"\n'
 
@@ -52,3 +53,24 @@ def test_dates_line_warns_past_twelve_months_only():
     row = Price("x", 1.0, "hour", "R", "S", "2024-07")
     assert dates_line([row], dt.date(2025, 7, 31)) == "prices as of 2024-07"
     assert "older than 12 months (oldest 13)" in dates_line([row], dt.date(2025, 8, 1))
+
+
+def test_book_has_the_file_services_of_the_migration_study():
+    book = load()
+    # STUDIES D: pools of 4 TiB for a month.
+    assert storage_usd(4 << 40, book.find("azure-netapp-standard").usd_per_unit, HOURS_PER_MONTH) == pytest.approx(
+        602, abs=0.5
+    )
+    assert storage_usd(4 << 40, book.find("azure-netapp-ultra").usd_per_unit, HOURS_PER_MONTH) == pytest.approx(
+        1608, abs=0.5
+    )
+    rows = {
+        name: book.find(name)
+        for name in ("azure-netapp-standard", "azure-vm-rtm", "azure-files-premium", "s3-egress-internet")
+    }
+    assert [row.confidence for row in rows.values()] == ["derived", "derived", "unverified", "published"]
+
+
+def test_book_unknown_confidence_is_refused():
+    with pytest.raises(ConfigError, match="certain"):
+        load("schema_version = 1\n" + ROW + 'confidence = "certain"\n')

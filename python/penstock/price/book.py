@@ -14,10 +14,14 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import datetime as dt
 
-__all__ = ["Price", "PriceBook", "dates_line", "load"]
+__all__ = ["Confidence", "Price", "PriceBook", "dates_line", "load"]
 
 STALE_AFTER_MONTHS = 12
 _MONTH = re.compile(r"^(20\d\d)-(0[1-9]|1[0-2])$")
+
+
+Confidence = Literal["published", "derived", "unverified"]
+"""The provider or a study prints it; arithmetic on such numbers; or a third party prints it."""
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +34,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     as_of: str
     per: int = 1
+    confidence: Confidence = "unverified"
 
     def __post_init__(self) -> None:
         if not _MONTH.match(self.as_of):

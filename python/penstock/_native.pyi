@@ -46,6 +46,7 @@ __all__ = [
     "merge_latencies",
     "object_keys",
     "verify",
+    "write_traces",
 ]
 
 __profile__: str
@@ -397,8 +398,10 @@ class ZarrWriter:
     def __new__(cls, url: str, metadata: str, env: Mapping[str, str], *, timeout_s: float = 600.0) -> ZarrWriter: ...
     def key(self, cell: Sequence[int]) -> str: ...
     def write(self, cell: Sequence[int], data: _Memory, *, threads: int = 1) -> int:
-        """Encode and write one object from a whole chunk or shard in C order.
+        """Encode a chunk or shard and write it as one object.
 
+        Args:
+            data: Bytes of the object; the last axis is contiguous. At the array's edge it may be smaller than an object.
         Returns:
             The object's size in bytes. If all elements are the fill value, stores nothing and returns 0.
         """
@@ -434,6 +437,29 @@ def encode_traces(
 
     Raises:
         ConfigError: A sample does not fit into three bytes (formats 7 and 15).
+    """
+
+def write_traces(
+    fd: int,
+    place: str,
+    code: int,
+    byte_order: Literal["big", "little"],
+    headers: _Memory,
+    samples: _Memory,
+    numbers: _Memory,
+    *,
+    first_trace: int,
+    header_bytes: int = 240,
+) -> None:
+    """Write traces into the open file `fd` as a SEG-Y file of sample format `code` stores them.
+
+    Args:
+        place: Path of the file, for errors.
+        numbers: Number of each trace in the file, int64 [traces].
+        first_trace: Offset of trace 0 in bytes.
+    Raises:
+        ConfigError: A sample does not fit into three bytes (formats 7 and 15).
+        NoSpace, SystemFault: The file cannot be written.
     """
 
 @final

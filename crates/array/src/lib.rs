@@ -9,10 +9,12 @@ mod fetch;
 mod out_buffer;
 mod region;
 pub mod segy;
+mod strided;
 mod zarr_writer;
 
 pub use chunked::{ChunkRef, ChunkTable, ChunkedArray};
 pub use fetch::{FetchStats, MergePolicy};
 pub use out_buffer::OutBuffer;
 pub use region::Region;
+pub use strided::StridedBytes;
 pub use zarr_writer::ZarrWriter;

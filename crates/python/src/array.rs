@@ -3,12 +3,14 @@
 //! objects and SEG-Y traces.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use penstock_array::segy::{Overrides, SampleFormat, SegyReader, TraceBuffers, encode};
-use penstock_array::{ChunkedArray, FetchStats, MergePolicy, OutBuffer, Region, ZarrWriter};
+use penstock_array::segy::{Overrides, SampleFormat, SegyReader, TraceBuffers, Traces};
+use penstock_array::{ChunkedArray, FetchStats, MergePolicy, OutBuffer, Region, StridedBytes, ZarrWriter};
 use penstock_store::{ObjectRef, ObjectWriter, Opened, Precondition, PutOptions, StoreSettings, Version, open};
 use penstock_types::{Deadline, Error, Key, Result, Scheme, Url, duration, lock};
 use pyo3::buffer::PyBuffer;
@@ -281,13 +283,16 @@ impl PyZarrWriter {
         self.writer.key(&cell)
     }
 
-    /// Encodes a whole chunk or shard (C order) and writes it as an object. Returns the object's size; 0 if all values
-    /// are the fill value.
+    /// Encodes a chunk or shard and writes it as an object. At the array's edge, `data` may be only the part within the
+    /// array. Its last axis must be contiguous. Returns the object's size; 0 if all values are the fill value.
     #[pyo3(signature = (cell, data, *, threads=1))]
     fn write(&self, py: Python<'_>, cell: Vec<u64>, data: &Bound<'_, PyAny>, threads: usize) -> PyResult<u64> {
-        let memory = Memory::of(data, false)?;
+        let buffer = PyBuffer::<u8>::get(data)?;
+        // SAFETY: the buffer outlives the box; the caller in Python does not write into it during the call.
+        let data = unsafe { StridedBytes::new(buffer.buf_ptr().cast(), buffer.shape(), buffer.strides()) };
+        let data = data.map_err(|error| raise(py, error))?;
         enter(py, || {
-            let Some(stored) = self.writer.encode(&cell, memory.slice(), threads)? else { return Ok(0) };
+            let Some(stored) = self.writer.encode(&cell, &data, threads)? else { return Ok(0) };
             runtime().block_on(self.writer.put(&cell, stored, Deadline::within(self.deadline)))
         })
     }
@@ -348,6 +353,27 @@ impl PyObjectWriter {
     }
 }
 
+/// Buffers of `headers`, `header_bytes` each, and of samples, as traces of this format.
+fn traces<'a>(
+    code: u16,
+    byte_order: &str,
+    headers: &'a Memory,
+    samples: &'a Memory,
+    header_bytes: usize,
+) -> Result<Traces<'a>> {
+    let format = SampleFormat::of_code(code).ok_or_else(|| Error::config("format", format!("{code}")))?;
+    let byte_order = serde_json::from_value(serde_json::Value::from(byte_order))
+        .map_err(|problem| Error::config("byte_order", problem.to_string()))?;
+    let traces = Traces { format, byte_order, headers: headers.slice(), header_bytes, samples: samples.slice() };
+    let count = traces.count();
+    let element = format.dtype().size();
+    if headers.len != count * header_bytes || !samples.len.is_multiple_of(count.max(1) * element) {
+        let text = format!("headers of {} and samples of {} bytes for {count} traces", headers.len, samples.len);
+        return Err(Error::bug(text));
+    }
+    Ok(traces)
+}
+
 /// Encodes traces for a SEG-Y file into `out`. Each trace is a header of `header_bytes`, then its samples in the
 /// element type of the format.
 #[pyfunction]
@@ -364,26 +390,42 @@ pub fn encode_traces(
     let (headers, samples) = (Memory::of(headers, false)?, Memory::of(samples, false)?);
     let mut out = Memory::of(out, true)?;
     enter(py, || {
-        let format = SampleFormat::of_code(code).ok_or_else(|| Error::config("format", format!("{code}")))?;
-        let order = serde_json::from_value(serde_json::Value::from(byte_order))
-            .map_err(|problem| Error::config("byte_order", problem.to_string()))?;
-        let traces = headers.len / header_bytes.max(1);
-        let row = samples.len.checked_div(traces).unwrap_or(0);
-        let stored = row / format.dtype().size() * format.size();
-        if out.len != traces * (header_bytes + stored)
-            || headers.len != traces * header_bytes
-            || samples.len != traces * row
-        {
-            return Err(Error::bug(format!("{} bytes for {traces} traces of {stored}", out.len)));
+        let traces = traces(code, byte_order, &headers, &samples, header_bytes)?;
+        let (count, size) = (traces.count(), traces.trace_bytes());
+        if out.len != count * size {
+            return Err(Error::bug(format!("{} bytes for {count} traces of {size}", out.len)));
         }
         let all = out.out();
-        for trace in 0..traces {
-            let start = trace * (header_bytes + stored);
-            // SAFETY: only this thread writes to `out`, and the parts do not overlap.
-            let (header, values) = unsafe { (all.part(start, header_bytes)?, all.part(start + header_bytes, stored)?) };
-            header.copy_from_slice(&headers.slice()[trace * header_bytes..][..header_bytes]);
-            encode(format, order, &samples.slice()[trace * row..][..row], values)?;
-        }
-        Ok(())
+        (0..count).try_for_each(|trace| {
+            // SAFETY: one thread writes all parts.
+            traces.encode(trace, unsafe { all.part(trace * size, size)? })
+        })
+    })
+}
+
+/// Encodes traces and writes each to its place in the open file `fd`: trace `i` is number `numbers[i]` of the file.
+#[pyfunction]
+#[pyo3(signature = (fd, place, code, byte_order, headers, samples, numbers, *, first_trace, header_bytes=240))]
+#[expect(clippy::too_many_arguments, reason = "a file, a layout and three arrays")]
+pub fn write_traces(
+    py: Python<'_>,
+    fd: i32,
+    place: &str,
+    code: u16,
+    byte_order: &str,
+    headers: &Bound<'_, PyAny>,
+    samples: &Bound<'_, PyAny>,
+    numbers: &Bound<'_, PyAny>,
+    first_trace: u64,
+    header_bytes: usize,
+) -> PyResult<()> {
+    let (headers, samples) = (Memory::of(headers, false)?, Memory::of(samples, false)?);
+    let numbers: Vec<i64> = PyBuffer::<i64>::get(numbers)?.to_vec(py)?;
+    enter(py, || {
+        let traces = traces(code, byte_order, &headers, &samples, header_bytes)?;
+        // SAFETY: the caller keeps the descriptor open during the call.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let file = file.try_clone_to_owned().map_err(|error| Error::from_io(place, &error))?;
+        traces.write_at(&File::from(file), place, first_trace, &numbers)
     })
 }

@@ -47,6 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<array::PyZarrWriter>()?;
     module.add_class::<array::PyObjectWriter>()?;
     module.add_function(wrap_pyfunction!(array::encode_traces, module)?)?;
+    module.add_function(wrap_pyfunction!(array::write_traces, module)?)?;
     module.add_class::<bench::PyStoragePhase>()?;
     module.add_class::<bench::PyObjectPhase>()?;
     module.add_function(wrap_pyfunction!(bench::clear_objects, module)?)?;

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -21,10 +24,11 @@ from penstock.arrays.convert.zarr_destination import ZarrDestination
 from penstock.arrays.segy.header_fields import BINARY_FIELDS, trace_dtype
 from penstock.arrays.segy.reader import EXCEPTION
 from penstock.arrays.segy.text_header import encode_text_header
-from penstock.errors import ConfigError, Unsupported
+from penstock.atomic_file import atomic_file
+from penstock.errors import ConfigError, PenstockError, PreconditionFailed, SystemFault, Unsupported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from penstock.arrays.array import Coordinate
     from penstock.arrays.indexing import Box
@@ -81,6 +85,7 @@ class _Memory:
     name: str
     attrs: Mapping[str, Any]
     segy: None = None
+    chunks: None = None
     identity: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -93,7 +98,12 @@ class _Memory:
         found: np.dtype[Any] = self.values.dtype
         return found
 
-    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # noqa: ARG002 - no headers
+    def read(
+        self,
+        box: Box,
+        headers: np.ndarray[Any, Any] | None,  # noqa: ARG002 - no headers
+        out: np.ndarray[Any, Any] | None = None,  # noqa: ARG002 - it is in memory
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         return self.values[tuple(slice(*side) for side in box)], _NO_EXCEPTIONS
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -228,18 +238,15 @@ def create_segy(
     columns = _columns(names, dims[:-1], shape[:-1], given)
     traces, trace_bytes = prod(shape[:-1]), 240 + shape[-1] * _stored_bytes(code)
     size = 3600 + traces * trace_bytes
-    writer = _native.ObjectWriter(
-        location.folder, location.name, size, location.variables, create_only=not replaces,
-        timeout_s=max(location.timeout_s, size / 1e6),
-    )  # fmt: skip
-    try:
-        writer.write(_file_header(code, shape, vertical, interval, text, names, columns))
+    file_header = _file_header(code, shape, vertical, interval, text, names, columns)
+
+    def blocks() -> Iterator[_Block]:
         rows = max(1, _BLOCK_BYTES // (trace_bytes * max(1, traces // shape[0])))
         for first in range(0, shape[0], rows):
             end = min(first + rows, shape[0])
             block = np.asarray(values[first:end])
-            samples = block.astype(kind)
-            if not np.array_equal(samples, block, equal_nan=block.dtype.kind == "f"):
+            samples = np.ascontiguousarray(block, dtype=kind)
+            if block.dtype != kind and not np.array_equal(samples, block, equal_nan=block.dtype.kind == "f"):
                 raise Unsupported(
                     f"{location.url}: format {code} ({kind.name}) cannot hold {block.dtype.name} values exactly",
                     hint="pass a wider format, or round the values first",
@@ -249,21 +256,95 @@ def create_segy(
             headers = _headers(numbers, columns, shape[-1], interval, start)
             if kept is not None:
                 _keep(headers, kept.reshape(-1)[numbers])
-            out = np.empty((len(numbers), trace_bytes), dtype=np.uint8)
-            _native.encode_traces(
-                code, "big", headers.view(np.uint8).reshape(-1),
-                np.ascontiguousarray(samples).reshape(-1).view(np.uint8), out.reshape(-1),
-            )  # fmt: skip
-            writer.write(out.reshape(-1))
-            if progress is not None:
-                progress(int(numbers[-1]) + 1, traces)
+            yield _Block(numbers, headers.view(np.uint8).reshape(-1), samples.reshape(-1).view(np.uint8))
+
+    def report(written: _Block) -> None:
+        if progress is not None:
+            progress(int(written.numbers[-1]) + 1, traces)
+
+    if location.is_local:
+        _write_file(location, code, file_header, blocks(), report, replaces=replaces)
+    else:
+        _send(location, code, file_header, blocks(), size, report, replaces=replaces)
+    kinds: Mapping[str, Any] = trace_dtype("big").fields or {}
+    places = [f"{name}={kinds[_FIELDS[name]][1] + 1}:i4" for name in names]
+    return SegyLayout(size, (*names, vertical), {"map": ",".join(places), "vertical": vertical})
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Traces with consecutive numbers, in file order; headers and samples as bytes."""
+
+    numbers: np.ndarray[Any, Any]
+    headers: np.ndarray[Any, Any]
+    samples: np.ndarray[Any, Any]
+
+
+def _write_file(
+    location: Location,
+    code: int,
+    file_header: bytes,
+    blocks: Iterator[_Block],
+    report: Callable[[_Block], None],
+    *,
+    replaces: bool,
+) -> None:
+    """Write a local file with a thread for each core; it appears when it is complete."""
+    threads = len(os.sched_getaffinity(0))
+    try:
+        location.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(location.path, replaces=replaces) as out, ThreadPoolExecutor(threads) as pool:
+            out.write(file_header)
+            out.flush()
+            waiting: deque[tuple[_Block, Future[None]]] = deque()
+            for block in blocks:
+                write = pool.submit(
+                    _native.write_traces, out.fileno(), location.url, code, "big", block.headers, block.samples,
+                    block.numbers, first_trace=len(file_header),
+                )  # fmt: skip
+                waiting.append((block, write))
+                if len(waiting) > threads:
+                    written, future = waiting.popleft()
+                    future.result()
+                    report(written)
+            for written, future in waiting:
+                future.result()
+                report(written)
+    except FileExistsError:
+        raise PreconditionFailed(f"{location.url} exists", where=location.url) from None
+    except OSError as error:
+        if isinstance(error, PenstockError):
+            raise
+        raise SystemFault(f"{location.url}: {error.strerror}", where=location.url) from None
+
+
+def _send(
+    location: Location,
+    code: int,
+    file_header: bytes,
+    blocks: Iterator[_Block],
+    size: int,
+    report: Callable[[_Block], None],
+    *,
+    replaces: bool,
+) -> None:
+    """Send the file to a store in parts, in order."""
+    writer = _native.ObjectWriter(
+        location.folder, location.name, size, location.variables, create_only=not replaces,
+        timeout_s=max(location.timeout_s, size / 1e6),
+    )  # fmt: skip
+    try:
+        writer.write(file_header)
+        for block in blocks:
+            # A stored sample has the size of one in memory.
+            out = np.empty(len(block.headers) + len(block.samples), dtype=np.uint8)
+            _native.encode_traces(code, "big", block.headers, block.samples, out)
+            writer.write(out)
+            report(block)
         writer.finish()
     except BaseException:
         writer.abort()
         raise
-    kinds: Mapping[str, Any] = trace_dtype("big").fields or {}
-    places = [f"{name}={kinds[_FIELDS[name]][1] + 1}:i4" for name in names]
-    return SegyLayout(size, (*names, vertical), {"map": ",".join(places), "vertical": vertical})
 
 
 def _stored_bytes(code: int) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 
 from penstock import _native
 from penstock.arrays.convert.chunking import choose
+from penstock.arrays.convert.zarr_destination import byte_box
 from penstock.arrays.convert.zarr_metadata import array_document, parse_codec
 from penstock.arrays.location import Location
 from penstock.errors import ConfigError, Corrupt, Mismatch, NotFound, PreconditionFailed
@@ -38,8 +39,6 @@ class ArrayWriter:
         self.shape: tuple[int, ...] = tuple(document["shape"])
         self.dtype = np.dtype(document["data_type"])
         self.objects: tuple[int, ...] = tuple(document["chunk_grid"]["configuration"]["chunk_shape"])
-        fill = document["fill_value"]
-        self._fill = np.nan if fill == "NaN" else fill
         self._core = _native.ZarrWriter(
             location.url, json.dumps(document), location.variables, timeout_s=location.timeout_s
         )
@@ -81,13 +80,7 @@ class ArrayWriter:
             slice(at * part - start, min((at + 1) * part, end) - start)
             for at, part, (start, end) in zip(cell, self.objects, box, strict=True)
         )
-        part = values[within]
-        if part.shape == self.objects:
-            whole = np.ascontiguousarray(part, dtype=self.dtype)
-        else:
-            whole = np.full(self.objects, self._fill, dtype=self.dtype)
-            whole[tuple(slice(side) for side in part.shape)] = part
-        self._core.write(cell, whole.reshape(-1).view(np.uint8))
+        self._core.write(cell, byte_box(values[within].astype(self.dtype, copy=False)))
 
     def _box(self, key: Any) -> Box:
         keys = key if isinstance(key, tuple) else (key,)

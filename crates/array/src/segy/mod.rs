@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SEG-Y, byte for byte: layout of a file, sample formats, and reads of headers and samples.
+//! SEG-Y, byte for byte: layout of a file, sample formats, reads and writes of traces.
 //!
 //! Owns the bytes. Names of header fields and the geometry of a survey are Python's (`penstock.arrays.segy`).
 
@@ -7,11 +7,13 @@ mod ibm;
 mod layout;
 mod read;
 mod sample_format;
+mod write;
 
 pub use ibm::{f32_to_ibm, ibm_to_f32, ibm_to_f32_exact};
 pub use layout::{Layout, Overrides};
 pub use read::{IbmException, SegyReader, TraceBuffers};
 pub use sample_format::{ByteOrder, SampleFormat, decode, encode};
+pub use write::Traces;
 
 /// Bytes of the textual file header.
 pub const TEXT_HEADER: usize = 3200;

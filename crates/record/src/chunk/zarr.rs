@@ -3,6 +3,7 @@
 //! grid, object keys, filters and fill value.
 
 use penstock_codec::SizedCodec;
+use penstock_codec::checksum::crc32c;
 use penstock_types::{DType, Error, Result, TensorSpec, with_separators};
 use serde_json::Value;
 
@@ -74,6 +75,21 @@ impl Sharding {
             }
         };
         index.as_chunks::<16>().0.iter().enumerate().map(chunk).collect()
+    }
+
+    /// Bytes of the index of an object whose chunks lie at these offsets, with these lengths.
+    pub fn encode_index(&self, chunks: &[Option<(u64, u64)>]) -> Vec<u8> {
+        let mut index: Vec<u8> = chunks
+            .iter()
+            .map(|chunk| chunk.unwrap_or((u64::MAX, u64::MAX)))
+            .flat_map(|(offset, len)| [offset.to_le_bytes(), len.to_le_bytes()])
+            .flatten()
+            .collect();
+        for _ in self.index_steps.iter().filter(|step| **step == Step::Crc32c) {
+            let sum = crc32c(&index);
+            index.extend_from_slice(&sum.to_le_bytes());
+        }
+        index
     }
 }
 

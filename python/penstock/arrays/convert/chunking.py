@@ -12,7 +12,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Chunking", "choose", "parse_shape", "whole_traces"]
+__all__ = ["SHARD_BYTES", "Chunking", "choose", "parse_shape", "whole_traces"]
 
 CHUNK_BYTES = 1 << 20
 """A chunk is what a slice reads whole: small enough for slices, large enough for one request at 20 ms and 90 MB/s."""
@@ -102,11 +102,20 @@ def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def whole_traces(dims: Sequence[str], shape: Sequence[int], itemsize: int) -> Chunking:
-    """Blocks of whole traces for a file that is not chunked, along the grid's first dimensions; each is at most 64 MiB."""
-    block = [1] * (len(shape) - 1) + [shape[-1]]
+def whole_traces(
+    dims: Sequence[str], shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None = None
+) -> Chunking:
+    """Blocks of whole traces for a file that is not chunked, along the grid's first dimensions; of about 64 MiB.
+
+    Args:
+        chunks: Chunks of the source, so that no block cuts one, unless such a block would be above 256 MiB.
+    """
+    block = [*map(min, chunks[:-1], shape), shape[-1]] if chunks else []
+    if not block or prod(block) * itemsize > 4 * SHARD_BYTES:
+        block = [1] * (len(shape) - 1) + [shape[-1]]
+    block = [max(1, side) for side in block]
     for axis in reversed(range(len(shape) - 1)):
-        block[axis] = max(1, min(shape[axis], SHARD_BYTES // (prod(block) * itemsize)))
+        block[axis] = max(1, min(shape[axis], block[axis] * max(1, SHARD_BYTES // (prod(block) * itemsize))))
     return Chunking(tuple(dims), tuple(max(1, side) for side in shape), itemsize, tuple(block), None)
 
 

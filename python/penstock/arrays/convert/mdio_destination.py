@@ -66,9 +66,16 @@ class MdioSource:
             for name, each in self.inner.coords.items()
         }
 
-    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Chunks of the volume, see `Source`."""
+        return self.inner.chunks
+
+    def read(
+        self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Samples of a box, see `Source`."""
-        return self.inner.read(box, headers)
+        return self.inner.read(box, headers, out)
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Duplicate traces, see `Source`."""
@@ -109,8 +116,7 @@ class MdioDestination(ZarrDestination):
     def _put_headers(self, cell: tuple[int, ...], headers: np.ndarray[Any, Any]) -> int:
         stored = 0
         for name, values in (("raw_headers", headers), ("headers", headers[..., self._order])):
-            shape = (*self._chunking.objects[:-1], values.shape[-1])
-            stored += self._put(name, cell[:-1], self._padded(values, shape, 0))
+            stored += self._put(name, cell[:-1], values.reshape(*values.shape[:-2], -1))
         return stored
 
     def _header_documents(self, segy: SegyFacts) -> dict[str, dict[str, Any]]:

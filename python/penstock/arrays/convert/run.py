@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.arrays.convert.chunking import Chunking, choose, parse_shape, whole_traces
+from penstock.arrays.convert.chunking import SHARD_BYTES, Chunking, choose, parse_shape, whole_traces
 from penstock.arrays.convert.hdf5_destination import Hdf5Destination
 from penstock.arrays.convert.mdio_destination import MdioDestination, MdioSource, mdio_chunks
 from penstock.arrays.convert.segy_destination import SegyDestination
@@ -28,6 +28,8 @@ from penstock.ranks import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from penstock.arrays.indexing import Box
 
 __all__ = ["FORMATS", "LAYOUTS", "ConversionReport", "convert", "format_of"]
 
@@ -110,7 +112,7 @@ def convert(
         chunks, shards: Given shapes (`64,64,64`); `shards="none"` stores each chunk as an object.
         codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`. Lossy,
             for Zarr: `zfp:tolerance=X`, `zfp:precision=BITS`, `zfp:rate=BITS`.
-        threads: Blocks under way at a time; memory is about two blocks for each. By default one for each core.
+        threads: Blocks in flight; memory is about two blocks of 64 MiB for each. By default one for each core.
         rank: This process in a launch of several.
         dry_run: Plan only.
         progress: Called with the phase (`scan`, `convert`), what is done and what is to do.
@@ -127,11 +129,11 @@ def convert(
     rank = rank or Rank()
     count = threads or len(os.sched_getaffinity(0))
 
-    def told(phase: str) -> Callable[[int, int], None] | None:
+    def phase_progress(phase: str) -> Callable[[int, int], None] | None:
         return None if progress is None else lambda done, of: progress(phase, done, of)
 
     volume = open_source(
-        from_, array=array, map=map, vertical=vertical, threads=count, progress=told("scan"), **overrides
+        from_, array=array, map=map, vertical=vertical, threads=count, progress=phase_progress("scan"), **overrides
     )
     layout = _layout_of(to_place, kind, layout)
     if layout == "mdio":
@@ -173,7 +175,7 @@ def convert(
         if is_whole:
             report.resumed = report.blocks
         else:
-            _carry(volume, target, chunking, rank, count, stop, report, told("convert"))
+            _carry(volume, target, chunking, rank, count, stop, report, phase_progress("convert"))
             if rank.rank == 0:
                 if isinstance(target, ZarrDestination):
                     _await_ranks(target, chunking, stop)
@@ -220,7 +222,7 @@ def _layout_of(location: Location, kind: str, stated: str | None) -> str:
 def _chunking(kind: str, volume: Source, access: Sequence[str], chunks: str | None, shards: str | None) -> Chunking:
     shape, dims, itemsize = volume.shape, volume.dims, volume.dtype.itemsize
     if kind == "segy":
-        return whole_traces(dims, shape, itemsize)
+        return whole_traces(dims, shape, itemsize, volume.chunks)
     given = None if chunks is None else parse_shape(chunks, len(shape), "chunks")
     is_sharded = kind == "zarr" and shards != "none"
     given_shards = parse_shape(shards, len(shape), "shards") if shards not in (None, "none") and shards else None
@@ -263,54 +265,88 @@ def _carry(
     report: ConversionReport,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    done = target.done()
-    cells = list(np.ndindex(*chunking.grid))[rank.rank :: rank.world]
-    left = [cell for cell in cells if cell not in done]
-    report.resumed = len(cells) - len(left)
-    total = len(cells)
+    finished_cells = target.done()
+    columns = _columns(chunking, is_grouped=isinstance(target, ZarrDestination))[rank.rank :: rank.world]
+    total = sum(map(len, columns))
+    left = [kept for column in columns if (kept := [cell for cell in column if cell not in finished_cells])]
+    done = report.resumed = total - sum(map(len, left))
     if progress is not None:
-        progress(total - len(left), total)
+        progress(done, total)
+    scratch = _Scratch()
 
-    def work(cell: tuple[int, ...]) -> tuple[int, int]:
-        if stop.is_set():
-            raise Busy(
-                f"{report.destination}: another process has taken the destination over", where=report.destination
-            )
-        box = tuple(
+    def box_of(cell: tuple[int, ...]) -> Box:
+        return tuple(
             (at * size, min((at + 1) * size, side))
             for at, size, side in zip(cell, chunking.objects, volume.shape, strict=True)
         )
+
+    def work(column: list[tuple[int, ...]]) -> tuple[int, int]:
+        """Read the traces of a column once, then write its objects."""
+        start, end = box_of(column[0])[-1][0], box_of(column[-1])[-1][1]
+        box = (*box_of(column[0])[:-1], (start, end))
+        sides = [end - start for start, end in box]
         headers = None
-        if volume.segy is not None and cell[-1] == 0:
-            headers = np.empty((*[end - start for start, end in box[:-1]], volume.segy.header_bytes), dtype=np.uint8)
-        samples, exceptions = volume.read(box, headers)
-        stored = target.write(cell, box, samples, headers, exceptions)
+        if volume.segy is not None and column[0][-1] == 0:
+            headers = scratch.take("headers", (*sides[:-1], volume.segy.header_bytes), np.dtype(np.uint8))
+        samples, exceptions = volume.read(box, headers, scratch.take("samples", sides, volume.dtype))
+        stored = 0
+        for cell in column:
+            if stop.is_set():
+                raise Busy(
+                    f"{report.destination}: another process has taken the destination over", where=report.destination
+                )
+            place = box_of(cell)
+            first, last = place[-1]
+            numbers = exceptions["sample"]
+            own = exceptions[(numbers >= first) & (numbers < last)] if len(column) > 1 else exceptions
+            stored += target.write(cell, place, samples[..., first - start : last - start], headers, own)
         return stored, len(exceptions)
 
-    # One block a thread is under way, and none waits: memory is bounded by the threads.
+    # Each thread has one column in flight, and none waits: the number of threads bounds the memory.
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-convert") as pool:
-        waiting: dict[Future[tuple[int, int]], tuple[int, ...]] = {}
+        waiting: dict[Future[tuple[int, int]], list[tuple[int, ...]]] = {}
         todo = iter(left)
         try:
             while True:
-                while len(waiting) < threads and (cell := next(todo, None)) is not None:
-                    waiting[pool.submit(work, cell)] = cell
+                while len(waiting) < threads and (column := next(todo, None)) is not None:
+                    waiting[pool.submit(work, column)] = column
                 if not waiting:
                     break
                 finished, _ = wait(waiting, return_when=FIRST_COMPLETED)
                 for future in finished:
-                    cell = waiting.pop(future)
+                    column = waiting.pop(future)
                     stored, words = future.result()
                     if not isinstance(target, ZarrDestination):
-                        target.mark(cell)
+                        target.mark(column[0])
                     report.stored_bytes += stored
                     report.ibm_words += words
-                    done.add(cell)
+                    done += len(column)
                     if progress is not None:
-                        progress(sum(each in done for each in cells), total)
+                        progress(done, total)
         except BaseException:
             stop.set()
             raise
+
+
+class _Scratch(threading.local):
+    """Memory of a thread that is reused from block to block: fresh pages cost more than the copy into them."""
+
+    def take(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """Memory of this shape, with arbitrary content, until the next call with this name."""
+        size = prod(shape) * dtype.itemsize
+        held = self.__dict__.get(name)
+        if held is None or held.nbytes < size:
+            held = self.__dict__[name] = np.empty(size, dtype=np.uint8)
+        found: np.ndarray[Any, Any] = held[:size].view(dtype).reshape(shape)
+        return found
+
+
+def _columns(chunking: Chunking, *, is_grouped: bool) -> list[list[tuple[int, ...]]]:
+    """Objects of the grid, in groups that are above each other: one read of their traces serves the group."""
+    count = max(1, SHARD_BYTES // (prod(chunking.objects) * chunking.itemsize)) if is_grouped else 1
+    cells = list(np.ndindex(*chunking.grid))
+    rows = [cells[at : at + chunking.grid[-1]] for at in range(0, len(cells), max(1, chunking.grid[-1]))]
+    return [row[at : at + count] for row in rows for at in range(0, len(row), count)]
 
 
 def _await_plan(target: ZarrDestination, plan: str, timeout_s: float) -> None:

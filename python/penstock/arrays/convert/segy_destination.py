@@ -119,14 +119,20 @@ class SegyDestination:
         numbers = self._facts.trace_index[tuple(slice(*side) for side in box[:-1])].reshape(-1)
         there = np.flatnonzero(numbers >= 0)
         order = there[np.argsort(numbers[there], kind="stable")]
-        rows = samples.reshape(len(numbers), -1)
-        is_plain = len(order) == len(numbers) and (np.diff(order) == 1).all()
-        block = encode_block(
-            self._facts.layout, numbers[order], headers.reshape(len(numbers), -1) if is_plain else headers.reshape(len(numbers), -1)[order],
-            rows if is_plain else rows[order], exceptions,
-        )  # fmt: skip
-        self._put(numbers[order], block)
-        return block.nbytes
+        header_rows, rows = headers.reshape(len(numbers), -1), samples.reshape(len(numbers), -1)
+        if len(order) < len(numbers) or (np.diff(order) != 1).any():
+            numbers, header_rows, rows = numbers[order], header_rows[order], rows[order]
+        layout = self._facts.layout
+        if len(exceptions):
+            self._put(numbers, encode_block(layout, numbers, header_rows, rows, exceptions))
+        else:
+            _native.write_traces(
+                self._file, str(self._part), layout["format"], layout["byte_order"],
+                np.ascontiguousarray(header_rows).reshape(-1), np.ascontiguousarray(rows).reshape(-1).view(np.uint8),
+                np.ascontiguousarray(numbers, dtype=np.int64), first_trace=layout["first_trace"],
+                header_bytes=layout["header_bytes"],
+            )  # fmt: skip
+        return len(numbers) * int(layout["trace_bytes"])
 
     def mark(self, cell: tuple[int, ...]) -> None:
         """Note a finished block, after its bytes are on the disk."""

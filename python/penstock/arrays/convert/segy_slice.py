@@ -94,7 +94,7 @@ class _Slice:
         self._volume, self._box = volume, box
         self.dims, self.coords, self.name, self.attrs = volume.dims, volume.coords, volume.name, volume.attrs
         self.identity: Mapping[str, Any] = volume.identity
-        self.dtype = volume.dtype
+        self.dtype, self.chunks = volume.dtype, None
         self.shape = tuple(end - start for start, end in box)
         index = facts.trace_index[tuple(slice(*side) for side in box[:-1])]
         self._numbers = np.sort(index[index >= 0])
@@ -114,10 +114,12 @@ class _Slice:
             layout, self._file_header(facts, layout), nothing, renumbered, np.empty(0, dtype=np.int64)
         )  # fmt: skip
 
-    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def read(
+        self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """See `Source`. Headers of traces that are cut state their length and start."""
         whole = tuple((start + a, start + b) for (start, _), (a, b) in zip(self._box, box, strict=True))
-        samples, exceptions = self._volume.read(whole, headers)
+        samples, exceptions = self._volume.read(whole, headers, out)
         if headers is not None and self._is_cut:
             rows = headers.reshape(-1, headers.shape[-1])
             _put(rows, 115, self._order + "u2", self.shape[-1])

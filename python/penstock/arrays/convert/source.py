@@ -93,8 +93,17 @@ class Source(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """Type of a sample."""
 
-    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Samples of a box, and the `EXCEPTION`s among them. Fills `headers` ([..., header_bytes]), if given."""
+    @property
+    def chunks(self) -> tuple[int, ...] | None:
+        """Shape of what one read cannot divide; None if traces are read one by one."""
+
+    def read(
+        self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Samples of a box, in `out` if given and of use, and the `EXCEPTION`s among them.
+
+        Fills `headers` ([..., header_bytes]), if given.
+        """
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Headers and samples of the duplicate traces, and their exceptions."""
@@ -114,6 +123,7 @@ class _SegySource:
     identity: Mapping[str, Any]
     name: str = "amplitude"
     attrs: Mapping[str, Any] = field(default_factory=dict)
+    chunks: tuple[int, ...] | None = None
 
     @property
     def facts(self) -> SegyFacts:
@@ -130,12 +140,16 @@ class _SegySource:
         found: np.dtype[Any] = self.file.dtype
         return found
 
-    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def read(
+        self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         first, end = box[-1]
         index = self.facts.trace_index[tuple(slice(*side) for side in box[:-1])]
         numbers = index.reshape(-1)
         there = numbers >= 0
-        samples = np.empty((len(numbers), end - first), dtype=self.dtype)
+        if out is None:
+            out = np.empty((len(numbers), end - first), dtype=self.dtype)
+        samples = out.reshape(len(numbers), end - first)
         if there.all():
             exceptions = self.file.read(numbers, first, end, headers=headers, samples=samples)
         else:
@@ -165,7 +179,7 @@ class _ArraySource:
     def __init__(self, location: Location, array: Array) -> None:
         self._array = array
         self.dims, self.coords, self.name, self.attrs = array.dims, array.coords, array.name, array.attrs
-        self.shape, self.dtype = array.shape, array.dtype
+        self.shape, self.dtype, self.chunks = array.shape, array.dtype, array.chunks
         stated = array.attrs.get("penstock_segy")
         self._words = np.empty(0, dtype=EXCEPTION)
         self.segy: SegyFacts | None = None
@@ -203,7 +217,12 @@ class _ArraySource:
             for column, name in enumerate(EXCEPTION.names or ()):
                 self._words[name] = words[:, column]
 
-    def read(self, box: Box, headers: np.ndarray[Any, Any] | None) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def read(
+        self,
+        box: Box,
+        headers: np.ndarray[Any, Any] | None,
+        out: np.ndarray[Any, Any] | None = None,  # noqa: ARG002 - one signature for all sources
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         samples = self._array[tuple(slice(*side) for side in box)]
         if headers is not None:
             found = self._headers[tuple(slice(*side) for side in box[:-1])]

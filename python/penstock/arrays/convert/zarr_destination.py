@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.arrays.indexing import Box
     from penstock.arrays.location import Location
 
-__all__ = ["STATE", "ZarrDestination"]
+__all__ = ["STATE", "ZarrDestination", "byte_box"]
 
 STATE = ".penstock"
 """Name of the folder that holds the state."""
@@ -117,8 +117,7 @@ class ZarrDestination:
         if self._zfp is not None:
             stored, facts = self._zfp.write(cell, box, samples)
         else:
-            fill = fill_of(samples.dtype)
-            stored = self._put(self._source.name, cell, self._padded(samples, self._chunking.objects, fill))
+            stored = self._put(self._source.name, cell, samples)
         if headers is not None and cell[-1] == 0:
             stored += self._put_headers(cell, headers)
         name = ".".join(map(str, cell))
@@ -178,8 +177,7 @@ class ZarrDestination:
 
     def _put_headers(self, cell: tuple[int, ...], headers: np.ndarray[Any, Any]) -> int:
         """Write the trace headers of an object, [..., header_bytes]. Returns the bytes that were stored."""
-        shape = (*self._chunking.objects[:-1], headers.shape[-1])
-        return self._put("headers_raw", (*cell[:-1], 0), self._padded(headers, shape, 0))
+        return self._put("headers_raw", (*cell[:-1], 0), headers)
 
     def _encoded_as(self, name: str) -> dict[str, Any]:
         """Metadata by which the core encodes an array."""
@@ -237,18 +235,9 @@ class ZarrDestination:
         document = self._documents[name]
         values = np.ascontiguousarray(values, dtype=np.dtype(document["data_type"]))
         chunk = document["chunk_grid"]["configuration"]["chunk_shape"]
-        fill = np.nan if document["fill_value"] == "NaN" else document["fill_value"]
         for cell in np.ndindex(*[-(-side // part) for side, part in zip(values.shape, chunk, strict=True)]):
-            part = values[tuple(slice(at * size, (at + 1) * size) for at, size in zip(cell, chunk, strict=True))]
-            self._put(name, cell, self._padded(part, chunk, fill))
-
-    @staticmethod
-    def _padded(values: np.ndarray[Any, Any], shape: Any, fill: Any) -> np.ndarray[Any, Any]:
-        if values.shape == tuple(shape):
-            return np.ascontiguousarray(values)
-        whole = np.full(shape, fill, dtype=values.dtype)
-        whole[tuple(slice(side) for side in values.shape)] = values
-        return whole
+            place = tuple(slice(at * size, (at + 1) * size) for at, size in zip(cell, chunk, strict=True))
+            self._put(name, cell, values[place])
 
     def _put(self, name: str, cell: tuple[int, ...], values: np.ndarray[Any, Any]) -> int:
         if name not in self._writers:
@@ -256,7 +245,14 @@ class ZarrDestination:
             self._writers[name] = _native.ZarrWriter(
                 place.url, json.dumps(self._encoded_as(name)), place.variables, timeout_s=place.timeout_s
             )
-        return self._writers[name].write(cell, values.reshape(-1).view(np.uint8))
+        return self._writers[name].write(cell, byte_box(values))
+
+
+def byte_box(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A view of a box as bytes, for `_native.ZarrWriter`. The last axis counts bytes; it is copied if it has a stride."""
+    if not values.ndim or values.strides[-1] != values.itemsize:
+        values = np.ascontiguousarray(values)
+    return values.view(np.uint8)
 
 
 def _side(

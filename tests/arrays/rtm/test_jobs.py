@@ -122,6 +122,7 @@ def test_two_workers_compute_each_shot_once(finished, tmp_path):
     assert image_of(tmp_path / "j").tobytes() == want.tobytes()
     found = status(tmp_path / "j")
     assert found.stages["migrate"].seconds["compute_s"] > 0
+    assert found.stages["migrate"].cpu_s > 0
     assert not found.claims
 
 

@@ -40,6 +40,7 @@ class StageStatus:
         done: Finished shots.
         total: All shots.
         seconds: Median seconds of a shot, by part: claim_s, read_s, compute_s, write_s.
+        cpu_s: Median CPU seconds of a shot; 0 if its workers did not record them.
         io_share: Share of the I/O (claim, read and write) in the seconds of all finished shots.
         stored_bytes: Bytes that the shots have stored.
         shots: Shot -> its seconds by part.
@@ -48,6 +49,7 @@ class StageStatus:
     done: int
     total: int
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu_s: float = 0.0
     io_share: float = 0.0
     stored_bytes: int = 0
     shots: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -105,6 +107,7 @@ def status(job_url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> JobS
             len(done),
             job.survey.shots,
             {part: round(median(each[part] for each in shots.values()), 6) for part in _PARTS} if shots else {},
+            round(median(each.get("cpu_s", 0.0) for each in facts.values()), 6) if facts else 0.0,
             round(1 - compute_s / total_s, 6) if total_s else 0.0,
             sum(each["stored_bytes"] for each in facts.values()),
             shots,

@@ -277,6 +277,7 @@ class Worker:
             is_done = (self.job.location / f"done/{kind}/{shot_name(shot)}").entry() is not None
             seconds = {"claim_s": time.monotonic() - begin, "read_s": 0.0, "compute_s": 0.0, "write_s": 0.0}
             self.report.claim_s += seconds["claim_s"]
+            cpu_begin = time.process_time()
             if not is_done:
                 compute = self._model if kind == "model" else self._migrate
                 arrays = compute(shot, grid, seconds)
@@ -289,6 +290,7 @@ class Worker:
                     "schema_version": 1, "shot": shot, "kind": kind, "sha256": digest(*arrays), "stored_bytes": stored,
                     "host": platform.node(), "pid": os.getpid(), "finished_s": round(time.time(), 3),
                     "seconds": {name: round(value, 6) for name, value in seconds.items()},
+                    "cpu_s": round(time.process_time() - cpu_begin, 6),
                 }  # fmt: skip
                 if not self.job.mark(kind, shot, facts):
                     # Another worker took the claim over, and was faster. Its result is the same.

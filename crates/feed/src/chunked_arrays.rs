@@ -5,6 +5,8 @@
 //! row of chunks covers, in the array with the largest rows. A block has the chunks of all arrays that contain some of
 //! its rows; each chunk is a range of an object. A block is fetched as a whole, and its chunks are decoded into its
 //! rows. Missing chunks get the fill value. This module fetches nothing itself.
+//!
+//! If the arrays are cut into patches, the samples of a block are patches instead of rows; see `patches`.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,7 +14,9 @@ use std::ops::Range;
 use penstock_record::chunk::{Step, copy_rows, decode_into};
 use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, with_separators};
 
+use crate::patches::{FILE, ORIGIN, PatchSpec};
 use penstock_dataset::manifest::{Entry, Manifest};
+use penstock_dataset::record_index::Span;
 
 /// Maximum number of chunks per dataset. Each chunk takes about 100 bytes of memory while the dataset is open.
 pub(super) const MAX_CHUNKS: usize = 1 << 22;
@@ -26,6 +30,8 @@ pub(super) struct Column {
     pub spec: TensorSpec,
     /// Shape of a chunk. Chunks at the end of the array have the same shape, unless the array is `flat`.
     pub chunk_shape: Vec<usize>,
+    /// Shape of a shard, which has several chunks in one object; `None` if the array has no shards.
+    pub shard_shape: Option<Vec<usize>>,
     /// For an array of contiguous rows: its object, and the offset of the first row. Each of its chunks has exactly the
     /// rows of one block.
     pub flat: Option<(usize, u64)>,
@@ -45,41 +51,77 @@ pub(super) struct Stored {
     pub steps: Option<Vec<Step>>,
 }
 
+/// Returns the location of a chunk from its column and its position in the grid of chunks.
+pub(super) type FindChunk<'a> = &'a mut dyn FnMut(usize, &[usize]) -> Result<Option<Stored>>;
+
 /// A chunk of a block.
 #[derive(Debug)]
 pub(super) struct Piece {
-    column: usize,
+    pub column: usize,
     /// Position of the chunk in the array's grid of chunks.
-    at: Box<[usize]>,
+    pub at: Box<[usize]>,
     /// Location of the chunk; `None` if it was never written.
     pub stored: Option<Stored>,
-    /// True if no other block has rows in this chunk.
-    is_own: bool,
+    /// Chunks of one group are used by the same blocks, so that all of these blocks read them together. Group 0 is for
+    /// chunks of only one block. `None` for a chunk that is always read alone.
+    pub group: Option<u32>,
+}
+
+impl Piece {
+    /// True if other blocks use this chunk, too.
+    pub fn is_shared(&self) -> bool {
+        self.group != Some(0)
+    }
+
+    /// Stored size of the chunk in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.stored.as_ref().map_or(0, |stored| stored.range.len)
+    }
+}
+
+/// The samples of a block.
+#[derive(Debug)]
+pub(super) enum Extent {
+    /// Rows along the first axis.
+    Rows(Range<usize>),
+    /// Patches that start in one cell of the array.
+    Patches {
+        /// Position of the cell in the grid of cells.
+        cell: Box<[u32]>,
+        /// Numbers of the patches along each axis.
+        numbers: Box<[Range<usize>]>,
+    },
 }
 
 #[derive(Debug)]
 pub(super) struct Block {
-    layout: usize,
-    pub rows: Range<usize>,
+    pub layout: usize,
+    pub extent: Extent,
     pub pieces: Vec<Piece>,
     /// Name of the dataset in error messages.
-    place: String,
+    pub place: String,
 }
 
 /// Parallel arrays with the same number of rows.
 #[derive(Debug)]
-struct Layout {
-    columns: Vec<Column>,
-    /// Size of a row of each array, in bytes.
-    row_bytes: Vec<usize>,
+pub(super) struct Layout {
+    pub columns: Vec<Column>,
+    /// Size of a row (or patch) of each array, in bytes.
+    pub row_bytes: Vec<usize>,
 }
 
 /// Dataset of chunked arrays, divided into blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    layouts: Vec<Layout>,
+    pub layouts: Vec<Layout>,
     pub blocks: Vec<Block>,
-    chunks: usize,
+    pub chunks: usize,
+    /// Patches that the arrays are cut into; `None` if rows are the samples.
+    pub patches: Option<PatchSpec>,
+    /// For patches: stored size of all chunks that they touch, in bytes.
+    pub needed_bytes: u64,
+    /// For patches: stored size of the chunks that several blocks use, in bytes.
+    pub shared_bytes: u64,
 }
 
 impl Blocks {
@@ -91,6 +133,9 @@ impl Blocks {
         mut columns: Vec<Column>,
         mut find: impl FnMut(usize, &[usize]) -> Result<Option<Stored>>,
     ) -> Result<()> {
+        if let Some(spec) = self.patches.clone() {
+            return self.add_patches(&spec, place, columns, &mut find);
+        }
         let mut row_bytes = Vec::with_capacity(columns.len());
         for column in &columns {
             let (spec, axes) = (&column.spec, column.spec.shape.len());
@@ -117,7 +162,10 @@ impl Blocks {
                 other.name,
                 with_separators(other.spec.shape[0] as u64)
             );
-            return Err(Error::config("format", format!("{place}: {problem}; use arrays with equal row counts")));
+            return Err(Error::config(
+                "format",
+                format!("{place}: {problem}; name arrays with equal row counts (penstock.formats)"),
+            ));
         }
         if let Some(before) = self.layouts.first() {
             let facts = |columns: &[Column]| -> Vec<(String, DType, Vec<usize>)> {
@@ -170,7 +218,7 @@ impl Blocks {
                     };
                     let (first, height) = (at[0] * of.chunk_shape[0], of.chunk_shape[0]);
                     let is_own = first >= rows.start && first.saturating_add(height).min(samples) <= rows.end;
-                    pieces.push(Piece { column, stored, is_own, at: at.as_slice().into() });
+                    pieces.push(Piece { column, stored, group: is_own.then_some(0), at: at.as_slice().into() });
                     let Some(axis) = (0..at.len()).rev().find(|&axis| at[axis] + 1 < grid[axis].end) else { break };
                     at[axis] += 1;
                     for later in axis + 1..at.len() {
@@ -178,8 +226,9 @@ impl Blocks {
                     }
                 }
             }
-            self.blocks.push(Block { layout: self.layouts.len(), rows: rows.clone(), pieces, place: place.to_owned() });
-            start = rows.end;
+            let (layout, end) = (self.layouts.len(), rows.end);
+            self.blocks.push(Block { layout, extent: Extent::Rows(rows), pieces, place: place.to_owned() });
+            start = end;
         }
         self.layouts.push(Layout { columns, row_bytes });
         Ok(())
@@ -190,7 +239,11 @@ impl Blocks {
     pub fn manifest(&self, listing: &Manifest) -> Manifest {
         let entry = |block: &Block| {
             let size = block.stored().map(|stored| stored.range.len).sum();
-            Entry::new(Key::from(format!("{:06}/rows-{:012}", block.layout, block.rows.start).as_str()), size)
+            let name = match &block.extent {
+                Extent::Rows(rows) => format!("{:06}/rows-{:012}", block.layout, rows.start),
+                Extent::Patches { cell, .. } => self.patches_name(block.layout, cell),
+            };
+            Entry::new(Key::from(name.as_str()), size)
         };
         let objects = self.blocks.iter().map(entry).collect();
         Manifest { objects, source: None, url: listing.url.clone(), ..*listing }
@@ -199,14 +252,33 @@ impl Blocks {
     /// Name of a block in error messages.
     pub fn place(&self, block: u64) -> String {
         let block = &self.blocks[block as usize];
-        format!("{} rows {} to {}", block.place, block.rows.start, block.rows.end - 1)
+        match &block.extent {
+            Extent::Rows(rows) => format!("{} rows {} to {}", block.place, rows.start, rows.end - 1),
+            Extent::Patches { numbers, .. } => {
+                let (shape, start) = self.patch_box(numbers);
+                format!("{} patches in the box of {shape:?} at {start:?}", block.place)
+            }
+        }
     }
 
     /// Returns the name, element type and shape of each value in a record.
     pub fn parts(&self) -> Vec<(&str, TensorSpec)> {
-        let part = |of: &'_ Column| TensorSpec { dtype: of.spec.dtype, shape: of.spec.shape[1..].to_vec() };
+        let shape = |of: &Column| match &self.patches {
+            Some(spec) => spec.shape.clone(),
+            None => of.spec.shape[1..].to_vec(),
+        };
+        let part = |of: &Column| TensorSpec { dtype: of.spec.dtype, shape: shape(of) };
         let columns = self.layouts.first().map(|layout| layout.columns.as_slice()).unwrap_or_default();
-        columns.iter().map(|column| (column.name.as_str(), part(column))).collect()
+        let mut parts: Vec<(&str, TensorSpec)> =
+            columns.iter().map(|column| (column.name.as_str(), part(column))).collect();
+        if let Some(spec) = &self.patches {
+            let index = |shape: Vec<usize>| TensorSpec { dtype: DType::I64, shape };
+            parts.push((ORIGIN, index(vec![spec.shape.len()])));
+            if self.layouts.len() > 1 {
+                parts.push((FILE, index(Vec::new())));
+            }
+        }
+        parts
     }
 
     /// Size of a record in bytes: the concatenated rows of all arrays.
@@ -216,8 +288,43 @@ impl Blocks {
 
     /// Maximum memory for decoding a block, in bytes, in addition to its stored bytes.
     pub fn max_work(&self) -> u64 {
-        let work = |block: &Block| self.layouts[block.layout].work(block.rows.len());
-        self.blocks.iter().map(work).max().unwrap_or(0)
+        self.blocks.iter().map(|block| self.work(block)).max().unwrap_or(0)
+    }
+
+    /// Memory for decoding a block, in bytes, in addition to its stored bytes.
+    fn work(&self, block: &Block) -> u64 {
+        let layout = &self.layouts[block.layout];
+        // Decoding a chunk needs two buffers between its filters, and one for the decoded chunk.
+        let chunks = layout.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0).saturating_mul(3);
+        let twice = if self.patches.is_none() && layout.columns.len() > 1 { 2 } else { 1 };
+        self.decoded_bytes(block).unwrap_or(u64::MAX).saturating_mul(twice).saturating_add(chunks)
+    }
+
+    /// Size in bytes of a decoded block: its rows, or the boxes that contain its patches.
+    fn decoded_bytes(&self, block: &Block) -> Option<u64> {
+        let layout = &self.layouts[block.layout];
+        let sizes: Vec<u64> = match &block.extent {
+            Extent::Rows(_) => layout.row_bytes.iter().map(|&row| row as u64).collect(),
+            Extent::Patches { .. } => layout.columns.iter().map(|column| column.spec.dtype.size() as u64).collect(),
+        };
+        let times = match &block.extent {
+            Extent::Rows(rows) => rows.len() as u64,
+            Extent::Patches { numbers, .. } => {
+                let (shape, _) = self.patch_box(numbers);
+                shape.iter().try_fold(1u64, |all, &side| all.checked_mul(side as u64))?
+            }
+        };
+        sizes.into_iter().try_fold(0u64, |all, size| all.checked_add(size.checked_mul(times)?))
+    }
+
+    /// Positions of a block's records in its decoded bytes. Patches overlap, so each of them is cut from all bytes.
+    pub fn spans(&self, number: u64, content: &[u8], spans: &mut Vec<Span>) {
+        let block = &self.blocks[number as usize];
+        let (len, step) = match &block.extent {
+            Extent::Rows(_) => (self.row_bytes() as u64, self.row_bytes() as u64),
+            Extent::Patches { .. } => (content.len() as u64, 0),
+        };
+        spans.extend((0..block.records() as u64).map(|record| Span { offset: record * step, len, crc: 0 }));
     }
 
     /// Decodes a block into `out`: row by row, with the values of all arrays concatenated. `stored` contains the
@@ -231,15 +338,19 @@ impl Blocks {
         name: &dyn Fn(usize) -> String,
     ) -> Result<()> {
         let block = &self.blocks[number as usize];
-        let layout = &self.layouts[block.layout];
-        let (rows, work) = (block.rows.len(), layout.work(block.rows.len()));
-        let size = layout.row_bytes.iter().try_fold(0usize, |sum, row| sum.checked_add(row.checked_mul(rows)?));
+        let (layout, work) = (&self.layouts[block.layout], self.work(block));
+        let size = self.decoded_bytes(block).and_then(|size| usize::try_from(size).ok());
         let too_large = || Error::BudgetExceeded { what: self.place(number), need: work, budget: limit };
         let size = size.filter(|_| work <= limit).ok_or_else(too_large)?;
         if out.len() < size {
             out.try_reserve(size - out.len()).map_err(|_| too_large())?;
         }
         out.resize(size, 0);
+        let range = match &block.extent {
+            Extent::Rows(range) => range,
+            Extent::Patches { numbers, .. } => return self.unpack_patches(block, numbers, stored, out, name),
+        };
+        let rows = range.len();
         let (mut at, mut room, mut chunk) = (0, Vec::new(), Vec::new());
         let (record, mut before) = (self.row_bytes(), 0);
         for (column, of) in layout.columns.iter().enumerate() {
@@ -263,7 +374,7 @@ impl Blocks {
                     return Err(Error::bug(format!("{}: some of its bytes are missing", place())));
                 };
                 at += len;
-                of.decode(piece, lies, bytes, &block.rows, into, &mut chunk, &place())?;
+                of.decode(piece, lies, bytes, range, into, &mut chunk, &place())?;
             }
             if !is_only {
                 for (from, to) in room.chunks_exact(row).zip(out.chunks_exact_mut(record)) {
@@ -273,17 +384,6 @@ impl Blocks {
             before += row;
         }
         Ok(())
-    }
-}
-
-impl Layout {
-    fn work(&self, rows: usize) -> u64 {
-        let whole: u64 =
-            self.row_bytes.iter().map(|&row| (row as u64).saturating_mul(rows as u64)).fold(0, u64::saturating_add);
-        // Decoding a chunk needs two buffers between its filters, and one for the decoded chunk.
-        let chunk = self.columns.iter().map(Column::chunk_bytes).max().unwrap_or(0);
-        let twice = if self.columns.len() > 1 { 2 } else { 1 };
-        whole.saturating_mul(twice).saturating_add(chunk.saturating_mul(3))
     }
 }
 
@@ -317,25 +417,36 @@ impl Column {
 }
 
 impl Block {
+    /// Number of samples.
+    pub fn records(&self) -> usize {
+        match &self.extent {
+            Extent::Rows(rows) => rows.len(),
+            Extent::Patches { numbers, .. } => numbers.iter().map(ExactSizeIterator::len).product(),
+        }
+    }
+
     /// Returns the locations of the block's stored chunks, in the order that `unpack` expects.
     pub fn stored(&self) -> impl Iterator<Item = &Stored> {
         self.pieces.iter().filter_map(|piece| piece.stored.as_ref())
     }
 
     /// Returns the block's reads as (object, range), in the order that `unpack` expects. Adjacent chunks are merged
-    /// into one read, and reads are split at `most` bytes. A chunk that another block also needs is not merged, so that
-    /// both blocks issue the same read.
+    /// into one read if the same blocks use them, so that all of these blocks issue the same read. Reads are split at
+    /// `most` bytes.
     pub fn stretches(&self, most: u64) -> Vec<(usize, ByteRange)> {
-        let mut joined: Vec<(usize, ByteRange, bool)> = Vec::new();
+        let mut joined: Vec<(usize, ByteRange, Option<u32>)> = Vec::new();
         for piece in &self.pieces {
             let Some(&Stored { object, range, .. }) = piece.stored.as_ref() else { continue };
             match joined.last_mut() {
-                Some((last, before, true))
-                    if piece.is_own && *last == object && before.start + before.len == range.start =>
+                Some((last, before, group))
+                    if group.is_some()
+                        && *group == piece.group
+                        && *last == object
+                        && before.start + before.len == range.start =>
                 {
                     before.len += range.len;
                 }
-                _ => joined.push((object, range, piece.is_own)),
+                _ => joined.push((object, range, piece.group)),
             }
         }
         let cut = |(object, ByteRange { start, len }, _)| {

@@ -89,7 +89,13 @@ pub(crate) fn decode(
             _ => Ok(()),
         }
     } else {
-        let walked = framing.spans(content, place, &mut spans);
+        let walked = match blocks {
+            Some(blocks) => {
+                blocks.spans(object.number, content, &mut spans);
+                Ok(())
+            }
+            None => framing.spans(content, place, &mut spans),
+        };
         if walked.is_ok() && spans.len() as u64 != object.records {
             return Err(miscounted(place, spans.len() as u64, object.records));
         }

@@ -112,8 +112,9 @@ impl Feed {
             let reserved = self.budget.reserve("an object of the next epoch", reads.bytes).await?;
             let fetch = tokio::spawn({
                 let (source, timeout, object) = (source.clone(), self.object_timeout, task.object);
+                let claims = source.claim(object);
                 async move {
-                    let fetched = source.fetched(object, &reads, timeout).await;
+                    let fetched = source.fetched(object, &reads, claims, timeout).await;
                     drop(permit);
                     fetched
                 }

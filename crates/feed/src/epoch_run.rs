@@ -333,6 +333,7 @@ async fn run_ahead(
         while let Some(done) = fetches.try_join_next() {
             joined(done)?;
         }
+        let claims = if early.is_some() { None } else { feed.sources[task.leaf].claim(task.object) };
         let (feed, queue, batches) = (feed.clone(), jobs.clone(), Arc::new(batches));
         fetches.spawn(async move {
             let early = match early {
@@ -341,7 +342,7 @@ async fn run_ahead(
             };
             let (content, trace) = match early {
                 Some(fetched) => fetched,
-                None => feed.sources[task.leaf].fetched(task.object, &reads, feed.object_timeout).await,
+                None => feed.sources[task.leaf].fetched(task.object, &reads, claims, feed.object_timeout).await,
             };
             drop(permit);
             let job =
@@ -490,7 +491,7 @@ fn recover(shared: &Arc<Shared>, job: Job, retried: Vec<(usize, Error)>, bad: &[
         shared.tries.spawn(&shared.runtime, async move {
             let source = &feed.sources[task.leaf];
             let reads = Reads::of(source, task.object, &task.wants);
-            let (content, trace) = source.fetched(task.object, &reads, feed.object_timeout).await;
+            let (content, trace) = source.fetched(task.object, &reads, None, feed.object_timeout).await;
             let job = Job { task, batches, content, trace, reserved, tries: tries + 1, queue: queue.clone() };
             let _ = queue.send(job);
         });

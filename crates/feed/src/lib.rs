@@ -25,6 +25,7 @@ mod next_use;
 mod object_content;
 mod offset_cache;
 mod on_error;
+mod patches;
 mod pool_read;
 mod random_access;
 mod read_ranges;
@@ -35,6 +36,7 @@ mod record_locator;
 mod scan;
 mod schema;
 mod settings;
+mod shared_chunks;
 mod sidecar_indexes;
 mod source;
 mod timing;
@@ -57,9 +59,10 @@ pub use cuda::CudaDevice;
 pub use epoch_iter::{Delivered, EpochIter, Next};
 pub use epoch_run::Run;
 pub use field::{Field, Kind};
-pub use format::{Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
+pub use format::{ArrayBlocks, Column as FixedColumn, FormatSpec, Hdf5Array, Hdf5File, ZarrMetadata, keep_likely};
 pub use memory_budget::{MemoryBudget, Reservation};
 pub use on_error::{ErrorCounts, OnError};
+pub use patches::PatchSpec;
 pub use pool_read::{Placement, Placements, PoolStore, Reader};
 pub use random_access::RecordRef;
 pub use read_sizes::{MAX_AT_ONCE, requests_of};
@@ -227,7 +230,12 @@ impl Feed {
         let spanned = batches(span.min(horizon));
         let pages = 4096 * (spanned + 2); // a reservation is a whole number of pages
         let need = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(scratch).saturating_add(pages);
-        let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(need.saturating_mul(2)));
+        let windows = leaves.iter().map(|leaf| leaf.order().window());
+        let shared: Vec<u64> =
+            sources.iter().zip(windows).map(|(source, window)| source.shared_bytes(window)).collect();
+        let shared_all = shared.iter().copied().fold(0, u64::saturating_add);
+        let enough = need.saturating_add(shared_all).saturating_mul(2);
+        let memory_bytes = settings.memory_bytes.unwrap_or_else(|| DEFAULT_MEMORY.max(enough));
         let parts = if sources.iter().any(|source| source.framing().inflates_parts()) { memory_bytes / 4 } else { 0 };
         let rest = memory_bytes.checked_sub(need).map(|rest| rest.saturating_sub(parts)).ok_or_else(|| Error::BudgetExceeded {
             what: format!(
@@ -238,6 +246,13 @@ impl Feed {
             need,
             budget: memory_bytes,
         })?;
+        // With too little memory for the chunks that blocks share, some of them are read more than once in a window.
+        let kept_chunks = shared_all.min(rest / 2);
+        for (source, bytes) in sources.iter().zip(shared) {
+            let share = u128::from(kept_chunks) * u128::from(bytes) / u128::from(shared_all.max(1));
+            source.set_shared_bytes(share as u64);
+        }
+        let rest = rest - kept_chunks;
         let more_threads = rest.checked_div(scratch.max(1)).unwrap_or(0).min(settings.threads.max(1) as u64 - 1);
         let more_threads = if scratch == 0 { settings.threads.max(1) as u64 - 1 } else { more_threads };
         let rest = rest - more_threads * scratch;
@@ -247,7 +262,7 @@ impl Feed {
         let read_ahead = settings.read_ahead.unwrap_or(read_ahead);
         // One spare slot per batch in progress, so that each delivered batch's memory is reused by the next batch.
         let spare = (rest / 4).checked_div(slot.max(1)).unwrap_or(0).min(read_ahead.saturating_add(2));
-        let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts);
+        let kept = ((1 + more_threads) * scratch).saturating_add(spare * slot).saturating_add(parts + kept_chunks);
         let budget = MemoryBudget::new(memory_bytes.saturating_sub(kept).max(need - scratch));
         let held = spanned.saturating_mul(slot).saturating_add(stored).saturating_add(pages);
         let ahead_bytes = budget.bytes().saturating_sub(held).min(budget.bytes() / 4);

@@ -396,6 +396,7 @@ fn proposed(part: &Value<'_>) -> Result<Kind, &'static str> {
         Value::Strings(_) => Kind::BytesList,
         Value::Digits(_) | Value::Int(_) => spec(DType::I64, &[]),
         Value::Array(array) => spec(array.dtype, &array.shape),
+        Value::Patch(patch) => spec(patch.dtype, patch.shape),
         Value::List(array) => Kind::Ragged(TensorSpec { dtype: array.dtype, shape: Vec::new() }),
         Value::Feature(Feature::Bytes(values)) if values.len() <= 1 => Kind::Bytes,
         Value::Feature(Feature::Bytes(_)) => Kind::BytesList,

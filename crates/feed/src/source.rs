@@ -17,11 +17,12 @@ use super::MAX_PLANNED_IN_ORDER;
 use super::batch_plan::Steps;
 use super::chunked_arrays::Blocks;
 use super::format::array_rows::Rows;
-use super::format::{FormatSpec, Framing, framing};
+use super::format::{ArrayBlocks, FormatSpec, Framing, framing};
 use super::next_use::NextUse;
 use super::object_content::{Content, Reads, gzip_check};
 use super::offset_cache::OffsetCache;
 use super::read_sizes::{MAX_AT_ONCE, PART, asked};
+use super::shared_chunks::{Claim, SharedChunks};
 use super::timing::{Trace, first_byte_of};
 use crate::cache::{NodeCache, Transcode};
 use crate::pool_read::Placements;
@@ -50,6 +51,8 @@ pub struct Source {
     /// Pool of buffers in which the chunks of a read are joined.
     buffers: Arc<BufferPool>,
     offsets: OffsetCache,
+    /// Chunks of arrays that several blocks use.
+    shared: SharedChunks,
     ignored: usize,
     format: FormatSpec,
     framing: Box<dyn Framing>,
@@ -131,6 +134,7 @@ impl Source {
             metrics,
             buffers,
             offsets,
+            shared: SharedChunks::default(),
             ignored,
             format,
             framing,
@@ -258,6 +262,29 @@ impl Source {
         self.blocks.as_deref()
     }
 
+    /// The blocks of arrays, as far as the sample order needs them.
+    pub fn array_blocks(&self) -> Option<ArrayBlocks> {
+        self.blocks.as_ref().map(|blocks| ArrayBlocks::of(blocks, &self.listing))
+    }
+
+    /// Memory in bytes for the chunks that the patches of different blocks share in a shuffle window of `window` blocks.
+    /// A node cache holds them on its disk instead.
+    pub(super) fn shared_bytes(&self, window: u64) -> u64 {
+        let Some(blocks) = self.blocks.as_ref().filter(|blocks| blocks.patches.is_some()) else { return 0 };
+        let (most, all) = blocks.shared();
+        if self.cache.is_some() { 0 } else { most.saturating_mul(window).min(all) }
+    }
+
+    /// Sets the memory in bytes for the chunks that several blocks share.
+    pub(super) fn set_shared_bytes(&self, bytes: u64) {
+        self.shared.set_capacity(bytes);
+    }
+
+    /// Claims the chunks of a block before it is read. Blocks must be claimed in the order in which they are needed.
+    pub(super) fn claim(&self, object: u64) -> Option<Vec<Claim>> {
+        self.shared.claim(&self.blocks.as_ref()?.blocks[object as usize])
+    }
+
     /// Number of objects in the listing that are ignored, because their names show that they hold no records.
     pub fn ignored(&self) -> usize {
         self.ignored
@@ -345,6 +372,78 @@ impl Source {
         self.fetch_parts(parts, self.entry(block).size, now(), deadline).await
     }
 
+    /// Reads the chunks of a block that no earlier block reads, and concatenates all of them as [`Source::fetch_block`]
+    /// does.
+    async fn fetch_claimed(
+        &self,
+        blocks: &Blocks,
+        block: u64,
+        claims: Vec<Claim>,
+        deadline: Deadline,
+    ) -> Result<Fetched> {
+        let (size, sent) = (self.entry(block).size, now());
+        let mut whole = self.buffer(size)?;
+        // Reads as (object, range, offset in the buffer). Adjacent chunks are read together.
+        let mut runs: Vec<(usize, ByteRange, usize)> = Vec::new();
+        let (mut published, mut reused, mut at) = (Vec::new(), Vec::new(), 0);
+        for (stored, claim) in blocks.blocks[block as usize].stored().zip(claims) {
+            let (object, range, end) = (stored.object, stored.range, at + stored.range.len as usize);
+            match claim {
+                Claim::Reuse(content) => reused.push((object, range, at..end, content)),
+                Claim::Read(publish) => {
+                    published.extend(publish.map(|publish| (publish, at..end)));
+                    match runs.last_mut() {
+                        Some((last, before, start))
+                            if *last == object
+                                && before.start + before.len == range.start
+                                && *start + before.len as usize == at =>
+                        {
+                            before.len += range.len;
+                        }
+                        _ => runs.push((object, range, at)),
+                    }
+                }
+            }
+            at = end;
+        }
+        let beyond = || Error::bug(format!("the chunks of {} have more than {size} bytes", self.place(block)));
+        let (mut rest, mut done, mut reads) = (&mut whole.as_mut()[..size as usize], 0, Vec::new());
+        for (object, range, at) in runs {
+            let entry = &self.listing.objects[object];
+            (_, rest) = rest.split_at_mut_checked(at - done).ok_or_else(beyond)?;
+            done = at + range.len as usize;
+            for start in (0..range.len).step_by(PART as usize) {
+                let part = ByteRange::new(range.start + start, PART.min(range.len - start));
+                let (into, behind) = rest.split_at_mut_checked(part.len as usize).ok_or_else(beyond)?;
+                rest = behind;
+                reads.push(async move {
+                    let first_byte = self.read_into(entry, asked(entry, part), into, deadline).await?;
+                    Ok::<_, Error>((first_byte, now()))
+                });
+            }
+        }
+        let mut came: Vec<(Instant, Instant)> = stream::iter(reads).buffered(PARTS_IN_FLIGHT).try_collect().await?;
+        for (publish, at) in published {
+            // A copy, because a part of the buffer would keep all of it in memory.
+            publish.send_replace(Some(Bytes::copy_from_slice(&whole.as_ref()[at])));
+        }
+        // These chunks belong to blocks that were claimed earlier, so no two blocks wait for each other.
+        for (object, range, at, mut content) in reused {
+            let found = content.wait_for(Option::is_some).await.ok().and_then(|bytes| bytes.clone());
+            let into = &mut whole.as_mut()[at];
+            match found {
+                Some(bytes) => into.copy_from_slice(&bytes),
+                None => {
+                    let entry = &self.listing.objects[object];
+                    came.push((self.read_into(entry, asked(entry, range), into, deadline).await?, now()));
+                }
+            }
+        }
+        let bytes = whole.freeze(0..size as usize);
+        let first_byte = if came.is_empty() { now() } else { first_byte_of(&mut came, sent) };
+        Ok(Fetched { bytes, sent, first_byte, done: now() })
+    }
+
     /// Reads `parts` concurrently into one buffer, one after the other in memory. `size` is their total size in bytes.
     async fn fetch_parts<'a>(
         &'a self,
@@ -415,9 +514,28 @@ impl Source {
     }
 
     /// Reads the ranges `reads` of an object with a timeout. Also returns the times of the read.
-    pub(super) async fn fetched(&self, object: u64, reads: &Reads, within: Duration) -> (Result<Content>, Trace) {
-        let sent = now();
-        match self.fetch_reads(object, reads, Deadline::within(within)).await {
+    /// `claims` are the block's claims, if it shares chunks with other blocks.
+    pub(super) async fn fetched(
+        &self,
+        object: u64,
+        reads: &Reads,
+        claims: Option<Vec<Claim>>,
+        within: Duration,
+    ) -> (Result<Content>, Trace) {
+        let (sent, deadline) = (now(), Deadline::within(within));
+        let found = match (claims, &self.blocks) {
+            (Some(claims), Some(blocks)) => {
+                let fetched = self.fetch_claimed(blocks, object, claims, deadline).await;
+                fetched.map(|Fetched { bytes, sent, first_byte, done }| FetchedReads {
+                    content: Content::Whole(bytes),
+                    sent,
+                    first_byte,
+                    done,
+                })
+            }
+            _ => self.fetch_reads(object, reads, deadline).await,
+        };
+        match found {
             Ok(found) => (Ok(found.content), Trace::fetched(found.sent, found.first_byte, found.done)),
             Err(error) => (Err(error), Trace::fetched(sent, now(), now())),
         }

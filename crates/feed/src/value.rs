@@ -11,6 +11,8 @@ use penstock_record::tf_example::Feature;
 use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
+use crate::patches::Patch;
+
 /// A named value of a record.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value<'a> {
@@ -29,6 +31,8 @@ pub enum Value<'a> {
     Steps(FeatureList<'a>),
     /// Elements of a known type and shape, little-endian in C order.
     Array(Array<'a>),
+    /// A patch of an array: elements of a known type and shape that are not contiguous.
+    Patch(Patch<'a>),
     /// Elements of a known type without a shape.
     List(Array<'a>),
     /// An integer that comes from the format or from a name, such as a label.
@@ -54,6 +58,11 @@ impl Array<'_> {
     }
 }
 
+/// Returns a shape without its sides of length 1.
+fn squeezed(shape: &[usize]) -> Vec<usize> {
+    shape.iter().copied().filter(|&side| side != 1).collect()
+}
+
 fn shown(shape: &[usize]) -> String {
     format!("{shape:?}")
 }
@@ -76,6 +85,7 @@ impl<'a> Value<'a> {
                 None => "an empty feature_list".to_owned(),
             },
             Self::Array(array) => format!("{} {}", array.dtype, shown(&array.shape)),
+            Self::Patch(patch) => format!("{} {}", patch.dtype, shown(patch.shape)),
             Self::List(array) => format!("a list of {} {}", with_separators(array.elements() as u64), array.dtype),
             Self::Int(value) => format!("the integer {value}"),
             Self::Null => "a null".to_owned(),
@@ -104,8 +114,17 @@ impl<'a> Value<'a> {
                 Ok(())
             }
             Self::Feature(feature) => feature.write(spec, out),
+            Self::Patch(patch) => {
+                if squeezed(patch.shape) != squeezed(&spec.shape) {
+                    return Err(self.unlike(&wanted(spec)));
+                }
+                if patch.dtype == spec.dtype {
+                    patch.copy_to(out);
+                    return Ok(());
+                }
+                convert(patch.dtype, &patch.to_vec(), spec.dtype, out).map_err(|why| self.unlike_because(spec, &why))
+            }
             Self::Array(array) => {
-                let squeezed = |shape: &[usize]| shape.iter().copied().filter(|&side| side != 1).collect::<Vec<_>>();
                 if squeezed(&array.shape) != squeezed(&spec.shape) {
                     return Err(self.unlike(&wanted(spec)));
                 }
@@ -147,6 +166,7 @@ impl<'a> Value<'a> {
             Self::Feature(feature) => of_feature(feature),
             Self::Steps(steps) => steps.steps().iter().flatten().map(of_feature).sum(),
             Self::Array(array) | Self::List(array) => array.elements().saturating_mul(size),
+            Self::Patch(patch) => (patch.size_bytes() / patch.dtype.size()).saturating_mul(size),
             Self::Null => 0,
             Self::Digits(_) | Self::Int(_) => size,
         }
@@ -192,6 +212,12 @@ impl<'a> Value<'a> {
                     .map_err(|why| self.unlike_why(&want(), &why))?;
                 out
             }
+            Self::Patch(patch) => {
+                let stored = patch.to_vec();
+                let mut out = vec![0; stored.len() / patch.dtype.size() * size];
+                convert(patch.dtype, &stored, item.dtype, &mut out).map_err(|why| self.unlike_why(&want(), &why))?;
+                out
+            }
             Self::Null => Vec::new(),
             Self::Digits(_) | Self::Int(_) => {
                 let mut out = vec![0; size];
@@ -209,6 +235,7 @@ impl<'a> Value<'a> {
             Self::Bytes(bytes) => Ok(Cow::Borrowed(bytes)),
             Self::Text(text) | Self::Digits(text) => Ok(Cow::Borrowed(text)),
             Self::Array(array) | Self::List(array) => Ok(Cow::Borrowed(&array.bytes)),
+            Self::Patch(patch) => Ok(Cow::Owned(patch.to_vec())),
             Self::Feature(Feature::Bytes(values)) if values.len() == 1 => Ok(Cow::Borrowed(values[0])),
             Self::Feature(Feature::Bytes(_)) | Self::Strings(_) => {
                 Err(self.unlike_why("bytes", "use raw_list() to get its byte strings one by one"))

@@ -19,7 +19,7 @@ const MAX_INDEXES: u64 = 256 << 20;
 impl Source {
     /// Returns the format with all metadata that it needs. Returns `None` if it already has them.
     pub async fn resolved_format(&self, deadline: Deadline) -> Result<Option<FormatSpec>> {
-        let FormatSpec::Zarr { arrays, metadata: None } = self.format() else { return Ok(None) };
+        let FormatSpec::Zarr { arrays, metadata: None, patches } = self.format() else { return Ok(None) };
         let listing = self.listing();
         let metadata = zarr::metadata(arrays, listing)?;
         let found: Vec<(String, String)> = stream::iter(metadata)
@@ -59,6 +59,7 @@ impl Source {
             .try_collect()
             .await?;
         metadata_read.shards = indexes.into_iter().collect();
-        Ok(Some(FormatSpec::Zarr { arrays: arrays.clone(), metadata: Some(metadata_read) }))
+        let (arrays, patches, metadata) = (arrays.clone(), patches.clone(), Some(metadata_read));
+        Ok(Some(FormatSpec::Zarr { arrays, metadata, patches }))
     }
 }

@@ -11,8 +11,8 @@ use penstock_dataset::glob::{glob_matches, split_glob};
 use penstock_dataset::order::{Counts, default_window};
 use penstock_dataset::{Manifest, index};
 use penstock_feed::{
-    CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, SidecarIndexes, Source, count, indexes_in,
-    keep_likely, kept, requests_of, scan, schema, without_indexes,
+    ArrayBlocks, CountSource, Counted, ExistingIndexes, Field, FormatSpec, MAX_AT_ONCE, SidecarIndexes, Source, count,
+    indexes_in, keep_likely, kept, requests_of, scan, schema, without_indexes,
 };
 use penstock_feed::{Placements, PoolStore};
 use penstock_store::{
@@ -152,7 +152,7 @@ fn resolved(
 pub struct PySource {
     pub(crate) manifest: Manifest,
     /// Units that are shuffled, if these are not the listed objects: blocks of arrays.
-    blocks: Option<Manifest>,
+    blocks: Option<ArrayBlocks>,
     /// Index files of other programs for these objects.
     indexes: Option<Manifest>,
     ignored: usize,
@@ -164,7 +164,7 @@ pub struct PySource {
 impl PySource {
     fn of(source: &Source, indexes: Option<Manifest>) -> Self {
         let (listing, format) = (source.listing().clone(), source.format().clone());
-        let blocks = (!std::ptr::eq(source.listing(), source.manifest())).then(|| source.manifest().clone());
+        let blocks = source.array_blocks();
         Self { manifest: listing, blocks, indexes, ignored: source.ignored(), format, routes: None }
     }
 
@@ -174,7 +174,7 @@ impl PySource {
     }
 
     fn ordered(&self) -> &Manifest {
-        self.blocks.as_ref().unwrap_or(&self.manifest)
+        self.blocks.as_ref().map_or(&self.manifest, |blocks| &blocks.manifest)
     }
 }
 
@@ -316,6 +316,18 @@ impl PySource {
     #[getter]
     fn objects(&self) -> usize {
         self.ordered().objects.len()
+    }
+
+    /// For patches: maximum number of blocks in a default shuffle window. None for other datasets.
+    #[getter]
+    fn max_window(&self) -> Option<u64> {
+        self.blocks.as_ref()?.max_window
+    }
+
+    /// For patches: stored size in bytes of all chunks that they touch, each counted once. None for other datasets.
+    #[getter]
+    fn needed_bytes(&self) -> Option<u64> {
+        self.blocks.as_ref()?.needed_bytes
     }
 
     /// Returns the key of an object, relative to `url`, by its index in the listing.

@@ -10,7 +10,7 @@ import os
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from penstock import _native, env
 from penstock.deprecation import renamed_parameters
@@ -28,6 +28,7 @@ from penstock.feed import (
 )
 from penstock.feed import classes as class_folders
 from penstock.feed import fields as kinds
+from penstock.feed import patches as array_patches
 from penstock.feed.pipeline import DatasetBase, cut, expected_reads
 
 if TYPE_CHECKING:
@@ -105,6 +106,40 @@ class Dataset(DatasetBase):
                     f"fields: {name} is not a penstock.tensor(dtype, shape) or another kind of field", where="fields"
                 )
         return replace(self, specs=tuple(specs.items()))
+
+    def patches(
+        self,
+        shape: Sequence[SupportsIndex],
+        stride: SupportsIndex | Sequence[SupportsIndex] | None = None,
+        *,
+        edges: array_patches.Edges = "drop",
+    ) -> Dataset:
+        """Return the dataset with patches of its arrays as samples: `patches((128, 128, 128), stride=64)`.
+
+        A sample has the part `origin` (int64: index of the patch's first element along each axis), and the patch of
+        each array, by name. If the dataset has several HDF5 files, the part `file` is the number of the file in name
+        order. All arrays of a file must have one shape.
+
+        The unit of the order, in place of objects, is a block: the patches that start in one shard (or chunk, without
+        shards). Blocks whose patches have more than 64 MiB are divided. A shuffle window has 16 blocks, or fewer if
+        their patches would have more than 512 MiB. Each chunk is read at most once per window. If patches of different
+        shards overlap, several windows read their common chunks; a node cache avoids that (`cache()`).
+
+        Args:
+            shape: Shape of a patch. For 2-D patches of a volume, write 1 for the axis that they are cut across.
+            stride: Distance between the starts of neighbouring patches, for each axis or for all; by default `shape`.
+            edges: `drop` leaves out patches that extend beyond the array. `pad` fills their rest with zeros.
+
+        Raises:
+            ConfigError: An argument is not valid, a patch is larger than the arrays, or the arrays have unequal shapes.
+            Unsupported: The dataset does not consist of Zarr or HDF5 arrays.
+        """
+        if self.steps or self.map_steps or self.seed is not None:
+            raise ConfigError("patches: it must come before shuffle, take, shard, repeat and map", where="patches")
+        if not self.indexed:
+            raise ConfigError("patches: it cannot be combined with indexed=False", where="patches")
+        source = array_patches.cut(self.source, shape, stride, edges)
+        return replace(self, source=source, specs=(), _counts=_Counts())
 
     @renamed_parameters({"reach": "scope"})
     def shuffle(self, seed: int, window: int | None = None, *, scope: Literal["global", "node"] = "global") -> Dataset:
@@ -381,7 +416,15 @@ class Dataset(DatasetBase):
         """Number of objects whose samples are mixed."""
         if self.seed is None:
             return 1
-        return self.counted().window if self.requested_window is None else self.requested_window
+        if self.requested_window is not None:
+            return self.requested_window
+        most = self.source.max_window
+        return self.counted().window if most is None else min(self.counted().window, most)
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """For patches: stored size in bytes of all chunks that they touch, each counted once. Otherwise None."""
+        return self.source.needed_bytes
 
 
 def open(  # noqa: A001 - the verb is the API

@@ -192,7 +192,8 @@ def zarr(*arrays: str) -> Format:
     array is the part `array`.
 
     Args:
-        arrays: Names of the arrays to read from a group; by default all. They must have the same number of rows.
+        arrays: Names of the arrays to read from a group; by default all. They must have the same number of rows. For
+            several groups or arrays in one folder or bucket, the names are paths below it (`"a.zarr/amplitude"`).
     """
     return Format("zarr", {"arrays": list(arrays)})
 
@@ -237,6 +238,12 @@ def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the arg
         return format
     made = _PLAIN.get(format)
     if made is None:
+        if format in ("segy", "sgy"):
+            raise ConfigError(
+                "format: SEG-Y is not a format of the feed",
+                where="format",
+                hint="convert it to Zarr: penstock array convert SOURCE.sgy TARGET.zarr",
+            )
         known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "LabelFile", "named")))
         raise ConfigError(
             f"format: `{format}` is not a format without settings ({', '.join(sorted(_PLAIN))})",

@@ -425,6 +425,7 @@ class BaseLoader(Generic[Batch]):
         facts = {
             "counts": self.dataset.rung if counted else NOTICE,
             "window": self.dataset.window if counted else None,
+            "needed_bytes": self.dataset.needed_bytes,
             "caches": [None if cache is None else asdict(cache) for cache in self.caches],
             "transcoding": feed.transcoding() if isinstance(feed, _native.Feed) else [],
             "expected_gets_per_batch": self.dataset.expected_gets(self.global_batch, self.world) if counted else None,

@@ -195,6 +195,11 @@ class DatasetBase:
         raise NotImplementedError
 
     @property
+    def needed_bytes(self) -> int | None:
+        """For patches: stored size in bytes of all chunks that they touch, each counted once. Otherwise None."""
+        return None
+
+    @property
     def rung(self) -> str:
         """Source of the record counts."""
         raise NotImplementedError

@@ -126,6 +126,11 @@ class Report(Mapping[str, Any]):
                 f"  window {self['window']:,} objects: {self['expected_gets_per_batch']:.1f} object reads expected for a batch of"
                 f" {self['global_batch']:,} over {self['world']:,} ranks"
             )
+        if self["needed_bytes"]:
+            needed, have = self["needed_bytes"], self["bytes_in"]
+            lines.append(
+                f"  the epoch's patches need {needed / 1e9:.3f} GB of chunks; this rank read {have / needed:.2f} times that"
+            )
         if any(self["caches"]):
             lines.append(
                 f"  node cache: {self['cache_hits']:,} reads from it ({self['cache_bytes'] / 1e9:.3f} GB), "

@@ -104,6 +104,9 @@ impl Source {
         let kind = match (kind, compression) {
             (Some(kind), Codec::None) => kind.to_owned(),
             (Some(kind), codec) => format!("{kind}, compressed by {codec} under a name without `{}`,", codec.suffix()),
+            (None, _) if [".sgy", ".segy"].contains(&suffix.as_str()) => {
+                "SEG-Y (convert it to Zarr: penstock array convert SOURCE.sgy TARGET.zarr)".to_owned()
+            }
             (None, _) => "an unknown format".to_owned(),
         };
         let names = if suffix.is_empty() { "no known suffix".to_owned() } else { format!("the suffix `{suffix}`") };

@@ -52,10 +52,9 @@ pub struct Array {
     pub chunks: Vec<(u64, u64, u64, u32)>,
 }
 
-/// Creates the blocks of these files, in the order of the files.
-pub(super) fn blocks(datasets: &[String], files: &[File], listing: &Manifest) -> Result<Blocks> {
+/// Adds the blocks of these files, in the order of the files.
+pub(super) fn blocks(mut blocks: Blocks, datasets: &[String], files: &[File], listing: &Manifest) -> Result<Blocks> {
     let numbers = numbers(listing);
-    let mut blocks = Blocks::default();
     for file in files {
         let place = format!("{}{}", listing.url, file.key);
         let Some(&object) = numbers.get(file.key.as_bytes()) else {
@@ -142,5 +141,6 @@ fn column(
         _ => None,
     };
     let steps = undo(array, 0, place)?;
-    Ok(Column { name: name.trim_matches('/').to_owned(), spec, chunk_shape, flat, steps, fill: array.fill.clone() })
+    let (name, fill) = (name.trim_matches('/').to_owned(), array.fill.clone());
+    Ok(Column { name, spec, chunk_shape, shard_shape: None, flat, steps, fill })
 }

@@ -33,6 +33,7 @@ pub use zarr::ZarrMetadata;
 
 use super::chunked_arrays::Blocks;
 use super::memory::PartHold;
+use super::patches::PatchSpec;
 use super::value::Value;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
 use penstock_dataset::record_index::Span;
@@ -91,7 +92,7 @@ pub enum FormatSpec {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         labels: Option<Labels>,
     },
-    /// Zarr arrays: each row is a record.
+    /// Zarr arrays: each row or patch is a record.
     Zarr {
         /// Names of the arrays to read from a group; empty for all.
         #[serde(default)]
@@ -99,14 +100,20 @@ pub enum FormatSpec {
         /// Zarr metadata, which is read when the dataset is opened.
         #[serde(default, alias = "told")]
         metadata: Option<ZarrMetadata>,
+        /// Patches that the arrays are cut into; `None` if rows are the records.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        patches: Option<PatchSpec>,
     },
-    /// HDF5 datasets: each row is a record.
+    /// HDF5 datasets: each row or patch is a record.
     Hdf5 {
         /// Names of the HDF5 datasets in each file.
         datasets: Vec<String>,
         /// Positions of the HDF5 datasets' chunks, read by h5py when the dataset is opened.
         #[serde(default)]
         files: Option<Vec<Hdf5File>>,
+        /// Patches that the HDF5 datasets are cut into; `None` if rows are the records.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        patches: Option<PatchSpec>,
     },
 }
 
@@ -165,7 +172,7 @@ impl FormatSpec {
     pub fn of_names(manifest: &Manifest) -> Result<Option<Self>> {
         // Zarr is detected by its metadata objects, because its chunks may have any name.
         if zarr::is_zarr(manifest) {
-            return Ok(Some(Self::Zarr { arrays: Vec::new(), metadata: None }));
+            return Ok(Some(Self::Zarr { arrays: Vec::new(), metadata: None, patches: None }));
         }
         let (npy, images) = (Self::Npy { rows: false }, Self::Images { labels: None });
         let claimed = |format: &Self| -> u64 {
@@ -184,7 +191,7 @@ impl FormatSpec {
                 return Ok(Some(format));
             }
         }
-        if claimed(&Self::Hdf5 { datasets: Vec::new(), files: None }) > pictures {
+        if claimed(&Self::Hdf5 { datasets: Vec::new(), files: None, patches: None }) > pictures {
             return Err(unnamed_hdf5(&manifest.url));
         }
         if pictures > 0 {
@@ -226,19 +233,20 @@ impl FormatSpec {
 
     /// Returns the blocks of chunked arrays, which the sample order treats as objects. `None` for other formats, which
     /// use the objects of the listing.
-    pub fn ordered(&self, listing: &Manifest) -> Result<Option<Manifest>> {
-        Ok(self.blocks(listing)?.map(|blocks| blocks.manifest(listing)))
+    pub fn ordered(&self, listing: &Manifest) -> Result<Option<ArrayBlocks>> {
+        Ok(self.blocks(listing)?.map(|blocks| ArrayBlocks::of(&blocks, listing)))
     }
 
     /// Returns the blocks of a format of chunked arrays; empty until its metadata is read. `None` for other formats.
     pub(super) fn blocks(&self, listing: &Manifest) -> Result<Option<Blocks>> {
+        let blocks = |patches: &Option<PatchSpec>| patches.clone().map_or_else(Blocks::default, Blocks::of_patches);
         Ok(match self {
-            Self::Zarr { arrays, metadata } => Some(match metadata {
-                Some(metadata) => zarr::blocks(arrays, metadata, listing)?,
+            Self::Zarr { arrays, metadata, patches } => Some(match metadata {
+                Some(metadata) => zarr::blocks(blocks(patches), arrays, metadata, listing)?,
                 None => Blocks::default(),
             }),
-            Self::Hdf5 { datasets, files } => Some(match files {
-                Some(files) => hdf5::blocks(datasets, files, listing)?,
+            Self::Hdf5 { datasets, files, patches } => Some(match files {
+                Some(files) => hdf5::blocks(blocks(patches), datasets, files, listing)?,
                 None => Blocks::default(),
             }),
             _ => None,
@@ -264,6 +272,24 @@ impl FormatSpec {
             let mut claims = claims.into_iter();
             manifest.objects.retain(|_| claims.next().flatten() == Some(true));
         }
+    }
+}
+
+/// The blocks of arrays, as far as the sample order needs them.
+#[derive(Debug, Clone)]
+pub struct ArrayBlocks {
+    /// Units that the sample order treats as objects.
+    pub manifest: Manifest,
+    /// Only for patches: maximum number of blocks in a default shuffle window.
+    pub max_window: Option<u64>,
+    /// Only for patches: stored size in bytes of all chunks that they touch.
+    pub needed_bytes: Option<u64>,
+}
+
+impl ArrayBlocks {
+    pub(super) fn of(blocks: &Blocks, listing: &Manifest) -> Self {
+        let needed_bytes = blocks.patches.as_ref().map(|_| blocks.needed_bytes);
+        Self { manifest: blocks.manifest(listing), max_window: blocks.max_window(), needed_bytes }
     }
 }
 

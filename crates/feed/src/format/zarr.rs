@@ -137,9 +137,14 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Creates the blocks of a dataset after its metadata is read: of the arrays in `arrays`, in that order, or of all
+/// Adds the blocks of a dataset after its metadata is read: of the arrays in `arrays`, in that order, or of all
 /// arrays.
-pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manifest) -> Result<Blocks> {
+pub(super) fn blocks(
+    mut blocks: Blocks,
+    arrays: &[String],
+    metadata: &ZarrMetadata,
+    listing: &Manifest,
+) -> Result<Blocks> {
     let numbers = numbers(listing);
     let paths: Vec<&str> = match arrays {
         [] => metadata.arrays.keys().map(String::as_str).collect(),
@@ -153,6 +158,7 @@ pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manif
             name: if path.is_empty() { ARRAY.to_owned() } else { (*path).to_owned() },
             spec: array.spec.clone(),
             chunk_shape: array.chunk_shape.clone(),
+            shard_shape: array.sharding.as_ref().map(|sharding| sharding.shard_shape.clone()),
             flat: None,
             steps: array.steps.clone(),
             fill: array.fill.clone(),
@@ -162,7 +168,6 @@ pub(super) fn blocks(arrays: &[String], metadata: &ZarrMetadata, listing: &Manif
     // Parsed shard indexes. Each is parsed when the first chunk of its shard is requested.
     type Index = Vec<Option<(u64, u64)>>;
     let mut indexes: BTreeMap<usize, Index> = BTreeMap::new();
-    let mut blocks = Blocks::default();
     blocks.add(&listing.url, columns, |column, at| {
         let (array, path) = (&parsed[column], paths[column]);
         let Some(sharding) = &array.sharding else {

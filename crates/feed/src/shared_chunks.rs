@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Chunks that several blocks use: the first block of a shuffle window reads such a chunk, and later blocks reuse its
+//! stored bytes.
+//!
+//! Blocks claim their chunks in the order in which they are read. So the chunks of a window stay, if the capacity is
+//! enough for them: the oldest claims are dropped first.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use penstock_types::lock;
+use tokio::sync::watch;
+
+use super::chunked_arrays::Block;
+
+/// Location of a chunk: the index of its object in the listing, and its offset.
+type ChunkId = (usize, u64);
+
+/// How a block gets a stored chunk.
+#[derive(Debug)]
+pub(crate) enum Claim {
+    /// The block reads the chunk, and publishes it if other blocks use it.
+    Read(Option<watch::Sender<Option<Bytes>>>),
+    /// An earlier block reads the chunk. If that block fails, this one reads it.
+    Reuse(watch::Receiver<Option<Bytes>>),
+}
+
+/// Stored chunks that were read for a block, and that another block may need soon.
+#[derive(Debug, Default)]
+pub(crate) struct SharedChunks {
+    held: Mutex<Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    /// Maximum size of all chunks in bytes; 0 disables reuse.
+    capacity: u64,
+    bytes: u64,
+    /// For each chunk: the content or the pending read, its size, and the number of its last claim.
+    chunks: HashMap<ChunkId, (watch::Receiver<Option<Bytes>>, u64, u64)>,
+    /// Chunks by the number of their last claim.
+    by_claim: BTreeMap<u64, ChunkId>,
+    next_claim: u64,
+}
+
+impl Held {
+    fn touch(&mut self, id: ChunkId, before: Option<u64>) -> u64 {
+        if let Some(before) = before {
+            self.by_claim.remove(&before);
+        }
+        self.next_claim += 1;
+        self.by_claim.insert(self.next_claim, id);
+        self.next_claim
+    }
+}
+
+impl SharedChunks {
+    /// Sets the maximum size of the chunks that are kept, in bytes.
+    pub fn set_capacity(&self, bytes: u64) {
+        lock(&self.held).capacity = bytes;
+    }
+
+    /// Claims the stored chunks of a block, in the order of [`Block::stored`]. Returns `None` if nothing is reused.
+    pub fn claim(&self, block: &Block) -> Option<Vec<Claim>> {
+        let mut held = lock(&self.held);
+        if held.capacity == 0 {
+            return None;
+        }
+        let mut claims = Vec::with_capacity(block.pieces.len());
+        for piece in &block.pieces {
+            let Some(stored) = &piece.stored else { continue };
+            if !piece.is_shared() {
+                claims.push(Claim::Read(None));
+                continue;
+            }
+            let (id, len) = ((stored.object, stored.range.start), stored.range.len);
+            let known = held.chunks.get(&id).map(|(content, _, claim)| (content.clone(), *claim));
+            // A read that failed is repeated by the next block that needs the chunk.
+            let usable =
+                known.as_ref().filter(|(content, _)| content.borrow().is_some() || content.has_changed().is_ok());
+            if let Some((content, _)) = usable {
+                claims.push(Claim::Reuse(content.clone()));
+                let claim = held.touch(id, known.map(|(_, claim)| claim));
+                if let Some(entry) = held.chunks.get_mut(&id) {
+                    entry.2 = claim;
+                }
+                continue;
+            }
+            let (publish, content) = watch::channel(None);
+            let claim = held.touch(id, known.map(|(_, claim)| claim));
+            if held.chunks.insert(id, (content, len, claim)).is_none() {
+                held.bytes += len;
+            }
+            claims.push(Claim::Read(Some(publish)));
+        }
+        while held.bytes > held.capacity {
+            let Some((_, id)) = held.by_claim.pop_first() else { break };
+            if let Some((_, len, _)) = held.chunks.remove(&id) {
+                held.bytes -= len;
+            }
+        }
+        Some(claims)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_types::ByteRange;
+
+    use super::*;
+    use crate::chunked_arrays::{Extent, Piece, Stored};
+
+    fn block(chunks: &[u64]) -> Block {
+        let piece = |&start: &u64| Piece {
+            column: 0,
+            at: [start as usize].into(),
+            stored: Some(Stored { object: 0, range: ByteRange::new(start, 10), steps: None }),
+            group: Some(1),
+        };
+        Block {
+            layout: 0,
+            extent: Extent::Rows(0..1),
+            pieces: chunks.iter().map(piece).collect(),
+            place: String::new(),
+        }
+    }
+
+    fn reads(claims: &[Claim]) -> Vec<bool> {
+        claims.iter().map(|claim| matches!(claim, Claim::Read(_))).collect()
+    }
+
+    #[test]
+    fn a_chunk_is_reused_until_the_capacity_drops_it() {
+        let shared = SharedChunks::default();
+        assert!(shared.claim(&block(&[0])).is_none());
+        shared.set_capacity(20);
+        let first = shared.claim(&block(&[0, 10])).unwrap();
+        assert_eq!(reads(&first), [true, true]);
+        // The chunk at 10 is reused, and is then newer than the chunk at 0, which 20 displaces.
+        let second = shared.claim(&block(&[10, 20])).unwrap();
+        assert_eq!(reads(&second), [false, true]);
+        let third = shared.claim(&block(&[10, 0])).unwrap();
+        assert_eq!(reads(&third), [false, true]);
+    }
+
+    #[test]
+    fn a_failed_read_is_repeated() {
+        let shared = SharedChunks::default();
+        shared.set_capacity(100);
+        drop(shared.claim(&block(&[0])).unwrap());
+        let mut again = shared.claim(&block(&[0])).unwrap();
+        assert_eq!(reads(&again), [true]);
+        let Some(Claim::Read(Some(publish))) = again.pop() else { panic!("no read") };
+        publish.send_replace(Some(Bytes::from_static(b"0123456789")));
+        drop(publish);
+        assert_eq!(reads(&shared.claim(&block(&[0])).unwrap()), [false]);
+    }
+}

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Ranged reads of a planned batch: nearby ranges are merged, many are in flight, and threads decode what arrived.
 
-use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream};
-use penstock_store::{ObjectRef, Store};
+use penstock_store::{Buffer, BufferPool, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Result, lock};
 use tokio::runtime::Handle;
 
 /// Maximum bytes of a merged read.
 const MAX_READ: u64 = 8 << 20;
+
+/// Maximum bytes of the requests in flight.
+const MAX_BYTES_IN_FLIGHT: u64 = 128 << 20;
 
 /// A range that a batch needs.
 #[derive(Debug, Clone, Copy)]
@@ -98,62 +100,40 @@ fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
     requests
 }
 
-/// The bytes of a range, in the pieces in which they arrived.
-struct Pieces(Vec<Bytes>);
-
-impl Pieces {
-    /// Reads a range. Errs with `Corrupt` if the object ends inside it.
-    async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange, deadline: Deadline) -> Result<Self> {
-        let mut got = store.get_ranges(object, &[range], deadline).await?;
-        let mut pieces = Vec::new();
-        while let Some(chunk) = got.chunks.try_next().await? {
-            pieces.push(chunk.bytes);
-        }
-        let have: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-        if have != range.len {
-            let place = penstock_store::place(store.root(), &object.key);
-            let (start, want) = (range.start, range.len);
-            return Err(Error::corrupt(
-                place,
-                format!("ends inside a read at byte {start} (want {want} bytes, have {have})"),
-            ));
-        }
-        Ok(Self(pieces))
-    }
-
-    /// Calls `then` with the bytes `start..start + len`. They are copied only if they lie in several pieces.
-    fn with<T>(&self, start: usize, len: usize, then: impl FnOnce(&[u8]) -> T) -> T {
-        let mut before = 0;
-        for (at, piece) in self.0.iter().enumerate() {
-            let end = before + piece.len();
-            if start + len <= end {
-                return then(&piece[start - before..][..len]);
-            }
-            if start < end {
-                return JOINED.with_borrow_mut(|joined| {
-                    joined.clear();
-                    joined.extend_from_slice(&piece[start - before..]);
-                    for next in &self.0[at + 1..] {
-                        joined.extend_from_slice(&next[..next.len().min(len - joined.len())]);
-                    }
-                    then(joined)
-                });
-            }
-            before = end;
-        }
-        then(&[])
-    }
-}
-
-thread_local! {
-    /// Bytes of a want that arrived in several pieces: memory that is reused.
-    static JOINED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 /// The bytes of a range. Errs with `Corrupt` if the object ends inside it.
+///
+/// A body that arrives in pieces is joined in reused memory: kept pieces would keep the transport's buffers, and each new
+/// one costs page faults.
 pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange, deadline: Deadline) -> Result<Bytes> {
-    let mut pieces = Pieces::read(store, object, range, deadline).await?.0;
-    Ok(if pieces.len() == 1 { pieces.swap_remove(0) } else { pieces.concat().into() })
+    let place = || penstock_store::place(store.root(), &object.key);
+    let mut got = store.get_ranges(object, &[range], deadline).await?;
+    let mut joined: Option<Buffer> = None;
+    let mut have = 0;
+    while let Some(chunk) = got.chunks.try_next().await? {
+        let bytes = chunk.bytes;
+        if have == 0 && bytes.len() as u64 == range.len {
+            return Ok(bytes);
+        }
+        let memory = match &mut joined {
+            Some(memory) => memory,
+            None => {
+                let memory = BufferPool::of_process().take(range.len as usize);
+                joined.insert(memory.map_err(|error| Error::from_io(place(), &error))?)
+            }
+        };
+        if let Some(slot) = memory.get_mut(have..have + bytes.len()) {
+            slot.copy_from_slice(&bytes);
+        }
+        have += bytes.len();
+    }
+    match joined {
+        Some(memory) if have as u64 == range.len => Ok(memory.freeze(0..have)),
+        _ => {
+            let (start, want) = (range.start, range.len);
+            let text = format!("ends inside a read at byte {start} (want {want} bytes, have {have})");
+            Err(Error::corrupt(place(), text))
+        }
+    }
 }
 
 /// Reads all `wants` and calls `decode` with the number and the bytes of each, from `threads` threads. The first error
@@ -173,40 +153,42 @@ pub(crate) fn fetch(
     let requests = merged(wants, policy);
     stats.requests.fetch_add(requests.len() as u64, Ordering::Relaxed);
     stats.bytes_needed.fetch_add(wants.iter().map(|want| want.range.len).sum(), Ordering::Relaxed);
-    let handle = |request: &Request, pieces: &Pieces| -> Result<()> {
+    let largest = requests.iter().map(|request| request.range.len).max().unwrap_or(0);
+    let in_flight = ((MAX_BYTES_IN_FLIGHT / largest.max(1)) as usize).clamp(1, policy.in_flight);
+    let handle = |request: &Request, bytes: &Bytes| -> Result<()> {
         request.wants.iter().try_for_each(|&number| {
             let range = wants[number].range;
             let start = (range.start - request.range.start) as usize;
-            pieces.with(start, range.len as usize, |bytes| decode(number, bytes))
+            decode(number, &bytes[start..start + range.len as usize])
         })
     };
     let get = async |request: Request| {
         let under_way = stats.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
         stats.max_in_flight.fetch_max(under_way, Ordering::Relaxed);
-        let got = Pieces::read(store, &objects[request.object], request.range, deadline).await;
+        let got = read(store, &objects[request.object], request.range, deadline).await;
         stats.in_flight.fetch_sub(1, Ordering::Relaxed);
-        let pieces = got?;
+        let bytes = got?;
         stats.bytes_read.fetch_add(request.range.len, Ordering::Relaxed);
-        Ok::<_, Error>((request, pieces))
+        Ok::<_, Error>((request, bytes))
     };
     if threads <= 1 || requests.len() <= 1 {
         return runtime.block_on(async {
-            let mut arrived = stream::iter(requests).map(get).buffer_unordered(policy.in_flight);
-            while let Some((request, pieces)) = arrived.try_next().await? {
-                handle(&request, &pieces)?;
+            let mut arrived = stream::iter(requests).map(get).buffer_unordered(in_flight);
+            while let Some((request, bytes)) = arrived.try_next().await? {
+                handle(&request, &bytes)?;
             }
             Ok(())
         });
     }
     let failed: std::sync::Mutex<Option<Error>> = std::sync::Mutex::new(None);
-    // A bounded queue: what arrived and waits for a thread is as much as is in flight.
-    let (sender, receiver) = crossbeam_channel::bounded::<(Request, Pieces)>(policy.in_flight);
+    // A bounded queue: a few requests wait for a thread, then no more are received.
+    let (sender, receiver) = crossbeam_channel::bounded::<(Request, Bytes)>(2 * threads);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             let (receiver, failed) = (receiver.clone(), &failed);
             scope.spawn(move || {
-                for (request, pieces) in receiver {
-                    let done = if lock(failed).is_some() { Ok(()) } else { handle(&request, &pieces) };
+                for (request, bytes) in receiver {
+                    let done = if lock(failed).is_some() { Ok(()) } else { handle(&request, &bytes) };
                     if let Err(error) = done {
                         lock(failed).get_or_insert(error);
                     }
@@ -215,7 +197,7 @@ pub(crate) fn fetch(
         }
         drop(receiver);
         runtime.block_on(async {
-            let mut arrived = stream::iter(requests).map(get).buffer_unordered(policy.in_flight);
+            let mut arrived = stream::iter(requests).map(get).buffer_unordered(in_flight);
             while let Some(item) = arrived.try_next().await? {
                 if lock(&failed).is_some() || sender.send(item).is_err() {
                     break;
@@ -238,16 +220,6 @@ mod tests {
 
     fn plan(ranges: &[(usize, u64, u64)], policy: &MergePolicy) -> Vec<(usize, u64, u64)> {
         merged(&wants(ranges), policy).iter().map(|each| (each.object, each.range.start, each.range.len)).collect()
-    }
-
-    #[test]
-    fn test_pieces_any_range_is_found() {
-        let pieces = Pieces([&b"ab"[..], b"", b"cdef", b"g"].map(Bytes::from_static).to_vec());
-        for start in 0..7 {
-            for len in 0..=7 - start {
-                pieces.with(start, len, |bytes| assert_eq!(bytes, &b"abcdefg"[start..start + len]));
-            }
-        }
     }
 
     #[test]

@@ -170,13 +170,17 @@ def create_volume(
         if target.prepare(plan):
             return {"array": name}
         done = target.done()
-        for cell in np.ndindex(*chunking.grid):
-            if cell not in done:
-                box = tuple(
-                    (at * part, min((at + 1) * part, side))
-                    for at, part, side in zip(cell, chunking.objects, source.shape, strict=True)
-                )
-                target.write(cell, box, source.read(box, None)[0], None, _NO_EXCEPTIONS)
+
+        def write(cell: tuple[int, ...]) -> None:
+            box = tuple(
+                (at * part, min((at + 1) * part, side))
+                for at, part, side in zip(cell, chunking.objects, source.shape, strict=True)
+            )
+            target.write(cell, box, source.read(box, None)[0], None, _NO_EXCEPTIONS)
+
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            for written in [pool.submit(write, cell) for cell in np.ndindex(*chunking.grid) if cell not in done]:
+                written.result()
         target.finish()
     finally:
         if isinstance(target, Hdf5Destination):

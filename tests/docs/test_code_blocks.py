@@ -20,7 +20,11 @@ def _run(text: str, folder: Path, timeout_s: float) -> subprocess.CompletedProce
     return subprocess.run(
         ["bash", "-c", text],
         cwd=folder,
-        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XDG_CONFIG_HOME": str(folder / "config"),
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Boxes of a chunked array (Zarr versions 2 and 3, HDF5), read as one planned batch: each chunk once, near ones in one
-//! request, decoded by threads into place.
+//! Reads boxes of a chunked array (Zarr versions 2 and 3, HDF5) in one batch. Each chunk is read once, nearby chunks
+//! share a request, and threads decode the chunks and copy them into the output.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,33 +18,33 @@ use tokio::runtime::Handle;
 use crate::fetch::{FetchStats, MergePolicy, Want, fetch};
 use crate::{OutBuffer, Region};
 
-/// A contiguous array is read in blocks of its last axes, of at most this many bytes.
+/// Maximum size of a block. A contiguous array (without chunks) is read in such blocks, which span its last axes.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Maximum bytes of a decoded chunk: each thread holds one.
+/// Maximum size of a decoded chunk in bytes. Each thread has one decoded chunk in memory.
 const MAX_CHUNK: usize = 4 << 30;
 
-/// Position of a stored chunk, and bits of the filters that it skips (HDF5).
+/// Location of a chunk in an HDF5 file, and the filters that were not applied to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkRef {
-    /// Position in the file.
+    /// Byte offset in the file.
     pub offset: u64,
     /// Stored bytes.
     pub len: u64,
-    /// Bit `n`: filter `n` was not applied.
+    /// Bit mask: bit `n` is set if filter `n` was not applied.
     pub skipped: u32,
 }
 
-/// Chunks of an array in one file.
+/// Locations of the chunks of an array that is stored in one file.
 #[derive(Debug, Clone)]
 pub struct ChunkTable {
     /// The file.
     pub object: ObjectRef,
-    /// Decoding steps for each set of skipped filters that occurs.
+    /// Decoding steps for each value of [`ChunkRef::skipped`] that occurs.
     pub steps: HashMap<u32, Vec<Step>>,
-    /// Chunk of each cell of the grid; a missing one was never written.
+    /// Chunks, indexed by their position in the chunk grid. A chunk that is not in the map was never written.
     pub chunks: HashMap<Vec<usize>, ChunkRef>,
-    /// Position of the first element of an array without chunks.
+    /// Byte offset of the first element, if the array is contiguous.
     pub contiguous: Option<u64>,
 }
 
@@ -67,24 +67,24 @@ struct Described {
     chunks: Vec<(u64, u64, u64, u32)>,
 }
 
-/// Size and version of an object that exists.
+/// Size and version of an existing object.
 type Existing = (u64, Option<Version>);
 
-/// Offsets and lengths of the chunks of a shard.
+/// Offset and length of each chunk of a shard; `None` for a chunk that was never written.
 type ShardIndex = Arc<Vec<Option<(u64, u64)>>>;
 
 #[derive(Debug)]
 enum Layout {
     Zarr {
         array: Box<zarr::Array>,
-        /// Size and version of each object by its key below the array; `None` if the store does not list.
+        /// Size and version of each object, indexed by its key below the array. `None` if the store cannot list.
         listed: Option<HashMap<Vec<u8>, Existing>>,
         indexes: Mutex<HashMap<Vec<usize>, ShardIndex>>,
     },
     Table(ChunkTable),
 }
 
-/// An array in chunks, open for reads.
+/// A chunked or contiguous array, open for reading.
 #[derive(Debug)]
 pub struct ChunkedArray {
     opened: Opened,
@@ -94,15 +94,15 @@ pub struct ChunkedArray {
     chunk_shape: Vec<usize>,
     fill: Vec<u8>,
     policy: MergePolicy,
-    /// Counts of reads.
+    /// Read counters.
     pub stats: FetchStats,
 }
 
-/// Where a chunk's bytes are.
+/// Location of a chunk's bytes.
 enum Stored {
-    /// In the object with this index, decoded by the steps for these skipped filters.
+    /// Byte range of the chunk, and its mask of skipped filters, which selects the decoding steps.
     At(Want, u32),
-    /// It was never written.
+    /// The chunk was never written.
     Missing,
 }
 
@@ -111,7 +111,7 @@ thread_local! {
 }
 
 impl ChunkedArray {
-    /// Opens a Zarr array below `opened.prefix` with its metadata. Lists its objects where the store can.
+    /// Opens the Zarr array below `opened.prefix`, given its metadata. Lists its objects if the store can list.
     pub async fn open_zarr(opened: Opened, metadata: &[u8], policy: MergePolicy, deadline: Deadline) -> Result<Self> {
         let place = penstock_store::place(opened.store.root(), &opened.prefix);
         let array = zarr::Array::parse(metadata, &place)?;
@@ -141,10 +141,10 @@ impl ChunkedArray {
         })
     }
 
-    /// A dataset of the HDF5 file `object`, as JSON of `penstock.feed.hdf5_chunks`.
+    /// Opens a dataset of the HDF5 file `object`. `described` is the JSON that `penstock.feed.hdf5_chunks` produced.
     ///
-    /// Errs with `Config` if the description is not valid, `Corrupt` if a chunk is not within the file's `size`, and
-    /// `Unsupported` for a filter that is not read here.
+    /// Errs with `Config` if the description is invalid, `Corrupt` if a chunk is outside the file's `size`, and
+    /// `Unsupported` for an unsupported filter.
     pub fn open_hdf5(
         opened: Opened,
         object: ObjectRef,
@@ -203,7 +203,7 @@ impl ChunkedArray {
             }
             table.chunks.insert(cell, ChunkRef { offset, len, skipped });
         }
-        // Without chunks and without a position, nothing was written: one cell that is missing.
+        // A dataset without chunks and without an offset was never written. It reads as one missing chunk.
         let chunk_shape = match chunk_shape.is_empty() {
             true => block_shape(&described.shape, dtype.size()),
             false => chunk_shape,
@@ -212,7 +212,7 @@ impl ChunkedArray {
         Ok(Self::of_table(opened, table, dtype, described.shape, chunk_shape, described.fill, policy))
     }
 
-    /// An array of a file whose chunk table is known. `chunk_shape` is ignored for a contiguous array.
+    /// Opens an array from a known chunk table. `chunk_shape` is ignored for a contiguous array.
     pub fn of_table(
         opened: Opened,
         table: ChunkTable,
@@ -245,15 +245,15 @@ impl ChunkedArray {
         &self.shape
     }
 
-    /// Shape of a chunk that is decoded on its own.
+    /// Shape of a chunk: the smallest part that can be decoded alone.
     pub fn chunk_shape(&self) -> &[usize] {
         &self.chunk_shape
     }
 
-    /// Reads boxes; `out` holds them one after the other, each in C order. Each chunk is read and decoded once.
+    /// Reads boxes into `out`, one after another, each in C order. Each chunk is read and decoded once.
     ///
-    /// Errs with `Config` for a box outside the array, `Corrupt` for a chunk that is damaged, and `NotFound` for one
-    /// that was listed and is gone.
+    /// Errs with `Config` for a box outside the array, `Corrupt` for a damaged chunk, and `NotFound` for an object that
+    /// was listed but no longer exists.
     pub fn read_many(
         &self,
         runtime: &Handle,
@@ -277,7 +277,7 @@ impl ChunkedArray {
         if total != out.len() {
             return Err(Error::bug(format!("{} bytes for boxes of {total}", out.len())));
         }
-        // Chunks in the order in which they are first needed, and the boxes that each is in.
+        // Needed chunks, in the order of their first use, each with the boxes that need it.
         let mut needs: Vec<(Vec<usize>, Vec<usize>)> = Vec::new();
         let mut numbers: HashMap<Vec<usize>, usize> = HashMap::new();
         for (number, region) in boxes.iter().enumerate() {
@@ -293,7 +293,7 @@ impl ChunkedArray {
         let chunk_len = self.chunk_shape.iter().product::<usize>() * element;
         let put = |cell: &[usize], within: &[usize], data: &[u8]| -> Result<()> {
             for &number in within {
-                // SAFETY: each chunk covers its own elements of a box, and each chunk is decoded once.
+                // SAFETY: chunks do not overlap and each is decoded once, so no two threads write the same bytes.
                 unsafe { boxes[number].copy_from_cell(cell, &self.chunk_shape, element, data, out, bases[number])? };
             }
             Ok(())
@@ -363,7 +363,7 @@ impl ChunkedArray {
         }
     }
 
-    /// Where the bytes of each needed chunk are, and the objects that hold them.
+    /// Finds the objects that contain the needed chunks, and the location of each chunk in them.
     fn locate(
         &self,
         runtime: &Handle,
@@ -376,7 +376,7 @@ impl ChunkedArray {
                 Ok((vec![table.object.clone()], stored))
             }
             Layout::Zarr { array, listed, indexes } => {
-                // Chunks of a shard along each axis; 1 without shards.
+                // Number of chunks per object along each axis; 1 without shards.
                 let per_object: Vec<usize> =
                     array.object_shape().iter().zip(&self.chunk_shape).map(|(outer, inner)| outer / inner).collect();
                 let cell_of =
@@ -385,7 +385,7 @@ impl ChunkedArray {
                 cells.sort_unstable();
                 cells.dedup();
                 let keys = |cell: &Vec<usize>| array.key(cell).into_bytes();
-                // Size and version of the objects that exist.
+                // Size and version of each existing object.
                 let found: HashMap<Vec<usize>, Existing> = match listed {
                     Some(listed) => {
                         cells.iter().filter_map(|cell| Some((cell.clone(), listed.get(&keys(cell))?.clone()))).collect()
@@ -439,7 +439,7 @@ impl ChunkedArray {
         }
     }
 
-    /// The indexes of these shards; read once, then kept.
+    /// Returns the indexes of these shards. Each is read once and then cached.
     fn shard_indexes(
         &self,
         runtime: &Handle,
@@ -491,7 +491,7 @@ impl ChunkedArray {
     fn in_table(&self, table: &ChunkTable, cell: &[usize]) -> Stored {
         let element = self.dtype.size() as u64;
         if let Some(start) = table.contiguous {
-            // Blocks of whole last axes: a cell's first element, in C order.
+            // Index of the block's first element in C order.
             let first = cell
                 .iter()
                 .zip(&self.chunk_shape)
@@ -511,7 +511,7 @@ impl ChunkedArray {
     }
 }
 
-/// Refuses chunks that no memory should be taken for.
+/// Rejects chunks of more than [`MAX_CHUNK`] bytes before memory is allocated for them.
 fn check_chunk(dtype: DType, shape: &[usize], place: &str) -> Result<()> {
     match (TensorSpec { dtype, shape: shape.to_vec() }).size_bytes() {
         Ok(bytes) if bytes <= MAX_CHUNK => Ok(()),
@@ -522,13 +522,13 @@ fn check_chunk(dtype: DType, shape: &[usize], place: &str) -> Result<()> {
     }
 }
 
-/// Blocks of a contiguous array: whole last axes up to [`BLOCK_BYTES`], and rows of the axis before them.
+/// Block shape of a contiguous array: as many whole last axes as fit in [`BLOCK_BYTES`], and 1 along the axes before.
 fn block_shape(shape: &[usize], element: usize) -> Vec<usize> {
     let mut block = vec![1; shape.len()];
     let mut bytes = element;
     for (side, &whole) in block.iter_mut().zip(shape).rev() {
         if bytes * whole.max(1) > BLOCK_BYTES {
-            // Only the first axis of a block may be cut: else a block would not be contiguous.
+            // Only the last axis may be cut. If another axis were cut, it would change the C order of the blocks.
             *side = if bytes == element { (BLOCK_BYTES / bytes).min(whole).max(1) } else { 1 };
             break;
         }

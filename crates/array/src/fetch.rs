@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ranged reads of a planned batch: nearby ranges are merged, many are in flight, and threads decode what arrived.
+//! Ranged reads of a batch: merges nearby ranges, keeps many requests in flight, and decodes the bytes in threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,13 +9,13 @@ use penstock_store::{Buffer, BufferPool, ObjectRef, Store};
 use penstock_types::{ByteRange, Deadline, Error, Result, lock};
 use tokio::runtime::Handle;
 
-/// Maximum bytes of a merged read.
+/// Maximum size of a merged read in bytes.
 const MAX_READ: u64 = 8 << 20;
 
-/// Maximum bytes of the requests in flight.
+/// Maximum total size of the requests in flight, in bytes.
 const MAX_BYTES_IN_FLIGHT: u64 = 128 << 20;
 
-/// A range that a batch needs.
+/// A byte range that a batch needs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Want {
     /// Index of the object.
@@ -24,51 +24,52 @@ pub(crate) struct Want {
     pub range: ByteRange,
 }
 
-/// When two ranges of an object are read in one request.
+/// Limits within which two ranges of an object are merged into one request.
 #[derive(Debug, Clone, Copy)]
 pub struct MergePolicy {
-    /// Gaps up to this many bytes are read: their transfer costs less than a request beside many others.
+    /// Gaps up to this many bytes are always read, because their transfer costs less than another request.
     pub small_gap: u64,
-    /// Maximum gap in bytes. A gap costs its transfer, a request its latency: 20 ms at 90 MB/s are 1.8 MB.
+    /// Maximum gap in bytes. Reading a gap costs its transfer, and another request costs a latency. At 90 MB/s, a
+    /// latency of 20 ms corresponds to 1.8 MB.
     pub max_gap: u64,
-    /// Maximum of read bytes to needed bytes in a request.
+    /// Maximum ratio of read bytes to needed bytes in a request.
     pub max_waste: f64,
-    /// Requests under way at a time.
+    /// Maximum number of requests in flight.
     pub in_flight: usize,
 }
 
 impl MergePolicy {
-    /// For files: a read costs about as much as 16 KiB.
+    /// For local files: a read call costs about as much as the transfer of 16 KiB.
     pub const LOCAL: Self = Self { small_gap: 16 << 10, max_gap: 16 << 10, max_waste: 8.0, in_flight: 8 };
     /// For object stores.
     pub const REMOTE: Self = Self { small_gap: 16 << 10, max_gap: 512 << 10, max_waste: 1.2, in_flight: 64 };
 }
 
-/// Counts of the reads of an array since it was opened.
+/// Read counters of an array since it was opened.
 #[derive(Debug, Default)]
 pub struct FetchStats {
     /// Requests sent.
     pub requests: AtomicU64,
     /// Bytes read from the store.
     pub bytes_read: AtomicU64,
-    /// Bytes that decoding needed.
+    /// Bytes that the decoder needed.
     pub bytes_needed: AtomicU64,
     /// Bytes returned to the caller.
     pub bytes_returned: AtomicU64,
-    /// Requests under way.
+    /// Requests in flight now.
     pub in_flight: AtomicU64,
-    /// Maximum of requests under way at a time.
+    /// Highest number of requests that were in flight at the same time.
     pub max_in_flight: AtomicU64,
 }
 
-/// Ranges that one request reads.
+/// One request, and the ranges that it reads.
 struct Request {
     object: usize,
     range: ByteRange,
     wants: Vec<usize>,
 }
 
-/// Merges wants into requests, in the order of objects and positions.
+/// Merges wants into requests, sorted by object and position.
 fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|&number| (wants[number].object, wants[number].range.start));
@@ -100,10 +101,10 @@ fn merged(wants: &[Want], policy: &MergePolicy) -> Vec<Request> {
     requests
 }
 
-/// The bytes of a range. Errs with `Corrupt` if the object ends inside it.
+/// Reads a range. Errs with `Corrupt` if the object ends inside it.
 ///
-/// A body that arrives in pieces is joined in reused memory: kept pieces would keep the transport's buffers, and each new
-/// one costs page faults.
+/// If the body arrives in pieces, they are joined in reused memory, so that the transport's buffers are released early.
+/// New memory for each body would cause page faults.
 pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange, deadline: Deadline) -> Result<Bytes> {
     let place = || penstock_store::place(store.root(), &object.key);
     let mut got = store.get_ranges(object, &[range], deadline).await?;
@@ -136,7 +137,7 @@ pub(crate) async fn read(store: &dyn Store, object: &ObjectRef, range: ByteRange
     }
 }
 
-/// Reads all `wants` and calls `decode` with the number and the bytes of each, from `threads` threads. The first error
+/// Reads all `wants`, and calls `decode` with the index and the bytes of each, in `threads` threads. The first error
 /// ends the batch.
 #[expect(clippy::too_many_arguments, reason = "one batch: where, what, how, and what then")]
 pub(crate) fn fetch(
@@ -181,7 +182,7 @@ pub(crate) fn fetch(
         });
     }
     let failed: std::sync::Mutex<Option<Error>> = std::sync::Mutex::new(None);
-    // A bounded queue: a few requests wait for a thread, then no more are received.
+    // The queue is bounded: when it is full, no more responses are received until a thread takes one.
     let (sender, receiver) = crossbeam_channel::bounded::<(Request, Bytes)>(2 * threads);
     std::thread::scope(|scope| {
         for _ in 0..threads {

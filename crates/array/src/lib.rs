@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Volumes on any store: SEG-Y files by the byte, arrays in chunks (Zarr, HDF5) by ranges, and Zarr chunks to write.
+//! Reads and writes volumes on any store: reads SEG-Y files and chunked arrays (Zarr, HDF5), writes SEG-Y and Zarr.
 //!
-//! Owns the layout of SEG-Y, the plan of ranged reads, and the copies between chunks and boxes. Zarr's codecs are
-//! encoded by `zarrs`; HDF5's metadata is read by h5py, in Python.
+//! Owns the layout of SEG-Y, the plan of ranged reads, and the copies between chunks and boxes. The `zarrs` crate
+//! encodes Zarr chunks. h5py reads HDF5 metadata, in Python.
 
 mod chunked;
 mod fetch;

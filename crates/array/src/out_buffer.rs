@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory of a caller that several threads fill, each its own bytes.
+//! An output buffer that several threads fill at once; each thread writes different bytes.
 
 use std::marker::PhantomData;
 
 use penstock_types::{Error, Result};
 
-/// A writable slice that can be shared among threads which write disjoint bytes.
+/// A writable slice that threads can share if they write disjoint bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct OutBuffer<'a> {
     start: *mut u8,
@@ -15,7 +15,7 @@ pub struct OutBuffer<'a> {
 
 // SAFETY: the pointer is to plain bytes that live for 'a; `write` checks the bounds, and callers write disjoint ranges.
 unsafe impl Send for OutBuffer<'_> {}
-// SAFETY: as above.
+// SAFETY: the same as for `Send`.
 unsafe impl Sync for OutBuffer<'_> {}
 
 impl<'a> OutBuffer<'a> {
@@ -29,20 +29,20 @@ impl<'a> OutBuffer<'a> {
         self.len
     }
 
-    /// True without bytes.
+    /// True if the buffer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes `at..at + len`, for one thread to write.
+    /// Returns bytes `at..at + len`, for one thread to write.
     ///
     /// # Safety
-    /// No other thread reads or writes these bytes meanwhile.
+    /// While the slice exists, no other thread may read or write these bytes.
     pub unsafe fn part(&self, at: usize, len: usize) -> Result<&'a mut [u8]> {
         if at.checked_add(len).is_none_or(|end| end > self.len) {
             return Err(Error::bug(format!("bytes {at}..+{len} of a buffer of {}", self.len)));
         }
-        // SAFETY: within the buffer, which lives for 'a; the caller promises that no other code uses these bytes.
+        // SAFETY: the bytes are in the buffer, which lives for 'a. The caller ensures that no other code uses them.
         Ok(unsafe { std::slice::from_raw_parts_mut(self.start.add(at), len) })
     }
 }

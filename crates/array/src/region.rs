@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Boxes of an array, and the copy of what a chunk and a box have in common.
+//! Boxes of an array, and the copy of the intersection of a chunk and a box.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ impl Region {
         self.0.iter().map(|range| range.len()).product()
     }
 
-    /// Numbers of the grid's cells that the box touches, with cells of shape `cell`; in C order.
+    /// Grid positions of the cells (of shape `cell`) that intersect the box, in C order.
     pub fn cells(&self, cell: &[usize]) -> Vec<Vec<usize>> {
         if self.elements() == 0 {
             return Vec::new();
@@ -41,11 +41,11 @@ impl Region {
         }
     }
 
-    /// Copies the common part of this box and the cell at `cell` (of shape `cell_shape`, with elements `data`) into
-    /// `out`, which holds the box in C order from byte `base` on.
+    /// Copies the intersection of this box and a cell into `out`. The cell is at grid position `cell`, has the shape
+    /// `cell_shape` and the elements `data`. In `out`, the box starts at byte `base` and is in C order.
     ///
     /// # Safety
-    /// No other thread writes these elements of `out` meanwhile.
+    /// No other thread may write these elements of `out` during the call.
     pub unsafe fn copy_from_cell(
         &self,
         cell: &[usize],
@@ -63,11 +63,11 @@ impl Region {
             return Err(Error::bug(format!("a chunk {cell:?} of {cell_shape:?} with {} bytes", data.len())));
         }
         if axes == 0 {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller ensures that no other thread writes these bytes.
             unsafe { out.part(base, element)? }.copy_from_slice(data);
             return Ok(());
         }
-        // In each axis: where the common part begins in the cell and in the box, and its length.
+        // For each axis: start of the intersection in the cell, its start in the box, and its length.
         let mut common = Vec::with_capacity(axes);
         for (axis, range) in self.0.iter().enumerate() {
             let start = cell[axis] * cell_shape[axis];
@@ -78,7 +78,7 @@ impl Region {
             common.push((from - start, from - range.start, to - from));
         }
         let shape = self.shape();
-        // The innermost axes that are complete on both sides are copied in one piece.
+        // Innermost axes that the intersection covers completely, in the cell and in the box, are copied as one piece.
         let mut inner = axes - 1;
         let mut piece = common[inner].2 * element;
         while inner > 0 && common[inner].2 == cell_shape[inner] && common[inner].2 == shape[inner] {
@@ -93,7 +93,7 @@ impl Region {
                 from = from * cell_shape[axis] + common[axis].0 + step;
                 to = to * shape[axis] + common[axis].1 + step;
             }
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller ensures that no other thread writes these bytes.
             unsafe { out.part(base + to * element, piece)? }.copy_from_slice(&data[from * element..][..piece]);
             let Some(axis) = (0..inner).rev().find(|&axis| index[axis] + 1 < common[axis].2) else { return Ok(()) };
             index[axis] += 1;
@@ -111,7 +111,7 @@ mod tests {
         let mut out = vec![255; region.elements()];
         let shared = OutBuffer::new(&mut out);
         for cell in region.cells(cell_shape) {
-            // Element value: the sum of its coordinates weighted by 1, 3 and 7, modulo 251.
+            // An element's value is the sum of its coordinates, weighted by 1, 3 and 7, modulo 251.
             let data: Vec<u8> = Region(cell_shape.iter().map(|&side| 0..side).collect())
                 .cells(&vec![1; shape.len()])
                 .iter()
@@ -121,7 +121,7 @@ mod tests {
                     )
                 })
                 .collect();
-            // SAFETY: one thread.
+            // SAFETY: only this thread writes.
             unsafe { region.copy_from_cell(&cell, cell_shape, 1, &data, shared, 0).unwrap() };
         }
         out

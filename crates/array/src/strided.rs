@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A box of a caller's memory, such as a NumPy slice: rows of contiguous bytes at regular distances.
+//! A read-only view of strided memory, such as a NumPy slice: rows of contiguous bytes at regular distances.
 
 use std::marker::PhantomData;
 
 use penstock_types::{Error, Result};
 
-/// A readable box of bytes. The last axis counts bytes and is contiguous; the others have strides.
+/// A readable box of bytes. The last axis counts bytes and is contiguous. The other axes have strides.
 #[derive(Debug)]
 pub struct StridedBytes<'a> {
     start: *const u8,
@@ -14,16 +14,17 @@ pub struct StridedBytes<'a> {
     lifetime: PhantomData<&'a [u8]>,
 }
 
-// SAFETY: bytes that are only read, as the creator promised.
+// SAFETY: the bytes are only read, and the caller of `new` ensures that no thread writes them.
 unsafe impl Send for StridedBytes<'_> {}
-// SAFETY: as above.
+// SAFETY: the same as for `Send`.
 unsafe impl Sync for StridedBytes<'_> {}
 
 impl<'a> StridedBytes<'a> {
-    /// A box whose element at `index` is at `start + index · strides`. Errs with a bug if the last axis is not contiguous.
+    /// Creates a box whose element at `index` is at `start + index · strides`. Errs with `Bug` if the last axis is not
+    /// contiguous.
     ///
     /// # Safety
-    /// All elements are readable for `'a`, and no thread writes them meanwhile.
+    /// All elements must be readable for `'a`, and no thread may write them during that time.
     pub unsafe fn new(start: *const u8, shape: &[usize], strides: &[isize]) -> Result<Self> {
         if shape.is_empty() || shape.len() != strides.len() || shape.last() > Some(&1) && strides.last() != Some(&1) {
             return Err(Error::bug(format!("a box of {shape:?} bytes with strides {strides:?}")));
@@ -36,7 +37,7 @@ impl<'a> StridedBytes<'a> {
         &self.shape
     }
 
-    /// The part of the box from `start` on, at most `sides` long; the last axis counts bytes.
+    /// Returns the part of the box that begins at `start` and is at most `sides` large. The last axis counts bytes.
     pub fn part(&self, start: &[usize], sides: &[usize]) -> Result<StridedBytes<'a>> {
         if start.len() != self.shape.len() || sides.len() != self.shape.len() {
             return Err(Error::bug(format!("a part at {start:?} of a box of {:?}", self.shape)));
@@ -44,12 +45,12 @@ impl<'a> StridedBytes<'a> {
         let start: Vec<usize> = start.iter().zip(&self.shape).map(|(&at, &side)| at.min(side)).collect();
         let shape = start.iter().zip(&self.shape).zip(sides).map(|((at, own), &side)| side.min(own - at)).collect();
         let offset: isize = start.iter().zip(&self.strides).map(|(&at, stride)| at as isize * stride).sum();
-        // An empty part has no element that its first byte could be.
+        // `wrapping_offset`, because the start of an empty part may be outside the memory.
         let first = self.start.wrapping_offset(offset);
         Ok(StridedBytes { start: first, shape, strides: self.strides.clone(), lifetime: PhantomData })
     }
 
-    /// Axes from this one on are one contiguous piece.
+    /// Returns the first axis from which the box is contiguous: this axis and all later ones form one piece.
     fn contiguous_from(&self) -> usize {
         let mut bytes = 1isize;
         let mut axis = self.shape.len();
@@ -60,17 +61,18 @@ impl<'a> StridedBytes<'a> {
         axis
     }
 
-    /// All bytes, if they are contiguous in C order.
+    /// Returns all bytes if they are contiguous in C order.
     pub fn as_slice(&self) -> Option<&'a [u8]> {
         let len: usize = self.shape.iter().product();
         if len == 0 {
             return Some(&[]);
         }
-        // SAFETY: as the creator promised.
+        // SAFETY: the caller of `new` ensures that these bytes are readable.
         (self.contiguous_from() == 0).then(|| unsafe { std::slice::from_raw_parts(self.start, len) })
     }
 
-    /// Copies the box to the origin of `out`, which is of `out_shape` in C order and at least as large in each axis.
+    /// Copies the box to the origin of `out`, an array of shape `out_shape` in C order. `out_shape` must be at least as
+    /// large as the box along each axis.
     pub fn copy_into(&self, out: &mut [u8], out_shape: &[usize]) -> Result<()> {
         let axes = self.shape.len();
         let fits = out_shape.len() == axes && self.shape.iter().zip(out_shape).all(|(own, other)| own <= other);
@@ -80,7 +82,7 @@ impl<'a> StridedBytes<'a> {
         if self.shape.contains(&0) {
             return Ok(());
         }
-        // Inner axes that are contiguous on both sides are copied in one piece.
+        // Inner axes that are contiguous in the box and in `out` are copied as one piece.
         let from = self.contiguous_from();
         let mut inner = axes - 1;
         let mut piece = self.shape[inner];
@@ -96,7 +98,7 @@ impl<'a> StridedBytes<'a> {
                 offset += at as isize * self.strides[axis];
                 to = to * side + at;
             }
-            // SAFETY: an element of the box, and the contiguous bytes from it on, as the creator promised.
+            // SAFETY: the piece is within the box, which is readable, as the caller of `new` ensures.
             let bytes = unsafe { std::slice::from_raw_parts(self.start.offset(offset), piece) };
             out[to..to + piece].copy_from_slice(bytes);
             let Some(axis) = (0..inner).rev().find(|&axis| index[axis] + 1 < self.shape[axis]) else { return Ok(()) };
@@ -116,7 +118,7 @@ mod tests {
         fn prop_box_is_copied_to_the_origin(
             sides in prop::collection::vec((1usize..6, 0usize..4, 0usize..4), 1..4), is_whole: bool,
         ) {
-            // A box that begins `before` elements into each axis of its memory, and is followed by `after`.
+            // Along each axis, the memory has `before` elements before the box and `after` elements after it.
             let whole: Vec<usize> = sides.iter().map(|(side, before, after)| side + before + after).collect();
             let shape: Vec<usize> = sides.iter().map(|(side, ..)| *side).collect();
             let strides: Vec<isize> = (0..whole.len()).map(|axis| whole[axis + 1..].iter().product::<usize>() as isize).collect();
@@ -124,7 +126,7 @@ mod tests {
             let origin: isize = sides.iter().zip(&strides).map(|((_, before, _), stride)| *before as isize * stride).sum();
             let out_shape: Vec<usize> = if is_whole { shape.clone() } else { shape.iter().map(|side| side + 2).collect() };
             let mut out = vec![255; out_shape.iter().product()];
-            // SAFETY: within `memory`, which outlives the box.
+            // SAFETY: the box is within `memory`, which outlives it.
             let view = unsafe { StridedBytes::new(memory.as_ptr().offset(origin), &shape, &strides).unwrap() };
             view.copy_into(&mut out, &out_shape).unwrap();
             for (number, &found) in out.iter().enumerate() {

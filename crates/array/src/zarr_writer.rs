@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the objects of a Zarr array: a chunk, or a whole shard, at a time. `zarrs` encodes the chunks.
+//! Writes the objects of a Zarr array, one chunk or one whole shard at a time. The `zarrs` crate encodes the chunks.
 
 use std::cell::RefCell;
 use std::num::NonZeroU64;
@@ -16,7 +16,7 @@ use zarrs::array::{
 
 use crate::{Region, StridedBytes};
 
-/// Writer of one array, below `opened.prefix`. Its metadata is written by the caller.
+/// Writer of one array, below `opened.prefix`. The caller writes the array's metadata.
 #[derive(Debug)]
 pub struct ZarrWriter {
     opened: Opened,
@@ -26,7 +26,7 @@ pub struct ZarrWriter {
     shard: Option<Shard>,
 }
 
-/// Encoder of chunks of one shape.
+/// Encoder of chunks that all have the same shape.
 #[derive(Debug)]
 struct ChunkEncoder {
     codecs: Arc<CodecChain>,
@@ -37,7 +37,8 @@ struct ChunkEncoder {
     byte_shape: Vec<usize>,
 }
 
-/// Layout of shards whose chunks are encoded one by one: `zarrs` would gather a shard, and copy it twice.
+/// Layout of shards whose chunks are encoded one by one. `zarrs` would first collect the whole shard, and copy it
+/// twice.
 #[derive(Debug)]
 struct Shard {
     sharding: zarr::Sharding,
@@ -45,12 +46,13 @@ struct Shard {
 }
 
 thread_local! {
-    /// A chunk, gathered from a caller's box: fresh memory for each would cost more than the copy.
+    /// Buffer for a chunk that is copied from strided memory. It is reused, because new memory for each chunk would
+    /// cost more than the copy.
     static CHUNK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl ChunkEncoder {
-    /// The stored bytes of a chunk; `None` if all elements are the fill value. Elements outside `data` are filled.
+    /// Encodes a chunk; `None` if all elements are the fill value. Elements outside `data` get the fill value.
     fn encode(&self, data: &StridedBytes<'_>, options: &CodecOptions) -> Result<Option<Vec<u8>>, String> {
         let len: usize = self.byte_shape.iter().product();
         if let Some(whole) = data.as_slice().filter(|bytes| bytes.len() == len) {
@@ -78,7 +80,8 @@ impl ChunkEncoder {
 }
 
 impl Shard {
-    /// The layout of the array's shards, if the shards have no further codec. Errs with a reason otherwise.
+    /// Returns the shard layout, or `None` if the array has no shards, or shards that only `zarrs` can encode. Errs if
+    /// the metadata cannot be parsed.
     fn of(metadata: &str, place: &str, object: &ChunkEncoder) -> Result<Option<Self>, String> {
         let document: Value = serde_json::from_str(metadata).map_err(|problem| problem.to_string())?;
         let [outer] = document["codecs"].as_array().map_or(&[][..], Vec::as_slice) else { return Ok(None) };
@@ -108,7 +111,7 @@ impl Shard {
         }))
     }
 
-    /// The stored bytes of a shard; `None` if all elements are the fill value.
+    /// Encodes a shard; `None` if all elements are the fill value.
     fn encode(&self, shard_shape: &[usize], data: &StridedBytes<'_>) -> Result<Option<Bytes>> {
         let options = CodecOptions::default().with_concurrent_target(1);
         let index_len = self.sharding.index_len();
@@ -147,7 +150,7 @@ impl Shard {
     }
 }
 
-/// Memory of the process's pool that is filled in order.
+/// A growing buffer, taken from the process's buffer pool, to which bytes are appended.
 struct Appended {
     buffer: Buffer,
     len: usize,
@@ -172,9 +175,9 @@ fn take(bytes: usize) -> Result<Buffer> {
 }
 
 impl ZarrWriter {
-    /// A writer for the array with this metadata (`zarr.json`, or `.zarray` of version 2).
+    /// Creates a writer for the array with this metadata (`zarr.json`, or `.zarray` of version 2).
     ///
-    /// Errs with `Unsupported` for a codec or type that `zarrs` does not have.
+    /// Errs with `Unsupported` if `zarrs` does not support a codec or the element type.
     pub fn new(opened: Opened, metadata: &str) -> Result<Self> {
         let place = penstock_store::place(opened.store.root(), &opened.prefix);
         let refused = |problem: String| Error::Unsupported {
@@ -204,8 +207,8 @@ impl ZarrWriter {
         Ok(Self { opened, array, place, object, shard })
     }
 
-    /// The stored bytes of an object; `None` if all elements are the fill value, so that it is not stored. `data` is a
-    /// chunk or shard, or the part of it within the array; it may also be all bytes of one in a single axis.
+    /// Encodes an object; `None` if all elements are the fill value, so that no object is stored. `data` is a chunk or
+    /// shard, or the part of it that is within the array. It may also be the whole chunk or shard as a single axis.
     pub fn encode(&self, cell: &[u64], data: &StridedBytes<'_>, threads: usize) -> Result<Option<Bytes>> {
         let is_box = data.shape().len() == self.object.byte_shape.len();
         if is_box && data.shape().iter().zip(&self.object.byte_shape).any(|(own, side)| own > side) {
@@ -222,12 +225,12 @@ impl ZarrWriter {
         Ok(encoded.map(Bytes::from))
     }
 
-    /// Key of an object, below the array.
+    /// Key of an object, relative to the array.
     pub fn key(&self, cell: &[u64]) -> String {
         self.array.chunk_key(cell).to_string()
     }
 
-    /// Writes an object; one that exists is replaced. Returns its size.
+    /// Writes an object, and replaces an existing one. Returns its size.
     pub async fn put(&self, cell: &[u64], stored: Bytes, deadline: Deadline) -> Result<u64> {
         let key = self.opened.prefix.join(self.key(cell).as_bytes());
         let size = stored.len() as u64;

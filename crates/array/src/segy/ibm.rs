@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! IBM System/360 single precision: a sign, an exponent of 16 biased by 64, and a fraction of 24 bits.
+//! Converts IBM System/360 single precision numbers: a sign, a base-16 exponent biased by 64, and a 24-bit fraction.
 //!
-//! Each normalised word between 2^-126 and 2^128 is exactly one `f32`, and comes back from it unchanged. The others
-//! (un-normalised fractions, larger or smaller numbers) do not; a caller keeps those words apart.
+//! Each normalised word between 2^-126 and 2^128 equals an `f32` exactly, and converts back to the same word. Other
+//! words (un-normalised fractions, larger or smaller numbers) do not survive a round trip. The caller must store them
+//! separately.
 
-/// Factor of each exponent: 16^(exponent - 64) / 2^24. All are exact in `f64`.
+/// Scale factor of each exponent: 16^(exponent - 64) / 2^24. All are exact in `f64`.
 static SCALE: [f64; 128] = scales();
 
 const fn scales() -> [f64; 128] {
     let mut scales = [0.0; 128];
     let mut exponent = 0;
     while exponent < 128 {
-        // 2^(4 * (exponent - 64) - 24), from the bits of a float: biased by 1,023, above 52 bits of fraction.
+        // The bits of 2^(4 * (exponent - 64) - 24) as a float: the exponent, biased by 1,023, above 52 fraction bits.
         scales[exponent] = f64::from_bits(((1023 + 4 * exponent as u64) - 64 * 4 - 24) << 52);
         exponent += 1;
     }
     scales
 }
 
-/// Value of an IBM word, rounded to the nearest `f32`; infinite above its range.
+/// Converts an IBM word to the nearest `f32`; infinity if the value is above the range of `f32`.
 #[inline]
 pub fn ibm_to_f32(word: u32) -> f32 {
     let fraction = f64::from(word & 0x00ff_ffff) * SCALE[(word >> 24 & 0x7f) as usize];
     f32::from_bits((fraction as f32).to_bits() | word & 0x8000_0000)
 }
 
-/// True if the word comes back from [`ibm_to_f32`] by [`f32_to_ibm`].
+/// True if the word survives a round trip through [`ibm_to_f32`] and [`f32_to_ibm`].
 #[inline]
 pub fn ibm_to_f32_exact(word: u32) -> bool {
     let exponent = word >> 24 & 0x7f;
-    // A first digit that is not zero, and a value within the normal numbers of `f32`.
+    // The word is normalised (its first digit is not zero), and its value is in the range of normal `f32` numbers.
     let is_usual = word & 0x00f0_0000 != 0 && (34..=96).contains(&exponent);
     is_usual || word & 0x7fff_ffff == 0 || f32_to_ibm(ibm_to_f32(word)) == word
 }
 
-/// The normalised IBM word nearest to a value; ties go to the even fraction. Numbers that IBM lacks (infinite, NaN)
-/// become the largest word of their sign.
+/// Converts a value to the nearest normalised IBM word; ties go to the even fraction. Infinity and NaN, which the IBM
+/// format does not have, become the largest word of the same sign.
 #[inline]
 pub fn f32_to_ibm(value: f32) -> u32 {
     let bits = value.to_bits();
@@ -72,7 +73,7 @@ mod tests {
 
     #[test]
     fn test_ibm_known_words_have_their_values() {
-        // -118.625, 1, 0.1 and the largest f32, from the definition.
+        // Known words for -118.625, 1, the largest f32 and 0, from the definition of the format.
         for (word, value) in [(0xc276_a000, -118.625), (0x4110_0000, 1.0), (0x60ff_ffff, f32::MAX), (0, 0.0)] {
             assert_eq!(ibm_to_f32(word), value);
             assert_eq!(f32_to_ibm(value), word);

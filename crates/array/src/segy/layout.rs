@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the traces of a file lie: read from its two file headers and its size (SEG-Y revisions 0 to 2.1).
+//! Layout of a SEG-Y file (revisions 0 to 2.1): positions of its traces, computed from its file headers and its size.
 
 use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
@@ -7,48 +7,48 @@ use serde::{Deserialize, Serialize};
 use super::sample_format::ByteOrder;
 use super::{BINARY_HEADER, SampleFormat, TEXT_HEADER, TRACE_HEADER};
 
-/// Values that replace those of the binary header.
+/// Values that replace the values of the binary header.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Overrides {
-    /// Code of the sample format.
+    /// Sample format code.
     pub format: Option<u16>,
     /// Byte order.
     pub byte_order: Option<ByteOrder>,
     /// Samples of each trace.
     pub samples: Option<u64>,
-    /// Bytes after the last trace are kept, not refused.
+    /// Bytes after the last trace are accepted, and are not an error.
     pub allow_trailing: bool,
 }
 
-/// Layout of a file. Positions are bytes from its start.
+/// Layout of a file. Positions are byte offsets from its start.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Bytes of the file.
+    /// File size in bytes.
     pub size: u64,
     /// Byte order of all numbers.
     pub byte_order: ByteOrder,
     /// Revision, as (major, minor).
     pub revision: (u8, u8),
-    /// Code of the sample format.
+    /// Sample format code.
     pub format: u16,
-    /// NumPy's name of the type of a decoded sample.
+    /// Type of a decoded sample, as NumPy names it.
     pub dtype: String,
     /// Samples of each trace.
     pub samples: u64,
-    /// Sample interval in microseconds (or the unit of the survey's depths, times 1,000).
+    /// Sample interval in microseconds; for depths, in thousandths of the survey's length unit.
     pub interval: f64,
-    /// Extended textual headers of 3,200 bytes after the binary header.
+    /// Number of extended textual headers (3,200 bytes each) after the binary header.
     pub extended_headers: u64,
     /// Position of the first trace.
     pub first_trace: u64,
-    /// Bytes of a trace's headers: 240, or more with additional trace headers.
+    /// Size of a trace's headers in bytes: 240, or more with additional trace headers.
     pub header_bytes: u64,
-    /// Bytes of a trace with its headers.
+    /// Size of a trace in bytes, with its headers.
     pub trace_bytes: u64,
     /// Number of traces.
     pub traces: u64,
-    /// Bytes after the last trace.
+    /// Number of bytes after the last trace.
     pub trailing_bytes: u64,
 }
 
@@ -88,13 +88,13 @@ impl Fields<'_> {
 }
 
 impl Layout {
-    /// Bytes that [`Layout::parse`] needs: both file headers.
+    /// Number of bytes that [`Layout::parse`] needs: the size of both file headers.
     pub const HEADERS: u64 = (TEXT_HEADER + BINARY_HEADER) as u64;
 
-    /// Reads the layout from the file headers of a file of `size` bytes. `place` names it in errors. With a variable
-    /// number of extended headers, the count is in `extended_headers` if the caller knows it.
+    /// Parses the layout from the file headers of a file of `size` bytes. `place` is the file's name in errors. If the
+    /// number of extended headers is variable, the caller must find it and pass it as `extended_headers`.
     ///
-    /// Errs with `Corrupt` for a file that is not SEG-Y, or is cut.
+    /// Errs with `Corrupt` if the file is not SEG-Y, or is truncated.
     pub fn parse(
         headers: &[u8],
         size: u64,
@@ -191,7 +191,7 @@ impl Layout {
         })
     }
 
-    /// True if the file has extended headers up to a final stanza, which only a search finds.
+    /// True if the number of extended headers is variable: the last one must be found by its end stanza.
     pub fn has_variable_headers(headers: &[u8], overrides: &Overrides, place: &str) -> Result<bool> {
         let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok(false) };
         let fields = Fields { binary, order: order_of(headers, overrides, place)? };
@@ -203,13 +203,14 @@ impl Layout {
         SampleFormat::of_code(self.format).ok_or_else(|| Error::bug(format!("a layout of format {}", self.format)))
     }
 
-    /// Position of a trace's header.
+    /// Byte offset of a trace's header.
     pub fn trace_start(&self, trace: u64) -> u64 {
         self.first_trace + trace * self.trace_bytes
     }
 }
 
-/// Byte order: the caller's, revision 2's constant, or the order in which the sample format is one that exists.
+/// Determines the byte order from the override, else from revision 2's constant, else from the order in which the
+/// sample format code exists.
 fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOrder> {
     if let Some(order) = overrides.byte_order {
         return Ok(order);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SEG-Y, byte for byte: layout of a file, sample formats, reads and writes of traces.
+//! SEG-Y files: their layout and sample formats, and reading and writing of traces.
 //!
-//! Owns the bytes. Names of header fields and the geometry of a survey are Python's (`penstock.arrays.segy`).
+//! Handles bytes only. The names of header fields and the survey geometry are in Python (`penstock.arrays.segy`).
 
 mod ibm;
 mod layout;
@@ -15,11 +15,11 @@ pub use read::{IbmException, SegyReader, TraceBuffers};
 pub use sample_format::{ByteOrder, SampleFormat, decode, encode};
 pub use write::Traces;
 
-/// Bytes of the textual file header.
+/// Size of the textual file header in bytes.
 pub const TEXT_HEADER: usize = 3200;
 
-/// Bytes of the binary file header.
+/// Size of the binary file header in bytes.
 pub const BINARY_HEADER: usize = 400;
 
-/// Bytes of a trace header.
+/// Size of a trace header in bytes.
 pub const TRACE_HEADER: usize = 240;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of headers and samples of chosen traces, by ranges.
+//! Reads headers and samples of selected traces with ranged requests.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -16,25 +16,25 @@ use super::sample_format::{ByteOrder, SampleFormat, decode};
 use crate::OutBuffer;
 use crate::fetch::{FetchStats, MergePolicy, Want, fetch, read};
 
-/// Maximum number of extended text headers that are searched for the final stanza.
+/// Maximum number of extended text headers in which the end stanza is searched.
 const MAX_EXTENDED: u64 = 1000;
 
-/// Bytes of a run of traces that is decoded at a time.
+/// Target size, in bytes, of a run of traces that is decoded at once.
 const RUN_BYTES: u64 = 2 << 20;
 
-/// An IBM word that `f32` does not hold: trace, sample, word.
+/// An IBM word that `f32` cannot represent exactly: trace, sample, word.
 pub type IbmException = (u64, u64, u32);
 
-/// Memory for traces, each in the order of the request. `None`: not wanted.
+/// Output buffers for traces, in the order of the request. `None` means that this part is not read.
 #[derive(Debug, Clone, Copy)]
 pub struct TraceBuffers<'a> {
-    /// 240 bytes (or the layout's `header_bytes`) of each trace.
+    /// Header of each trace: 240 bytes, or the layout's `header_bytes`.
     pub headers: Option<OutBuffer<'a>>,
-    /// Samples of each trace, little-endian elements of the layout's type.
+    /// Samples of each trace, as little-endian elements of the layout's type.
     pub samples: Option<OutBuffer<'a>>,
 }
 
-/// An open file, pinned to its version.
+/// An open SEG-Y file, pinned to one version.
 #[derive(Debug)]
 pub struct SegyReader {
     store: Arc<dyn Store>,
@@ -42,14 +42,14 @@ pub struct SegyReader {
     place: String,
     layout: Layout,
     policy: MergePolicy,
-    /// Counts of reads.
+    /// Read counters.
     pub stats: FetchStats,
 }
 
 impl SegyReader {
     /// Opens a file: reads its size and its file headers.
     ///
-    /// Errs with `NotFound`, or with `Corrupt` if it is not SEG-Y.
+    /// Errs with `NotFound` if the file does not exist, and with `Corrupt` if it is not SEG-Y.
     pub async fn open(
         store: Arc<dyn Store>,
         key: Key,
@@ -91,15 +91,15 @@ impl SegyReader {
         self.object.version.as_ref().map(|version| version.0.as_str())
     }
 
-    /// Bytes of the file.
+    /// Reads `len` bytes of the file from `start`, or fewer if the file ends before.
     pub async fn bytes(&self, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
         read_range(&*self.store, &self.object, start, len.min(self.layout.size.saturating_sub(start)), deadline).await
     }
 
-    /// Reads `traces` (numbers in file order, in any order) into `out`; of the samples only `samples`. Returns the IBM
-    /// words that an `f32` does not hold, sorted.
+    /// Reads `traces` into `out`, and only the range `samples` of each trace. Traces are numbered in file order, and
+    /// may be requested in any order. Returns the IBM words that `f32` cannot represent exactly, sorted.
     ///
-    /// Errs with `Config` for a trace or sample that the file does not have.
+    /// Errs with `Config` if the file does not have a requested trace or sample.
     pub fn read_traces(
         &self,
         runtime: &Handle,
@@ -129,7 +129,7 @@ impl SegyReader {
                 return Err(Error::bug(format!("{} bytes for {} traces of {size}", buffer.len(), traces.len())));
             }
         }
-        // The part of a trace that is read: from `skip` bytes after its start, `len` bytes.
+        // Of each trace, `len` bytes are read, from `skip` bytes after its start.
         let samples_at = layout.header_bytes + samples.start * stored;
         let (skip, end) = match (out.headers.is_some(), out.samples.is_some() && count > 0) {
             (false, false) => return Ok(Vec::new()),
@@ -138,10 +138,10 @@ impl SegyReader {
             (true, true) => (0, samples_at + count as u64 * stored),
         };
         let len = end - skip;
-        // A scan of headers reads the samples between them: a request for each header would cost more.
+        // A scan of headers also reads the samples between them, because a request per header would cost more.
         let small_gap = if out.samples.is_none() { self.policy.max_gap } else { self.policy.small_gap };
         let policy = MergePolicy { small_gap, ..self.policy };
-        // Runs of consecutive traces; one whose gaps are read in any case is one range.
+        // Consecutive traces form a run, which is read as one range, if the gaps between them would be read anyway.
         let is_dense = layout.trace_bytes - len <= policy.small_gap;
         let most = if is_dense { (RUN_BYTES / layout.trace_bytes).max(1) as usize } else { 1 };
         let mut runs: Vec<Range<usize>> = Vec::new();
@@ -166,12 +166,12 @@ impl SegyReader {
             for (at, slot) in runs[number].clone().enumerate() {
                 let trace = &bytes[at * layout.trace_bytes as usize..][..len as usize];
                 if let Some(out) = out.headers {
-                    // SAFETY: each slot belongs to one run.
+                    // SAFETY: each slot belongs to one run, so no two threads write the same bytes.
                     unsafe { out.part(slot * header, header)? }.copy_from_slice(&trace[..header]);
                 }
                 if let Some(out) = out.samples {
                     let words = &trace[(samples_at - skip) as usize..][..count * stored as usize];
-                    // SAFETY: each slot belongs to one run.
+                    // SAFETY: each slot belongs to one run, so no two threads write the same bytes.
                     decode(format, order, words, unsafe { out.part(slot * row, row)? })?;
                     if format == SampleFormat::Ibm {
                         exceptions_of(words, order, traces[slot], samples.start, &mut found);
@@ -207,10 +207,10 @@ fn exceptions_of(words: &[u8], order: ByteOrder, trace: u64, first: u64, found: 
     }
 }
 
-/// True for an extended text header with the stanza `((SEG: EndText))`, in ASCII or EBCDIC.
+/// True if an extended text header contains the stanza `((SEG: EndText))`, in ASCII or EBCDIC.
 fn is_last_stanza(header: &[u8]) -> bool {
     let ascii = b"((SEG: EndText))";
-    // The same in code page 037.
+    // `((SEG: EndText))` in EBCDIC (code page 037).
     let ebcdic = [0x4d, 0x4d, 0xe2, 0xc5, 0xc7, 0x7a, 0x40, 0xc5, 0x95, 0x84, 0xe3, 0x85, 0xa7, 0xa3, 0x5d, 0x5d];
     header.windows(16).any(|bytes| bytes.eq_ignore_ascii_case(ascii) || bytes == ebcdic)
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sample formats: how the samples of a trace lie in the file, and the type that holds them in memory.
+//! Sample formats: the encoding of samples in the file, and their type in memory.
 
 use penstock_types::{DType, Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::ibm::{f32_to_ibm, ibm_to_f32};
 
-/// Order of the bytes of a number.
+/// Byte order of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ByteOrder {
@@ -16,7 +16,7 @@ pub enum ByteOrder {
     Little,
 }
 
-/// Format of the samples, by the code of bytes 3225–3226 (SEG-Y revision 2.1, table 2).
+/// Sample format. Its code is in bytes 3225–3226 of the file (SEG-Y revision 2.1, table 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SampleFormat {
     /// 1: IBM floating point, 4 bytes.
@@ -64,7 +64,7 @@ impl SampleFormat {
         (16, Self::U8),
     ];
 
-    /// The format of a code; `None` if it has none, or the obsolete 4 (fixed point with gain).
+    /// Returns the format with a code; `None` if the code is unknown, or is the obsolete 4 (fixed point with gain).
     pub fn of_code(code: u16) -> Option<Self> {
         Self::CODES.iter().find(|(number, _)| *number == code).map(|(_, format)| *format)
     }
@@ -74,7 +74,7 @@ impl SampleFormat {
         Self::CODES.iter().find(|(_, format)| *format == self).map_or(0, |(code, _)| *code)
     }
 
-    /// Bytes of a sample in the file.
+    /// Size of a sample in the file, in bytes.
     pub fn size(self) -> usize {
         match self {
             Self::I24 | Self::U24 => 3,
@@ -107,7 +107,7 @@ fn swap<const N: usize>(stored: &[u8], out: &mut [u8]) {
     }
 }
 
-/// Decodes samples as stored into little-endian elements of the format's type. Errs if the sizes differ.
+/// Decodes stored samples into little-endian elements of the format's type. Errs if the buffer sizes do not match.
 pub fn decode(format: SampleFormat, order: ByteOrder, stored: &[u8], out: &mut [u8]) -> Result<()> {
     let samples = stored.len() / format.size();
     if !stored.len().is_multiple_of(format.size()) || out.len() != samples * format.dtype().size() {
@@ -139,8 +139,8 @@ pub fn decode(format: SampleFormat, order: ByteOrder, stored: &[u8], out: &mut [
     Ok(())
 }
 
-/// Encodes little-endian elements of the format's type as the file stores them. Errs if the sizes differ, or with
-/// `Config` for an integer that three bytes cannot hold.
+/// Encodes little-endian elements of the format's type for storage. Errs if the buffer sizes do not match, and with
+/// `Config` if an integer does not fit in three bytes.
 pub fn encode(format: SampleFormat, order: ByteOrder, values: &[u8], out: &mut [u8]) -> Result<()> {
     let samples = values.len() / format.dtype().size();
     if !values.len().is_multiple_of(format.dtype().size()) || out.len() != samples * format.size() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes traces as a file stores them: a header, then the samples, into memory or to their places in a file.
+//! Encodes traces (a header, then the samples) into memory, or writes them to their positions in a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -16,11 +16,11 @@ pub struct Traces<'a> {
     pub format: SampleFormat,
     /// Byte order of the file.
     pub byte_order: ByteOrder,
-    /// `header_bytes` of each trace.
+    /// Header of each trace, `header_bytes` long.
     pub headers: &'a [u8],
-    /// Bytes of a trace's headers.
+    /// Size of a trace's headers in bytes.
     pub header_bytes: usize,
-    /// Little-endian samples of each trace, in the element type of the format.
+    /// Samples of each trace, as little-endian elements of the format's type.
     pub samples: &'a [u8],
 }
 
@@ -30,17 +30,17 @@ impl Traces<'_> {
         self.headers.len() / self.header_bytes.max(1)
     }
 
-    /// Bytes of a sample row in memory.
+    /// Size of a trace's samples in memory, in bytes.
     fn row_bytes(&self) -> usize {
         self.samples.len().checked_div(self.count()).unwrap_or(0)
     }
 
-    /// Bytes of a stored trace.
+    /// Size of a stored trace in bytes.
     pub fn trace_bytes(&self) -> usize {
         self.header_bytes + self.row_bytes() / self.format.dtype().size() * self.format.size()
     }
 
-    /// Encodes one trace into `out`. Errs with `Config` for an integer that three bytes cannot hold.
+    /// Encodes one trace into `out`. Errs with `Config` if an integer does not fit in three bytes.
     pub fn encode(&self, trace: usize, out: &mut [u8]) -> Result<()> {
         let row = self.row_bytes();
         let (header, values) = out.split_at_mut(self.header_bytes.min(out.len()));
@@ -49,7 +49,7 @@ impl Traces<'_> {
     }
 
     /// Writes trace `i` to `first_trace + numbers[i] * trace_bytes` in the file. Traces with consecutive numbers are
-    /// written together, through memory of [`WRITE_BYTES`]. `place` names the file in errors.
+    /// written together, through a buffer of [`WRITE_BYTES`]. `place` is the file's name in errors.
     pub fn write_at(&self, file: &File, place: &str, first_trace: u64, numbers: &[i64]) -> Result<()> {
         let size = self.trace_bytes();
         if numbers.len() != self.count() || numbers.iter().any(|&number| number < 0) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes on any store: SEG-Y, HDF5, NetCDF-4, Zarr and MDIO through one `open`.
+"""Volumes on any store: `open` reads SEG-Y, HDF5, NetCDF-4, Zarr and MDIO.
 
 volume = penstock.arrays.open("s3://surveys/north.zarr")
 section = volume[120]                                  # NumPy indexing; only the needed chunks are read

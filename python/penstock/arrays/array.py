@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays on any store with NumPy's indexing: lazy, with named dimensions, coordinates and counts of their reads."""
+"""Lazy arrays on any store, with NumPy's indexing, named dimensions, coordinates and read counters."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Coordinate:
 
 
 class Array:
-    """An array that is read by boxes. Indexing returns NumPy arrays; nothing is read before.
+    """A lazy array. Indexing reads the needed parts from the store and returns NumPy arrays.
 
     Attributes:
         name: Name of the variable.
         dims: Names of the dimensions.
-        coords: Coordinates by name.
-        attrs: What the file says of itself.
-        reopens: Opens the same array again, in another process too; set by `open`.
+        coords: Coordinates, as a mapping from their names.
+        attrs: Attributes that the file states.
+        reopens: Function that opens the same array again, also in another process. `open` sets it.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements in memory."""
+        """Size of all elements in memory, in bytes."""
         return self.size * self.dtype.itemsize
 
     @property
     def chunks(self) -> tuple[int, ...]:
-        """Shape of a chunk: of what one read cannot divide."""
+        """Shape of a chunk: the smallest part that can be read alone."""
         return self._backend.chunk_shape
 
     def __len__(self) -> int:
@@ -100,16 +100,16 @@ class Array:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:  # noqa: FBT001 - NumPy's protocol
         if copy is False:
-            raise ValueError("an array that is read from a store cannot be had without a copy")
+            raise ValueError("copy: False is not supported, because reading an array from a store always makes a copy")
         whole: np.ndarray[Any, Any] = self[...]
         return whole if dtype is None else whole.astype(dtype)
 
     def read_many(self, keys: Sequence[Any]) -> list[Any]:
-        """Several indexes as one planned batch: each chunk is read and decoded once.
+        """Read several indexes in one batch: each chunk is read and decoded once.
 
         Raises:
             IndexError: An index is out of bounds, or of a kind that is not supported.
-            Corrupt: A chunk is damaged, or ends early.
+            Corrupt: A chunk is damaged or truncated.
             Changed: The file was replaced since it was opened.
         """
         selections = [select(key, self.shape, self.chunks) for key in keys]
@@ -118,7 +118,7 @@ class Array:
         results = []
         for selection in selections:
             whole = selection.assemble([next(parts) for _ in selection.boxes])
-            # A result must not keep the batch in memory, nor share memory with another one.
+            # Copied, so that a result does not keep the whole batch in memory or share memory with another result.
             results.append(whole if np.ndim(whole) == 0 or len(boxes) == 1 else np.ascontiguousarray(whole))
         return results
 
@@ -128,18 +128,20 @@ class Array:
         return self._headers is not None
 
     def headers(self, key: Any = ...) -> np.ndarray[Any, Any]:
-        """Trace headers of places of the survey, a structured array with the fields of the standard.
+        """Trace headers at an index of the survey's grid, as a structured array with the fields of the SEG-Y standard.
 
         Raises:
             Unsupported: The file has no trace headers.
         """
         if self._headers is None:
-            raise Unsupported(f"trace headers of {self.name} are not supported: the file has none")
+            raise Unsupported(f"{self.name}: the file contains no trace headers")
         return self._headers(key)
 
     def stats(self) -> dict[str, int]:
-        """Counts since the array was opened: `requests`, `bytes_read` from the store, `bytes_needed` by chunks,
-        `bytes_returned`, `in_flight` now and `max_in_flight`.
+        """Read counters since the array was opened.
+
+        They are `requests`, `bytes_read` (from the store), `bytes_needed` (by the decoder), `bytes_returned`,
+        `in_flight` (requests now) and `max_in_flight`.
         """
         return self._backend.stats()
 
@@ -163,7 +165,8 @@ class Array:
         )
 
     def to_xarray(self, chunks: Any = None) -> Any:
-        """An `xarray.DataArray` with the coordinates and their attributes; lazy, and with dask's chunks if `chunks` is given.
+        """An `xarray.DataArray` with the coordinates and their attributes; lazy, and with dask's chunks if `chunks` is
+        given.
 
         Raises:
             MissingPackage: xarray is not installed.
@@ -190,7 +193,7 @@ class Array:
 
     def __reduce__(self) -> Any:
         if self.reopens is None:
-            raise Unsupported("pickling an array that was not opened by penstock.arrays.open is not supported")
+            raise Unsupported("only arrays that penstock.arrays.open returned can be pickled")
         return self.reopens, ()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of boxes for an `Array`: one class for each kind of file."""
+"""Backends of an `Array`, which read boxes from a file: one class for each kind of file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Backend", "ChunkedBackend"]
 
 
 class Backend(Protocol):
-    """Boxes of one array."""
+    """Interface that reads boxes of one array."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -29,13 +29,13 @@ class Backend(Protocol):
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """Shape of what one read cannot divide."""
+        """Shape of a chunk: the smallest part that can be read alone."""
 
     def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:
-        """Contents of the boxes, read as one batch."""
+        """Read the boxes in one batch, and return their contents."""
 
     def stats(self) -> dict[str, int]:
-        """Counts since the array was opened."""
+        """Read counters since the array was opened."""
 
 
 class ChunkedBackend:

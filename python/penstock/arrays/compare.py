@@ -25,8 +25,8 @@ class Difference:
     """Differences between two volumes.
 
     Attributes:
-        problems: Differences of shape, type, dimensions and coordinates, in words.
-        samples: Samples that differ by more than the tolerance; missing in one of both counts.
+        problems: Descriptions of differences in shape, type, dimensions and coordinates.
+        samples: Number of samples that differ by more than the tolerance, or are missing in only one of the volumes.
         largest: Largest absolute difference.
         first: Index of the first sample that differs.
     """
@@ -42,18 +42,18 @@ class Difference:
         return not self.problems and not self.samples
 
     def to_json(self) -> str:
-        """As one JSON line."""
+        """The result as one JSON line."""
         return json.dumps({"schema_version": 1, **asdict(self), "is_same": self.is_same})
 
 
 def compare(
     a: Array, b: Array, *, tolerance: float = 0.0, progress: Callable[[int, int], None] | None = None
 ) -> Difference:
-    """Compare two volumes. Memory is bounded by blocks of 64 MiB.
+    """Compare two volumes, in blocks of 64 MiB to limit memory.
 
     Args:
         tolerance: Largest absolute difference of two samples that counts as equal.
-        progress: Called with blocks done and blocks in all.
+        progress: Called with the number of compared blocks and the total.
     """
     found = Difference([])
     if a.shape != b.shape:
@@ -69,7 +69,7 @@ def compare(
             found.problems.append(f"coordinate {name}: its values differ")
     if a.shape != b.shape:
         return found
-    # Whole objects would be best; rows of whole chunks of the first volume are near it.
+    # A block consists of whole chunks of the first volume, so that few objects are read more than once.
     sides = list(a.chunks)
     for axis in reversed(range(a.ndim)):
         while sides[axis] < a.shape[axis] and 2 * int(np.prod(sides)) * a.dtype.itemsize <= _BLOCK_BYTES:

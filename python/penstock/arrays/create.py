@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write an array as a new volume: SEG-Y with trace headers made from its coordinates, Zarr or HDF5.
+"""Writes an array as a new volume in SEG-Y, Zarr or HDF5.
 
-`convert` keeps the headers that a file has. This module makes them: grid numbers, positions, times and trace numbers.
+`convert` copies existing trace headers. For SEG-Y, this module creates them from the coordinates: grid numbers,
+positions, times and trace numbers.
 """
 
 from __future__ import annotations
@@ -62,12 +63,12 @@ _NO_EXCEPTIONS = np.empty(0, dtype=EXCEPTION)
 
 @dataclass(frozen=True)
 class SegyLayout:
-    """A SEG-Y file that was written.
+    """Description of a SEG-Y file that was written.
 
     Attributes:
         size_bytes: Size of the file.
-        dims: Names of the dimensions as the header fields number them.
-        options: Arguments of `penstock.arrays.open` that read it in this grid, whatever its size.
+        dims: Names of the dimensions that the header fields number.
+        options: Arguments with which `penstock.arrays.open` reads the file in this grid, even if the grid is small.
     """
 
     size_bytes: int
@@ -130,25 +131,28 @@ def create_volume(
     Args:
         values: The samples; the last dimension is vertical.
         dims: Names of the dimensions.
-        coords: Coordinates by name, with their unit in `attrs["units"]`.
+        coords: Coordinates, as a mapping from their names, with their unit in `attrs["units"]`.
         to: `zarr`, `hdf5` or `segy`.
         codec: Zarr: none, lz4 (default), zstd, blosc-zstd, gzip. HDF5: none (default) or gzip.
         access, chunks, is_sharded: Zarr and HDF5, see `choose`.
-        format: Sample format of SEG-Y; by default the one of the array's type.
+        format: Sample format of SEG-Y; by default the format that matches the array's type.
     Returns:
-        Arguments of `penstock.arrays.open` that read this volume back.
+        Arguments with which `penstock.arrays.open` reads this volume.
     Raises:
         ConfigError: An argument is invalid.
-        Mismatch, PreconditionFailed: The destination exists, or another writer has made it.
-        Unsupported: The format cannot hold the values.
+        Mismatch, PreconditionFailed: The destination exists, or another writer has created it in the meantime.
+        Unsupported: The format cannot represent the values.
     """
     if to not in FORMATS:
         raise ConfigError(f"to: `{to}` is not one of {', '.join(FORMATS)}", where="to")
     if len(dims) != values.ndim or values.ndim < 1 or not values.size:
-        raise ConfigError(f"dims: {len(dims)} names for an array of shape {list(values.shape)}", where="dims")
+        raise ConfigError(
+            f"dims: must name each axis of a non-empty array (got {len(dims)} names for shape {list(values.shape)})",
+            where="dims",
+        )
     if to == "segy":
         if codec not in (None, "none"):
-            raise ConfigError("codec: a SEG-Y file has none", where="codec")
+            raise ConfigError("codec: not supported for SEG-Y", where="codec")
         return create_segy(location, values, dims, coords, format=format).options
     source = _Memory(values, tuple(dims), dict(coords or {}), name, dict(attrs or {}))
     chunking = choose(source.dims, source.shape, source.dtype.itemsize, access, chunks=chunks, is_sharded=is_sharded)
@@ -203,35 +207,41 @@ def create_segy(
     """Write an array as a SEG-Y file, with trace headers made from its dimensions and coordinates.
 
     Dimensions named inline, crossline, cdp, offset, shot, channel and trace go to the header fields of these names.
-    Others become cdp, or inline and crossline. The file is big-endian, of revision 1, or of revision 2.1 where revision
-    1 cannot hold the number of samples or their interval. It appears when it is complete.
+    Others become cdp, or inline and crossline. The file is big-endian and of revision 1, or of revision 2.1 if revision
+    1 cannot represent the number of samples or their interval. It appears under its name when it is complete.
 
     Args:
-        values: An array, or anything that is indexed like one; it is read by blocks of about 16 MiB.
+        values: An array, or any object that is indexed like an array. It is read in blocks of about 16 MiB.
         dims: Names of the dimensions; the last is `time` or `depth` (or `t`, `z`).
-        coords: Whole numbers of the dimensions (1, 2, ... by default); times in s, ms or us, or depths in m or km
-            (units of 1 ms and 1 m by default); positions cdp_x, cdp_y, source_x, source_y, receiver_x and receiver_y in
-            m or km. Coordinates of the dimensions x and y are positions of the traces, if there is no cdp_x.
+        coords: Grid numbers of the dimensions, which must be whole (1, 2, ... by default). Times in s, ms or us, or
+            depths in m or km (by default samples are 1 ms or 1 m apart). Positions cdp_x, cdp_y, source_x, source_y,
+            receiver_x and receiver_y, in m or km. Without cdp_x, the coordinates of the dimensions x and y are the
+            trace positions.
         format: Sample format; by default 5 (IEEE) for float32, and the matching one for other types. 1 is IBM floating
             point, which keeps 21 to 24 bits of the mantissa.
         text: Lines of the textual header.
-        kept: Trace headers [shape without the last side], a structure with names of the standard: they are kept, but for
-            the number of samples, their interval and start. A header of zeros is a missing trace's: it is marked dead.
+        kept: Trace headers to copy [shape without the last side], a structure with the field names of the standard. The
+            number of samples, their interval and their start are not copied. A header of zeros means that the trace is
+            missing, and the trace is marked as dead.
         replaces: Replace an existing file.
-        progress: Called with traces written and traces in all.
+        progress: Called with the number of written traces and the total.
     Raises:
         ConfigError: A dimension, coordinate or format is invalid.
-        Unsupported: The format cannot hold the values without rounding, or a header field its value.
+        Unsupported: The format would round the values, or a header field cannot represent its value.
         PreconditionFailed: The file exists.
     """
     shape = tuple(int(side) for side in values.shape)
     if len(shape) != len(dims) or not 2 <= len(shape) <= 5 or not prod(shape):
-        raise ConfigError(f"dims: {len(dims)} names for an array of shape {list(shape)}", where="dims")
+        raise ConfigError(
+            f"dims: must name each of the 2 to 5 axes of a non-empty array (got {len(dims)} names for shape "
+            f"{list(shape)})",
+            where="dims",
+        )
     given = dict(coords or {})
     code = format if format is not None else _BY_DTYPE.get(np.dtype(values.dtype).name, 0)
     if code not in SEGY_FORMATS:
         raise ConfigError(
-            f"format: {format or np.dtype(values.dtype).name} is not a sample format that can be written",
+            f"format: {format or np.dtype(values.dtype).name} is not a supported SEG-Y sample format",
             hint=f"use one of {', '.join(map(str, SEGY_FORMATS))}",
             where="format",
         )
@@ -252,7 +262,8 @@ def create_segy(
             samples = np.ascontiguousarray(block, dtype=kind)
             if block.dtype != kind and not np.array_equal(samples, block, equal_nan=block.dtype.kind == "f"):
                 raise Unsupported(
-                    f"{location.url}: format {code} ({kind.name}) cannot hold {block.dtype.name} values exactly",
+                    f"{location.url}: format {code} ({kind.name}) cannot represent all {block.dtype.name} values "
+                    "exactly",
                     hint="pass a wider format, or round the values first",
                     where=location.url,
                 )
@@ -315,7 +326,7 @@ def _write_file(
                 future.result()
                 report(written)
     except FileExistsError:
-        raise PreconditionFailed(f"{location.url} exists", where=location.url) from None
+        raise PreconditionFailed(f"{location.url} already exists", where=location.url) from None
     except OSError as error:
         if isinstance(error, PenstockError):
             raise
@@ -340,7 +351,7 @@ def _send(
     try:
         writer.write(file_header)
         for block in blocks:
-            # A stored sample has the size of one in memory.
+            # A stored sample has the same size as a sample in memory.
             out = np.empty(len(block.headers) + len(block.samples), dtype=np.uint8)
             _native.encode_traces(code, "big", block.headers, block.samples, out)
             writer.write(out)
@@ -356,20 +367,20 @@ def _stored_bytes(code: int) -> int:
 
 
 def _spatial(dims: Sequence[str]) -> tuple[str, ...]:
-    """Names that header fields have, for the dimensions before the last."""
+    """SEG-Y names of the dimensions before the last: their own names if header fields have them, else default names."""
     if all(dim in _FIELDS for dim in dims) and len(set(dims)) == len(dims):
         return tuple(dims)
     if len(dims) > 2:
         raise ConfigError(
-            f"dims: {', '.join(dims)} are not dimensions of SEG-Y",
-            hint=f"name them from {', '.join(_FIELDS)}",
+            f"dims: {', '.join(dims)} are not the names of SEG-Y dimensions",
+            hint=f"use different names from {', '.join(_FIELDS)}",
             where="dims",
         )
     return ("cdp",) if len(dims) == 1 else ("inline", "crossline")
 
 
 def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tuple[float, int]:
-    """Interval in µs, or thousandths of a metre, and the start in ms or m."""
+    """Returns the sample interval in µs (for depths, in mm) and the start in ms (for depths, in m)."""
     units = _MILLISECONDS if vertical == "time" else _METRES
     if coordinate is None:
         return 1000.0, 0
@@ -380,23 +391,24 @@ def _vertical(coordinate: Coordinate | None, samples: int, vertical: str) -> tup
     step = (values[-1] - values[0]) / (samples - 1) if samples > 1 else 1.0
     if len(values) != samples or step <= 0 or not np.allclose(np.diff(values), step, rtol=1e-4, atol=0):
         raise ConfigError(
-            f"{vertical}: {len(values):,} values are not {samples:,} at one interval above 0", where=vertical
+            f"{vertical}: must be {samples:,} increasing values at a constant interval (got {len(values):,} values)",
+            where=vertical,
         )
     start = round(values[0])
     if abs(values[0] - start) > 1e-6 * step or not -(2**15) <= start < 2**15:
         raise Unsupported(
-            f"{vertical}: a start at {values[0]:g} is not supported by SEG-Y, which has whole ms or m below 32,768",
+            f"{vertical}: SEG-Y traces cannot start at {values[0]:g}, only at a whole number of ms or m below 32,768",
             where=vertical,
         )
     interval = step * 1000
-    # Numbers like 0.0012 s are not exact in binary.
+    # Rounded, because numbers like 0.0012 s are not exact in binary.
     return (float(round(interval)) if abs(interval - round(interval)) < 1e-6 * interval else interval), start
 
 
 def _columns(
     names: Sequence[str], dims: Sequence[str], shape: Sequence[int], coords: dict[str, Coordinate]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Header field -> values of each trace."""
+    """Returns a mapping from each header field to its values, one per trace."""
     columns: dict[str, np.ndarray[Any, Any]] = {}
     for axis, (name, dim) in enumerate(zip(names, dims, strict=True)):
         numbers = np.arange(1, shape[axis] + 1)
@@ -407,11 +419,9 @@ def _columns(
                 or not np.array_equal(stated, np.rint(stated))
                 or np.abs(stated).max() >= 2**31
             ):
-                raise Unsupported(
-                    f"{name}: coordinates that are not whole numbers of 32 bits are not supported by SEG-Y", where=name
-                )
+                raise Unsupported(f"{name}: SEG-Y supports only one 32-bit integer coordinate per index", where=name)
             if len(np.unique(stated)) < len(stated) or (np.diff(stated) < 0).any():
-                raise ConfigError(f"{name}: the numbers do not increase", where=name)
+                raise ConfigError(f"{name}: the numbers must increase", where=name)
             numbers = stated.astype(np.int64)
         columns[_FIELDS[name]] = _broadcast(numbers, (dim,), dims, shape)
     positions = {name: coords[name] for name in _POSITIONS if name in coords}
@@ -422,14 +432,16 @@ def _columns(
     for name, coordinate in positions.items():
         unit = coordinate.attrs.get("units", "m")
         if unit not in _METRES or not set(coordinate.dims) <= set(dims):
-            raise ConfigError(f"{name}: unit `{unit}` or dimensions {list(coordinate.dims)} are invalid", where=name)
+            raise ConfigError(
+                f"{name}: unit `{unit}` or dimensions {list(coordinate.dims)} are not supported", where=name
+            )
         scaled = np.asarray(coordinate.values, dtype=np.float64) * _METRES[unit]
         metres[name] = _broadcast(scaled, coordinate.dims, dims, shape)
     if metres:
         largest = max(float(np.abs(values).max()) for values in metres.values())
         scalar = next((each for each in (10000, 1000, 100, 10, 1) if largest * each < 2**31), 0)
         if not scalar or not np.isfinite(largest):
-            raise Unsupported(f"positions of {largest:g} m are not supported by SEG-Y", where="coords")
+            raise Unsupported(f"coords: SEG-Y cannot represent positions of {largest:g} m", where="coords")
         columns |= {name: np.rint(values * scalar).astype(np.int64) for name, values in metres.items()}
         columns["coordinate_scalar"] = np.asarray(-scalar if scalar > 1 else 1)
         columns["coordinate_units"] = np.asarray(1)
@@ -442,12 +454,13 @@ def _columns(
 def _broadcast(
     values: np.ndarray[Any, Any], own: Sequence[str], dims: Sequence[str], shape: Sequence[int]
 ) -> np.ndarray[Any, Any]:
-    """values: [own dimensions] -> [traces], in file order."""
+    """Broadcast values [own dimensions] to one value per trace, in file order."""
     order = [own.index(dim) for dim in dims if dim in own]
     sides = [side if dim in own else 1 for dim, side in zip(dims, shape, strict=True)]
     if sorted(order) != list(range(values.ndim)) or prod(sides) != values.size:
         raise ConfigError(
-            f"coords: shape {list(values.shape)} of {list(own)} does not fit {list(shape)} of {list(dims)}"
+            f"coords: shape {list(values.shape)} of dimensions {list(own)} does not fit shape {list(shape)} of "
+            f"dimensions {list(dims)}"
         )
     return np.broadcast_to(values.transpose(order).reshape(sides), tuple(shape)).reshape(-1)
 
@@ -471,7 +484,7 @@ def _headers(
 
 
 def _keep(headers: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> None:
-    """Take over the fields of `kept`, [traces], into `headers`."""
+    """Copy the fields of `kept`, [traces], to `headers`."""
     fixed = ("samples", "sample_interval", "delay_time")
     names = [name for name in kept.dtype.names or () if name in (headers.dtype.names or ()) and name not in fixed]
     is_missing = ~np.any([kept[name] != 0 for name in names], axis=0) if names else np.zeros(len(kept), np.bool_)
@@ -481,7 +494,7 @@ def _keep(headers: np.ndarray[Any, Any], kept: np.ndarray[Any, Any]) -> None:
 
 
 def _short(interval: float) -> int:
-    """The interval as two bytes hold it; 0 where the extended field of revision 2 has it."""
+    """Value of the two-byte interval field; 0 if the interval is in the extended field of revision 2."""
     return int(interval) if interval == int(interval) and interval < 2**16 else 0
 
 

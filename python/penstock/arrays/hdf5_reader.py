@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HDF5 and NetCDF-4 files as arrays: h5py reads the metadata by ranges, the core reads the chunks."""
+"""Opens HDF5 and NetCDF-4 files as arrays. h5py reads the metadata with ranged requests; the core reads the chunks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _MAX_COORDINATE = 64 << 20
 
 
 def open_hdf5(location: Location, *, array: str | None = None) -> Array:
-    """Open a dataset of a file: `array`, or the largest one of numbers.
+    """Open a dataset of a file: `array`, or the largest numeric dataset.
 
     Raises:
         ConfigError: The dataset does not exist.
-        Unsupported: Its layout or filters are not supported.
+        Unsupported: The layout or a filter of the dataset is not supported.
     """
     require("HDF5 files", "hdf5")
     entry = location.entry()
@@ -55,7 +55,7 @@ def _describe(file: Any, wanted: str | None, place: str) -> dict[str, Any]:
     file.visititems(lambda path, node: datasets.update({path: node}) if isinstance(node, h5py.Dataset) else None)
     numeric = {path: node for path, node in datasets.items() if node.dtype.kind in "iuf" and node.shape}
     if wanted is None and not numeric:
-        raise ConfigError(f"array: {place} has no dataset of numbers", where="array")
+        raise ConfigError(f"array: {place} contains no numeric dataset", where="array")
     scales = {path for path, node in numeric.items() if node.is_scale}
     largest = max(
         numeric, key=lambda path: (path not in scales, numeric[path].ndim > 1, numeric[path].size), default=""
@@ -82,7 +82,7 @@ def _describe(file: Any, wanted: str | None, place: str) -> dict[str, Any]:
 
 
 def _coordinates(data: Any) -> tuple[tuple[str, ...], dict[str, Coordinate]]:
-    """Names of the dimensions, from the dimension scales of HDF5 (and so of NetCDF-4), and the scales' values."""
+    """Returns names of the dimensions and their coordinates, from HDF5's dimension scales, which NetCDF-4 also uses."""
     dims: list[str] = []
     coords: dict[str, Coordinate] = {}
     for axis in range(data.ndim):
@@ -90,7 +90,7 @@ def _coordinates(data: Any) -> tuple[tuple[str, ...], dict[str, Coordinate]]:
         label = scale.name.rpartition("/")[2] if scale is not None else data.dims[axis].label
         dim = label or f"dim_{axis}"
         dims.append(dim if dim not in dims else f"{dim}_{axis}")
-        # NetCDF-4 has a scale without values for a dimension without a coordinate.
+        # For a dimension without a coordinate, NetCDF-4 stores a scale without values.
         title = b"" if scale is None else np.bytes_(scale.attrs.get("NAME", b""))
         is_bare = title.startswith(b"This is a netCDF dimension but not a netCDF variable")
         if scale is not None and scale.dtype.kind in "iuf" and not is_bare and scale.shape == (data.shape[axis],):

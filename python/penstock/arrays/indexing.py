@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NumPy's indexing as boxes: integers, slices with steps, `...`, and one list or mask of an axis."""
+"""Converts NumPy's indexes to boxes to read: integers, slices with steps, `...`, and one list or mask."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Box = tuple[tuple[int, int], ...]
 @dataclass(frozen=True)
 class _Axis:
     runs: list[tuple[int, int]]
-    """Ranges to read, ascending and apart."""
+    """Ranges to read, ascending and not adjacent."""
     picks: Any
-    """Positions to take of the ranges, put side by side: an integer, a slice, or positions."""
+    """Index (an integer, a slice or positions) into the concatenated ranges, which selects the wanted elements."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The boxes that an index needs, in C order of the axes' ranges."""
+    """Boxes that an index needs, in C order, and how to assemble the result from them."""
 
     boxes: list[Box]
     _axes: list[_Axis]
     _moves: int | None = None
-    """Axis of the result that NumPy moves to the front: a list's, if integers are apart from it."""
+    """Axis that NumPy moves to the front of the result: the list's axis, if a slice separates it from an integer."""
 
     def assemble(self, parts: Sequence[np.ndarray[Any, Any]]) -> Any:
-        """The result of the index, from the boxes' contents."""
+        """Assemble the result of the index from the contents of the boxes."""
         if len(parts) == 1:
             whole = parts[0]
         else:
@@ -49,7 +49,7 @@ class Selection:
                     for begins, number in zip(starts, at, strict=True)
                 )
                 whole[place] = part
-        # Lists one at a time, so that each is of its own axis; then integers, whose axes go.
+        # Slices and lists are applied first, one axis at a time. Integers follow, because they remove their axes.
         for number, axis in enumerate(self._axes):
             if not isinstance(axis.picks, int):
                 whole = whole[(*[slice(None)] * number, axis.picks)]
@@ -58,7 +58,7 @@ class Selection:
 
 
 def select(key: Any, shape: Sequence[int], chunk_shape: Sequence[int]) -> Selection:
-    """Plan an index of an array of `shape`. Gaps shorter than a chunk are read.
+    """Convert an index of an array of `shape` to boxes. Gaps shorter than a chunk are read, too.
 
     Raises:
         IndexError: An index is out of bounds, or of a kind that is not supported.
@@ -108,7 +108,7 @@ def _axis(key: Any, side: int, chunk: int, number: int) -> _Axis:
         return _Axis([(index % side, index % side + 1)], 0)
     if value.ndim == 1 and value.dtype.kind == "b":
         if len(value) != side:
-            raise IndexError(f"a mask of {len(value)} for axis {number} with size {side}")
+            raise IndexError(f"the mask has {len(value)} values, but axis {number} has size {side}")
         return _positions(np.flatnonzero(value), chunk)
     if value.ndim == 1 and (value.dtype.kind in "iu" or value.size == 0):
         value = value.astype(np.int64)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A lease is an object that says who works on something, and until when. Create-only writes make it exclusive.
+"""Leases: a lease is an object in a store that names the owner of a resource, and the time at which the lease expires.
 
-The owner renews it; a lease that was not renewed in time, or whose owner on this machine is dead, may be taken over by a
-write that names the version which was read, so that only one of several takers gets it.
+A create-only write makes the lease exclusive, and the owner renews it. Another process may take a lease over if it has
+expired, or if its owner was a process on this machine that has ended. The write that takes it over is conditional on
+the version that was read, so only one of several processes succeeds.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["Holder", "Lease"]
 
 @dataclass(frozen=True)
 class Holder:
-    """Owner of a lease, as the lease states it."""
+    """Owner of a lease, as recorded in the lease."""
 
     owner: str
     host: str
@@ -40,7 +41,7 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """True if the lease has ended, or its process on this machine has."""
+        """True if the lease has expired, or its owner was a process on this machine that has ended."""
         if time.time() > self.expires_s:
             return True
         return self.host == _host() and not Path(f"/proc/{self.pid}").exists() and Path("/proc/self").exists()
@@ -50,7 +51,7 @@ class Holder:
 
 
 def _host() -> str:
-    """The machine since its start: a process number means nothing after a restart, or in another namespace."""
+    """Identifies this machine, its current boot and the pid namespace; a pid is meaningful only within these."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         space = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - not a path
@@ -60,11 +61,11 @@ def _host() -> str:
 
 
 class Lease:
-    """A lease on `name` below a location, renewed by a thread while it is held.
+    """A lease on `name` below a location. A thread renews it until it is released.
 
     Args:
         term_s: Time after which a lease that is not renewed may be taken over.
-        on_loss: Called, from that thread, if another process has taken the lease over.
+        on_loss: Called in that thread if another process has taken the lease over.
     """
 
     def __init__(
@@ -79,10 +80,10 @@ class Lease:
         self.is_lost = False
 
     def acquire(self) -> Holder | None:
-        """Take the lease. Returns the holder whose lease was taken over, or None if there was none.
+        """Acquire the lease. Returns the previous holder if its lease was taken over, else None.
 
         Raises:
-            Busy: Another process has it.
+            Busy: Another process holds the lease.
         """
         taken_from: Holder | None = None
         try:
@@ -92,8 +93,8 @@ class Lease:
             if holder is not None:
                 if not holder.is_gone:
                     raise Busy(
-                        f"{self._place}: {holder} is at work", where=self._place,
-                        hint=f"wait for it; if it was killed, its lease ends within {self._term_s:.0f} s",
+                        f"{self._place}: in use by {holder}", where=self._place,
+                        hint=f"wait until it ends; if it was killed, its lease expires within {self._term_s:.0f} s",
                     ) from None  # fmt: skip
                 taken_from = holder
             try:
@@ -101,13 +102,13 @@ class Lease:
                     self._name, self._content(), create_only=version is None, version=version
                 )
             except (PreconditionFailed, Changed):
-                raise Busy(f"{self._place}: another process was faster", where=self._place) from None
+                raise Busy(f"{self._place}: another process acquired the lease first", where=self._place) from None
         self._thread = threading.Thread(target=self._renew, name="penstock-lease", daemon=True)
         self._thread.start()
         return taken_from
 
     def release(self) -> None:
-        """Give the lease back. One that was lost is left to its new owner."""
+        """Delete the lease, unless another process has taken it over."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -151,5 +152,5 @@ class Lease:
                     self._on_loss()
                 return
             except PenstockError:
-                # A store that does not answer: the next try may reach it before the term ends.
+                # The store may be unreachable for a moment. The next attempt may succeed before the lease expires.
                 continue

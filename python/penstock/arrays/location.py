@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An object or a folder of objects on any store, with what the core needs to reach it."""
+"""Location of an object or folder on any store, and the settings that the core needs to access it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEMPORARY = ".penstock-tmp-"
 
 @dataclass(frozen=True)
 class Entry:
-    """An object of a listing."""
+    """An object in a listing."""
 
     name: str
     size: int
@@ -42,7 +42,7 @@ class Location:
     def __post_init__(self) -> None:
         text = os.fsdecode(self.url).rstrip("/") if self.url not in ("/", "file:///") else self.url
         if not text:
-            raise ConfigError("url: it is empty", where="url", hint="write `.` for the working directory")
+            raise ConfigError("url: must not be empty", where="url", hint="write `.` for the working directory")
         if "://" not in text:
             text = str(Path(text).expanduser().absolute())
         object.__setattr__(self, "url", text.removeprefix("file://localhost").removeprefix("file://"))
@@ -52,27 +52,27 @@ class Location:
 
     @property
     def is_local(self) -> bool:
-        """True for a path."""
+        """True if the location is a local path."""
         return "://" not in self.url
 
     @property
     def path(self) -> Path:
-        """The path of a local place."""
+        """The path of a local location."""
         return Path(self.url)
 
     @property
     def folder(self) -> str:
-        """URL of the folder that holds it, with `/` at its end."""
+        """URL of the parent folder, with `/` at its end."""
         return self.url.rpartition("/")[0] + "/"
 
     @property
     def name(self) -> bytes:
-        """Name within its folder."""
+        """Name in the parent folder."""
         return os.fsencode(self.url.rpartition("/")[2])
 
     @cached_property
     def files(self) -> _native.Files:
-        """The objects below it."""
+        """Access to the objects below this location."""
         return _native.Files(self.url + "/", self.variables, timeout_s=self.timeout_s)
 
     @cached_property
@@ -80,7 +80,7 @@ class Location:
         return _native.Files(self.folder, self.variables, timeout_s=self.timeout_s)
 
     def entry(self) -> Entry | None:
-        """The object of this name; None if it does not exist."""
+        """The object at this location; None if it does not exist."""
         try:
             name, size, version, _ = self._beside.head(self.name)
         except (NotFound, IsADirectoryError):
@@ -88,13 +88,15 @@ class Location:
         return Entry(os.fsdecode(name), size, version)
 
     def list(self, prefix: str = "") -> list[Entry]:
-        """Objects below it whose names begin with `prefix`, in the byte order of names; not what killed writers left."""
+        """List the objects below this location whose names begin with `prefix`, sorted by their bytes. Temporary
+        objects of killed writers are left out.
+        """
         found = self.files.described(os.fsencode(prefix))
         entries = [Entry(os.fsdecode(name), size, version) for name, size, version, _ in found]
         return [entry for entry in entries if not entry.name.rpartition("/")[2].startswith(_TEMPORARY)]
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object below it; None if it does not exist."""
+        """Read an object below this location; None if it does not exist."""
         try:
             _, size, version, _ = self.files.head(os.fsencode(name))
         except (NotFound, IsADirectoryError, NotADirectoryError):
@@ -102,17 +104,17 @@ class Location:
         return self.files.read(os.fsencode(name), [(0, size)], version=version)[0] if size else b""
 
     def read_range(self, start: int, count: int, version: str | None = None) -> bytes:
-        """Bytes of the object, cut at its end; of `version`, if given."""
+        """Read `count` bytes of the object, or fewer at its end. If `version` is given, of this version."""
         return self._beside.read(self.name, [(start, count)], version=version)[0]
 
     def head(self, count: int) -> bytes:
-        """The first bytes of the object."""
+        """Read the first `count` bytes of the object, or fewer if it is smaller."""
         return self.read_range(0, count) if count else b""
 
     def write(self, name: str, content: bytes, *, create_only: bool = False) -> None:
-        """Write an object below it.
+        """Write an object below this location.
 
         Raises:
-            PreconditionFailed: There is one, and `create_only` is true.
+            PreconditionFailed: The object exists, and `create_only` is true.
         """
         self.files.put(os.fsencode(name), content, create_only=create_only)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of MDIO v1 (the package `multidimio`): header fields, dimensions, coordinates and survey templates.
+"""Names in MDIO v1 (package `multidimio`): header fields, dimensions, coordinates and survey templates.
 
-Source: groups that multidimio 1.2.3 writes from SEG-Y of revision 1. Its `headers` are a structure of the fields below, one
-after the other without gaps: the bytes 1 to 232 of a trace header, in this machine's byte order.
+Source: groups that multidimio 1.2.3 writes from SEG-Y of revision 1. `headers` in such a group is an array of
+structures that consist of the fields below, without gaps. They are bytes 1 to 232 of a trace header, in this machine's
+byte order.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _NAMES = [
     "source_measurement_unit",
 ]  # fmt: skip
 
-# MDIO splits the two fields of six bytes, and has signed numbers only.
+# MDIO splits each of the two six-byte fields into two, and has only signed numbers.
 _PLACES = [
     *[(byte, kind.replace("u", "i")) for byte, kind in TRACE_FIELDS.values() if byte < 219],
     *[(219, "i4"), (223, "i2"), (225, "i4"), (229, "i2"), (231, "i2")],
@@ -113,6 +114,6 @@ def _packed(fields: list[Any]) -> np.dtype[Any] | None:
 
 
 def standard_names(names: tuple[str, ...]) -> dict[str, str]:
-    """MDIO's names of header fields -> ours; those that the standard does not have stay."""
+    """Maps MDIO's names of header fields to Penstock's names. Fields outside the standard keep MDIO's name."""
     ours = {byte: name for name, (byte, kind) in TRACE_FIELDS.items() if not kind.startswith("S")}
     return {name: ours.get(HEADER_FIELDS[name][0], name) if name in HEADER_FIELDS else name for name in names}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model volumes: layers of constant velocity, recorded-like seismic, and one constant."""
+"""Generates model volumes for experiments: seismic that resembles recorded data, velocity layers, or a constant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ KINDS = ("seismic", "layered", "constant")
 
 _FREQUENCY_HZ = 25.0
 _NOISE = 0.2
-"""Noise of `seismic`, as a share of its standard deviation: such a volume compresses 1.1 to 1.2 times, as recorded ones do."""
+"""Noise of `seismic`, as a share of its standard deviation: such a volume compresses 1.1 to 1.2 times, as recorded
+ones do.
+"""
 
 _SPACING_M = 12.5
 
@@ -27,13 +29,13 @@ _SPACING_M = 12.5
 def model_volume(
     kind: str, shape: Sequence[int], *, interval_ms: float = 4.0, seed: int = 0
 ) -> tuple[np.ndarray[Any, Any], tuple[str, ...], Mapping[str, Coordinate], dict[str, Any]]:
-    """Make a volume [inline, crossline, time] or [inline, crossline, depth] of float32 in memory.
+    """Generate a volume [inline, crossline, time] or [inline, crossline, depth] of float32 in memory.
 
     Args:
         kind: `seismic` (layers convolved with a 25 Hz Ricker wavelet, gently folded, with 20 % noise), `layered`
-            (velocities of 1.5 to 3.5 km/s in five layers, by depth) or `constant` (1.5 km/s).
-        interval_ms: Sample interval in ms; of depths in m.
-        seed: Of the layers and the noise.
+            (velocities of 1.5 to 3.5 km/s in five layers of depth) or `constant` (1.5 km/s).
+        interval_ms: Sample interval in ms; for a volume in depth, in m.
+        seed: Seed of the layers and the noise.
     Returns:
         Samples, dimensions, coordinates and attributes.
     Raises:
@@ -42,7 +44,7 @@ def model_volume(
     if kind not in KINDS:
         raise ConfigError(f"kind: `{kind}` is not one of {', '.join(KINDS)}", where="kind")
     if len(shape) != 3 or min(shape) < 1:
-        raise ConfigError(f"shape: {list(shape)} is not 3 whole numbers above 0", where="shape")
+        raise ConfigError(f"shape: must be 3 whole numbers above 0 (got {list(shape)})", where="shape")
     inlines, crosslines, samples = shape
     vertical = "time" if kind == "seismic" else "depth"
     if kind == "seismic":

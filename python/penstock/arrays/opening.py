@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`open`: one function for every kind of file, which is found out from its content."""
+"""Opens a volume of any kind: detects the kind of a file from its content, and returns an array."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ def open(  # noqa: A001 - the field's word
     progress: Callable[[int, int], None] | None = None,
     timeout_s: float = 600.0,
 ) -> Array:
-    """Open a SEG-Y, HDF5, NetCDF-4, Zarr or MDIO volume on any store as an array that is read when it is indexed.
+    """Open a SEG-Y, HDF5, NetCDF-4, Zarr or MDIO volume on any store as a lazy array, which reads only when indexed.
 
     Args:
-        url: A file, or the folder of a Zarr group or array. The kind is found out from the content.
+        url: A file, or the folder of a Zarr group or array. The kind is detected from the content.
         array: Which array of an HDF5 file or a Zarr group; by default its main or largest one.
-        map: SEG-Y: header fields that number the dimensions, as `inline=189:i4,crossline=193:i4`; by default the
+        map: SEG-Y: header fields that number the dimensions, such as `inline=189:i4,crossline=193:i4`; by default the
             geometry that fits the headers best.
         vertical: SEG-Y: name of the last dimension, `time` or `depth`.
-        format, byte_order, samples: SEG-Y: what the binary header should have stated.
+        format, byte_order, samples: SEG-Y: values that replace wrong values of the binary header.
         allow_trailing: SEG-Y: accept bytes after the last whole trace.
-        progress: SEG-Y: called with traces scanned and traces in all.
+        progress: SEG-Y: called with the number of scanned traces and the total.
         timeout_s: Limit of each request.
 
     Raises:
-        NotFound: There is nothing at the URL.
-        Unsupported: It is of another kind.
-        Corrupt: It is damaged, or contradicts itself; the message says what to pass.
+        NotFound: Nothing exists at the URL.
+        Unsupported: The file is of another kind.
+        Corrupt: The file is damaged or contradicts itself. The message names the arguments to pass.
     """
     location = Location(os.fspath(url), timeout_s)
     options = {
@@ -63,12 +63,12 @@ def open(  # noqa: A001 - the field's word
     kind = kind_of(location)
     if kind == "segy":
         if array is not None:
-            raise ConfigError("array: a SEG-Y file has one array", where="array")
+            raise ConfigError("array: not supported for SEG-Y files, which contain only one array", where="array")
         found = open_segy(location, **{**options, "vertical": vertical})  # type: ignore[arg-type]
     else:
         given = [name for name in _SEGY_OPTIONS if options[name] not in (None, False, "time")]
         if given and given != ["progress"]:
-            raise ConfigError(f"{given[0]}: {location.url} is {kind}, not SEG-Y", where=given[0])
+            raise ConfigError(f"{given[0]}: supported only for SEG-Y, but {location.url} is {kind}", where=given[0])
         found = (open_hdf5 if kind == "hdf5" else zarr_reader.open_zarr)(location, array=array)
     kept = {key: value for key, value in options.items() if key != "progress" and value is not None}
     again: dict[str, Any] = {**(kept if kind == "segy" else {}), "array": array, "timeout_s": timeout_s}
@@ -78,20 +78,18 @@ def open(  # noqa: A001 - the field's word
 
 
 def kind_of(location: Location) -> str:
-    """`segy`, `hdf5` or `zarr`.
+    """Detect the kind of a volume: `segy`, `hdf5` or `zarr`.
 
     Raises:
-        NotFound: There is nothing at the URL.
-        Unsupported: It is something else.
+        NotFound: Nothing exists at the URL.
+        Unsupported: The file is of another kind.
     """
     entry = location.entry()
     if entry is None:
         if zarr_reader.find_node(location) is not None:
             return "zarr"
         if location.files.described(b"", most=1):
-            raise Unsupported(
-                f"{location.url}: a folder without Zarr metadata (zarr.json, .zgroup or .zarray) is not supported"
-            )
+            raise Unsupported(f"{location.url}: the folder contains no Zarr metadata (zarr.json, .zgroup or .zarray)")
         raise NotFound(f"{location.url} does not exist", where=location.url)
     first = location.head(min(entry.size, 3600))
     if first.startswith(_HDF5):
@@ -100,11 +98,13 @@ def kind_of(location: Location) -> str:
         raise Unsupported(
             f"{location.url}: NetCDF-3 is not supported",
             where=location.url,
-            hint="nccopy -k nc4 OLD.nc NEW.nc converts it to NetCDF-4",
+            hint="convert it to NetCDF-4: nccopy -k nc4 OLD.nc NEW.nc",
         )
     if first.startswith(b"PK\x03\x04"):
         raise Unsupported(
-            f"{location.url}: Zarr in a zip file is not supported", where=location.url, hint="unzip it into a folder"
+            f"{location.url}: Zarr in a zip file is not supported",
+            where=location.url,
+            hint="unzip the file into a folder",
         )
-    # SEG-Y has no signature: its reader checks the headers, and says what is wrong with them.
+    # SEG-Y has no signature. Its reader checks the headers, and its errors explain which values are wrong.
     return "segy"

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OSDU load manifests: a volume as a seismic trace data record and the dataset record of its files.
+"""Builds OSDU load manifests: for a volume, a seismic trace data record and the dataset record of its files.
 
-Source: the schemas that the OSDU Data Definition Group publishes: Manifest 1.0.0, work-product-component--SeismicTraceData
-1.6.0, and dataset--FileCollection.SEGY 1.3.0, --FileCollection.TGS.MDIO 1.0.0, --File.HDF5 1.1.0 and
---FileCollection.Generic 1.1.0, which stands for Zarr groups: there is no kind of their own. Nothing is sent anywhere, and
-facts that the volume does not state (coordinate reference system, survey, processing) are left out.
+Source: the schemas that the OSDU Data Definition Group publishes: Manifest 1.0.0,
+work-product-component--SeismicTraceData 1.6.0, and dataset--FileCollection.SEGY 1.3.0, --FileCollection.TGS.MDIO 1.0.0,
+--File.HDF5 1.1.0 and
+--FileCollection.Generic 1.1.0. The last describes Zarr groups, for which OSDU has no specific kind. This module sends
+nothing. It leaves out facts that the volume does not state (coordinate reference system, survey, processing).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DATASET_KINDS = {
 }
 
 _PARTITION = r"[\w\-.]+"
-# AbstractAccessControlList and AbstractLegalTags 1.0.0.
+# Patterns from AbstractAccessControlList and AbstractLegalTags 1.0.0.
 _GROUP = r"[a-zA-Z0-9_+&*-]+(?:\.[a-zA-Z0-9_+&*-]+)*@(?:[a-zA-Z0-9-]+\.)+[a-zA-Z]{2,7}"
 _COUNTRY = "[A-Z]{2}"
 
@@ -52,16 +53,16 @@ _WORDS = {"f": "FLOAT", "i": "INT", "u": "UINT"}
 
 @dataclass(frozen=True)
 class OsduSettings:
-    """What every record of an OSDU instance needs.
+    """Settings that every record of an OSDU instance needs.
 
     Attributes:
-        partition: Data partition, which begins the records' ids.
-        owners, viewers: Groups that own and see the records, as e-mail addresses.
+        partition: Data partition, with which the ids of the records begin.
+        owners, viewers: E-mail addresses of the groups that own the records, and that can view them.
         legal_tags: Legal tags.
-        countries: Relevant countries, as two letters.
+        countries: Two-letter codes of the relevant countries.
 
     Raises:
-        ConfigError: One is missing, or not of that form.
+        ConfigError: A setting is missing or malformed.
     """
 
     partition: str
@@ -80,7 +81,7 @@ class OsduSettings:
         ):
             wrong = [value for value in values if not re.fullmatch(form, value)]
             if wrong or not values:
-                problem = f"`{wrong[0]}` is not of the form {form}" if wrong else "none is given"
+                problem = f"`{wrong[0]}` is not of the form {form}" if wrong else "missing"
                 raise ConfigError(f"osdu-set: {name}: {problem}", where="osdu-set", hint=_EXAMPLE)
 
 
@@ -92,23 +93,23 @@ _EXAMPLE = (
 
 
 def parse_settings(texts: Iterable[str]) -> OsduSettings:
-    """Settings of `NAME=VALUE,..` texts; a name may be repeated.
+    """Parse settings from `NAME=VALUE,..` texts; a name may be repeated.
 
     Raises:
-        ConfigError: A name is unknown, missing, or its value is not of the form that OSDU takes.
+        ConfigError: A name is unknown or missing, or OSDU does not accept the form of a value.
     """
     found: dict[str, list[str]] = {name: [] for name in _NAMES}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or name not in found:
             raise ConfigError(
-                f"osdu-set: `{text}` is not NAME=VALUE with a name of {', '.join(_NAMES)}",
+                f"osdu-set: `{text}` is not NAME=VALUE, where NAME is one of {', '.join(_NAMES)}",
                 where="osdu-set",
                 hint=_EXAMPLE,
             )
         found[name] += [value.strip() for value in values.split(",")]
     if len(found["partition"]) > 1:
-        raise ConfigError("osdu-set: partition: only one is possible", where="osdu-set")
+        raise ConfigError("osdu-set: partition must be given only once", where="osdu-set")
     lists = [tuple(found[name]) for name in _NAMES[1:]]
     return OsduSettings("".join(found["partition"]), *lists)
 
@@ -116,15 +117,16 @@ def parse_settings(texts: Iterable[str]) -> OsduSettings:
 def osdu_manifest(
     url: str | os.PathLike[str], settings: OsduSettings, *, timeout_s: float = 600.0, **options: Any
 ) -> dict[str, Any]:
-    """The manifest of a volume: `osdu:wks:Manifest:1.0.0` with one component and one dataset. The volume is opened, not read.
+    """Build the manifest of a volume: `osdu:wks:Manifest:1.0.0` with one component and one dataset.
 
-    The ids follow from the partition and the URL, so that another manifest of the same volume updates the same records.
+    The volume is opened, but its samples are not read. The ids are derived from the partition and the URL. Therefore, a
+    later manifest of the same volume updates the same records.
 
     Args:
-        options: Arguments of `penstock.arrays.open`, as for a SEG-Y file.
+        options: Arguments of `penstock.arrays.open`, such as `map` for a SEG-Y file.
 
     Raises:
-        NotFound, Unsupported, Corrupt: As `penstock.arrays.open`.
+        NotFound, Unsupported, Corrupt: As in `penstock.arrays.open`.
     """
     location = Location(os.fspath(url), timeout_s)
     array = open_array(location.url, timeout_s=timeout_s, **options)
@@ -232,7 +234,7 @@ def _component(location: Location, array: Array, facts: dict[str, Any], partitio
 
 
 def _vertical(array: Array, vertical: str, reference: Any) -> dict[str, Any]:
-    """Interval, start, end and length of traces, in the unit that `TraceDomainUOM` names."""
+    """Returns interval, start, end and length of the traces, in the unit that `TraceDomainUOM` names."""
     found = array.coords.get(vertical)
     unit = None if found is None else found.attrs.get("units")
     if found is None or unit not in ("ms", "s", "m", "ft", "km"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures of slices as geophysicists draw them: time or depth downwards, seismic colours, axes with units."""
+"""Draws slices in the usual style of geophysics: time or depth downwards, seismic colours, axes with units."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _VERTICAL = ("time", "depth")
 
 
 def place_of(array: Array, at: Mapping[str, float]) -> tuple[Any, ...]:
-    """Index of a slice: for each named dimension the position whose coordinate is nearest to the number.
+    """Index of a slice: for each named dimension, the position whose coordinate is nearest to the given number.
 
     Raises:
-        ConfigError: The dimension does not exist, or the number is outside of its coordinate.
+        ConfigError: A dimension does not exist, or a number is outside the range of its coordinate.
     """
     key: list[Any] = [slice(None)] * array.ndim
     for dim, wanted in at.items():
@@ -38,20 +38,20 @@ def place_of(array: Array, at: Mapping[str, float]) -> tuple[Any, ...]:
         found = array.coords.get(dim)
         numbers = np.arange(array.shape[axis]) if found is None else np.asarray(found.values, dtype=np.float64)
         if not len(numbers) or not min(numbers) <= wanted <= max(numbers):
-            ends = f"{numbers[0]:g} to {numbers[-1]:g}" if len(numbers) else "nothing"
-            raise ConfigError(f"at: {dim} {wanted:g} is outside of {ends}", where="at")
+            ends = f"{numbers[0]:g} to {numbers[-1]:g}" if len(numbers) else "empty"
+            raise ConfigError(f"at: {dim} {wanted:g} is outside the axis ({ends})", where="at")
         key[axis] = int(np.abs(numbers - wanted).argmin())
     return tuple(key)
 
 
 def picture(array: Array, at: Mapping[str, float]) -> bytes:
-    """A slice as PNG. Signed samples get seismic colours around 0, others a sequential scale.
+    """Draw a slice as PNG, in seismic colours around 0 if samples have both signs, else on a sequential colour scale.
 
     Args:
-        at: Coordinate of each dimension that is fixed; two dimensions remain.
+        at: Coordinate of each fixed dimension. Exactly two dimensions must not be fixed.
 
     Raises:
-        ConfigError: Another number of dimensions remains.
+        ConfigError: The number of dimensions that are not fixed is not two.
         Unsupported: All samples of the slice are missing.
         MissingPackage: matplotlib is not installed.
     """
@@ -63,14 +63,14 @@ def picture(array: Array, at: Mapping[str, float]) -> bytes:
     key = place_of(array, at)
     if len(left) != 2:
         raise ConfigError(
-            f"at: {len(left)} dimensions remain ({', '.join(left)}), and a picture has 2",
+            f"at: a picture requires 2 dimensions, but {len(left)} remain ({', '.join(left)})",
             where="at",
             hint="fix the others, for example --at inline=120",
         )
     values = np.asarray(array[key], dtype=np.float64)
     finite = values[np.isfinite(values)]
     if not finite.size:
-        raise Unsupported("a picture of a slice without samples is not supported")
+        raise Unsupported("the slice contains no finite samples, so it cannot be drawn")
     across, down = left
     if down not in _VERTICAL and across in _VERTICAL:
         across, down, values = down, across, values.T
@@ -95,7 +95,7 @@ def picture(array: Array, at: Mapping[str, float]) -> bytes:
 
 
 def _ends(array: Array, dim: str) -> tuple[float, float]:
-    """Edges of the first and the last cell."""
+    """Outer edges of the first and the last cell along a dimension."""
     found = array.coords.get(dim)
     numbers = (
         np.arange(array.shape[array.dims.index(dim)]) if found is None else np.asarray(found.values, dtype=np.float64)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved templates: how the SEG-Y files of a survey are read (geometry, vertical domain, what their headers state wrong), as TOML.
+"""Saved templates, in TOML: how to read the SEG-Y files of a survey (geometry, vertical domain, header corrections).
 
     map = "inline=9:i4,crossline=21:i4"
     vertical = "depth"
     format = 5
 
-Keys are the long flags of `penstock array`. A name stands for a file in the folder `templates` beside the user's settings.
+Keys are the long flags of `penstock array`. The template NAME is the file `templates/NAME.toml` beside the user's
+settings.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ _LIMIT_BYTES = 100_000
 
 @dataclass(frozen=True)
 class Template:
-    """What a template states; None, and False for `allow_trailing`, leave the choice to the file.
+    """Content of a template. With None (or False for `allow_trailing`), the value in the file is used.
 
     Attributes:
-        map: Header fields that number the dimensions, as `inline=189:i4,crossline=193:i4`.
+        map: Header fields that number the dimensions, such as `inline=189:i4,crossline=193:i4`.
         vertical: `time` or `depth`.
         format: Sample format of SEG-Y: 1 IBM, 5 IEEE, ...
         byte_order: `big` or `little`.
-        samples: Samples of each trace.
-        allow_trailing: Bytes after the last whole trace are kept.
+        samples: Number of samples of each trace.
+        allow_trailing: Accept bytes after the last whole trace.
 
     Raises:
-        ConfigError: A value is not of its kind.
+        ConfigError: A value is invalid.
     """
 
     map: str | None = None
@@ -62,7 +63,7 @@ class Template:
                 raise ConfigError(f"{name.replace('_', '-')}: `{value}` is not one of {', '.join(allowed)}", where=name)
 
     def options(self) -> dict[str, Any]:
-        """What is stated, as arguments of `penstock.arrays.open` and `convert`."""
+        """The values that are set, as arguments of `penstock.arrays.open` and `convert`."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: value for name, value in found.items() if value not in (None, False)}
 
@@ -75,22 +76,22 @@ class Template:
 
 
 def template_path(environment: Mapping[str, str], name: str) -> Path:
-    """File of a template: `name` itself if it has a `/` or ends with `.toml`, else a file of the user's templates.
+    """Path of a template: `name` itself if it contains `/` or ends with `.toml`, else a file of the user's templates.
 
     Raises:
-        ConfigError: The name is not one, or neither HOME nor XDG_CONFIG_HOME is set, which place the user's templates.
+        ConfigError: The name is invalid, or neither HOME nor XDG_CONFIG_HOME is set, so the user's folder is unknown.
     """
     if "/" in name or name.endswith(".toml"):
         return Path(name).expanduser()
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ConfigError(
-            f"template: `{name}` is neither a name nor a file", where="template",
+            f"template: `{name}` is neither a valid template name nor a file", where="template",
             hint="use letters, digits, `_`, `-` and `.`, or the path of a .toml file",
         )  # fmt: skip
     folder = user_folder(environment)
     if folder is None:
         raise ConfigError(
-            "template: HOME and XDG_CONFIG_HOME are not set, so there is no place for templates", where="template",
+            "template: HOME and XDG_CONFIG_HOME are not set, so the folder of templates is unknown", where="template",
             hint="pass the path of a .toml file",
         )  # fmt: skip
     return folder / "templates" / f"{name}.toml"
@@ -100,28 +101,28 @@ def load_template(environment: Mapping[str, str], name: str) -> Template:
     """Read a template.
 
     Raises:
-        NotFound: There is no such template; the hint lists the user's.
-        ConfigError: It is not TOML, or has a key or a value that a template has not.
+        NotFound: The template does not exist. The hint lists the user's templates.
+        ConfigError: The file is not TOML, or has an unknown key or an invalid value.
     """
     path = template_path(environment, name)
     if not path.is_file():
         known = sorted(each.stem for each in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         raise NotFound(
             f"template: {path} does not exist", where=str(path),
-            hint=f"use one of {', '.join(known)}" if known else "penstock array info FILE --save-template NAME makes one",
+            hint=f"use one of {', '.join(known)}" if known else "run penstock array info FILE --save-template NAME",
         )  # fmt: skip
     with path.open("rb") as file:
         content = file.read(_LIMIT_BYTES)
     try:
         stated = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}", where=str(path)) from None
+        raise ConfigError(f"{path} is not valid TOML: {error}", where=str(path)) from None
     kinds = {"map": str, "vertical": str, "format": int, "byte-order": str, "samples": int, "allow-trailing": bool}
     for key, value in stated.items():
         if key not in kinds:
-            raise ConfigError(f"{path}: `{key}` is not one of {', '.join(kinds)}", where=str(path))
+            raise ConfigError(f"{path}: unknown key `{key}`; the keys are {', '.join(kinds)}", where=str(path))
         if type(value) is not kinds[key]:
-            raise ConfigError(f"{path}: {key} is not {_ARTICLES[kinds[key]]}", where=str(path))
+            raise ConfigError(f"{path}: {key} must be {_ARTICLES[kinds[key]]}", where=str(path))
     return Template(**{key.replace("-", "_"): value for key, value in stated.items()})
 
 
@@ -129,7 +130,7 @@ _ARTICLES = {str: "a text", int: "a whole number", bool: "true or false"}
 
 
 def save_template(environment: Mapping[str, str], name: str, template: Template) -> Path:
-    """Write a template; one of this name is replaced. Returns its file."""
+    """Write a template, and replace an existing one of this name. Returns the path of the file."""
     path = template_path(environment, name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as out:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes of a Zarr array by many processes at once: each write covers whole objects, so that none loses another's."""
+"""Lets many processes write one Zarr array at once. Each write covers whole objects, so no write overwrites another."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["ArrayWriter", "create_array", "open_writer"]
 
 
 class ArrayWriter:
-    """A Zarr array open for writes. `writer[inlines, crosslines] = values` writes whole objects (shards, or chunks).
+    """A Zarr array, open for writing. `writer[inlines, crosslines] = values` writes whole objects (shards, or chunks).
 
-    A box that cuts an object is refused: two processes that each write a part of it would lose one of the parts. It can
-    be pickled, so that `dask.array.store(x, writer, lock=False)` is safe: it works if dask's chunks are whole objects,
-    and raises if they are not.
+    A box that covers only a part of an object is rejected, because two processes that write different parts of an
+    object would overwrite each other. A writer can be pickled. `dask.array.store(x, writer, lock=False)` is safe: it
+    raises an error unless dask's chunks are whole objects.
     """
 
     def __init__(self, location: Location, document: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ class ArrayWriter:
         return len(self.shape)
 
     def regions(self, rank: int = 0, world: int = 1) -> Iterator[tuple[slice, ...]]:
-        """Boxes of whole objects that this rank of `world` should write: together they are the array, and none overlap."""
+        """Boxes of whole objects that this rank of `world` should write. Together, the ranks cover the array once."""
         grid = [range(0, side, part) for side, part in zip(self.shape, self.objects, strict=True)]
         for number, starts in enumerate(product(*grid)):
             if number % world == rank:
@@ -64,11 +64,13 @@ class ArrayWriter:
     def __setitem__(self, key: Any, values: Any) -> None:
         box = self._box(key)
         sides = tuple(end - start for start, end in box)
-        # A Python number takes the array's type if that holds it; other values must fit whatever they are.
+        # A Python number is converted to the array's type. Other values must have a type that converts without loss.
         values = np.asarray(values) if not isinstance(values, int | float) else np.asarray(self.dtype.type(values))
         values = np.broadcast_to(values, sides)
         if not np.can_cast(values.dtype, self.dtype, "safe"):
-            raise ConfigError(f"{values.dtype} values into {self.dtype}: the array cannot hold them", where="values")
+            raise ConfigError(
+                f"values: {values.dtype} cannot be converted to {self.dtype} without loss", where="values"
+            )
         cells = [range(start // part, -(-end // part)) for (start, end), part in zip(box, self.objects, strict=True)]
         threads = min(len(os.sched_getaffinity(0)), max(1, int(np.prod([len(each) for each in cells]))))
         with ThreadPoolExecutor(threads) as pool:
@@ -89,19 +91,21 @@ class ArrayWriter:
             keys = (*keys[:at], *[slice(None)] * (self.ndim - len(keys) + 1), *keys[at + 1 :])
         keys = (*keys, *[slice(None)] * (self.ndim - len(keys)))
         if len(keys) != self.ndim or not all(isinstance(each, slice) for each in keys):
-            raise IndexError(f"want {self.ndim} slices, for a box of whole objects")
+            raise IndexError(f"box: must be {self.ndim} slices (got {len(keys)} indices)")
         box = []
         for axis, (each, side, part) in enumerate(zip(keys, self.shape, self.objects, strict=True)):
             start, end, step = each.indices(side)
             if step != 1:
-                raise IndexError(f"axis {axis}: a box has no step")
+                raise IndexError(f"axis {axis}: the slice of a box cannot have a step (got {step})")
             end = max(start, end)
             if start % part or (end % part and end != side):
                 raise ConfigError(
-                    f"axis {axis}: {start}:{end} cuts an object of {part}: another process that writes the rest of it would "
+                    f"axis {axis}: {start}:{end} starts or ends inside an object ({part} long), so writes of other "
+                    "processes could "
                     "be lost",
                     where="box",
-                    hint=f"write boxes that begin and end at multiples of {', '.join(map(str, self.objects))}: see regions()",
+                    hint=f"write boxes that begin and end at multiples of {', '.join(map(str, self.objects))} (see "
+                    "regions())",
                 )
             box.append((start, end))
         return tuple(box)
@@ -124,11 +128,11 @@ def create_array(
     """Create a Zarr array (version 3, in shards of about 64 MiB) and open it for writes.
 
     Args:
-        access: What chunks and shards are chosen for, where they are not given: see `penstock array convert`.
+        access: Access pattern for which chunks and shards are chosen, unless given; see `penstock array convert`.
 
     Raises:
-        Mismatch: There is an array already.
-        ConfigError: The chunks, shards or the codec are not possible.
+        Mismatch: The array exists.
+        ConfigError: The chunks, shards or codec are invalid.
     """
     location, kind = Location(os.fspath(url), timeout_s), np.dtype(dtype)
     names = tuple(dims or [f"dim_{axis}" for axis in range(len(shape))])
@@ -142,22 +146,22 @@ def create_array(
         location.write("zarr.json", json.dumps(document).encode(), create_only=True)
     except PreconditionFailed:
         raise Mismatch(
-            f"{location.url} exists", where=location.url, hint="open it with open_writer, or choose another place"
+            f"{location.url} already exists", where=location.url, hint="open it with open_writer, or choose another URL"
         ) from None
     return writer
 
 
 def open_writer(url: str | os.PathLike[str], timeout_s: float = 600.0) -> ArrayWriter:
-    """Open a Zarr array of version 3 for writes.
+    """Open a Zarr array of version 3 for writing.
 
     Raises:
-        NotFound: There is none.
-        Corrupt: Its metadata are damaged.
+        NotFound: The array does not exist.
+        Corrupt: The metadata is damaged.
     """
     location = Location(os.fspath(url), timeout_s)
     found = location.read("zarr.json")
     if found is None:
-        raise NotFound(f"{location.url} has no zarr.json", where=location.url)
+        raise NotFound(f"{location.url} contains no zarr.json", where=location.url)
     try:
         return ArrayWriter(location, json.loads(found))
     except (ValueError, KeyError, TypeError) as error:

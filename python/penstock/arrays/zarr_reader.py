@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zarr groups and arrays of versions 2 and 3, and MDIO, as arrays. Chunks are read by the core."""
+"""Opens Zarr groups and arrays (versions 2 and 3) and MDIO groups as arrays. The core reads the chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_COORDINATE = 64 << 20
 
 @dataclass(frozen=True)
 class ZarrNode:
-    """An array of a group, by its metadata."""
+    """An array of a group, described by its metadata."""
 
     location: Location
     name: str
@@ -60,17 +60,17 @@ class ZarrNode:
 
     @property
     def kind(self) -> str:
-        """Its type, as the metadata names it; empty for one that is not plain."""
+        """Name of the element type in the metadata; empty if the type is not a plain name."""
         stated = self.document.get("data_type", self.document.get("dtype"))
         return stated if isinstance(stated, str) else ""
 
     @property
     def structure(self) -> np.dtype[Any] | None:
-        """Type of an element that is a structure or raw bytes; None for other types."""
+        """Element type if it is a structure or raw bytes, else None."""
         return struct_dtype(self.document.get("data_type", self.document.get("dtype")))
 
     def open(self) -> Backend:
-        """Its chunks: read by the core, or by zarr-python if a codec is not the core's."""
+        """Open the array with the core's reader, or with zarr-python if the core does not support a codec."""
         if self.shape and (structure := self.structure) is not None:
             return _Structures(self, structure)
         try:
@@ -84,7 +84,7 @@ class ZarrNode:
 
 
 class _Structures:
-    """An array of structures, which the core reads as numbers of 8 bits: its last dimension is longer by their size."""
+    """An array of structures. The core reads it as uint8, with a last dimension multiplied by the structure's size."""
 
     def __init__(self, node: ZarrNode, structure: np.dtype[Any]) -> None:
         document = json.loads(node.metadata)
@@ -109,7 +109,7 @@ class _Structures:
 
 
 class _MissingAsNan:
-    """Samples of a lossy array, whose missing traces are stored as zeros."""
+    """Samples of a lossy array, in which missing traces are stored as zeros; they are returned as NaN."""
 
     def __init__(self, samples: Backend, trace_index: ZarrNode) -> None:
         self._samples, self._node = samples, trace_index
@@ -132,13 +132,13 @@ class _MissingAsNan:
 
 
 class _ZarrPython:
-    """An array that zarr-python reads, through Penstock's stores."""
+    """An array that zarr-python reads through Penstock's stores."""
 
     def __init__(self, node: ZarrNode, refused: Unsupported) -> None:
         try:
             require("this Zarr codec", "zfp" if "numcodecs.zfpy" in node.metadata.decode() else "zarr")
         except Unsupported as missing:
-            refused.add_note(f"zarr-python may read it: {missing.hint}")
+            refused.add_note(f"install zarr-python, which may support this codec: {missing.hint}")
             raise refused from None
         import zarr
 
@@ -152,7 +152,7 @@ class _ZarrPython:
                 warnings.filterwarnings("ignore", "Numcodecs codecs are not in the Zarr version 3", UserWarning)
                 self._array: Any = zarr.open_array(store, mode="r")
         except (ValueError, KeyError, TypeError) as error:
-            refused.add_note(f"zarr-python does not read it either: {error}")
+            refused.add_note(f"zarr-python cannot read the array either: {error}")
             raise refused from None
         self.shape = tuple(self._array.shape)
         self.dtype = np.dtype(self._array.dtype)
@@ -185,11 +185,11 @@ def find_node(location: Location) -> str | None:
 
 
 def open_zarr(location: Location, *, array: str | None = None) -> Array:
-    """Open an array, or one of a group: `array`, the group's default, or its largest.
+    """Open an array, or an array of a group: `array`, or else the group's default, or else its largest array.
 
     Raises:
         ConfigError: The group has no such array.
-        Corrupt: Its metadata are not JSON.
+        Corrupt: The metadata is not valid JSON.
     """
     nodes, group_attrs = _nodes(location)
     numeric = [node for node in nodes.values() if node.kind and node.shape]
@@ -198,9 +198,9 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
     )
     if array is not None and array.strip("/") not in nodes:
         known = "`, `".join(list(nodes)[:12])
-        raise ConfigError(f"array: {location.url} has no array `{array}`; it has `{known}`", where="array")
+        raise ConfigError(f"array: {location.url} contains no array `{array}`, only `{known}`", where="array")
     if array is None and not numeric:
-        raise ConfigError(f"array: {location.url} has no array of numbers", where="array")
+        raise ConfigError(f"array: {location.url} contains no numeric array", where="array")
     if array is not None:
         chosen = nodes[array.strip("/")]
     elif default in nodes:
@@ -229,7 +229,7 @@ def open_zarr(location: Location, *, array: str | None = None) -> Array:
 
 
 def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:
-    """Arrays below a place, by name, and the attributes of the group."""
+    """Returns the arrays below a location, as a mapping from their names, and the attributes of the group."""
     if (root := location.read("zarr.json")) is not None:
         document = _parsed(root, location, "zarr.json")
         attrs = document.get("attributes", {})
@@ -269,7 +269,7 @@ def _nodes(location: Location) -> tuple[dict[str, ZarrNode], dict[str, Any]]:
 
 
 def _children(location: Location, suffix: str) -> dict[str, bytes]:
-    """Metadata of the arrays below a group without consolidated metadata, found by a listing."""
+    """List the arrays of a group without consolidated metadata, and read the metadata of each."""
     names = [entry.name for entry in location.list() if entry.name.endswith(f"/{suffix}")]
     return {name.removesuffix(f"/{suffix}"): location.read(name) or b"" for name in names}
 
@@ -282,7 +282,7 @@ def _parsed(text: bytes, location: Location, name: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise Corrupt(f"{location.url}/{name} is not JSON: {error}", where=f"{location.url}/{name}") from None
+        raise Corrupt(f"{location.url}/{name} is not valid JSON: {error}", where=f"{location.url}/{name}") from None
     if not isinstance(found, dict):
         raise Corrupt(f"{location.url}/{name} is not a JSON object", where=f"{location.url}/{name}")
     return found
@@ -307,7 +307,7 @@ def _coordinates(chosen: ZarrNode, nodes: Mapping[str, ZarrNode]) -> dict[str, C
 
 
 def _headers(nodes: Mapping[str, ZarrNode], group_attrs: Mapping[str, Any], chosen: ZarrNode) -> Any:
-    """Function from an index to trace headers, with the names of the standard; None if there are none."""
+    """Returns a function from an index to trace headers with the standard's field names; None without trace headers."""
     if "penstock_segy" in group_attrs:
         from penstock.arrays.segy.header_fields import trace_dtype
 

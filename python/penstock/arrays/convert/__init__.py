@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lossless conversion between SEG-Y, Zarr and HDF5: sources and destinations of volumes, resumable, cell by cell."""
+"""Lossless, resumable conversion of volumes between SEG-Y, Zarr and HDF5. It moves a volume block by block."""

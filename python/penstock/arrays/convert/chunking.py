@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes of chunks and shards for a stated access, with what each direction of slices then costs."""
+"""Chooses shapes of chunks and shards for an access pattern, and computes the cost of a slice in each direction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARD_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Chunking:
-    """Chunks, and the shards that hold them; `shards` is None if each chunk is an object."""
+    """Shapes of chunks and shards. `shards` is None if each chunk is a separate object."""
 
     dims: tuple[str, ...]
     shape: tuple[int, ...]
@@ -33,16 +33,16 @@ class Chunking:
 
     @property
     def objects(self) -> tuple[int, ...]:
-        """Shape of an object: the shard, or the chunk."""
+        """Shape of an object: of a shard, or of a chunk if there are no shards."""
         return self.shards or self.chunks
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Objects along each dimension."""
+        """Number of objects along each dimension."""
         return tuple(ceil(side / part) for side, part in zip(self.shape, self.objects, strict=True))
 
     def slices(self) -> list[dict[str, Any]]:
-        """Of a slice across each dimension: its bytes, the bytes of the chunks that it needs, and the objects."""
+        """Cost of a slice across each dimension: size of the slice, size of its chunks, and number of objects."""
         rows = []
         for axis, dim in enumerate(self.dims):
             rest = [side for at, side in enumerate(self.shape) if at != axis]
@@ -70,7 +70,7 @@ class Chunking:
         return rows
 
     def explain(self) -> list[str]:
-        """The choice in sentences."""
+        """Explain the chosen shapes in sentences."""
         spell = " × ".join
         size = prod(self.chunks) * self.itemsize
         lines = [f"chunks of {spell(map(str, self.chunks))} ({', '.join(self.dims)}), {size / 2**20:.2g} MiB"]
@@ -92,12 +92,12 @@ def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
     """Parse `64,64,64` or `64x64x64`.
 
     Raises:
-        ConfigError: It is not one whole number above 0 for each dimension.
+        ConfigError: The text does not have one whole number above 0 for each dimension.
     """
     parts = text.replace("x", ",").split(",")
     if len(parts) != ndim or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
         raise ConfigError(
-            f"{what}: `{text}` is not {ndim} whole numbers above 0", where=what, hint="for example 64,64,64"
+            f"{what}: must be {ndim} whole numbers above 0 (got `{text}`)", where=what, hint="write it as 64,64,64"
         )
     return tuple(int(part) for part in parts)
 
@@ -105,10 +105,10 @@ def parse_shape(text: str, ndim: int, what: str) -> tuple[int, ...]:
 def whole_traces(
     dims: Sequence[str], shape: Sequence[int], itemsize: int, chunks: Sequence[int] | None = None
 ) -> Chunking:
-    """Blocks of whole traces for a file that is not chunked, along the grid's first dimensions; of about 64 MiB.
+    """Blocks of about 64 MiB, for a file that is not chunked. They contain whole traces.
 
     Args:
-        chunks: Chunks of the source, so that no block cuts one, unless such a block would be above 256 MiB.
+        chunks: Chunk shape of the source. A block consists of whole chunks, unless it would be above 256 MiB.
     """
     block = [*map(min, chunks[:-1], shape), shape[-1]] if chunks else []
     if not block or prod(block) * itemsize > 4 * SHARD_BYTES:
@@ -132,13 +132,13 @@ def choose(
     """Choose chunks and shards.
 
     Args:
-        access: Dimensions that slices are taken across (`inline`), or `balanced` (all of them), `shots` (whole gathers:
-            the last two dimensions), or `train` (boxes).
-        chunks, shards: Given shapes, instead of chosen ones.
+        access: Dimensions across which slices are read (`inline`), or `balanced` (all dimensions), `shots` (whole
+            gathers: the last two dimensions), or `train` (boxes).
+        chunks, shards: Shapes to use, instead of chosen ones.
         is_sharded: False stores each chunk as an object.
 
     Raises:
-        ConfigError: The dimension does not exist, or a shard is not whole chunks.
+        ConfigError: A dimension does not exist, or a shard does not consist of whole chunks.
     """
     known = {"balanced", "shots", "train", *dims}
     for name in access:
@@ -150,7 +150,7 @@ def choose(
     if shards is not None:
         for shard, chunk in zip(shards, chosen, strict=True):
             if shard % chunk:
-                raise ConfigError(f"shards: {shard} is not a multiple of the chunk's {chunk}", where="shards")
+                raise ConfigError(f"shards: {shard} is not a multiple of the chunk side {chunk}", where="shards")
     found = None
     if shards is not None:
         found = tuple(shards)
@@ -167,7 +167,7 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
     across = [axis for axis, dim in enumerate(dims) if dim in access]
     if not across or "train" in access or "balanced" in access:
         across = list(range(len(shape)))
-    # A chunk is thin across the slices' dimensions: the fewer they are, the thinner.
+    # A chunk is thin along the dimensions that slices cross. It is thinnest if slices cross only one dimension.
     sides = [1] * len(shape)
     thin = (
         3
@@ -177,7 +177,7 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
     for axis in across:
         sides[axis] = min(1 << thin, shape[axis])
     grows = [axis for axis in range(len(shape)) if axis not in across] or across
-    # The last dimension first: its samples are contiguous in every format.
+    # The last dimension grows first, because its samples are contiguous in every format.
     while prod(sides) * 2 <= elements:
         open_axes = [axis for axis in grows if sides[axis] < shape[axis]] or [
             a for a in range(len(shape)) if sides[a] < shape[a]
@@ -192,7 +192,7 @@ def _chunks(dims: Sequence[str], shape: Sequence[int], itemsize: int, access: Se
 def _shards(shape: Sequence[int], chunks: Sequence[int], itemsize: int) -> tuple[int, ...]:
     shard = list(chunks)
     whole = [ceil(side / chunk) * chunk for side, chunk in zip(shape, chunks, strict=True)]
-    # Whole traces first, then about equally along the others.
+    # A shard grows along the last dimension first, up to whole traces, and then about equally along the others.
     order = [len(shape) - 1]
     while prod(shard) * itemsize < SHARD_BYTES:
         axes = [axis for axis in order if shard[axis] < whole[axis]] or [

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An HDF5 file as the destination of a conversion, written by h5py: samples, coordinates as dimension scales, SEG-Y beside.
+"""HDF5 destination of a conversion: writes samples, coordinates (as dimension scales) and SEG-Y headers with h5py.
 
-One process writes it, and it is not resumable: HDF5 keeps no consistent state of a file that a kill has cut off. The file
-is made beside the destination (for a store: in `TMPDIR`) and gets its name when it is complete.
+Only one process writes the file. A killed conversion cannot be resumed, because HDF5 does not keep an incomplete file
+consistent. The file is written beside the destination (in `TMPDIR` for a store), and gets its final name when it is
+complete.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Hdf5Destination:
     def __init__(self, location: Location, source: Source, chunking: Chunking | None, codec: str) -> None:
         require("HDF5 files", "hdf5")
         if codec not in CODECS:
-            raise ConfigError(f"codec: `{codec}` is not one of {', '.join(CODECS)} for HDF5", where="codec")
+            raise ConfigError(f"codec: HDF5 does not support `{codec}`, only {', '.join(CODECS)}", where="codec")
         self.location, self._source, self._chunking, self._codec = location, source, chunking, codec
         folder = location.path.parent if location.is_local else Path(tempfile.gettempdir())
         self._part = folder / f"{PART_PREFIX}{os.urandom(8).hex()}.h5"
@@ -53,7 +54,7 @@ class Hdf5Destination:
         self._file: Any = None
 
     def prepare(self, plan: str) -> bool:  # noqa: ARG002 - nothing is resumed
-        """Make the file with its datasets.
+        """Create the file and its datasets.
 
         Raises:
             Mismatch: The destination exists.
@@ -62,7 +63,7 @@ class Hdf5Destination:
 
         if self.location.entry() is not None:
             raise Mismatch(
-                f"{self.location.url} exists",
+                f"{self.location.url} already exists",
                 where=self.location.url,
                 hint="choose another destination, or delete it first",
             )
@@ -109,7 +110,7 @@ class Hdf5Destination:
         return False
 
     def done(self) -> set[tuple[int, ...]]:
-        """Nothing is resumed."""
+        """Do nothing, because a conversion to HDF5 cannot be resumed."""
         return set()
 
     def write(
@@ -120,7 +121,7 @@ class Hdf5Destination:
         headers: np.ndarray[Any, Any] | None,
         exceptions: np.ndarray[Any, Any],
     ) -> int:
-        """Write a block. HDF5 takes one thread at a time."""
+        """Write a block. HDF5 allows one thread at a time."""
         place = tuple(slice(*side) for side in box)
         with self._lock:
             try:
@@ -135,13 +136,13 @@ class Hdf5Destination:
         return samples.nbytes
 
     def mark(self, cell: tuple[int, ...]) -> None:
-        """Nothing is resumed."""
+        """Do nothing, because a conversion to HDF5 cannot be resumed."""
 
     def finish(self) -> None:
-        """Write what is not in a block, close the file, and give it its name, or send it.
+        """Write the data outside the blocks, close the file, and rename or upload it.
 
         Raises:
-            Mismatch: A file of that name was made meanwhile.
+            Mismatch: Another process has created a file of that name in the meantime.
         """
         kept = [
             name for name in ("headers_raw", "trace_index", "segy_file_header", "segy_trailer") if name in self._file
@@ -164,7 +165,9 @@ class Hdf5Destination:
         self._file.attrs["defaultVariableName"] = self._source.name
         self._file.close()
         self._file = None
-        taken = Mismatch(f"{self.location.url} was made meanwhile", where=self.location.url)
+        taken = Mismatch(
+            f"{self.location.url} was created by another process during the conversion", where=self.location.url
+        )
         try:
             if self.location.is_local:
                 self.location.path.hardlink_to(self._part)
@@ -176,7 +179,7 @@ class Hdf5Destination:
             raise SystemFault(f"{self.location.url}: {error}", where=self.location.url) from None
 
     def close(self) -> None:
-        """Close and remove the part file."""
+        """Close and remove the temporary file."""
         if self._file is not None:
             self._file.close()
             self._file = None

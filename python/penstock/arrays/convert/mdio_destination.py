@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Zarr group in the layout of MDIO v1: `headers` as a structure, `trace_mask`, and MDIO's names and attributes.
+"""MDIO v1 destination of a conversion: a Zarr group with structured `headers`, `trace_mask`, and MDIO's names.
 
-What MDIO has no place for lies in the subgroup `penstock`, which its readers do not open: with it and `raw_headers` the way
-back to SEG-Y gives the same bytes.
+The subgroup `penstock` stores data for which MDIO defines no array; MDIO's readers do not open it. From this subgroup
+and `raw_headers`, the conversion back to SEG-Y restores the same bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ALONG = {"cdp": ("inline", "crossline", "cdp"), "source": ("shot",)}
 
 @dataclass
 class MdioSource:
-    """A volume with MDIO's names of dimensions and coordinates.
+    """A source whose dimensions and coordinates have MDIO's names.
 
     Raises:
         Unsupported: The volume has no trace headers.
@@ -54,8 +54,8 @@ class MdioSource:
     def __post_init__(self) -> None:
         if self.inner.segy is None:
             raise Unsupported(
-                "the layout mdio of a volume without trace headers is not supported",
-                hint="convert from SEG-Y, or from a volume that was converted from it",
+                "layout: mdio requires trace headers, which this volume does not contain",
+                hint="convert from SEG-Y, or from a volume that was converted from SEG-Y",
             )
         self.segy: SegyFacts | None = self.inner.segy
         self.dims = tuple(DIMENSIONS.get(dim, dim) for dim in self.inner.dims)
@@ -68,22 +68,22 @@ class MdioSource:
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
-        """Chunks of the volume, see `Source`."""
+        """Chunk shape of the volume, see `Source`."""
         return self.inner.chunks
 
     def read(
         self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Samples of a box, see `Source`."""
+        """Read the samples of a box, see `Source`."""
         return self.inner.read(box, headers, out)
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Duplicate traces, see `Source`."""
+        """Read the duplicate traces, see `Source`."""
         return self.inner.duplicates()
 
 
 def mdio_chunks(source: MdioSource) -> tuple[int, ...] | None:
-    """Chunks of MDIO's template for these dimensions; None if it has no template."""
+    """Chunk shape of MDIO's template for these dimensions; None if MDIO has no such template."""
     found = TEMPLATES.get(source.dims[:-1])
     return None if found is None else tuple(map(min, found[3], source.shape))
 
@@ -91,7 +91,7 @@ def mdio_chunks(source: MdioSource) -> tuple[int, ...] | None:
 class MdioDestination(ZarrDestination):
     """See the module."""
 
-    # MDIO lists the group's members, and zarr-python warns of a folder that is none.
+    # The state is in the subgroup, because zarr-python warns about a folder of the group that is not a Zarr node.
     state = f"{_FOLDER}{STATE}"
 
     def __init__(self, location: Location, source: MdioSource, chunking: Chunking, codec: str) -> None:
@@ -124,7 +124,7 @@ class MdioDestination(ZarrDestination):
         attrs = {"coordinates": " ".join(extra)} if extra else {}
         shape, chunks = self._source.shape[:-1], self._chunking.objects[:-1]
         documents = {}
-        # `struct`, the newer name of this type, does not open in zarr-python before 3.2.
+        # zarr-python before 3.2 cannot open `struct`, the newer name of this type.
         fields = [[name, _ZARR_TYPES[kind]] for name, (_, kind) in self._fields.items()]
         structure = {"name": "structured", "configuration": {"fields": fields}}
         raw = {"name": "raw_bytes", "configuration": {"length_bytes": segy.header_bytes}}
@@ -142,7 +142,7 @@ class MdioDestination(ZarrDestination):
             shape, np.dtype(np.bool_), spatial, chunks=[max(1, side) for side in shape], codecs=parse_codec("zstd", 1),
             fill=False, attrs=attrs,
         )  # fmt: skip
-        # A scalar that is the fill value: only its attributes count.
+        # A scalar array with the fill value as its only element. Only its attributes are used.
         documents["segy_file_header"] = {
             **array_document((), np.dtype(np.uint8), (), chunks=(), attrs=_file_header_attributes(segy)),
             "data_type": {"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}}, "fill_value": "",
@@ -154,7 +154,7 @@ class MdioDestination(ZarrDestination):
         document = self._documents[name]
         if name not in ("headers", "raw_headers"):
             return document
-        # The same bytes as numbers of 8 bits: the last dimension is longer by the size of an element.
+        # The core writes the same bytes as uint8. The last dimension is multiplied by the element size.
         size = self._header_kind.itemsize if name == "headers" else self._facts.header_bytes
         chunks = [*self._chunking.objects[:-2], self._chunking.objects[-2] * size]
         grid = {"name": "regular", "configuration": {"chunk_shape": chunks}}
@@ -187,12 +187,12 @@ def _folder_document() -> dict[str, Any]:
 
 
 def _header_codecs(size: int) -> list[dict[str, Any]]:
-    """MDIO's codec of headers: Blosc, with its shuffle over whole headers where Blosc allows it."""
+    """Codec of headers, as in MDIO: Blosc with a shuffle of whole headers, if Blosc supports this header size."""
     return parse_codec("blosc-zstd", size if size < 256 else 1)
 
 
 def _header_fields(segy: SegyFacts) -> dict[str, tuple[int, str]]:
-    """Fields of `headers`. One that numbers a dimension has the dimension's name and is last, as MDIO's specifications have it."""
+    """Fields of `headers`. A field that numbers a dimension has the dimension's name and is last, as MDIO specifies."""
     stated = segy.layout.get("map", "")
     numbering = {
         key.byte: (DIMENSIONS.get(key.dim, key.dim), key.kind) for key in (parse_map(stated) if stated else ())
@@ -208,7 +208,7 @@ def _header_fields(segy: SegyFacts) -> dict[str, tuple[int, str]]:
 
 
 def _byte_order(fields: Mapping[str, tuple[int, str]], byte_order: str) -> np.ndarray[Any, Any]:
-    """Position in the stored trace header of each byte of the little-endian structure."""
+    """For each byte of the little-endian structure, its position in the stored trace header."""
     order: list[int] = []
     for byte, kind in fields.values():
         places = range(byte - 1, byte - 1 + int(kind[1]))
@@ -219,7 +219,7 @@ def _byte_order(fields: Mapping[str, tuple[int, str]], byte_order: str) -> np.nd
 def _file_header_attributes(segy: SegyFacts) -> dict[str, Any]:
     raw = segy.file_header.tobytes()
     if len(raw) < 3600:
-        raise Bug(f"a SEG-Y file header of {len(raw):,} bytes")
+        raise Bug(f"the SEG-Y file header has only {len(raw):,} of 3,600 bytes")
     text = decode_text_header(raw[:3200]).split("\n")
     sign = ">" if segy.layout["byte_order"] == "big" else "<"
     return {
@@ -232,7 +232,7 @@ def _file_header_attributes(segy: SegyFacts) -> dict[str, Any]:
 
 
 def _coordinate(name: str, found: Coordinate) -> Coordinate:
-    """MDIO's form: dimensions as int32 where they are whole numbers, positions along as few dimensions as they need."""
+    """Convert a coordinate to MDIO's form: whole numbers as int32, and positions without redundant dimensions."""
     values, own = np.asarray(found.values), found.dims
     attrs = dict(found.attrs)
     unit = attrs.get("units")
@@ -251,7 +251,7 @@ def _coordinate(name: str, found: Coordinate) -> Coordinate:
 
 
 def _without_last(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
-    """Values without their last dimension, if they are the same along it but for missing traces."""
+    """Remove the last dimension if the values do not change along it; missing traces are ignored. Otherwise None."""
     if not values.size:
         return None
     rows = values.reshape(-1, values.shape[-1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`convert`: plans blocks, and moves them from a source to a destination with threads and, for Zarr, many processes."""
+"""Runs a conversion: plans blocks, and copies them with threads. Several processes can share a conversion to Zarr."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _SUFFIXES = {
 
 @dataclass
 class ConversionReport:
-    """Result of a conversion. Bytes are of samples in memory, and as stored."""
+    """Result of a conversion."""
 
     source: str
     destination: str
@@ -69,9 +69,9 @@ class ConversionReport:
     cpu_seconds: float = 0.0
     is_complete: bool = False
     map: str | None = None
-    """Geometry of a source that has trace headers; empty for the order of the file."""
+    """Geometry of a source with trace headers; empty if traces are in file order."""
     lossy: dict[str, Any] | None = None
-    """Codec, setting and error of samples that are not those of the source, or of what the source was made from."""
+    """Codec, setting and error of lossy compression, here or in an earlier conversion to the source."""
     explanation: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -101,27 +101,29 @@ def convert(
 ) -> ConversionReport:
     """Convert a volume without loss. SEG-Y to Zarr or HDF5 and back gives the same bytes.
 
-    A killed conversion to Zarr or SEG-Y continues where it was when the same call is made again. Several ranks of one
-    launch share a conversion to Zarr: each writes whole objects of its own.
+    If a conversion to Zarr or SEG-Y is killed, repeat the same call to resume it. Several ranks of one launch can share
+    a
+    conversion to Zarr: each rank writes different whole objects.
 
     Args:
         to: `zarr`, `segy` or `hdf5`; by default from the destination's suffix.
-        layout: Of a Zarr group: `plain` (default), or `mdio` (default for the suffix `.mdio`) for what MDIO v1 opens: its
-            names, `headers`, `trace_mask` and chunks, without shards unless they are given.
-        access: What the chunks are chosen for: dimensions that slices are taken across, or `balanced`, `shots`, `train`.
-        chunks, shards: Given shapes (`64,64,64`); `shards="none"` stores each chunk as an object.
-        codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`. Lossy,
-            for Zarr: `zfp:tolerance=X`, `zfp:precision=BITS`, `zfp:rate=BITS`.
-        threads: Blocks in flight; memory is about two blocks of 64 MiB for each. By default one for each core.
-        rank: This process in a launch of several.
+        layout: Layout of a Zarr group: `plain` (default), or `mdio` (default for the suffix `.mdio`). MDIO v1 can open
+            the latter: it has MDIO's names, `headers`, `trace_mask` and chunks, and no shards unless they are given.
+        access: Access pattern for which chunks are chosen: dimensions across which slices are read, or `balanced`,
+            `shots`, `train`.
+        chunks, shards: Shapes to use (`64,64,64`); `shards="none"` stores each chunk as an object.
+        codec: `none`, `lz4` (Zarr's default), `zstd`, `blosc-zstd`, `gzip`, with `:LEVEL`; for HDF5 `none` or `gzip`.
+            Lossy codecs, for Zarr only: `zfp:tolerance=X`, `zfp:precision=BITS`, `zfp:rate=BITS`.
+        threads: Number of blocks in flight, by default one per core. Each needs about 128 MiB of memory (two blocks).
+        rank: Rank of this process, if a launch has several.
         dry_run: Plan only.
-        progress: Called with the phase (`scan`, `convert`), what is done and what is to do.
-        overrides: `format`, `byte_order`, `samples`, `allow_trailing` of a SEG-Y source with a wrong header.
+        progress: Called with the phase (`scan`, `convert`), the number of finished units and the total.
+        overrides: `format`, `byte_order`, `samples` and `allow_trailing`, for a SEG-Y source with a wrong header.
 
     Raises:
-        Busy: Another conversion to this destination is at work.
-        Mismatch: The destination exists, or was begun with other settings.
-        Unsupported: The destination cannot hold the volume.
+        Busy: Another process is writing to this destination.
+        Mismatch: The destination exists, or belongs to a conversion with different settings.
+        Unsupported: The destination's format cannot represent the volume.
     """
     begin, begin_cpu = time.monotonic(), time.process_time()
     from_, to_place = Location(os.fspath(source), timeout_s), Location(os.fspath(destination), timeout_s)
@@ -160,7 +162,9 @@ def convert(
         sort_keys=True,
     )  # fmt: skip
     if kind != "zarr" and rank.world > 1:
-        raise Unsupported(f"several ranks that write one {kind} file are not supported", hint="convert on one node")
+        raise Unsupported(
+            f"to: {rank.world:,} ranks cannot write one {kind} file", hint="convert with one rank, or to Zarr"
+        )
     stop = threading.Event()
     lease = Lease(to_place, f"{target.state}/lease", on_loss=stop.set) if kind == "zarr" and rank.rank == 0 else None
     try:
@@ -195,7 +199,7 @@ def convert(
 
 
 def format_of(location: Location, stated: str | None) -> str:
-    """Format of a destination: the stated one, or the one of its suffix.
+    """Format of a destination: the given one, or the one that matches the suffix.
 
     Raises:
         ConfigError: The suffix is not known.
@@ -203,9 +207,9 @@ def format_of(location: Location, stated: str | None) -> str:
     kind = stated or _SUFFIXES.get(os.path.splitext(location.url)[1].lower())  # noqa: PTH122 - of a URL
     if kind not in FORMATS:
         raise ConfigError(
-            f"to: the format of {location.url} is not known from its name",
+            f"to: the suffix of {location.url} does not determine the format",
             where="to",
-            hint=f"pass one of {', '.join(FORMATS)}",
+            hint=f"set it to one of {', '.join(FORMATS)}",
         )
     return kind
 
@@ -215,7 +219,7 @@ def _layout_of(location: Location, kind: str, stated: str | None) -> str:
     if layout not in LAYOUTS:
         raise ConfigError(f"layout: `{layout}` is not one of {', '.join(LAYOUTS)}", where="layout")
     if layout == "mdio" and kind != "zarr":
-        raise ConfigError(f"layout: mdio is a layout of Zarr, not of {kind}", where="layout")
+        raise ConfigError(f"layout: mdio requires the format zarr (got {kind})", where="layout")
     return layout
 
 
@@ -242,15 +246,15 @@ def _destination(
         is_chunked = codec not in (None, "none") or chunks is not None
         return Hdf5Destination(location, volume, chunking if is_chunked else None, codec or "none")
     if codec is not None:
-        raise ConfigError("codec: a SEG-Y file has none", where="codec")
+        raise ConfigError("codec: not supported for SEG-Y", where="codec")
     return SegyDestination(location, volume, _facts(volume, location))
 
 
 def _facts(volume: Source, location: Location) -> SegyFacts:
     if volume.segy is None:
         raise Unsupported(
-            f"{location.url}: SEG-Y from a volume without trace headers is not supported by convert",
-            hint="penstock array create --from SOURCE makes headers from its coordinates",
+            f"{location.url}: a conversion to SEG-Y requires trace headers, which the source does not contain",
+            hint="run penstock array create --from SOURCE, which makes headers from coordinates",
         )
     return volume.segy
 
@@ -281,7 +285,7 @@ def _carry(
         )
 
     def work(column: list[tuple[int, ...]]) -> tuple[int, int]:
-        """Read the traces of a column once, then write its objects."""
+        """Read the traces of a column once, then write all objects of the column."""
         start, end = box_of(column[0])[-1][0], box_of(column[-1])[-1][1]
         box = (*box_of(column[0])[:-1], (start, end))
         sides = [end - start for start, end in box]
@@ -293,7 +297,7 @@ def _carry(
         for cell in column:
             if stop.is_set():
                 raise Busy(
-                    f"{report.destination}: another process has taken the destination over", where=report.destination
+                    f"{report.destination}: another process has taken over the destination", where=report.destination
                 )
             place = box_of(cell)
             first, last = place[-1]
@@ -302,7 +306,7 @@ def _carry(
             stored += target.write(cell, place, samples[..., first - start : last - start], headers, own)
         return stored, len(exceptions)
 
-    # Each thread has one column in flight, and none waits: the number of threads bounds the memory.
+    # Each thread has one column in flight, and no further columns are read, so the number of threads limits the memory.
     with ThreadPoolExecutor(threads, thread_name_prefix="penstock-convert") as pool:
         waiting: dict[Future[tuple[int, int]], list[tuple[int, ...]]] = {}
         todo = iter(left)
@@ -329,10 +333,10 @@ def _carry(
 
 
 class _Scratch(threading.local):
-    """Memory of a thread that is reused from block to block: fresh pages cost more than the copy into them."""
+    """Buffers of a thread, reused for each block, because page faults of new memory cost more than the copy into it."""
 
     def take(self, name: str, shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Memory of this shape, with arbitrary content, until the next call with this name."""
+        """Return a buffer of this shape with arbitrary content. The next call with the same name reuses it."""
         size = prod(shape) * dtype.itemsize
         held = self.__dict__.get(name)
         if held is None or held.nbytes < size:
@@ -342,7 +346,7 @@ class _Scratch(threading.local):
 
 
 def _columns(chunking: Chunking, *, is_grouped: bool) -> list[list[tuple[int, ...]]]:
-    """Objects of the grid, in groups that are above each other: one read of their traces serves the group."""
+    """Group objects that are adjacent along the last dimension (the samples), so that each trace is read only once."""
     count = max(1, SHARD_BYTES // (prod(chunking.objects) * chunking.itemsize)) if is_grouped else 1
     cells = list(np.ndindex(*chunking.grid))
     rows = [cells[at : at + chunking.grid[-1]] for at in range(0, len(cells), max(1, chunking.grid[-1]))]
@@ -361,15 +365,16 @@ def _await_plan(target: ZarrDestination, plan: str, timeout_s: float) -> None:
 
 
 def _await_ranks(target: ZarrDestination, chunking: Chunking, stop: threading.Event) -> None:
-    """Wait until all objects are written, as long as some are: a rank that has ended leaves them to the next start."""
+    """Wait until all objects are written. Give up if none is written for 300 s, because a rank has then ended early."""
     total, quiet_s, last = prod(chunking.grid), 0.0, -1
     while (count := len(target.done())) < total and not stop.is_set():
         quiet_s = quiet_s + 0.5 if count == last else 0.0
         last = count
         if quiet_s > 300:
             raise Deadline(
-                f"{target.location.url}: {total - count:,} of {total:,} objects are missing, and none came in 300 s",
-                where=target.location.url, hint="start the conversion again: it resumes",
+                f"{target.location.url}: {total - count:,} of {total:,} objects are missing, and none was written for "
+                "300 s",
+                where=target.location.url, hint="start the conversion again to resume it",
             )  # fmt: skip
         time.sleep(0.5)
 

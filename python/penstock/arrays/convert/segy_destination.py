@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SEG-Y file as the destination of a conversion: each trace goes to its place in the file, byte for byte.
+"""SEG-Y destination of a conversion: writes each trace to its position in the file, and restores the original bytes.
 
-Blocks are written in any order into a file beside the destination, which gets its name when it is complete. A journal
-beside it lists finished blocks, so that a killed conversion continues. For an object store the file is made on this
-machine first (`TMPDIR`), then sent in parts.
+Blocks are written in any order to a temporary file beside the destination. The file gets its final name when it is
+complete. A journal lists the finished blocks, so that a killed conversion can be resumed. For an object store, the file
+is first written on this machine (in `TMPDIR`), and then uploaded in parts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def encode_block(
     samples: np.ndarray[Any, Any],
     exceptions: np.ndarray[Any, Any],
 ) -> np.ndarray[Any, Any]:
-    """Traces as the file stores them, [traces, trace_bytes] of uint8.
+    """Encode traces for storage, as uint8 [traces, trace_bytes].
 
     Args:
         numbers: Number of each trace in file order, ascending.
@@ -70,15 +70,15 @@ class SegyDestination:
         self._log: Any = None
 
     def prepare(self, plan: str) -> bool:
-        """Make the file of full size, or continue the one of the same plan.
+        """Create the file in its full size, or resume an existing file of the same plan.
 
         Raises:
             Mismatch: The destination exists.
-            SystemFault: The file cannot be made.
+            SystemFault: The file cannot be created.
         """
         if self.location.entry() is not None:
             raise Mismatch(
-                f"{self.location.url} exists",
+                f"{self.location.url} already exists",
                 where=self.location.url,
                 hint="choose another destination, or delete it first",
             )
@@ -97,12 +97,12 @@ class SegyDestination:
             raise SystemFault(f"{self._part}: {error.strerror}", where=str(self._part)) from None
         except ValueError:
             raise SystemFault(
-                f"{self._journal} is damaged", where=str(self._journal), hint=f"delete it: rm {self._journal}"
+                f"{self._journal} is damaged", where=str(self._journal), hint=f"delete this file: rm {self._journal}"
             ) from None
         return False
 
     def done(self) -> set[tuple[int, ...]]:
-        """Blocks that are finished."""
+        """Finished blocks."""
         return set(self._known)
 
     def write(
@@ -115,7 +115,7 @@ class SegyDestination:
     ) -> int:
         """Write the traces of a block. Returns the bytes written."""
         if headers is None:
-            raise Bug("a SEG-Y file needs trace headers")
+            raise Bug("no trace headers were given for a SEG-Y file")
         numbers = self._facts.trace_index[tuple(slice(*side) for side in box[:-1])].reshape(-1)
         there = np.flatnonzero(numbers >= 0)
         order = there[np.argsort(numbers[there], kind="stable")]
@@ -135,7 +135,7 @@ class SegyDestination:
         return len(numbers) * int(layout["trace_bytes"])
 
     def mark(self, cell: tuple[int, ...]) -> None:
-        """Note a finished block, after its bytes are on the disk."""
+        """Record a finished block in the journal, after its bytes are on the disk."""
         os.fdatasync(self._file)
         self._log.write(".".join(map(str, cell)) + "\n")
         self._log.flush()
@@ -159,10 +159,10 @@ class SegyDestination:
             raise SystemFault(f"{self._part}: {error.strerror}", where=str(self._part)) from None
 
     def finish(self) -> None:
-        """Write what is not in a block, and give the file its name, or send it.
+        """Write the data outside the blocks, and rename or upload the file.
 
         Raises:
-            Mismatch: A file of that name was made meanwhile.
+            Mismatch: Another process has created a file of that name in the meantime.
         """
         facts = self._facts
         self._write_at(memoryview(facts.file_header.tobytes()), 0)
@@ -174,7 +174,9 @@ class SegyDestination:
                 facts.duplicate_index, encode_block(facts.layout, facts.duplicate_index, headers, samples, exceptions)
             )
         os.fsync(self._file)
-        taken = Mismatch(f"{self.location.url} was made meanwhile", where=self.location.url)
+        taken = Mismatch(
+            f"{self.location.url} was created by another process during the conversion", where=self.location.url
+        )
         if self.location.is_local:
             try:
                 self.location.path.hardlink_to(self._part)
@@ -191,7 +193,7 @@ class SegyDestination:
         remove_file(self._journal)
 
     def close(self) -> None:
-        """Close the files. What is written stays, to be resumed."""
+        """Close the files, but keep them, so that the conversion can be resumed."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice of a volume as a SEG-Y file: with the bytes of its trace headers where the volume has them, else with new ones.
+"""Writes a slice of a volume as a SEG-Y file. Copies the trace headers if the volume has them, else creates new ones.
 
-Traces stay in the order of the file. Of several traces at one place, the first in the file is in the slice.
+Traces keep their file order. If several traces share a grid position, the slice contains only the first.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
     """Write a slice of a volume as SEG-Y. Returns the number of traces.
 
     Args:
-        volume: The volume as a source of a conversion: where its trace headers come from.
-        array: The same volume as an array: where samples and coordinates come from if it has no trace headers.
-        key: An index or a whole slice for each dimension. A slice at one time or depth has traces of one sample.
+        volume: The volume as the source of a conversion. Trace headers are read from it.
+        array: The same volume as an array. Samples and coordinates are read from it if `volume` has no trace headers.
+        key: An index or a whole slice for each dimension. In a slice at one time or depth, traces have one sample.
     Raises:
         Mismatch: The file exists.
-        Unsupported: SEG-Y cannot hold the slice, or no trace lies in it.
+        Unsupported: SEG-Y cannot represent the slice, or the slice contains no trace.
     """
     if location.entry() is not None:
-        raise Mismatch(f"{location.url} exists", where=location.url, hint="choose another name, or delete it first")
+        raise Mismatch(
+            f"{location.url} already exists", where=location.url, hint="choose another name, or delete it first"
+        )
     box = [
         (each, each + 1) if isinstance(each, int) else (0, side) for each, side in zip(key, array.shape, strict=True)
     ]
@@ -50,7 +52,7 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
     part = _Slice(volume, volume.segy, tuple(box))
     if not part.segy.layout["traces"]:
         raise Unsupported(
-            f"{location.url}: a SEG-Y file of a slice without traces is not supported", where=location.url
+            f"{location.url}: the slice contains no traces, so it cannot be written as SEG-Y", where=location.url
         )
     chunking = whole_traces(part.dims, part.shape, part.dtype.itemsize)
     target = SegyDestination(location, part, part.segy)
@@ -71,8 +73,10 @@ def write_segy_slice(location: Location, volume: Source, array: Array, key: Sequ
 
 
 def _create(location: Location, array: Array, box: Sequence[tuple[int, int]]) -> int:
-    """Write a slice with the fields of foreign trace headers (MDIO's), else with headers from its coordinates, in which
-    fixed dimensions keep their number.
+    """Write a slice of a volume without stored SEG-Y headers.
+
+    The headers are made from the fields of other trace headers (MDIO's), or else from the coordinates. The number of a
+    fixed dimension stays in the headers.
     """
     values = array[tuple(slice(*side) for side in box)]
     kept = None
@@ -88,7 +92,7 @@ def _create(location: Location, array: Array, box: Sequence[tuple[int, int]]) ->
 
 
 class _Slice:
-    """A box of a volume that has trace headers, as the source of a SEG-Y file of its own."""
+    """A box of a volume with trace headers, as the source of a separate SEG-Y file."""
 
     def __init__(self, volume: Source, facts: SegyFacts, box: Box) -> None:
         self._volume, self._box = volume, box
@@ -117,7 +121,7 @@ class _Slice:
     def read(
         self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """See `Source`. Headers of traces that are cut state their length and start."""
+        """See `Source`. If traces are cut, their headers are updated with the new length and start."""
         whole = tuple((start + a, start + b) for (start, _), (a, b) in zip(self._box, box, strict=True))
         samples, exceptions = self._volume.read(whole, headers, out)
         if headers is not None and self._is_cut:
@@ -131,27 +135,28 @@ class _Slice:
         return samples, exceptions
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """There are none."""
+        """Empty arrays: a slice has no duplicate traces."""
         empty = np.empty((0, self.segy.header_bytes), np.uint8), np.empty((0, self.shape[-1]), self.dtype)
         return (*empty, self._volume.read(tuple((0, 0) for _ in self._box), None)[1])
 
     def _first_sample(self) -> int:
-        """Start of the cut traces, in ms or m."""
+        """Time or depth at which the cut traces start, in ms or m."""
         value = float(self._volume.coords[self.dims[-1]].values[self._box[-1][0]])
         if value != int(value) or not -(2**15) <= value < 2**15:
             raise Unsupported(
-                f"{self.dims[-1]} {value:g} as the start of traces is not supported by SEG-Y, which has whole ms or m below 32,768",
+                f"{self.dims[-1]}: SEG-Y traces cannot start at {value:g}, only at a whole number of ms or m below "
+                "32,768",
                 where=self.dims[-1],
             )  # fmt: skip
         return int(value)
 
     def _file_header(self, facts: SegyFacts, layout: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-        """The file header, with this file's numbers of traces and samples."""
+        """The file header of the volume, with the slice's number of traces and samples."""
         header = facts.file_header.copy().reshape(1, -1)
         if self._is_cut:
             _put(header, 3221, self._order + "u2", self.shape[-1])
         if layout["revision"][0] >= 2:
-            # Revision 2: samples (if it is used), traces, and stanzas after the last trace.
+            # Revision 2 also stores the number of samples (optional), of traces, and of trailer stanzas.
             if self._is_cut and header[0, 3268:3272].any():
                 _put(header, 3269, self._order + "u4", self.shape[-1])
             _put(header, 3313, self._order + "u8", layout["traces"])
@@ -160,6 +165,6 @@ class _Slice:
 
 
 def _put(rows: np.ndarray[Any, Any], byte: int, kind: str, value: int) -> None:
-    """Write a field, which begins at `byte` (from 1), into each row."""
+    """Write a header field into each row. `byte` is the field's first byte, counted from 1."""
     content = np.frombuffer(np.asarray(value, dtype=kind).tobytes(), np.uint8)
     rows[:, byte - 1 : byte - 1 + len(content)] = content

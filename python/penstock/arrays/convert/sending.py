@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends a finished file to an object store."""
+"""Uploads a finished file to an object store."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PIECE_BYTES = 16 << 20
 
 
 def send(path: Path, location: Location) -> None:
-    """Send a file to a store, in parts; the object must not exist.
+    """Upload a file to a store in parts. The object must not exist.
 
     Raises:
-        PreconditionFailed: It exists.
+        PreconditionFailed: The object exists.
     """
     size = path.stat().st_size
     writer = _native.ObjectWriter(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of a conversion: samples and trace headers by box, and all that a SEG-Y file holds besides."""
+"""Sources of a conversion: read the samples and trace headers in a box, and the other parts of a SEG-Y file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SEGY_ARRAYS = (
 
 @dataclass(frozen=True)
 class SegyFacts:
-    """A SEG-Y file without its gridded samples and headers."""
+    """The parts of a SEG-Y file other than the samples and trace headers in its grid."""
 
     layout: Mapping[str, Any]
     file_header: np.ndarray[Any, Any]
@@ -48,13 +48,13 @@ class SegyFacts:
     trailer: np.ndarray[Any, Any]
     """All bytes after the last trace."""
     trace_index: np.ndarray[Any, Any]
-    """Trace in file order at each place; -1 where a trace is missing."""
+    """For each grid position, the number of its trace in file order; -1 if the trace is missing."""
     duplicate_index: np.ndarray[Any, Any]
-    """Traces that share a place with an earlier one, in file order."""
+    """Numbers of the traces that share a grid position with an earlier trace, in file order."""
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of a trace's headers."""
+        """Size of a trace's headers in bytes."""
         return int(self.layout["header_bytes"])
 
 
@@ -67,15 +67,15 @@ class Source(Protocol):
 
     @property
     def coords(self) -> Mapping[str, Coordinate]:
-        """Coordinates by name."""
+        """Coordinates, as a mapping from their names."""
 
     @property
     def segy(self) -> SegyFacts | None:
-        """Parts of a SEG-Y file besides its samples."""
+        """Parts of a SEG-Y file other than its samples; None if the volume has no trace headers."""
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Facts that identify this version of this volume: a resumed conversion must meet the same."""
+        """Facts that identify this version of the volume. They must not change before a conversion is resumed."""
 
     @property
     def name(self) -> str:
@@ -95,22 +95,24 @@ class Source(Protocol):
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
-        """Shape of what one read cannot divide; None if traces are read one by one."""
+        """Shape of a chunk, the smallest part that can be read alone; None if traces are read one by one."""
 
     def read(
         self, box: Box, headers: np.ndarray[Any, Any] | None, out: np.ndarray[Any, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Samples of a box, in `out` if given and of use, and the `EXCEPTION`s among them.
+        """Read a box. Returns its samples, and the `EXCEPTION`s among them.
 
-        Fills `headers` ([..., header_bytes]), if given.
+        Args:
+            headers: Filled with the trace headers, [..., header_bytes], if given.
+            out: Memory that may be used for the samples.
         """
 
     def duplicates(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Headers and samples of the duplicate traces, and their exceptions."""
+        """Read the duplicate traces: their headers, their samples, and the `EXCEPTION`s among the samples."""
 
 
 def fill_of(dtype: np.dtype[Any]) -> Any:
-    """Value of a sample of a place without a trace."""
+    """Value of the samples at a grid position without a trace."""
     return np.nan if dtype.kind == "f" else 0
 
 
@@ -127,7 +129,7 @@ class _SegySource:
 
     @property
     def facts(self) -> SegyFacts:
-        """A SEG-Y file always has them."""
+        """`segy`, which is never None for a SEG-Y file."""
         assert self.segy is not None
         return self.segy
 
@@ -153,7 +155,7 @@ class _SegySource:
         if there.all():
             exceptions = self.file.read(numbers, first, end, headers=headers, samples=samples)
         else:
-            # Traces are read side by side, then put in their places.
+            # The existing traces are read into a dense array, then copied to their grid positions.
             found = np.empty((int(there.sum()), end - first), dtype=self.dtype)
             found_headers = None if headers is None else np.empty((len(found), headers.shape[-1]), dtype=np.uint8)
             exceptions = self.file.read(numbers[there], first, end, headers=found_headers, samples=found)
@@ -174,7 +176,7 @@ class _SegySource:
 
 
 class _ArraySource:
-    """A Zarr group or HDF5 file, with what a conversion from SEG-Y put beside the samples."""
+    """A Zarr group or HDF5 file, with the arrays that a conversion from SEG-Y has added to the samples."""
 
     def __init__(self, location: Location, array: Array) -> None:
         self._array = array
@@ -226,7 +228,7 @@ class _ArraySource:
         samples = self._array[tuple(slice(*side) for side in box)]
         if headers is not None:
             found = self._headers[tuple(slice(*side) for side in box[:-1])]
-            # MDIO's raw headers are one element a trace.
+            # In MDIO's raw headers, each trace header is one element.
             headers[...] = found.view(np.uint8).reshape(headers.shape)
         if self.segy is None or not len(self._words):
             return samples, self._words[:0]
@@ -252,15 +254,15 @@ def open_source(
     progress: Callable[[int, int], None] | None = None,
     **overrides: Any,
 ) -> Source:
-    """Open a volume to convert: SEG-Y with its whole header scan, or an array of Zarr or HDF5."""
+    """Open a volume to convert: a SEG-Y file, of which all trace headers are scanned, or an array of Zarr or HDF5."""
     kind = kind_of(location)
     if kind != "segy":
         return _ArraySource(location, open_array(location.url, array=array, timeout_s=location.timeout_s))
     if array is not None:
-        raise Unsupported("an array of a SEG-Y file is not supported: it has one")
+        raise Unsupported("array: not supported for SEG-Y files, which contain only one array")
     file = SegyFile(location, **overrides)
     if not file.traces:
-        raise Corrupt(f"{location.url} has no traces", where=location.url)
+        raise Corrupt(f"{location.url} contains no traces", where=location.url)
     keys = None if map is None else parse_map(map)
     extra = [(key.byte, key.kind) for key in keys or () if key.column not in SCANNED]
     headers = file.scan(extra, threads=threads, progress=progress)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The certificate of a conversion: digests of the source, of what was written, and of the way back."""
+"""Certifies a conversion from SEG-Y: compares the source with the file that the target converts back to."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Certificate:
     target_sha256: str
     """Digest of the lines `SHA-256  NAME` of the target's objects, sorted by name."""
     way_back_sha256: str
-    """Digest of the SEG-Y file that the target gives back."""
+    """Digest of the SEG-Y file that the reverse conversion produces."""
     is_identical: bool
     first_difference: int | None
-    """First byte at which the way back differs from the source."""
+    """First byte at which the result of the reverse conversion differs from the source."""
     lossy: dict[str, Any] | None = None
-    """Of a lossy volume: codec and setting, `max_error` and `rms_error` as measured now against the source, their number of
-    `samples`, and `headers_are_identical`. Such a volume is not certified."""
+    """For a lossy volume, which is never certified: codec and setting, `max_error` and `rms_error` against the source
+    (as measured now), the number of compared `samples`, and `headers_are_identical`. None for a lossless volume."""
 
     def to_json(self) -> str:
-        """As one JSON line."""
+        """The certificate as one JSON line."""
         return json.dumps(asdict(self))
 
 
@@ -63,23 +63,23 @@ def verify(
     timeout_s: float = 600.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Certificate:
-    """Read the SEG-Y file `source` and a volume made of it, and compare the way back byte by byte.
+    """Convert `target` back to SEG-Y in memory, and compare the result with the SEG-Y file `source`, byte by byte.
 
-    Memory is bounded by a few blocks of 64 MiB. Every byte of both sides is read.
+    Reads every byte of both. Uses the memory of a few blocks of 64 MiB.
 
     Args:
-        progress: Called with bytes compared and bytes in all.
+        progress: Called with the number of compared bytes and the total.
 
     Raises:
-        NotFound: One of them does not exist.
+        NotFound: The source or the target does not exist.
         Unsupported: The source is not SEG-Y, or the target has no trace headers.
     """
     from_, to = Location(os.fspath(source), timeout_s), Location(os.fspath(target), timeout_s)
     if kind_of(from_) != "segy":
-        raise Unsupported(f"{from_.url}: a certificate of a source that is not SEG-Y is not supported")
+        raise Unsupported(f"{from_.url}: a certificate requires a SEG-Y source")
     volume = open_source(to)
     if volume.segy is None:
-        raise Unsupported(f"{to.url}: a certificate of a volume without trace headers is not supported")
+        raise Unsupported(f"{to.url}: a certificate requires trace headers, which the volume does not contain")
     entry = from_.entry()
     if entry is None:
         raise NotFound(f"{from_.url} does not exist", where=from_.url)
@@ -114,7 +114,7 @@ def verify(
 
 
 class _Loss:
-    """Differences of a lossy volume from its source, trace by trace."""
+    """Measures the differences of a lossy volume from its source, trace by trace."""
 
     def __init__(self, source: Location, facts: SegyFacts) -> None:
         layout = facts.layout
@@ -130,7 +130,7 @@ class _Loss:
     def count(
         self, numbers: np.ndarray[Any, Any], headers: np.ndarray[Any, Any], samples: np.ndarray[Any, Any]
     ) -> None:
-        """Compare traces, [n, header_bytes] and [n, samples], with those of the source."""
+        """Compare traces, given as [n, header_bytes] and [n, samples], with the same traces of the source."""
         numbers = numbers[numbers < self._file.traces]
         there, its = np.empty_like(headers[: len(numbers)]), np.empty_like(samples[: len(numbers)])
         self._file.read(numbers, 0, self._file.samples, headers=there, samples=its)
@@ -142,7 +142,7 @@ class _Loss:
 
 
 class _Pieces:
-    """An object in order."""
+    """Reads an object from start to end."""
 
     def __init__(self, location: Location, size: int, version: str | None) -> None:
         self._location, self._size, self._version = location, size, version
@@ -157,7 +157,7 @@ class _Pieces:
 
 
 def _way_back(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[bytes]:
-    """The file in order, in pieces. Files in the grid's order are made block by block, others trace run by trace run."""
+    """Yield the SEG-Y file that the reverse conversion produces, from start to end, in pieces of about one block."""
     layout = facts.layout
     yield facts.file_header.tobytes()
     count, rows = layout["traces"], facts.trace_index.reshape(-1)
@@ -178,7 +178,7 @@ def _way_back(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[
         samples = np.empty((len(numbers), volume.shape[-1]), dtype=volume.dtype)
         words = []
         if gridded.any():
-            # Boxes of whole rows of the first dimension that hold these traces.
+            # Read boxes of whole rows along the first dimension that contain these traces.
             firsts = np.unique(places[gridded] // chunk)
             for low, high in _runs(firsts, max(1, per_block // chunk)):
                 box = ((int(low), int(high)), *[(0, side) for side in shape[1:]], (0, volume.shape[-1]))
@@ -203,7 +203,7 @@ def _way_back(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[
 
 
 def _runs(firsts: np.ndarray[Any, Any], most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of consecutive numbers, at most `most` long."""
+    """Split ascending numbers into ranges of consecutive numbers, each at most `most` long."""
     for part in np.split(firsts, np.flatnonzero(np.diff(firsts) != 1) + 1):
         for low in range(int(part[0]), int(part[-1]) + 1, most):
             yield low, min(low + most, int(part[-1]) + 1)

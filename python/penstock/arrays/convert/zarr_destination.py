@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Zarr group as the destination of a conversion: one writer and one create-only marker for each object.
+"""Zarr destination of a conversion. Each object has one writer, and a create-only marker when it is finished.
 
-Metadata of the arrays are written first, the group's last: before that the group does not open. State lies below
-`.penstock/`, which Zarr's readers ignore: the plan, a marker for each finished object, and IBM words kept apart.
+The metadata of the arrays is written first, and the metadata of the group last, so that an incomplete group cannot be
+opened. The folder `.penstock/`, which Zarr's readers ignore, contains the state: the plan, the markers of finished
+objects, and IBM words that float32 cannot represent.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ STATE = ".penstock"
 """Name of the folder that holds the state."""
 
 _SIDE_BYTES = 4 << 20
-"""Bytes of a chunk of the arrays beside the samples."""
+"""Target size, in bytes, of a chunk of the arrays other than the samples."""
 
 
 class ZarrDestination:
-    """See the module. `version` is the plan: a resumed conversion must have the same."""
+    """See the module."""
 
     state = STATE
-    """Folder of the state, below the group."""
+    """Folder of the state, relative to the group."""
 
     def __init__(self, location: Location, source: Source, chunking: Chunking, codec: str) -> None:
         self.location, self._source, self._chunking = location, source, chunking
@@ -48,26 +49,26 @@ class ZarrDestination:
         self._writers: dict[str, _native.ZarrWriter] = {}
 
     def check(self) -> None:
-        """Check that nothing else is there, before anything is written.
+        """Check that the destination is free, or was begun by a conversion, before anything is written.
 
         Raises:
-            Mismatch: The destination was not made by a conversion.
+            Mismatch: The destination exists, but no conversion has created it.
         """
         is_taken = self.location.entry() is not None or any(
             self.location.read(name) is not None for name in ("zarr.json", ".zgroup", ".zarray")
         )
         if is_taken and self.location.read(f"{self.state}/plan.json") is None:
             raise Mismatch(
-                f"{self.location.url} exists, and was not made by this conversion",
+                f"{self.location.url} already exists, and was not created by this conversion",
                 where=self.location.url,
                 hint="choose another destination, or delete it first",
             )
 
     def prepare(self, plan: str) -> bool:
-        """Create the arrays, or find them made by the same plan. True if the conversion was complete already.
+        """Create the arrays, unless a conversion with the same plan has created them. True if it was complete already.
 
         Raises:
-            Mismatch: The destination has another plan.
+            Mismatch: The destination has a different plan.
         """
         existing = self.location.read("zarr.json")
         found = self.location.read(f"{self.state}/plan.json")
@@ -79,7 +80,7 @@ class ZarrDestination:
         if found is not None and found.decode() != plan:
             differs = _difference(json.loads(found), json.loads(plan))
             raise Mismatch(
-                f"{self.location.url} was begun by a conversion with another {differs}",
+                f"{self.location.url} belongs to a conversion with a different {differs}",
                 where=self.location.url, hint="repeat its settings to resume it, or choose another destination",
             )  # fmt: skip
         if existing is not None:
@@ -96,7 +97,7 @@ class ZarrDestination:
         return False
 
     def done(self) -> set[tuple[int, ...]]:
-        """Objects that are finished."""
+        """Finished objects."""
         names = [entry.name.rpartition("/")[2] for entry in self.location.list(f"{self.state}/done/")]
         return {tuple(int(part) for part in name.split(".")) for name in names}
 
@@ -108,7 +109,7 @@ class ZarrDestination:
         headers: np.ndarray[Any, Any] | None,
         exceptions: np.ndarray[Any, Any],
     ) -> int:
-        """Write the samples and headers of an object, then its marker. Returns the bytes that were stored.
+        """Write the samples and headers of an object, then its marker. Returns the number of stored bytes.
 
         Raises:
             PreconditionFailed: Another writer has finished this object.
@@ -128,7 +129,7 @@ class ZarrDestination:
         return stored
 
     def finish(self) -> None:
-        """Write the duplicates and the IBM words as arrays, then the group's metadata."""
+        """Write the duplicate traces and the IBM words as arrays, then the group's metadata."""
         words = [
             np.frombuffer(self.location.read(entry.name) or b"", dtype=EXCEPTION)
             for entry in self.location.list(f"{self.state}/ibm/")
@@ -150,24 +151,24 @@ class ZarrDestination:
         self.location.write("zarr.json", json.dumps(self._group()).encode())
 
     def lossy(self) -> dict[str, Any] | None:
-        """Error of a finished lossy array; None for a lossless one."""
+        """Compression error of a finished lossy array; None for a lossless array."""
         if self._zfp is None:
             return None
         return lossy_of(json.loads(self.location.read(f"{self._source.name}/zarr.json") or b"{}").get("attributes", {}))
 
     def _error(self) -> ErrorSum:
-        """Error of all objects, from their markers."""
+        """Compression error of all objects, summed from their markers."""
         whole = ErrorSum()
         for entry in self.location.list(f"{self.state}/done/"):
             whole.add(ErrorSum(**json.loads(self.location.read(entry.name) or b"{}")["error"]))
         return whole
 
     def _side_name(self, name: str) -> str:
-        """Name in the group of an array that only the way back to SEG-Y needs."""
+        """Path, in the group, of an array that only the conversion back to SEG-Y needs."""
         return name
 
     def _header_documents(self, segy: SegyFacts) -> dict[str, dict[str, Any]]:
-        """Metadata of the arrays that hold trace headers."""
+        """Metadata of the arrays that contain trace headers."""
         return {
             "headers_raw": array_document(
                 (*self._source.shape[:-1], segy.header_bytes), np.dtype(np.uint8), (*self._source.dims[:-1], "header_byte"),
@@ -176,11 +177,11 @@ class ZarrDestination:
         }  # fmt: skip
 
     def _put_headers(self, cell: tuple[int, ...], headers: np.ndarray[Any, Any]) -> int:
-        """Write the trace headers of an object, [..., header_bytes]. Returns the bytes that were stored."""
+        """Write the trace headers of an object, [..., header_bytes]. Returns the number of stored bytes."""
         return self._put("headers_raw", (*cell[:-1], 0), headers)
 
     def _encoded_as(self, name: str) -> dict[str, Any]:
-        """Metadata by which the core encodes an array."""
+        """Metadata that the core uses to encode an array."""
         return self._documents[name]
 
     def _group(self) -> dict[str, Any]:
@@ -221,7 +222,7 @@ class ZarrDestination:
                 documents[self._side_name("segy_trailer")] = _side(segy.trailer, ("trailer_byte",))
         for name, coordinate in source.coords.items():
             if name in documents:
-                raise ConfigError(f"coordinate {name}: an array of this name exists", where=name)
+                raise ConfigError(f"coordinate {name}: an array with this name already exists", where=name)
             values = np.asarray(coordinate.values)
             documents[name] = _side(values, coordinate.dims, dict(coordinate.attrs), fill_of(values.dtype))
         return documents
@@ -249,7 +250,7 @@ class ZarrDestination:
 
 
 def byte_box(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A view of a box as bytes, for `_native.ZarrWriter`. The last axis counts bytes; it is copied if it has a stride."""
+    """View a box as bytes, for `_native.ZarrWriter`. The box is copied if its last axis is not contiguous."""
     if not values.ndim or values.strides[-1] != values.itemsize:
         values = np.ascontiguousarray(values)
     return values.view(np.uint8)
@@ -258,7 +259,7 @@ def byte_box(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _side(
     values: np.ndarray[Any, Any], dims: tuple[str, ...], attrs: dict[str, Any] | None = None, fill: Any = 0
 ) -> dict[str, Any]:
-    # Whole rows, about 4 MiB of them.
+    # A chunk consists of whole rows, and has about 4 MiB.
     row = max(1, int(np.prod(values.shape[1:], dtype=np.int64)) * values.dtype.itemsize)
     first = [max(1, min(values.shape[0], _SIDE_BYTES // row))] if values.ndim else []
     chunks = [*first, *[max(1, side) for side in values.shape[1:]]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata documents of Zarr version 3, as zarr-python and xarray read them without a plug-in."""
+"""Builds metadata documents of Zarr version 3 that zarr-python and xarray can read without a plug-in."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Document = dict[str, Any]
 
 
 def parse_codec(text: str, itemsize: int) -> list[Document]:
-    """The codecs after `bytes`, for `lz4`, `zstd:9` and the like.
+    """Parse a codec such as `lz4` or `zstd:9`. Returns the codecs that follow `bytes` in Zarr's metadata.
 
     Raises:
-        ConfigError: The codec does not exist, or its level is not one that it has.
+        ConfigError: The codec does not exist, or does not have this level.
     """
     name, _, level = text.partition(":")
     if name not in CODECS:
         raise ConfigError(f"codec: `{name}` is not one of {', '.join(CODECS)}", where="codec")
     most = {"lz4": 9, "blosc-zstd": 9, "zstd": 22, "gzip": 9, "none": 0}[name]
     if level and not (level.isdecimal() and int(level) <= most):
-        raise ConfigError(f"codec: `{level}` is not a level of {name} (0 to {most})", where="codec")
+        raise ConfigError(f"codec: `{level}` is not a valid level for {name} (0 to {most})", where="codec")
     codecs: list[Document] = json.loads(json.dumps(CODECS[name]))
     for codec in codecs:
         configuration = codec["configuration"]
@@ -65,7 +65,9 @@ def array_document(
     fill: Any = 0,
     attrs: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Metadata of an array. `codecs` follow `bytes`, or the `serializer`; in shards they encode each chunk."""
+    """Metadata of an array. `codecs` follow `bytes` or the `serializer`. In an array with shards, they encode
+    chunks.
+    """
     plain = {"name": "bytes", **({"configuration": {"endian": "little"}} if dtype.itemsize > 1 else {})}
     inner: list[Document] = [serializer or plain, *codecs]
     outer = inner
@@ -96,7 +98,7 @@ def array_document(
 
 
 def group_document(arrays: Mapping[str, Document], attrs: Mapping[str, Any]) -> Document:
-    """Metadata of a group, with those of its arrays, so that one request opens it."""
+    """Metadata of a group. It includes the metadata of the arrays, so that one request is enough to open the group."""
     return {
         "zarr_format": 3,
         "node_type": "group",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lossy samples, by zfp, only when asked for: objects of a Zarr array in the codec `numcodecs.zfpy`, with their error measured.
+"""Lossy compression with zfp, if requested: writes objects of a Zarr array with the codec `numcodecs.zfpy`.
 
-zarr-python reads them where `zfpy` is installed. Each chunk is decoded again when it is written, and the differences are
-counted; the sums lie in the markers of the objects, so that a resumed conversion reports the error of the whole volume.
+zarr-python can read them if `zfpy` is installed. Each written chunk is decoded again to measure the compression error.
+The marker of each object contains its error, so that a resumed conversion reports the error of the whole volume.
 """
 
 from __future__ import annotations
@@ -31,38 +31,40 @@ __all__ = ["LOSSY", "ErrorSum", "ZfpSettings", "ZfpWriter", "lossy_of", "parse_z
 LOSSY = "penstock_lossy"
 """Attribute of an array whose samples are not those of its source: codec, setting, largest and RMS error."""
 
-# Numbers of zfp's modes: `zfp_mode` in zfp.h.
+# Numbers of zfp's modes, from `zfp_mode` in zfp.h.
 _MODES = {"rate": 2, "precision": 3, "tolerance": 4}
 _MAX_DIMENSIONS = 4
 
 
 @dataclass(frozen=True)
 class ZfpSettings:
-    """`tolerance`: largest absolute error of a sample. `precision`: bits of each coefficient. `rate`: bits a sample."""
+    """Setting of zfp: `tolerance` (largest absolute error), `precision` (bits per coefficient) or `rate` (bits per
+    sample).
+    """
 
     mode: str
     value: float
 
     def document(self) -> dict[str, Any]:
-        """The codec in Zarr's metadata."""
+        """The codec as a document for Zarr's metadata."""
         return {"name": "numcodecs.zfpy", "configuration": {"mode": _MODES[self.mode], self.mode: self.number}}
 
     @property
     def number(self) -> float | int:
-        """The value; a whole number for `precision`."""
+        """The value of the setting; an int for `precision`."""
         return int(self.value) if self.mode == "precision" else self.value
 
 
 @dataclass
 class ErrorSum:
-    """Differences between samples and what was stored: the largest, the sum of squares, and the number of samples."""
+    """Compression error: the largest difference, the sum of squared differences, and the number of samples."""
 
     largest: float = 0.0
     squares: float = 0.0
     samples: int = 0
 
     def add(self, other: ErrorSum) -> None:
-        """Count another part of the volume."""
+        """Add the error of another part of the volume."""
         self.largest = max(self.largest, other.largest)
         self.squares += other.squares
         self.samples += other.samples
@@ -80,11 +82,11 @@ class ErrorSum:
 
 
 def parse_zfp(text: str, dtype: np.dtype[Any], ndim: int) -> ZfpSettings | None:
-    """Settings of `zfp:tolerance=0.01`, `zfp:precision=16` or `zfp:rate=8`; None for another codec.
+    """Parse `zfp:tolerance=0.01`, `zfp:precision=16` or `zfp:rate=8`. Returns None for another codec.
 
     Raises:
-        ConfigError: There is no setting, or it is not one that zfp has.
-        Unsupported: zfp cannot hold this type of samples, or this number of dimensions.
+        ConfigError: The setting is missing, or zfp does not have it.
+        Unsupported: zfp does not support this sample type or this number of dimensions.
         MissingPackage: zfpy is not installed.
     """
     name, _, setting = text.partition(":")
@@ -98,44 +100,45 @@ def parse_zfp(text: str, dtype: np.dtype[Any], ndim: int) -> ZfpSettings | None:
     most = {"tolerance": inf, "precision": 64, "rate": 64}.get(mode, 0)
     if not (isfinite(value) and 0 < value <= most) or (mode == "precision" and value != int(value)):
         raise ConfigError(
-            f"codec: `{text}` is not a setting of zfp", where="codec",
-            hint="state the loss: zfp:tolerance=0.01 (largest error), zfp:precision=16 (bits, 1 to 64) or zfp:rate=8 (bits a sample)",
+            f"codec: `{text}` is not a valid zfp setting", where="codec",
+            hint="set the loss: zfp:tolerance=0.01 (largest error), zfp:precision=16 (bits, 1 to 64) or zfp:rate=8 "
+            "(bits per sample)",
         )  # fmt: skip
     if dtype.name not in ("float32", "float64"):
         raise Unsupported(
-            f"zfp of {dtype.name} samples is not supported: it holds float32 and float64",
+            f"codec: zfp does not support {dtype.name} samples, only float32 and float64",
             hint="choose a lossless codec: zstd, blosc-zstd, lz4 or gzip",
         )
     if ndim > _MAX_DIMENSIONS:
-        raise Unsupported(f"zfp of {ndim} dimensions is not supported: it has {_MAX_DIMENSIONS} at most")
+        raise Unsupported(f"codec: zfp does not support {ndim} dimensions (at most {_MAX_DIMENSIONS})")
     require("zfp", "zfp")
     return ZfpSettings(mode, value)
 
 
 def lossy_of(attrs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is stated of the loss of an array; None for a lossless one."""
+    """Codec, setting and error that the attributes of a lossy array state; None for a lossless array."""
     stated = attrs.get(LOSSY)
     found: dict[str, Any] | None = json.loads(stated) if isinstance(stated, str) else stated
     return found
 
 
 class ZfpWriter:
-    """Encodes and writes the objects of an array: chunks, or shards with their index at the end."""
+    """Encodes and writes the objects of an array: chunks, or shards with an index at the end."""
 
     def __init__(self, location: Location, source: Source, chunking: Chunking, settings: ZfpSettings) -> None:
         self._location, self._source, self._chunking, self.settings = location, source, chunking, settings
 
     def write(self, cell: tuple[int, ...], box: Box, samples: np.ndarray[Any, Any]) -> tuple[int, dict[str, Any]]:
-        """Write an object. Returns the bytes stored, and the `error` for its marker. Missing traces are stored as zeros.
+        """Write an object, with zeros for missing traces. Returns its stored size, and the error for its marker.
 
         Raises:
-            Unsupported: A sample is not a finite number.
+            Unsupported: A sample is not finite.
         """
         there = self._there(box)
         wrong = int((~np.isfinite(samples[there])).sum())
         if wrong:
             raise Unsupported(
-                f"{self._location.url}: zfp of {wrong:,} samples that are not finite numbers is not supported",
+                f"{self._location.url}: zfp supports only finite samples, but {wrong:,} samples are not finite",
                 where=self._location.url, hint="choose a lossless codec: zstd, blosc-zstd, lz4 or gzip",
             )  # fmt: skip
         whole = np.zeros(self._chunking.objects, dtype=samples.dtype)
@@ -167,7 +170,7 @@ class ZfpWriter:
         return found
 
     def _there(self, box: Box) -> np.ndarray[Any, Any]:
-        """True for each trace of a box that is not missing."""
+        """For each trace of a box: True if the trace exists."""
         spatial = box[:-1]
         if self._source.segy is None:
             return np.ones([end - start for start, end in spatial], dtype=np.bool_)
@@ -175,5 +178,5 @@ class ZfpWriter:
         return found
 
     def describe(self, error: ErrorSum) -> dict[str, Any]:
-        """The attribute `LOSSY`."""
+        """Value of the attribute `LOSSY`."""
         return {"codec": "zfp", self.settings.mode: self.settings.number, **error.describe(), "missing_traces_are": 0}

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SEG-Y: names of header fields, the geometry of a survey, and files as arrays. The bytes are read by the core."""
+"""SEG-Y files as arrays: names of header fields, and the geometry of a survey. The core reads the bytes."""

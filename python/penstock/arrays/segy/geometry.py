@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Place of each trace in the survey's grid, from its header: candidates with their evidence, and the grid."""
+"""Survey geometry: finds which header fields number the dimensions, and assigns each trace a position in the grid."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class KeyField:
 
     @property
     def column(self) -> str:
-        """Its column in a scan."""
+        """Name of this field's column in a header scan."""
         standard = [name for name in SCANNED if TRACE_FIELDS[name] == (self.byte, self.kind)]
         return standard[0] if standard else f"{self.byte}:{self.kind}"
 
@@ -46,7 +46,7 @@ def _keys(**fields: int) -> tuple[KeyField, ...]:
 
 
 _KNOWN = [
-    # The standard's places since revision 1, then those of older writers.
+    # First the fields that the standard defines since revision 1, then fields that older writers use.
     _keys(inline=189, crossline=193),
     _keys(inline=189, crossline=193, offset=37),
     _keys(inline=9, crossline=21),
@@ -64,19 +64,19 @@ _KNOWN = [
 
 @dataclass(frozen=True)
 class Candidate:
-    """A geometry, and what the headers say of it."""
+    """A possible geometry, and how well it fits the headers."""
 
     keys: tuple[KeyField, ...]
     shape: tuple[int, ...]
     filled: float
     """Share of the grid that has a trace."""
     duplicates: int
-    """Traces at a place that another trace has."""
+    """Number of traces at a grid position that another trace already has."""
     score: float
 
     @property
     def text(self) -> str:
-        """As `--map` takes it."""
+        """The geometry as a value of `--map`."""
         return ",".join(str(key) for key in self.keys)
 
 
@@ -88,9 +88,9 @@ class Geometry:
     axes: tuple[np.ndarray[Any, Any], ...]
     """Numbers of each dimension, ascending."""
     trace_index: np.ndarray[Any, Any]
-    """Trace in file order at each place; -1 where a trace is missing. int64."""
+    """For each grid position, the number of its trace in file order; -1 if the trace is missing. int64."""
     duplicates: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    """Traces at a place that an earlier trace has."""
+    """Numbers of the traces at a grid position that an earlier trace has."""
 
     @property
     def dims(self) -> tuple[str, ...]:
@@ -99,34 +99,34 @@ class Geometry:
 
 
 def parse_map(text: str) -> tuple[KeyField, ...]:
-    """Parse `inline=189:i4,crossline=193:i4`; a field may be its byte, byte and type, or its name.
+    """Parse `inline=189:i4,crossline=193:i4`. A field is given as its first byte, byte and type, or name.
 
     Raises:
-        ConfigError: The text is not of that form.
+        ConfigError: The text does not have this form.
     """
     keys = []
     for part in text.split(","):
         dim, equals, place = part.strip().partition("=")
         if not equals or not dim.isidentifier():
             raise ConfigError(
-                f"map: `{part.strip()}` is not DIMENSION=BYTE:TYPE",
+                f"map: `{part.strip()}` is not of the form DIMENSION=BYTE:TYPE",
                 where="map",
-                hint="for example inline=189:i4,crossline=193:i4",
+                hint="write it as inline=189:i4,crossline=193:i4",
             )
         try:
             keys.append(KeyField(dim, *parse_field(place.strip())))
         except ValueError as error:
             raise ConfigError(f"map: {dim}: {error}", where="map") from None
     if len({key.dim for key in keys}) < len(keys) or len(keys) > 4:
-        raise ConfigError(f"map: `{text}` names a dimension twice, or more than 4", where="map")
+        raise ConfigError(f"map: must name at most 4 dimensions, each only once (got `{text}`)", where="map")
     return tuple(keys)
 
 
 def candidates(scan: HeaderScan) -> list[Candidate]:
-    """Geometries that the headers allow, the best first. The last is always the file's own order.
+    """Geometries that the headers allow, best first. The last candidate is always the file order.
 
-    The score is the share of the grid that has traces times the share of traces that have a place of their own, less
-    1/100 for each place down the list of known geometries.
+    The score is the share of grid positions with a trace, times the square of the share of traces that are not
+    duplicates, minus 1/100 for each preceding entry in the list of known geometries.
     """
     found = []
     for rank, keys in enumerate(_KNOWN):
@@ -142,7 +142,7 @@ def candidates(scan: HeaderScan) -> list[Candidate]:
         score = filled * (1 - duplicates / scan.traces) ** 2 - rank / 100
         found.append(Candidate(keys, tuple(len(side) for side in sides), filled, duplicates, round(score, 4)))
     found.sort(key=lambda each: -each.score)
-    # A grid in which most places have several traces lacks a dimension.
+    # If most grid positions have several traces, the geometry lacks a dimension.
     found = [each for each in found if each.duplicates < scan.traces / 2]
     return [*found, Candidate((), (scan.traces,), 1.0, 0, 0.0)]
 
@@ -155,7 +155,7 @@ def _cells(scan: HeaderScan, keys: Sequence[KeyField], sides: Sequence[np.ndarra
 
 
 def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
-    """Place each trace. Of several traces at one place the first in the file has it; the others are `duplicates`.
+    """Assign each trace its grid position. If several traces share one, the later ones become `duplicates`.
 
     Raises:
         ConfigError: The grid would be mostly empty.
@@ -168,9 +168,10 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
     if scan.traces < _SPARSEST * cells:
         shape = " × ".join(f"{len(side):,}" for side in sides)
         raise ConfigError(
-            f"map: a grid of {shape} for {scan.traces:,} traces is more than {1 - _SPARSEST:.0%} empty",
+            f"map: the resulting grid of {shape} would be more than {1 - _SPARSEST:.0%} empty with {scan.traces:,} "
+            "traces",
             where="map",
-            hint="penstock array info --scan FILE ranks the geometries that the headers allow",
+            hint="run penstock array info --scan FILE to list the geometries that fit the headers",
         )
     places, first = np.unique(_cells(scan, keys, sides), return_index=True)
     index = np.full(cells, -1, dtype=np.int64)
@@ -183,13 +184,13 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
 
 
 def scaled(values: np.ndarray[Any, Any], scalar: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Coordinates or elevations with their scalar applied: a negative one divides, 0 is 1."""
+    """Apply the scalar to coordinates or elevations. A negative scalar divides; 0 counts as 1."""
     size = np.where(scalar == 0, 1, np.abs(scalar)).astype(np.float64)
     return np.where(scalar < 0, values / size, values * size)
 
 
 def describe(candidate: Candidate) -> Mapping[str, Any]:
-    """A candidate as JSON."""
+    """A candidate as a JSON object."""
     return {
         "map": candidate.text or None,
         "dims": [key.dim for key in candidate.keys] or ["trace"],

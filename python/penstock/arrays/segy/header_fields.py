@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fields of SEG-Y headers: name, first byte as the standard counts it (from 1), and type.
+"""Fields of SEG-Y headers: name, first byte (counted from 1, as in the standard) and type.
 
 Source: SEG-Y revision 2.1 (SEG Technical Standards Committee, 2023), tables 2 and 3.
 """
@@ -51,7 +51,7 @@ _TYPES = {"i1": 1, "i2": 2, "i4": 4, "i8": 8, "u1": 1, "u2": 2, "u4": 4, "f4": 4
 
 
 def trace_dtype(byte_order: str, header_bytes: int = 240) -> np.dtype[np.void]:
-    """NumPy type of a trace header, with all fields of the standard at their places. `byte_order`: `big` or `little`."""
+    """NumPy type of a trace header, with all fields of the standard. `byte_order` is `big` or `little`."""
     sign = ">" if byte_order == "big" else "<"
     kinds = [kind if kind.startswith("S") else sign + kind for _, kind in TRACE_FIELDS.values()]
     offsets = [byte - 1 for byte, _ in TRACE_FIELDS.values()]
@@ -59,10 +59,13 @@ def trace_dtype(byte_order: str, header_bytes: int = 240) -> np.dtype[np.void]:
 
 
 def parse_field(text: str) -> tuple[int, str]:
-    """Place and type of a field: its name (`cdp`), its first byte (`189`), or byte and type (`189:i4`).
+    """Parse a field, given as its name (`cdp`), its first byte (`189`), or byte and type (`189:i4`).
+
+    Returns:
+        First byte and type.
 
     Raises:
-        ValueError: The field or type does not exist, or it is not within the 240 bytes.
+        ValueError: The field or type does not exist, or the field is not within the 240 bytes.
     """
     numbers = {name: place for name, place in TRACE_FIELDS.items() if place[1] in _TYPES}
     if text in numbers:

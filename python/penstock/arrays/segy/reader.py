@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SEG-Y files as arrays: opened by their headers, read by trace."""
+"""Opens SEG-Y files as arrays: scans their headers, and reads samples trace by trace."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LOOK_TRACES = 64
 
 
 class SegyFile:
-    """An open file: its layout, its headers, and reads of traces."""
+    """An open file: its layout and headers, and functions that read traces."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class SegyFile:
 
     @property
     def samples(self) -> int:
-        """Samples of each trace."""
+        """Number of samples of each trace."""
         return int(self.layout["samples"])
 
     def file_header(self) -> bytes:
@@ -81,12 +81,12 @@ class SegyFile:
         return self.core.read_bytes(self.layout["size"] - count, count) if count else b""
 
     def text_header(self) -> str:
-        """The textual file header, and the extended ones, as lines."""
+        """The textual file header and the extended headers, as text lines."""
         header = self.file_header()
         return decode_text_header(header[:3200] + header[3600 : 3600 + 3200 * self.layout["extended_headers"]])
 
     def binary_header(self) -> dict[str, int]:
-        """Fields of the binary file header."""
+        """Values of the binary file header's fields."""
         raw = self.file_header()
         sign = ">" if self.layout["byte_order"] == "big" else "<"
         return {
@@ -94,7 +94,7 @@ class SegyFile:
         }
 
     def raw_headers(self, traces: np.ndarray[Any, Any], threads: int = 1) -> np.ndarray[Any, Any]:
-        """Headers of these traces, [traces, 240] of uint8."""
+        """Read the headers of these traces, as uint8 [traces, header_bytes]."""
         out = np.empty((len(traces), self.layout["header_bytes"]), dtype=np.uint8)
         self.core.read(np.ascontiguousarray(traces, dtype=np.uint64), headers=out, threads=threads)
         return out
@@ -109,7 +109,9 @@ class SegyFile:
         samples: np.ndarray[Any, Any] | None = None,
         threads: int = 1,
     ) -> np.ndarray[Any, Any]:
-        """Fill `headers` and `samples` (contiguous, one row a trace). Returns the `EXCEPTION`s among the samples."""
+        """Read traces into `headers` and `samples` (contiguous, one row per trace). Returns the samples'
+        `EXCEPTION`s.
+        """
         numbers = np.ascontiguousarray(traces, dtype=np.uint64)
         views = [None if each is None else each.reshape(-1).view(np.uint8) for each in (headers, samples)]
         found = self.core.read(numbers, headers=views[0], samples=views[1], first=first, end=end, threads=threads)
@@ -122,7 +124,7 @@ class SegyFile:
         threads: int = 1,
         progress: Callable[[int, int], None] | None = None,
     ) -> HeaderScan:
-        """All trace headers, from the cache if this version was scanned before.
+        """Scan all trace headers, or load the scan from the cache if this version was scanned before.
 
         Raises:
             Unsupported: The traces have different lengths.
@@ -137,7 +139,8 @@ class SegyFile:
         if len(wrong) and self.overrides["samples"] is None:
             trace = int(wrong[0])
             raise Unsupported(
-                f"{self.location.url}: trace {trace:,} states {int(counts[trace]):,} samples, the file {self.samples:,}",
+                f"{self.location.url}: the header of trace {trace:,} states {int(counts[trace]):,} samples, but the "
+                f"file has {self.samples:,} per trace",
                 where=self.location.url,
                 hint=f"if all traces have {self.samples:,} samples, pass samples={self.samples}",
             )
@@ -150,16 +153,17 @@ class SegyFile:
         stated = int(first["samples"][0])
         if stated not in (0, self.samples, self.samples & 0xFFFF, min(self.samples, 0xFFFF)):
             raise Corrupt(
-                f"{self.location.url}: the binary header states {self.samples:,} samples a trace, the first trace {stated:,}",
+                f"{self.location.url}: the binary header states {self.samples:,} samples per trace, but the first "
+                f"trace header states {stated:,}",
                 where=self.location.url,
-                hint=f"pass samples={self.samples} or samples={stated}, whichever the file has",
+                hint=f"pass samples={self.samples} or samples={stated}, whichever is correct",
             )
 
     def _check_format(self) -> None:
-        """Refuse IBM samples under an IEEE header, and the other way round.
+        """Reject IBM samples under a header that states IEEE, and IEEE samples under a header that states IBM.
 
-        A normalised IBM word has a first hexadecimal digit that is not zero. Of the words of IEEE numbers over many
-        magnitudes, 1 in 16 has such a zero; of IBM numbers hardly any.
+        In a normalised IBM word, the first hexadecimal digit of the fraction is not zero. In IEEE numbers of many
+        magnitudes, this digit is zero in 1 of 16 words; in IBM numbers it hardly ever is.
         """
         if self.layout["format"] not in (1, 5) or not self.traces:
             return
@@ -178,7 +182,7 @@ class SegyFile:
         signs = float(np.mean(words >> 31))
         exponents = np.unique(words >> 23 & 0xFF)
         is_ieee = 0.04 < zeros < 0.12
-        # Numbers of one sign, or of few magnitudes (a velocity model), may lack the digit by chance.
+        # IEEE numbers of one sign or of few magnitudes (a velocity model) may have no such zero by chance.
         is_ibm = zeros < 1e-4 and 0.2 < signs < 0.8 and len(exponents) >= 8
         if self.layout["format"] == 1 and is_ieee and not _is_wild(values):
             self._refuse("IBM floating point", 1, "IEEE", 5)
@@ -189,12 +193,12 @@ class SegyFile:
         raise Corrupt(
             f"{self.location.url}: the binary header states {stated} samples (format {code}), but they look like {found}",
             where=self.location.url,
-            hint=f"pass format={other} to read them as {found}, or format={code} to keep the header's word",
+            hint=f"pass format={other} to read them as {found}, or format={code} to read them as the header states",
         )
 
 
 def _is_wild(values: np.ndarray[Any, Any]) -> bool:
-    """True if these are not numbers that an instrument or a program writes: as IEEE, IBM words span all magnitudes."""
+    """True if the magnitudes are implausible. IBM words that are read as IEEE numbers span all magnitudes."""
     finite = np.abs(values[np.isfinite(values) & (values != 0)])
     if finite.size < values.size / 2:
         return True
@@ -212,7 +216,7 @@ class SegyBackend:
         self.chunk_shape = (*([1] * geometry.trace_index.ndim), file.samples)
 
     def read(self, boxes: Sequence[Box], threads: int) -> list[np.ndarray[Any, Any]]:
-        # The samples of all boxes are read as one list of traces if they want the same samples.
+        # Boxes with the same range of samples are read together, as one list of traces.
         parts: list[np.ndarray[Any, Any]] = []
         spans = [box[-1] for box in boxes]
         indexes = [self.geometry.trace_index[tuple(slice(*side) for side in box[:-1])] for box in boxes]
@@ -237,7 +241,7 @@ class SegyBackend:
         ]
 
     def headers(self, key: Any) -> np.ndarray[Any, Any]:
-        """Trace headers of places of the grid, as a structured array; zeros where a trace is missing."""
+        """Trace headers at an index of the grid, as a structured array; zeros where a trace is missing."""
         index = np.asarray(self.geometry.trace_index[key])
         there = index.reshape(-1) >= 0
         raw = np.zeros((index.size, self.file.layout["header_bytes"]), dtype=np.uint8)
@@ -260,10 +264,10 @@ def open_segy(
     """Open a SEG-Y file as an array in the grid of its survey.
 
     Args:
-        map: Header fields that number the dimensions, as `inline=189:i4,crossline=193:i4`; by default the geometry
+        map: Header fields that number the dimensions, such as `inline=189:i4,crossline=193:i4`; by default the geometry
             that fits the headers best.
         vertical: Name of the last dimension: `time` or `depth`.
-        overrides: `format`, `byte_order`, `samples`, `allow_trailing`, where the binary header is wrong.
+        overrides: `format`, `byte_order`, `samples` and `allow_trailing`, for a file whose binary header is wrong.
     """
     file = SegyFile(location, **overrides)
     keys = None if map is None else parse_map(map)
@@ -288,7 +292,7 @@ def open_segy(
 
 
 def coordinates(file: SegyFile, headers: HeaderScan, geometry: Geometry, vertical: str) -> Mapping[str, Coordinate]:
-    """Coordinates of a file: the grid's numbers, the samples' times or depths, and the positions in the field."""
+    """Coordinates of a file: grid numbers, times or depths of the samples, and positions in the field."""
     coords: dict[str, Coordinate] = {}
     for dim, values in zip(geometry.dims, geometry.axes, strict=True):
         is_length = dim == "offset"
@@ -317,7 +321,7 @@ def _vertical(file: SegyFile, headers: HeaderScan, vertical: str) -> tuple[np.nd
         return numbers, {"units": "1", "long_name": "sample number"}
     delays = np.unique(headers["delay_time"]) if file.traces else np.zeros(1)
     start = float(delays[0]) if len(delays) == 1 else 0.0
-    # Microseconds and milliseconds; for depths, thousandths of a unit and units.
+    # The header states the interval in µs and the start in ms. For depths, it uses thousandths of a unit and units.
     unit = "ms" if vertical == "time" else _length_unit(file)
     attrs: dict[str, Any] = {"units": unit, "standard_name": vertical} if vertical == "depth" else {"units": unit}
     if len(delays) > 1:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pass over all trace headers of a file. What was found is kept beside the node's cache, by the file's version."""
+"""Header scan: reads all trace headers of a file once. The result is cached for each version of a file."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _BATCH = 1 << 16
 
 @dataclass(frozen=True)
 class HeaderScan:
-    """Columns of trace headers, in file order. A field that is the same in all traces is one value."""
+    """Fields of all trace headers, as columns in file order. A field with the same value in all traces is a scalar."""
 
     traces: int
     columns: Mapping[str, np.ndarray[Any, Any]]
 
     def __getitem__(self, field: str) -> np.ndarray[Any, Any]:
-        """Values of a field, one for each trace; int32, int64 or float64."""
+        """Values of a field, one per trace, as int32, int64 or float64."""
         column = self.columns[field]
         return np.broadcast_to(column, (self.traces,)) if column.ndim == 0 else column
 
@@ -61,13 +61,13 @@ def scan(
     progress: Callable[[int, int], None] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> HeaderScan:
-    """Read the headers of all traces, or take them from the cache.
+    """Read the headers of all traces, or load them from the cache.
 
     Args:
-        place: URL of the file: it and the version name the entry of the cache.
-        fields: More fields, as (first byte, type); their columns are named `BYTE:TYPE`.
-        progress: Called with traces done and traces in all.
-        variables: Environment variables that place the cache; none are read, and nothing is kept, if it is None.
+        place: URL of the file. The cache entry is named after the URL and the file's version.
+        fields: Additional fields, as (first byte, type); their columns are named `BYTE:TYPE`.
+        progress: Called with the number of scanned traces and the total.
+        variables: Environment variables that define the cache folder. If None, the cache is not used.
     """
     layout = json.loads(file.layout())
     wanted = {name: TRACE_FIELDS[name] for name in SCANNED}
@@ -143,7 +143,7 @@ def _load(path: Path, traces: int, wanted: Iterable[str]) -> HeaderScan | None:
 
 
 def _save(path: Path, columns: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    # A cache that cannot be written costs the next run a scan, nothing else.
+    # An error is ignored, because without the cache entry the next run only scans the file again.
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with atomic_file(path, durable=False) as out:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The textual file header: 40 lines of 80 characters, in EBCDIC (code page 037) or ASCII."""
+"""Decodes and encodes the textual file header: 40 lines of 80 characters, in EBCDIC (code page 037) or ASCII."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LINES, _WIDTH = 40, 80
 
 
 def decode_text_header(raw: bytes) -> str:
-    """The lines of a textual header. The encoding is the one in which more of the bytes are printable."""
+    """Decode a textual header to lines. The encoding that makes more of the bytes printable is used."""
     texts = [raw.decode("cp037", errors="replace"), raw.decode("latin-1")]
     text = max(texts, key=lambda each: sum(32 <= ord(character) < 127 for character in each))
     lines = [text[at : at + _WIDTH].rstrip("\0 ") for at in range(0, len(text), _WIDTH)]
@@ -17,7 +17,7 @@ def decode_text_header(raw: bytes) -> str:
 
 
 def encode_text_header(lines: list[str]) -> bytes:
-    """3,200 bytes of EBCDIC with these lines, numbered `C 1` to `C40`. A longer line is cut."""
+    """Encode lines, numbered `C 1` to `C40`, as 3,200 bytes of EBCDIC. Longer lines are truncated."""
     rows = [*lines, *[""] * _LINES][:_LINES]
     text = "".join(f"C{number:2d} {row}"[:_WIDTH].ljust(_WIDTH) for number, row in enumerate(rows, 1))
     return text.encode("cp037", errors="replace")

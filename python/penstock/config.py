@@ -81,8 +81,8 @@ class Config(msgspec.Struct, frozen=True):
 def needs_consent(path: str, what: str) -> ConfigError:
     """Return the error for a setting in `path` to which the user has not consented."""
     return ConfigError(
-        f"{path} sets {what}, but this file is not allowed to",
-        hint=f"read it, then run `penstock config allow {path}`; or name another file with --config",
+        f"{path} sets {what}, but you have not allowed this file to do so",
+        hint=f"read the file, then run `penstock config allow {path}`; or pass another file with --config",
     )
 
 
@@ -150,7 +150,7 @@ def load(environment: Mapping[str, str], folder: Path, *, only: Path | None = No
         ConfigError: A file is not TOML, or is too large for a settings file.
     """
     if only is not None and not only.is_file():
-        raise NotFound(f"{only} is not a file", hint="--config and PENSTOCK_CONFIG name a TOML file of settings")
+        raise NotFound(f"{only} is not a file", hint="pass a TOML settings file with --config or PENSTOCK_CONFIG")
     if only is not None:
         return Config((Layer(str(only), _parse(only, _read(only))),))
     here, *own = places(environment, folder)
@@ -171,18 +171,20 @@ def allow(environment: Mapping[str, str], path: Path) -> Path:
         ConfigError: The file is not TOML, or neither HOME nor XDG_STATE_HOME is set, so the record has no location.
     """
     if not path.is_file():
-        raise NotFound(f"{path} is not a file", hint="name the settings file to allow")
+        raise NotFound(f"{path} is not a file", hint="give the path of the settings file to allow")
     content = _read(path)
     _parse(path, content)
     record = _record(environment, path, content)
     if record is None:
         raise ConfigError(
-            "HOME and XDG_STATE_HOME are not set, so there is no place to record consent",
-            hint="name the file with --config instead",
+            "HOME and XDG_STATE_HOME are not set, so consent cannot be recorded",
+            hint="pass the file with --config instead",
         )
     record.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_private(record.parent):
-        raise ConfigError(f"{record.parent} belongs to another user or is writable by others", hint="chmod 700 it")
+        raise ConfigError(
+            f"{record.parent} belongs to another user or is writable by others", hint=f"run chmod 700 {record.parent}"
+        )
     record.write_text(f"{path.resolve()}\n", encoding="utf-8")
     return record
 
@@ -227,7 +229,7 @@ def _read(path: Path) -> bytes:
         raise ConfigError(f"{path} cannot be read: permission denied") from error
     if len(content) > _LIMIT_BYTES:
         size_bytes = path.stat().st_size
-        raise ConfigError(f"{path} is too large for settings ({size_bytes:,} bytes, limit {_LIMIT_BYTES:,})")
+        raise ConfigError(f"{path} is too large for a settings file ({size_bytes:,} bytes, limit {_LIMIT_BYTES:,})")
     return content
 
 
@@ -235,4 +237,4 @@ def _parse(path: Path, content: bytes) -> dict[str, Any]:
     try:
         return tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error

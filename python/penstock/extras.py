@@ -44,5 +44,5 @@ def require(what: str, extra: str) -> None:
     for name in PACKAGES[extra]:
         if find_spec(name) is None:
             raise MissingPackage(
-                f"{what} needs {name}, which is not installed", hint=f"pip install 'penstock[{extra}]'", name=name
+                f"{what} requires {name}, which is not installed", hint=f"pip install 'penstock[{extra}]'", name=name
             )

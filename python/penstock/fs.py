@@ -157,7 +157,10 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         starts = starts if isinstance(starts, (list, tuple)) else [starts] * count
         ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
         if not len(starts) == len(ends) == count:
-            raise ConfigError(f"cat_ranges: {count} paths, {len(starts)} starts, {len(ends)} ends", where="cat_ranges")
+            raise ConfigError(
+                f"cat_ranges: paths, starts and ends must be equally many (got {count}, {len(starts)} and {len(ends)})",
+                where="cat_ranges",
+            )
         found: list[Any] = [None] * count
         plain: dict[str, list[int]] = {}
         for at, (path, start, end) in enumerate(zip(paths, starts, ends, strict=True)):
@@ -188,7 +191,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         self, path: str, mode: str = "rb", block_size: int | None = None, cache_options: Any = None, **options: Any
     ) -> _File:
         if mode != "rb":
-            raise ConfigError(f"mode: `{mode}` writes, but this file system is read-only", where="mode")
+            raise ConfigError(f"mode: `{mode}` is not supported, because this file system is read-only", where="mode")
         block = block_size if isinstance(block_size, int) else _BLOCK
         return _File(self, path, mode, block, cache_options=cache_options, **options)
 

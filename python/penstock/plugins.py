@@ -39,11 +39,13 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
         (entry.value, entry.dist.name if entry.dist else "?"): entry for entry in entry_points(group=group, name=name)
     }
     if not found:
-        raise ConfigError(f"no {kind} `{name}` is installed", hint=f"installed: {', '.join(names(group)) or 'none'}")
+        raise ConfigError(
+            f"no {kind} `{name}` is installed", hint=f"use one of those installed: {', '.join(names(group)) or 'none'}"
+        )
     if len(found) > 1:
         claims = ", ".join(f"{package} ({value})" for value, package in sorted(found))
         raise ConfigError(
-            f"{kind} `{name}` is claimed by {len(found)} packages: {claims}", hint="uninstall all but one"
+            f"{kind} `{name}` is provided by {len(found)} packages: {claims}", hint="uninstall all but one"
         )
     ((value, package), entry) = next(iter(found.items()))
     try:
@@ -55,7 +57,7 @@ def load(group: str, name: str, contract: type, make: Callable[[Any], Any]) -> A
         wanted = sorted(m for m in vars(contract) if not m.startswith("_") and callable(getattr(contract, m)))
         lacks = [m for m in wanted if not hasattr(made, m)]
         raise ConfigError(
-            f"`{value}` of {package} is not a valid {kind}: it lacks {', '.join(lacks)}",
+            f"`{value}` of {package} is not a valid {kind}: {', '.join(lacks)} not implemented",
             hint=f"implement penstock.protocols.{contract.__name__}",
         )
     return made
@@ -76,7 +78,7 @@ def parse_settings(owner: str, settings: Mapping[str, Any], known: Mapping[str, 
     for key, value in settings.items():
         if key not in known:
             raise ConfigError(
-                f"{owner}: it has no setting `{key}`",
+                f"{owner}: unknown setting `{key}`",
                 hint=f"use one of its settings: {', '.join(sorted(known)) or 'none'}",
             )
         kind = known[key] if isinstance(known[key], type) else type(known[key])
@@ -85,6 +87,6 @@ def parse_settings(owner: str, settings: Mapping[str, Any], known: Mapping[str, 
         elif kind is int and isinstance(value, str) and value.isdecimal():
             value = int(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{owner}: {key} = {value!r} is not {_ARTICLE[kind]}")
+            raise ConfigError(f"{owner}: {key} must be {_ARTICLE[kind]} (got {value!r})")
         found[key] = value
     return found

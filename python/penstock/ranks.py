@@ -75,7 +75,7 @@ def _need(env: Mapping[str, str], launcher: str, seen: str, *names: str) -> int:
 def _below(value: int, limit: int, value_name: str, limit_name: str) -> None:
     if value >= limit:
         raise ConfigError(
-            f"{value_name}: {value} contradicts {limit_name} of {limit}; numbers run from 0 to {limit - 1}",
+            f"{value_name}: {value} must be less than {limit_name}, which is {limit}",
             where=value_name,
             hint=_HINT,
         )
@@ -217,7 +217,7 @@ def _pmi(env: Mapping[str, str]) -> Rank | None:
     node, nodes = _blocks(rank, world, local_rank, max(local_size, 1), names)
     if "PALS_NODEID" in env and _number(env, "PALS_NODEID") != node:
         raise ConfigError(
-            f"PALS_NODEID: {env['PALS_NODEID']} contradicts rank {rank} of {world} with {local_size} per node",
+            f"PALS_NODEID: {env['PALS_NODEID']} contradicts rank {rank} of {world} with {local_size} ranks per node",
             where="PALS_NODEID",
             hint=_HINT,
         )
@@ -284,7 +284,9 @@ def _pbs(env: Mapping[str, str], host: str) -> Rank | None:
     node = number if number is not None else named[0] if len(named) == 1 else None
     if node is None:
         raise ConfigError(
-            f"PBS_NODEFILE: this host, {host}, is not one of its {len(hosts)} hosts", where="PBS_NODEFILE", hint=_HINT
+            f"PBS_NODEFILE: this host, {host}, is not among the {len(hosts)} hosts of the file",
+            where="PBS_NODEFILE",
+            hint=_HINT,
         )
     _below(node, len(hosts), "PBS_NODENUM", "PBS_NODEFILE's hosts")
     local_rank, rank, world = 0, node, len(hosts)
@@ -344,9 +346,9 @@ def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
         given, missing = ("--node", "--nodes") if nodes is None else ("--nodes", "--node")
         raise ConfigError(f"{missing}: missing, though {given} is given; give both or neither", where=missing)
     if nodes < 1:
-        raise ConfigError(f"--nodes: {nodes} is less than 1", where="--nodes")
+        raise ConfigError(f"--nodes: must be at least 1 (got {nodes})", where="--nodes")
     if not 0 <= node < nodes:
-        raise ConfigError(f"--node: {node} is not below --nodes of {nodes}; nodes count from 0", where="--node")
+        raise ConfigError(f"--node: must be from 0 to --nodes - 1 (got {node} of {nodes} nodes)", where="--node")
     try:
         found = detect(env)
     except ConfigError:

@@ -30,7 +30,7 @@ class _Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def _positive(value: float) -> None:
     if not 0 < value < float("inf"):
-        raise ValueError(f"{value} is not a positive number")
+        raise ValueError(f"numbers must be finite and above 0 (got {value})")
 
 
 class Limit(_Sourced, frozen=True, kw_only=True):

@@ -76,11 +76,11 @@ def parse_seconds(text: str) -> float:
     while at < len(text):
         part = _DURATION.match(text, at)
         if part is None or part[2] not in _SECONDS:
-            raise ConfigError(f"`{text}` is not a duration", hint="write 250ms, 1.5s, 2min or 1h 30min")
+            raise ConfigError(f"`{text}` is not a valid duration", hint="write 250ms, 1.5s, 2min or 1h 30min")
         total += _fraction(part[1]) * _SECONDS[part[2]]
         at = part.end()
     if at == 0:
-        raise ConfigError("an empty text is not a duration", hint="write 250ms, 1.5s, 2min or 1h 30min")
+        raise ConfigError("a duration must not be empty", hint="write 250ms, 1.5s, 2min or 1h 30min")
     return float(total)
 
 
@@ -154,9 +154,7 @@ def _bytes_per(unit: str, text: str) -> int:
     if prefix in "KMGTP" and unit.upper().removesuffix("B").removesuffix("I") == prefix:
         decimal, binary = ("kB" if prefix == "K" else f"{prefix}B"), f"{prefix}iB"
         raise ConfigError(
-            f"`{text}` has the unit `{unit}`, which could be {_BYTES[decimal]:,} or {_BYTES[binary]:,} bytes",
+            f"`{text}`: the unit `{unit}` is ambiguous: it could be {_BYTES[decimal]:,} or {_BYTES[binary]:,} bytes",
             hint=f"write {decimal} for powers of ten, {binary} for powers of two",
         )
-    raise ConfigError(
-        f"`{text}` has the unknown unit `{unit}`", hint="units are B, kB, MB, GB, TB, PB and KiB, MiB, GiB, TiB, PiB"
-    )
+    raise ConfigError(f"`{text}`: unknown unit `{unit}`", hint="use B, kB, MB, GB, TB, PB or KiB, MiB, GiB, TiB, PiB")

@@ -47,7 +47,7 @@ def test_file_cut_between_traces_is_found_by_the_count_of_revision_2(segy):
     path = segy(revision=2, binary={3313: ("u8", 140)})
     assert penstock.arrays.open(path).shape == (10, 14, 60)
     os.truncate(path, path.stat().st_size - 480)
-    with pytest.raises(Corrupt, match="states 140 traces, and has 139"):
+    with pytest.raises(Corrupt, match="states 140 traces, but contains 139"):
         penstock.arrays.open(path)
 
 
@@ -97,7 +97,9 @@ def test_wrong_sample_count_in_the_binary_header_is_named(segy):
     whole = segy(samples_=noise((140, 60)), binary={3221: ("u2", 40)}, fields={115: ("u2", 60)})
     body = whole.stat().st_size - 3600
     assert body % (240 + 40 * 4) == 0
-    with pytest.raises(Corrupt, match="the binary header states 40 samples a trace, the first trace 60") as caught:
+    with pytest.raises(
+        Corrupt, match="the binary header states 40 samples per trace, but the first trace header states 60"
+    ) as caught:
         penstock.arrays.open(whole)
     assert "samples=60" in str(caught.value.hint)
     assert penstock.arrays.open(whole, samples=60).shape == (10, 14, 60)
@@ -106,12 +108,12 @@ def test_wrong_sample_count_in_the_binary_header_is_named(segy):
 def test_traces_of_different_lengths_are_refused(segy):
     counts = np.full(140, 60)
     counts[99] = 58
-    with pytest.raises(Unsupported, match="trace 99 states 58 samples, the file 60"):
+    with pytest.raises(Unsupported, match="the header of trace 99 states 58 samples, but the file has 60 per trace"):
         penstock.arrays.open(segy(fields={115: ("u2", counts)}))
 
 
 def test_traces_without_samples_and_unknown_formats_are_refused(segy):
-    with pytest.raises(Corrupt, match="states 0 samples a trace"):
+    with pytest.raises(Corrupt, match="states 0 samples per trace"):
         penstock.arrays.open(segy(binary={3221: ("u2", 0)}))
     with pytest.raises(Corrupt, match="state sample format 4"):
         penstock.arrays.open(segy(binary={3225: ("u2", 4)}))

@@ -222,21 +222,21 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
     source = volume(tmp_path / "a.sgy")
     for settings_, words in [
         ({"codec": "lz5"}, "`lz5` is not one of"),
-        ({"codec": "lz4:44"}, "`44` is not a level of lz4"),
-        ({"chunks": "4,4"}, "is not 3 whole numbers"),
-        ({"chunks": "4,4,0"}, "is not 3 whole numbers"),
+        ({"codec": "lz4:44"}, "`44` is not a valid level for lz4"),
+        ({"chunks": "4,4"}, "must be 3 whole numbers"),
+        ({"chunks": "4,4,0"}, "must be 3 whole numbers"),
         ({"chunks": "4,4,32", "shards": "6,8,96"}, "6 is not a multiple"),
         ({"access": ("depth",)}, "`depth` is not one of"),
         ({"map": "inline=250:i4"}, "not within a trace header"),
-        ({"map": "inline"}, "is not DIMENSION=BYTE:TYPE"),
+        ({"map": "inline"}, "is not of the form DIMENSION=BYTE:TYPE"),
         ({"map": "a=1:i4,b=5:i4"}, "% empty"),
     ]:
         with pytest.raises(ConfigError, match=words):
             convert(source, tmp_path / "b.zarr", **settings_)
-    with pytest.raises(ConfigError, match="not known from its name"):
+    with pytest.raises(ConfigError, match="does not determine the format"):
         convert(source, tmp_path / "b.tiff")
     zarr.create_array(str(tmp_path / "plain.zarr"), shape=(4, 4, 4), dtype="f4")[:] = 1
-    with pytest.raises(Unsupported, match="without trace headers"):
+    with pytest.raises(Unsupported, match="requires trace headers"):
         convert(tmp_path / "plain.zarr", tmp_path / "b.sgy")
     assert not (tmp_path / "b.zarr").exists()
 

@@ -134,9 +134,9 @@ def test_layout_mdio_resumes_and_refuses_what_it_cannot_be(tmp_path):
     convert(source, tmp_path / "a.mdio")
     assert convert(source, tmp_path / "a.mdio").resumed == 1
     zarr.create_array(str(tmp_path / "plain.zarr"), shape=(4, 4, 4), dtype="f4")[:] = 1
-    with pytest.raises(Unsupported, match="without trace headers"):
+    with pytest.raises(Unsupported, match="requires trace headers"):
         convert(tmp_path / "plain.zarr", tmp_path / "b.mdio")
-    with pytest.raises(ConfigError, match="a layout of Zarr"):
+    with pytest.raises(ConfigError, match="mdio requires the format zarr"):
         convert(source, tmp_path / "a.h5", layout="mdio")
     with pytest.raises(ConfigError, match="not one of plain, mdio"):
         convert(source, tmp_path / "b.zarr", layout="vds")

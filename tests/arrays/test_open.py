@@ -255,7 +255,7 @@ def test_hdf5_arrays_are_chosen_by_name(tmp_path):
 def test_what_is_no_volume_is_refused_by_its_content(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/readme").write_text("hello")
-    with pytest.raises(Unsupported, match="without Zarr metadata"):
+    with pytest.raises(Unsupported, match="contains no Zarr metadata"):
         penstock.arrays.open(tmp_path / "folder")
     with pytest.raises(NotFound, match="does not exist"):
         penstock.arrays.open(tmp_path / "none.zarr")
@@ -265,7 +265,7 @@ def test_what_is_no_volume_is_refused_by_its_content(tmp_path):
     zarr.create_array(str(tmp_path / "a.zarr"), shape=(3, 3), dtype="f4")[:] = 1
     with pytest.raises(ConfigError, match="is zarr, not SEG-Y"):
         penstock.arrays.open(tmp_path / "a.zarr", samples=5)
-    with pytest.raises(ConfigError, match="url: it is empty"):
+    with pytest.raises(ConfigError, match="url: must not be empty"):
         penstock.arrays.open("")
 
 

@@ -133,7 +133,7 @@ def test_slice_to_a_file_that_exists_or_without_traces_is_refused(tmp_path, run)
     assert "exists" in run(source, "--at", "inline=102", "-o", tmp_path / "s.sgy", code=1)
     assert (tmp_path / "s.sgy").read_bytes() == b"precious"
     odd = write_segy(tmp_path / "odd.sgy", noise((140, 60)), inlines=INLINES, crosslines=CROSSLINES, interval=500)
-    assert "time 0.5 as the start" in run(odd, "--at", "time=0.5", "-o", tmp_path / "t.sgy", code=3)
+    assert "time: SEG-Y traces cannot start at 0.5" in run(odd, "--at", "time=0.5", "-o", tmp_path / "t.sgy", code=3)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

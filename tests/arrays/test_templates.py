@@ -75,7 +75,7 @@ def test_convert_saves_the_geometry_that_it_used(survey, run, tmp_path):
     [
         ("map = 3", "map is not a text"),
         ("format = true", "format is not a whole number"),
-        ("map = 'inline'", "is not DIMENSION=BYTE:TYPE"),
+        ("map = 'inline'", "is not of the form DIMENSION=BYTE:TYPE"),
         ("vertical = 'up'", "`up` is not one of time, depth"),
         ("byte-order = 'middle'", "`middle` is not one of big, little"),
         ("colour = 1", "`colour` is not one of map, vertical"),

@@ -34,7 +34,7 @@ def test_array_is_written_by_regions_and_read_by_zarr_python(tmp_path):
 @pytest.mark.parametrize("key", [np.s_[1:16], np.s_[0:15], np.s_[:, 3:], np.s_[0:8]])
 def test_box_that_cuts_an_object_is_refused(key, tmp_path):
     writer = create_array(tmp_path / "a", (40, 30), "f4", chunks=(4, 8), shards=(16, 16))
-    with pytest.raises(ConfigError, match="cuts an object of 16"):
+    with pytest.raises(ConfigError, match=r"starts or ends inside an object \(16 long\)"):
         writer[key] = 1
     assert np.array_equal(penstock.arrays.open(tmp_path / "a")[...], np.zeros((40, 30)))
 
@@ -55,7 +55,7 @@ def test_dask_stores_whole_objects_and_is_refused_otherwise(tmp_path):
     values = dask.array.ones((32, 32), chunks=(16, 16), dtype="f4")
     dask.array.store(values, create_array(tmp_path / "a", (32, 32), "f4", chunks=(8, 8), shards=(16, 16)), lock=False)
     assert penstock.arrays.open(tmp_path / "a")[...].sum() == 1024
-    with pytest.raises(ConfigError, match="cuts an object"):
+    with pytest.raises(ConfigError, match="starts or ends inside an object"):
         dask.array.store(
             values.rechunk((8, 8)),
             create_array(tmp_path / "b", (32, 32), "f4", chunks=(8, 8), shards=(16, 16)),
@@ -66,7 +66,7 @@ def test_dask_stores_whole_objects_and_is_refused_otherwise(tmp_path):
 def test_values_that_the_array_cannot_hold_are_refused(tmp_path):
     writer = create_array(tmp_path / "a", (8,), "i2", chunks=(8,))
     for values in (np.ones(8), np.ones(8, dtype="i4"), np.ones(8, dtype="u2"), np.array(["a"] * 8)):
-        with pytest.raises(ConfigError, match="cannot hold"):
+        with pytest.raises(ConfigError, match="without loss"):
             writer[:] = values
     writer[:] = np.arange(8, dtype="i2")
     with pytest.raises(Mismatch, match="exists"):

@@ -82,9 +82,9 @@ def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ("dataset: 7", "no `dataset`"),
+        ("dataset: 7", "the section `dataset` is missing"),
         ("train: [1]", "`train` is not a table"),
-        ("{", "is not YAML"),
+        ("{", "is not valid YAML"),
         ("reader: {batch_size: many}", "batch_size is 'many', not a number"),
         ("reader: {preprocess_time: 0.1}", "preprocessing time"),
         ("dataset: {format: npz}", "record_length is None"),

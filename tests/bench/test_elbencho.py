@@ -156,10 +156,10 @@ def test_render_mix_of_ours_is_named_by_its_share_of_reads():
     ("broken", "output"),
     [
         ("date,rate\n1,2\n", "not an elbencho CSV"),
-        (text(line(operation="READ")), "READ has neither time nor rate"),
+        (text(line(operation="READ")), "READ has neither a time nor a rate"),
         (text(line(**{"operation": "READ", "time ms [last]": "soon"})), "'soon', not a number"),
         (text(line(**{"operation": "READ", "time ms [last]": "nan"})), "not a finite number"),
-        (text(line(**{"time ms [last]": "3"})), "no operation"),
+        (text(line(**{"time ms [last]": "3"})), "the operation is missing"),
     ],
 )
 def test_parse_broken_file_is_told_with_its_place(broken, output):

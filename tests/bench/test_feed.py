@@ -111,14 +111,14 @@ def test_unknown_peer_is_refused_with_those_that_there_are(tmp_path):
 
 def test_contestant_that_is_silent_for_too_long_is_ended():
     silent = interleaved.Participant("silent", [sys.executable, "-c", "import time; time.sleep(60)"], {}, limit_s=0.2)
-    with pytest.raises(RankFailed, match="no answer within"):
+    with pytest.raises(RankFailed, match="no response within"):
         silent.ask({"do": "pass"})
     silent.end()
 
 
 def test_contestant_that_died_says_its_last_words():
     gone = interleaved.Participant("gone", [sys.executable, "-c", "raise SystemExit('no such thing')"], {}, limit_s=20)
-    with pytest.raises(RankFailed, match="gone: its process ended: no such thing"):
+    with pytest.raises(RankFailed, match="gone: the process ended: no such thing"):
         gone.ask({"do": "pass"})
     gone.end()
 

@@ -158,9 +158,9 @@ def test_ior_csv_of_the_real_tool_is_a_row_for_each_line():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (IOR_JSON[:3000], "not a valid JSON of IOR"),
-        (IOR_JSON.replace('"Results"', '"Other"'), "test 0: `Results` is not a list of objects"),
-        (IOR_JSON.replace('"Options"', '"Other"'), "test 0: it has no `Options`"),
+        (IOR_JSON[:3000], "not valid IOR JSON output"),
+        (IOR_JSON.replace('"Results"', '"Other"'), "test 0: `Results` must be a list of JSON objects"),
+        (IOR_JSON.replace('"Options"', '"Other"'), "test 0: `Options` is missing"),
         (IOR_CSV.replace(",2,0", ",2"), "line 2: 11 columns, but the header has 12"),
     ],
 )
@@ -228,7 +228,7 @@ def test_folder_with_data_beside_the_results_reads_their_beginnings_alone(tmp_pa
 
 
 def test_mdtest_that_was_killed_before_its_summary_is_told():
-    with pytest.raises(Corrupt, match="no summary of rates"):
+    with pytest.raises(Corrupt, match="the summary of rates is missing"):
         ior.parse_mdtest(MDTEST.partition("SUMMARY")[0], "out.txt")
 
 

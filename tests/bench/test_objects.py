@@ -130,7 +130,7 @@ def test_object_existing_keys_are_read_with_the_flag_and_never_written(
         for operations in ("delete", "put,get"):
             refused = run_cli("bench", "object", store.url, "--existing", "--operations", operations, env=store.env)
             assert refused.code == 2
-            assert "only read" in refused.err
+            assert "never changed" in refused.err
     assert (folder / "theirs.bin").read_bytes() == b"not ours"
 
 

@@ -83,7 +83,7 @@ def test_audit_order_takes_fields_and_refuses_what_is_none(run_cli, tmp_path):
     assert run_cli(*common, "--field", "x=int16:2").code == 0
     for text in ("x", "x=int16:a", "x=int16:-1", "jpg=image:224@jpg", "jpg=image:2.5"):
         refused = run_cli(*common, "--field", text)
-        assert (refused.code, f"--field: `{text}` is not a field" in refused.err) == (2, True), refused.err
+        assert (refused.code, f"--field: `{text}` is not a valid field" in refused.err) == (2, True), refused.err
     assert run_cli("audit-order", folder, "--ranks", "0").code == 2
     nothing = tmp_path / "nothing.json"
     nothing.write_text("{}")

@@ -79,7 +79,7 @@ def test_classify_folder_of_rows_is_judged_again(run_cli, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "code", "output"),
     [
-        ("missing.csv", None, 3, "no results at"),
+        ("missing.csv", None, 3, "missing.csv does not exist"),
         ("notes.txt", "hello", 1, "has an unknown format"),
         ("empty.csv", render([]), 3, "no point that can be classified"),
     ],

@@ -50,7 +50,7 @@ def test_group_completion_imports_no_verb(group):
 
 
 def test_group_unknown_verb_is_told_with_its_group(group):
-    with pytest.raises(click.UsageError, match=r"no verb `sub quick-lok`\. Did you mean `quick-look`"):
+    with pytest.raises(click.UsageError, match=r"unknown command `sub quick-lok`\. Did you mean `quick-look`"):
         group.main(["quick-lok"], prog_name="penstock sub", standalone_mode=False)
 
 

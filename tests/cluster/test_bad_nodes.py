@@ -128,9 +128,9 @@ def sshds(tmp_path_factory):
     [
         ("nobody listens", "Connection refused"),
         ("no such name", "not known|resolution"),
-        ("wrong key", "it refused the ssh keys"),
-        ("unknown host key", "does not contain its host key"),
-        ("hangs", "[Tt]imeout|not answered|no answer"),
+        ("wrong key", "the ssh keys were rejected"),
+        ("unknown host key", "does not contain the host key"),
+        ("hangs", "[Tt]imeout|not answered|no response"),
     ],
 )
 def test_pool_by_ssh_with_a_bad_node_names_it_and_leaves_nothing_on_the_other(

@@ -189,5 +189,5 @@ def test_consent_is_not_looked_for_in_the_folder_itself(env, tmp_path, monkeypat
         (planted / "penstock/allowed").mkdir(parents=True, exist_ok=True)
         (planted / "penstock/allowed" / own.name).touch()
     assert not load(env, tmp_path).layers[0].is_trusted
-    with pytest.raises(ConfigError, match="no place to record consent"):
+    with pytest.raises(ConfigError, match="consent cannot be recorded"):
         allow(env, path)

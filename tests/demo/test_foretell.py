@@ -63,7 +63,7 @@ def test_mounted_file_takes_what_the_study_saw():
 
 
 def test_mounted_tier_without_observation_is_refused():
-    with pytest.raises(ConfigError, match="has no observation"):
+    with pytest.raises(ConfigError, match="does not contain the observation"):
         mounted(tiers.find("s3-standard"), JOB.sample_bytes)
 
 

@@ -116,9 +116,9 @@ def test_beeond_lines_are_what_its_grammar_takes(version, settings, standin, tmp
         ({"version": 9}, ConfigError, "neither 7 nor 8"),
         ({"version": 7, "license": "/l"}, Unsupported, "BeeOND 7 does not support license"),
         ({"mirrors_storage": True}, Unsupported, "mirrors_storage is an enterprise feature of BeeGFS 8"),
-        ({"targets": "/t"}, Unsupported, "needs a licence"),
-        ({"license": "/l"}, ConfigError, "license goes into the folder of `config`"),
-        ({"pdsh_program": "/p"}, ConfigError, "pdsh_program needs `pdsh`"),
+        ({"targets": "/t"}, Unsupported, "requires a licence"),
+        ({"license": "/l"}, ConfigError, "license requires the setting `config`"),
+        ({"pdsh_program": "/p"}, ConfigError, "pdsh_program has no effect unless"),
     ],
 )
 def test_beeond_settings_that_cannot_be_are_refused_with_the_reason(settings, kind, words):

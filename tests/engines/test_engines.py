@@ -112,7 +112,7 @@ def test_stale_pool_of_a_crashed_job_is_told_with_how_to_end_it(home, tmp_path):
         lifecycle.forget("p")  # as if the machine with the pool's record were gone
         with pytest.raises(
             PenstockError,
-            match=r"n0: .* belongs to another start of the pool `p` .*: none of its processes runs any more",
+            match=r"n0: .* belongs to another `pool up` of the pool `p` .*: none of its processes is running",
         ) as raised:
             lifecycle.up(cluster, spec, "local", {}, timeout_s=60)
         assert "pool down" in raised.value.hint
@@ -153,7 +153,7 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
     [
         ("nonesuch", {}, PoolSpec("p", "/x"), ConfigError, "no engine `nonesuch`"),
         ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "no setting `colour`"),
-        ("local", {}, PoolSpec("../p", "/x"), ConfigError, "not a name of a pool"),
+        ("local", {}, PoolSpec("../p", "/x"), ConfigError, "not a valid pool name"),
         ("local", {}, PoolSpec("p", "x"), ConfigError, "not an absolute path"),
         ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "2 copies"),
         ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies need as many nodes"),
@@ -184,7 +184,7 @@ def test_cli_pool_up_status_down_audit(home, tmp_path, run_cli):
     assert "ready in" in up.out
     assert "was up already" in run_cli("pool", "up", *flags).out
     other = run_cli("pool", "up", "--disk", f"{tmp_path}/x-{{node}}", "--nodes", "2")
-    assert (other.code, "running with other nodes or settings" in other.err) == (3, True)
+    assert (other.code, "running with different nodes or settings" in other.err) == (3, True)
     assert run_cli("pool", "status").code == 0
     assert run_cli("pool", "audit").code == 1
     assert run_cli("pool", "down").code == 0

@@ -33,7 +33,7 @@ def placed(environment, agents=None):
 @pytest.mark.parametrize("environment", [{}, {"XDG_CACHE_HOME": "cache"}, {"HOME": "."}])
 def test_jars_of_the_working_directory_are_not_taken(jars, monkeypatch, environment):
     monkeypatch.chdir(jars.parents[2])
-    with pytest.raises(ConfigError, match="no place for Hadoop's jars"):
+    with pytest.raises(ConfigError, match="Hadoop's jars cannot be stored"):
         placed(environment)
 
 

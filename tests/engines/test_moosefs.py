@@ -114,7 +114,7 @@ def test_moosefs_without_fuse_on_a_node_is_refused_by_its_name(cluster, hosts, t
 
 @pytest.mark.parametrize(
     ("disk", "words"),
-    [("disk", r"n0: 127\.0\.0\.1 is a loopback address"), ("{node}", "its disk must be the same path on all nodes")],
+    [("disk", r"n0: 127\.0\.0\.1 is a loopback address"), ("{node}", "the disk must be the same path on all nodes")],
 )
 def test_moosefs_that_cannot_be_is_refused(disk, words, home, tmp_path):
     with Cluster.open("local", {"nodes": 2}) as cluster, pytest.raises(ConfigError, match=words):

@@ -87,8 +87,8 @@ def test_down_refuses_a_folder_that_took_the_place_of_a_pool_on_record(one, disk
 @pytest.mark.parametrize(
     ("lease", "words"),
     [
-        (None, "no lease of a pool"),
-        ("{", "no lease of a pool"),
+        (None, "no pool lease"),
+        ("{", "no pool lease"),
         ('{"lease": "1", "name": "q"}', "the lease of the pool `q`"),
         ('{"lease": "1", "name": "p", "root": "/elsewhere/penstock-pool-p"}', "at /elsewhere/penstock-pool-p"),
     ],
@@ -201,7 +201,7 @@ def test_data_that_down_kept_is_kept_until_down_without_the_flag(one, disk, run_
     record = lifecycle.find("p")
     assert record is not None
     lifecycle.down(one, record, keep_data=True, timeout_s=60)
-    with pytest.raises(PreconditionFailed, match="contains data kept by `pool down --keep-data`") as result:
+    with pytest.raises(PreconditionFailed, match="contains data that `pool down --keep-data` retained") as result:
         lifecycle.up(one, spec, "local", {}, timeout_s=60)
     assert result.value.hint is not None
     assert "or remove it" in result.value.hint
@@ -228,7 +228,7 @@ def test_brackets_in_a_disks_path_are_no_pattern(home, tmp_path):
 
 
 def test_disk_whose_bytes_are_not_text_is_refused(one, disk):
-    with pytest.raises(ConfigError, match="--disk: it is not UTF-8"):
+    with pytest.raises(ConfigError, match="--disk: must be valid UTF-8"):
         lifecycle.up(one, PoolSpec("p", os.fsdecode(os.fsencode(disk) + b"/\xff")), "local", {}, timeout_s=60)
 
 
@@ -237,5 +237,5 @@ def test_agent_refuses_a_name_that_cannot_be_a_pools(name, one):
     from penstock.engines._shared.agent_client import AgentClient
 
     agents = AgentClient(PoolSpec(name, "/nonexistent"), one)
-    with pytest.raises(PenstockError, match="is not the name of a pool"):
+    with pytest.raises(PenstockError, match="is not a valid pool name"):
         agents.call("stop", 30, lease="", keep_data=False)

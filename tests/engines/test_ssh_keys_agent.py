@@ -103,7 +103,7 @@ def test_key_is_made_once_in_the_pools_own_folder_and_read_from_its_private_half
 def test_admit_takes_one_bare_key_and_nothing_else(key, ask, ssh):
     (ssh / "authorized_keys").write_text("ssh-ed25519 AAAA me\n")
     result = ask("authorize", key=key)
-    assert (result["error"], "is not a public ed25519 key" in result["text"]) == ("system", True)
+    assert (result["error"], "is not a valid ed25519 public key" in result["text"]) == ("system", True)
     assert (ssh / "authorized_keys").read_text() == "ssh-ed25519 AAAA me\n"
 
 
@@ -203,5 +203,8 @@ def test_config_whose_block_was_changed_stays_and_is_told(old, new, trusting, ss
 def test_host_that_is_none_is_not_trusted(hosts, prepared, ssh):
     prepared("make_key")
     result = prepared("add_known_hosts", hosts=hosts)
-    assert (result["error"], "is not the address or the host key of a node" in result["text"]) == ("system", True)
+    assert (result["error"], "is neither a valid address nor a valid host key of a node" in result["text"]) == (
+        "system",
+        True,
+    )
     assert list(ssh.iterdir()) == []

@@ -59,7 +59,7 @@ def test_byte_strings_are_not_joined(tmp_path, field):
 
 def test_values_of_byte_lists_are_counted_in_the_budget(tmp_path):
     dataset = write(tmp_path, example(words=[b""] * 200_000))
-    with pytest.raises(BudgetExceeded, match=r"field `words` \(all values of varying length in its batch"):
+    with pytest.raises(BudgetExceeded, match=r"field `words` \(all its variable-length values in one batch"):
         list(penstock.Loader(dataset.fields(words=penstock.raw_list()), batch_size=1, memory_bytes=1_500_000))
 
 

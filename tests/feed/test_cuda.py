@@ -374,7 +374,7 @@ def test_an_end_waits_for_copies_that_another_thread_is_beginning(made, late, mo
     for each in threads:
         each.join()
     assert seen == [(2, 2)]
-    with pytest.raises(ConfigError, match="it has ended"):
+    with pytest.raises(ConfigError, match="already ended"):
         copies.adapt(run.next()[0])
     run.close()
 
@@ -429,7 +429,7 @@ def test_a_step_that_was_superseded_while_it_waited_moves_nothing(made, late, mo
     loader.load_state_dict(state)
     goes_on.set()
     thread.join()
-    assert result == ["iterator: it has ended because load_state_dict was called"]
+    assert result == ["iterator: ended because load_state_dict was called"]
     assert loader.state_dict()["cursor"] == 20
 
 

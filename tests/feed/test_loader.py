@@ -184,7 +184,7 @@ def test_iterator_ended_while_a_thread_waits_in_it_says_so_and_the_epoch_is_not_
         loader.set_epoch(5)
         waiting.join(60)
         assert not waiting.is_alive()
-    assert [str(error) for error in errors] == ["iterator: it has ended because set_epoch(5) was called"]
+    assert [str(error) for error in errors] == ["iterator: ended because set_epoch(5) was called"]
     assert loader.epoch == 5
 
 

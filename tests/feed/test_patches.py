@@ -299,8 +299,8 @@ def test_patches_keep_to_the_budget(tmp_path):
         (((25, 8, 8),), ConfigError, r"a patch of \[25, 8, 8\] is larger than `x` \(\[24, 20, 30\]\)"),
         (((8, 8),), ConfigError, "so a patch has 3 sides and strides"),
         (((8, 8, 8), (4, 4)), ConfigError, r"given: 3 and 2"),
-        (((8, 8, 8), 0), ConfigError, "stride: 0 is not one integer of at least 1"),
-        (((8, 0, 8),), ConfigError, r"shape: \(8, 0, 8\) is not one integer of at least 1"),
+        (((8, 8, 8), 0), ConfigError, "stride: must be one integer of at least 1 per axis .got 0"),
+        (((8, 0, 8),), ConfigError, r"shape: must be one integer of at least 1 per axis \(got \(8, 0, 8\)"),
         (((8, 8, 1.5),), ConfigError, "shape: "),
     ],
 )
@@ -332,12 +332,12 @@ def test_patches_of_unequal_arrays_are_refused(tmp_path):
 
 def test_patches_of_other_formats_are_refused(tmp_path):
     np.save(tmp_path / "a.npy", VOLUME)
-    with pytest.raises(Unsupported, match="patches are cut from Zarr and HDF5 arrays, not from npy"):
+    with pytest.raises(Unsupported, match="patches are supported only for Zarr and HDF5 arrays, not for npy"):
         penstock.open(tmp_path / "a.npy").patches((8, 8, 8))
     (tmp_path / "line.sgy").write_bytes(b"\xc3" * 3200 + bytes(1000))
     with pytest.raises(Unsupported, match="penstock array convert"):
         penstock.open(tmp_path / "line.sgy")
-    with pytest.raises(ConfigError, match="SEG-Y is not a format of the feed"):
+    with pytest.raises(ConfigError, match="the feed does not support SEG-Y"):
         penstock.open(tmp_path / "line.sgy", format="segy")
 
 

@@ -157,7 +157,7 @@ def test_what_a_rank_is_told_survives_and_else_is_refused(pool, monkeypatch):
     assert from_env(variable) == result
     assert from_env({}) is None
     for text in ("%", "AAAA", variable[VARIABLE][:-8]):
-        with pytest.raises(ConfigError, match="not a value set by `penstock run`"):
+        with pytest.raises(ConfigError, match="not a value that `penstock run` sets"):
             from_env({VARIABLE: text})
     monkeypatch.delenv(NODE)
     with pytest.raises(ConfigError, match="cannot determine which of its 2 nodes this is"):

@@ -96,7 +96,7 @@ def test_hdf5_filter_that_is_refused_is_named(tmp_path, number, name):
         plist.set_filter(number, h5py.h5z.FLAG_OPTIONAL)
         h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple(ROWS.shape), plist)
     text, _ = hdf5_refusal(tmp_path / "a.h5")
-    assert f"the filter {name} ({number}) of " in text
+    assert f"the {name} filter ({number}) of " in text
 
 
 def test_tfrecord_compressed_by_zlib_is_refused_by_name(tmp_path):

@@ -60,7 +60,7 @@ def test_feature_and_feature_list_of_one_name_are_told_apart(tmp_path):
     batch = whole(dataset)
     assert batch["context/x"].tolist() == [0, 1, 2]
     assert batch["feature_lists/x"].values.tolist() == [0, 0, 1, 0, 1, 2]
-    with pytest.raises(Mismatch, match=r"`x` is in its context and in its feature lists; use `context/x`"):
+    with pytest.raises(Mismatch, match=r"`x` is both in the context and in the feature lists; use `context/x`"):
         whole(dataset.fields(x=penstock.tensor("int64", ())))
     named = dataset.fields(label=penstock.tensor("int64", ()).of("context/x"))
     assert whole(named)["label"].tolist() == [0, 1, 2]

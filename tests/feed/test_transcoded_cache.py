@@ -115,7 +115,7 @@ def test_auto_measures_and_says_what_it_chose(volumes, tmp_path):
     loader = penstock.Loader(ds.cache(tmp_path / "nvme", transcode="auto"), batch_size=4, max_in_flight=1)
     assert hashed(loader, 2) == want
     (output,) = loader.report()["transcoding"]
-    assert output.startswith(("kept in planes (", "kept as stored: "))
+    assert output.startswith(("cached as transposed copies (", "cached as stored: "))
     assert f"compressed objects are {output}" in str(loader.report())
 
 
@@ -136,8 +136,8 @@ def test_auto_keeps_as_stored_what_would_not_fit_in_planes(volumes, tmp_path):
     loader = penstock.Loader(cached, batch_size=4)
     hashed(loader, 2)
     (output,) = loader.report()["transcoding"]
-    assert output.startswith("kept as stored: ")
-    assert "do not fit" in output
+    assert output.startswith("cached as stored: ")
+    assert "but the limit is" in output
     assert loader.report()["cache_transcodes"] == 0
 
 

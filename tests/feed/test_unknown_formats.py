@@ -134,7 +134,7 @@ def test_shards_without_a_suffix_are_read_beside_notes(tmp_path):
         (tmp_path / name).write_bytes(b"text" * 500)
     (tmp_path / "part-r-00000").write_bytes(b"")
     (tmp_path / "part-r-00001").write_bytes(RECORDS)
-    with pytest.warns(UserWarning, match="2 of 6 objects are read, as tfrecord; 4 of other formats are ignored"):
+    with pytest.warns(UserWarning, match="2 of 6 objects are read as tfrecord; the other 4 are ignored"):
         dataset = penstock.open(tmp_path)
     assert (dataset.format, samples(dataset)) == ("tfrecord", [0, 1, 2])
 
@@ -145,15 +145,15 @@ def test_images_are_read_beside_small_tables_and_arrays(tmp_path, caplog):
     (tmp_path / "mean.npy").write_bytes(npy_bytes())
     (tmp_path / "metadata.parquet").write_bytes(parquet_bytes(a=[1, 2]))
     (tmp_path / ".DS_Store").write_bytes(b"x")
-    with pytest.warns(UserWarning, match=r"1 of 4 objects are read, as images; 3 of .*Give a pattern"):
+    with pytest.warns(UserWarning, match=r"1 of 4 objects are read as images; the other 3 are ignored\. To avoid this"):
         assert penstock.open(tmp_path).format == "images"
     # If the user gives the format, or most files are images, a log line is enough.
     penstock.open(tmp_path, format="images")
-    assert caplog.text.count("3 objects are ignored: by name they are not images") == 1
+    assert caplog.text.count("3 objects are ignored, because their names are not names of images objects") == 1
     for number in range(1, 4):
         (tmp_path / f"cat/{number}.png").write_bytes(pillow("PNG"))
     penstock.open(tmp_path)
-    assert caplog.text.count("3 objects are ignored: by name they are not images") == 2
+    assert caplog.text.count("3 objects are ignored, because their names are not names of images objects") == 2
 
 
 def test_gzip_under_a_plain_name_is_named_and_read_when_told(tmp_path):

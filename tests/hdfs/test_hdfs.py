@@ -169,7 +169,7 @@ def test_stage_to_hdfs_tells_what_inflates_beyond_memory_before_it_is_all_there(
         peak = max([peak, *(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))])
         time.sleep(0.005)
     output = (tmp_path / "log").read_text()
-    assert (stage.returncode, "in one piece" in output) == (3, True), output
+    assert (stage.returncode, "in one request" in output) == (3, True), output
     assert 0 < peak < 400 << 20
 
 
@@ -182,7 +182,7 @@ def test_stage_to_hdfs_is_whole_and_what_memory_cannot_hold_is_refused(hdfs, run
     env = {**hdfs.env, "XDG_STATE_HOME": str(tmp_path / "state")}
     url = f"{hdfs.url}/up/run"
     little = run_cli("stage", source, url, "--memory", "32MiB", "--json", env=env)
-    assert (little.code, "large.bin" in little.err, "in one piece" in little.err) == (3, True, True), little.err
+    assert (little.code, "large.bin" in little.err, "in one request" in little.err) == (3, True, True), little.err
     ran = run_cli("stage", source, url, "--json", env=env)
     assert ran.code == 0, ran.err
     assert hdfs.get("/up/run/large.bin") == (source / "large.bin").read_bytes()

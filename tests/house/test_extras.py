@@ -57,9 +57,9 @@ def test_extras_are_those_of_the_project():
 @pytest.mark.parametrize(
     ("arguments", "what", "extra"),
     [
-        (["dataset", "cosmoflow", "out", "--samples", "1"], "penstock dataset cosmoflow needs numpy", "numpy"),
-        (["dataset", "emulated", "unet3d", "out"], "penstock dataset emulated needs numpy", "numpy"),
-        (["demo", "--output", "out"], "penstock demo needs torch", "demo"),
+        (["dataset", "cosmoflow", "out", "--samples", "1"], "penstock dataset cosmoflow requires numpy", "numpy"),
+        (["dataset", "emulated", "unet3d", "out"], "penstock dataset emulated requires numpy", "numpy"),
+        (["demo", "--output", "out"], "penstock demo requires torch", "demo"),
     ],
 )
 def test_command_of_a_bare_install_names_the_extra(bare, arguments, what, extra):
@@ -101,12 +101,12 @@ def test_listing_and_schema_of_a_bare_install_work_and_a_loader_names_the_extra(
     )
     done = bare("-c", program, tmp_path / "d.tar")
     assert done.stdout == "bytes 1\n"
-    assert "MissingPackage: penstock.Loader needs numpy, which is not installed\npip install" in done.stderr
+    assert "MissingPackage: penstock.Loader requires numpy, which is not installed\npip install" in done.stderr
     hdf5 = bare("-c", "import penstock, sys; penstock.open(sys.argv[1], format=penstock.formats.hdf5('x'))", tmp_path)
     assert "MissingPackage: format hdf5 needs h5py" in hdf5.stderr
 
 
 def test_missing_package_is_what_import_raises_and_unsupported():
-    error = errors.MissingPackage("penstock.torch needs torch", name="torch")
+    error = errors.MissingPackage("penstock.torch requires torch", name="torch")
     assert isinstance(error, (ModuleNotFoundError, errors.Unsupported))
-    assert (str(error), error.name, error.code) == ("penstock.torch needs torch", "torch", "missing-package")
+    assert (str(error), error.name, error.code) == ("penstock.torch requires torch", "torch", "missing-package")

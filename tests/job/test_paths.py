@@ -131,7 +131,7 @@ def test_staged_path_takes_no_folder_that_it_did_not_make(written, run_cli, tmp_
     precious.write_text("three days")
     ran = run_cli("run", file, "--json", cwd=tmp_path, timeout_s=170)
     [row] = json.loads(ran.out)["paths"]
-    assert (ran.code, "n1: " in row["fault"], "has no lease of a pool" in row["fault"]) == (1, True, True), ran.err
+    assert (ran.code, "n1: " in row["fault"], "contains no pool lease" in row["fault"]) == (1, True, True), ran.err
     assert precious.read_text() == "three days"
     assert list((tmp_path / "disk-n0").iterdir()) == []
 

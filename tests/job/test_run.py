@@ -92,7 +92,7 @@ def test_run_that_failed_is_torn_down_and_resumed(job, run_cli, tmp_path):
     assert "pool down: done" in ran.out
     assert lifecycle.names() == []
     again = run_cli("run", job(gate), cwd=tmp_path)
-    assert (again.code, "contains an earlier start" in again.err) == (2, True)
+    assert (again.code, "contains an earlier run" in again.err) == (2, True)
     (tmp_path / "gate").touch()
     resumed = run_cli("run", job(gate), "--resume", "--json", cwd=tmp_path, timeout_s=110)
     assert resumed.code == 0, resumed.err
@@ -100,7 +100,7 @@ def test_run_that_failed_is_torn_down_and_resumed(job, run_cli, tmp_path):
         "provision": "skipped", "pool up": "done", "stage": "done", "ranks": "done", "archive": "done", "pool down": "done",
     }  # fmt: skip
     other = run_cli("run", job("true"), "--resume", cwd=tmp_path)
-    assert (other.code, "another job file" in other.err) == (2, True)
+    assert (other.code, "a different job file" in other.err) == (2, True)
 
 
 def test_second_run_of_a_job_that_runs_is_refused(job, tmp_path, run_cli):
@@ -295,9 +295,9 @@ def test_job_file_old_keys_work_and_are_noted(job, run_cli, tmp_path):
         ("nodes = 2", "nods = 2", "unknown field `nods`"),
         ("decompress = true", 'decompress = true\ndestination = "/x"', "both a destination and a [pool]"),
         ('argv = ["sh"', 'argv = []\nx = ["sh"', "x"),
-        ("ranks_per_node = 2", "ranks_per_node = 0", "run.ranks_per_node: 0 is less than 1"),
+        ("ranks_per_node = 2", "ranks_per_node = 0", "run.ranks_per_node: must be at least 1 (got 0)"),
         ('name = "job"', 'name = "../job"', "is not a valid name"),
-        ("ranks_per_node = 2", 'timeout = "soon"', "`soon` is not a duration"),
+        ("ranks_per_node = 2", 'timeout = "soon"', "`soon` is not a valid duration"),
         ("[run]", "[run", "Expected"),
     ],
 )

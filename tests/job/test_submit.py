@@ -77,7 +77,7 @@ def test_signal_before_the_number_is_told_ends_the_job_all_the_same(flags, sent,
 def test_job_whose_number_is_told_stays_where_the_system_then_hangs(system, monkeypatch):
     monkeypatch.setattr(submit, "_COMMAND_TIMEOUT_S", 1)
     folder, result = system(f"echo 7; {_HANGS}"), []
-    with pytest.raises(Deadline, match="sbatch did not answer within 1 s"):
+    with pytest.raises(Deadline, match="sbatch did not respond within 1 s"):
         _handed_over(folder, result, waits=False)
     assert result == ["7"]
     assert not (folder / "cancelled").exists()

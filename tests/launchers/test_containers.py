@@ -84,7 +84,7 @@ def test_pyxis_words_are_sruns_own():
     assert env.endswith(",AWS_PROFILE")
     assert (cwd, export, more) == ("--container-workdir=/w", "--export=ALL,NVIDIA_VISIBLE_DEVICES=all", "--x")
     made = launcher({"nodes": 1}, os.environ)
-    with pytest.raises(Unsupported, match="only srun supports it"):
+    with pytest.raises(Unsupported, match="supported only by srun"):
         made.run(RunRequest(["true"], made.nodes(), rank_prefix=rank_prefix))
     with pytest.raises(Unsupported, match="one command line for all nodes"):
         _rank_prefix("pyxis", ContainerSpec("x", ("/d/{node}:/data",)))
@@ -93,9 +93,9 @@ def test_pyxis_words_are_sruns_own():
 @pytest.mark.parametrize("runtime", ["apptainer", "docker", "podman", "charliecloud", "pyxis"])
 @pytest.mark.parametrize("bind", ["data:/data", "/data", "/a,b:/c", "/a:/b:rx", "/a:b", ""])
 def test_bind_that_is_none_is_refused(runtime, bind):
-    with pytest.raises(ConfigError, match="is not a bind"):
+    with pytest.raises(ConfigError, match="is not a valid bind"):
         _rank_prefix(runtime, ContainerSpec("image", (bind,)))
-    with pytest.raises(ConfigError, match="is not an image"):
+    with pytest.raises(ConfigError, match="is not a valid image"):
         _rank_prefix(runtime, ContainerSpec("--privileged"))
 
 

@@ -85,7 +85,7 @@ def _fault(made) -> Exception:
 def test_ssh_wrong_key_is_denied(ssh, sshds):
     fault = _fault(ssh(key=str(sshds.folder / "stranger")))
     assert isinstance(fault, Denied)
-    assert "refused the ssh keys" in str(fault)
+    assert "the ssh keys were rejected" in str(fault)
 
 
 @pytest.mark.needs_root
@@ -93,7 +93,7 @@ def test_ssh_unknown_host_key_is_refused_and_no_setting_accepts_it(ssh, sshds, t
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshds.ports[0]} {(sshds.folder / 'stranger.pub').read_text()}")
     fault = _fault(ssh(known_hosts=str(tmp_path / "known")))
     assert isinstance(fault, Denied)
-    assert "known does not contain its host key" in str(fault)
+    assert "known does not contain the host key" in str(fault)
     nothing = _fault(ssh(drop=("known_hosts",)))
     assert isinstance(nothing, Denied)
     assert "does not exist" in str(nothing)

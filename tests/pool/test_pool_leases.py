@@ -58,7 +58,7 @@ def by_hand(job, tmp_path, run_cli):
 
 def test_job_that_is_refused_leaves_the_pool_of_its_name_alone(by_hand, job, run_cli, tmp_path):
     ran = run_cli("run", job(f"{tmp_path}/other-{{node}}"), cwd=tmp_path)
-    assert (ran.code, "running with other nodes or settings" in ran.err) == (3, True), ran.err
+    assert (ran.code, "running with different nodes or settings" in ran.err) == (3, True), ran.err
     assert "pool down" not in ran.out
     assert by_hand.read_text() == "three days"
     assert lifecycle.names() == ["train"]
@@ -93,9 +93,7 @@ def test_second_job_of_the_name_is_refused_while_the_first_holds_the_pool(job, r
     while len(list(tmp_path.glob("begun-*"))) < 2 and first.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
     second = run_cli("run", file, "--quiet", "--output", tmp_path / "two", cwd=tmp_path)
-    assert (second.code, f"the job in {tmp_path}/one/train started it and is using it" in second.err) == (3, True), (
-        second.err
-    )
+    assert (second.code, f"the job in {tmp_path}/one/train is using this pool" in second.err) == (3, True), second.err
     assert len(list(tmp_path.glob("disk-*/penstock-pool-train/data/data/a.bin"))) == 1
     (tmp_path / "gate").touch()
     out, err = first.communicate(timeout=100)
@@ -152,7 +150,7 @@ def test_up_deletes_nothing_that_an_interrupted_down_keeps(two, tmp_path, run_cl
     result.write_bytes(b"kept")
     # `pool down --keep-data` was killed before the last node.
     _interrupted("keepme", state="stopping", keep_data=True)
-    with pytest.raises(PreconditionFailed, match=r"`pool down` on n0, n1 has not finished; it keeps the data"):
+    with pytest.raises(PreconditionFailed, match=r"`pool down` on n0, n1 has not finished; the data are retained"):
         lifecycle.up(two, spec, "local", {}, timeout_s=60, launcher="local", launcher_settings={"nodes": 2})
     assert result.read_bytes() == b"kept"
     # The record keeps that command's `--keep-data`, even if the next command omits it.
@@ -203,9 +201,9 @@ def test_record_of_another_lease_is_neither_replaced_nor_forgotten(two, tmp_path
     stale = lifecycle.PoolRecord(
         state="up", engine="local", engine_settings={}, spec=spec, lease="0" * 16, nodes=["n0"]
     )
-    with pytest.raises(PreconditionFailed, match="another start is creating a pool with this name"):
+    with pytest.raises(PreconditionFailed, match="another `pool up` is creating a pool with this name"):
         lifecycle._write_record(stale, is_new=True)
-    with pytest.raises(PreconditionFailed, match="another start has created a pool with this name"):
+    with pytest.raises(PreconditionFailed, match="another `pool up` has created a pool with this name"):
         lifecycle.down(two, stale, timeout_s=60)
     lifecycle._delete_record(stale)
     assert lifecycle.find("p") == record
@@ -219,8 +217,8 @@ def test_pool_name_that_cannot_be_is_refused_by_every_verb(verb, name, tmp_path,
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "x.json").write_text("{}")
     ran = run_cli("pool", verb, "--name", name, "--disk", tmp_path)
-    assert (ran.code, "not a name of a pool" in ran.err) == (2, True), ran.err
-    with pytest.raises(ConfigError, match="not a name of a pool"):
+    assert (ran.code, "not a valid pool name" in ran.err) == (2, True), ran.err
+    with pytest.raises(ConfigError, match="not a valid pool name"):
         lifecycle.forget(name)
 
 
@@ -248,5 +246,5 @@ def test_record_of_a_pool_in_the_working_directory_is_not_read(tmp_path, monkeyp
     for home, state in ((None, None), (".", None), (None, ".local/state")):
         for name, value in (("HOME", home), ("XDG_STATE_HOME", state)):
             monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-        with pytest.raises(ConfigError, match="no place for records of pools"):
+        with pytest.raises(ConfigError, match="pool records cannot be stored"):
             lifecycle.find("p")

@@ -37,7 +37,7 @@ def test_book_unknown_item_names_what_it_knows():
     ("text", "output"),
     [
         ("schema_version = 1\n" + ROW.replace("2024-07", "July"), "not YYYY-MM"),
-        ("schema_version = 1\n" + ROW.replace("value = 1.0", "value = -1.0"), "not a price"),
+        ("schema_version = 1\n" + ROW.replace("value = 1.0", "value = -1.0"), "not a valid price"),
         ("schema_version = 1\n" + ROW.replace('source = "S"', 'source = " "'), "no source"),
         ("schema_version = 1\n" + ROW.replace('unit = "hour"', 'unit = "fortnight"'), "fortnight"),
         ("schema_version = 9\n" + ROW, "schema_version 9"),

@@ -142,14 +142,14 @@ def test_tfrecord_in_members_of_pythons_gzip_is_read() -> None:
 @pytest.mark.parametrize(
     ("features", "text"),
     [
-        ({"a": []}, "feature `a`: is an empty list of unknown kind"),
+        ({"a": []}, "feature `a`: the type of an empty list is unknown"),
         ({"a": [1, 2.0]}, "feature `a`: mixes integers with other values"),
         ({"a": [1.0, 2]}, "feature `a`: mixes floats with other values"),
         ({"a": [b"", 2]}, "feature `a`: mixes bytes with other values"),
         ({"a": [2**63]}, "beyond 64 bits"),
         ({"a": [1e300]}, "beyond 32 bits"),
-        ({"a": [None]}, "feature `a`: is a list of something other"),
-        ({"a": "text"}, "feature `a`: is neither bytes, a list, nor a buffer of float32"),
+        ({"a": [None]}, "feature `a`: must be a list of bytes"),
+        ({"a": "text"}, "feature `a`: must be bytes, a list or a buffer of float32"),
     ],
 )
 def test_encode_value_that_cannot_be_says_so(features: dict, text: str) -> None:
@@ -161,7 +161,7 @@ def test_encode_value_that_cannot_be_says_so(features: dict, text: str) -> None:
 def test_encode_unknown_codec_or_level_says_so() -> None:
     with pytest.raises(ConfigError, match="`bzip2` is not one of none, gzip, zstd, lz4"):
         encode_tfrecord({}, codec="bzip2")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="99 is not one of gzip's, 0 to 12"):
+    with pytest.raises(ConfigError, match="must be 0 to 12 for gzip"):
         encode_tfrecord({}, codec="gzip", level=99)
 
 

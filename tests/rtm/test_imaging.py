@@ -137,10 +137,10 @@ def test_gather_whose_image_overflows_is_refused(shot):
 def test_migration_with_wrong_arguments_is_refused(shot, tmp_path):
     survey, smoothed, gather = shot
     for arguments, message in (
-        ({"method": "memory"}, "method: 'memory' is not a method"),
+        ({"method": "memory"}, "method: 'memory' is not a migration method"),
         ({"method": "disk"}, "snapshot_dir: missing for method disk"),
         ({"snapshot_dir": tmp_path}, "snapshot_dir: not used by method snapshots"),
-        ({"method": "revolver", "checkpoints": 0}, "checkpoints: 0 is less than 1"),
+        ({"method": "revolver", "checkpoints": 0}, "checkpoints: must be at least 1 .got 0"),
         ({"shot": 2}, "shot: 2 is not in a survey of 2 shots"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -165,7 +165,7 @@ def test_snapshot_file_without_space_says_how_much_it_needs(shot, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
     try:
-        with pytest.raises(NoSpace, match="no space for the snapshots") as caught:
+        with pytest.raises(NoSpace, match="no space left for the snapshots") as caught:
             migrate_shot(survey, smoothed, gather, 1, "disk", snapshot_dir=tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -199,7 +199,7 @@ def test_tree_sum_does_not_change_its_inputs():
     [
         ([], "no images"),
         ([np.ones(2), np.ones(3)], r"image 1: shape \[3\] differs from \[2\]"),
-        ([np.ones(2), np.array([1, np.nan])], "image 1: a value is not finite"),
+        ([np.ones(2), np.array([1, np.nan])], "image 1: contains values that are not finite"),
     ],
 )
 def test_tree_sum_of_unfit_arrays_is_refused(arrays, message):

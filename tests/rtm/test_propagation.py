@@ -168,7 +168,7 @@ def test_missing_devito_names_the_extra(tmp_path):
         check=False,
     )
     assert done.stderr.splitlines()[-2:] == [
-        "penstock.errors.MissingPackage: penstock.rtm needs devito, which is not installed",
+        "penstock.errors.MissingPackage: penstock.rtm requires devito, which is not installed",
         "pip install 'penstock[rtm]'",
     ]
 

@@ -241,7 +241,7 @@ def test_stage_whose_leader_is_interrupted_ends_on_the_others(slow_bucket, tmp_p
     assert waiter.wait(40) == 0
     assert leader.wait(40) == -signal.SIGINT
     assert _told(tmp_path, 1)["error"] == "RankFailed"
-    assert _told(tmp_path, 1)["text"].startswith("rank 0 failed: it left penstock.stage with Interrupted")
+    assert _told(tmp_path, 1)["text"].startswith("rank 0 failed: penstock.stage raised Interrupted")
 
 
 def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_path):

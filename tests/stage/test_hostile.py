@@ -257,5 +257,5 @@ def test_stage_names_what_stands_in_the_place_of_its_own_state(kind, name, run_c
             os.mkfifo(planted)
     ran = run_cli("stage", tmp_path / "source", tmp_path / "dst")
     assert (ran.code, str(planted).removesuffix(".tmp") in ran.err) == (3, True), ran.err
-    assert "Penstock did not make it" in ran.err
+    assert "Penstock did not create" in ran.err
     assert (tmp_path / "theirs").read_text() == "kept"

@@ -127,7 +127,7 @@ def test_stage_ends_on_all_ranks_when_one_is_told_to_end(kind, victim, job, slow
     await_true(lambda: (tmp_path / "dst").exists() and any((tmp_path / "dst").rglob("*.bin")))
     three.signal(victim, signal.SIGTERM)
     assert three.end_of(victim, LIMIT_S) == "SystemExit: 143"
-    left = f"RankFailed: rank {victim} failed: it left penstock.stage with SystemExit: 143"
+    left = f"RankFailed: rank {victim} failed: penstock.stage raised SystemExit: 143"
     assert [three.end_of(rank, PEER_S) for rank in range(3) if rank != victim] == [left] * 2
 
 
@@ -137,7 +137,7 @@ def test_stage_waiting_for_a_rank_that_is_late_ends_on_all_when_one_is_told_to_e
     time.sleep(2)  # ranks 0 and 1 usually wait by then; if not, the result is the same
     three.signal(1, signal.SIGTERM)
     assert three.end_of(1, LIMIT_S) == "SystemExit: 143"
-    assert three.end_of(0, PEER_S) == "RankFailed: rank 1 failed: it left penstock.stage with SystemExit: 143"
+    assert three.end_of(0, PEER_S) == "RankFailed: rank 1 failed: penstock.stage raised SystemExit: 143"
 
 
 @pytest.mark.needs_torch

@@ -296,7 +296,7 @@ def test_index_of_an_empty_text_is_refused(run_cli, tmp_path):
     (tmp_path / "mine").write_text("not to be listed")
     for arguments in (("index", ""), ("stage", "", tmp_path / "dst")):
         ran = run_cli(*arguments, cwd=tmp_path)
-        assert (ran.code, ran.out, "it is empty" in ran.err) == (2, "", True)
+        assert (ran.code, ran.out, "must not be empty" in ran.err) == (2, "", True)
     assert not (tmp_path / "dst").exists()
 
 

@@ -414,5 +414,5 @@ def test_ingest_of_a_published_folder_takes_one_command(emulator, run_cli, tmp_p
 def test_stage_without_a_home_wants_a_journal(emulator, run_cli, tmp_path, outputs):
     served = emulator()
     ran = run_cli("stage", outputs, served.url, env={**served.env, "HOME": "", "XDG_STATE_HOME": "state"}, cwd=tmp_path)
-    assert (ran.code, "no place for the stage's journal" in ran.err, "--journal DIR" in ran.err) == (2, True, True)
+    assert (ran.code, "the stage's journal cannot be stored" in ran.err, "--journal DIR" in ran.err) == (2, True, True)
     assert not (tmp_path / "state").exists()

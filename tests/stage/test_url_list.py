@@ -159,7 +159,7 @@ def test_list_in_googles_format_is_read(site, run_cli, tmp_path):
         ("v1/test/c.bin 5", 1, "of 5 bytes"),
         ("v1/test/c.bin?sig=secret", 2, "line 4"),
         ("v1/test/c.bin md5:secret", 2, "line 4"),
-        ("v1/train/", 2, "names a folder"),
+        ("v1/train/", 2, "not a folder"),
     ],
 )
 def test_list_that_cannot_be_is_told_by_its_line(line, code, output, run_cli, tmp_path):

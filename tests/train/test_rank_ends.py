@@ -71,7 +71,7 @@ def test_rank_that_is_signalled_while_it_works_ends_its_peer(training, number, c
 @pytest.mark.parametrize(
     ("victim", "message"),
     [
-        (0, "rank 0 ended without a message: the process group's store does not answer"),
+        (0, "rank 0 ended without a message: the process group's store does not respond"),
         (1, "rank 1 failed: ended without a message"),
     ],
 )

@@ -39,9 +39,7 @@ def test_resume_from_a_checkpoint_that_one_rank_has_is_refused_by_all(ranks, tmp
     assert [one.wait(START_S) for one in both] == [2, 2], [one.text for one in both]
     for one in both:
         (line,) = one.errors()
-        assert line.startswith(
-            "error[config]: the ranks differ in the checkpoint that they see in kept: rank 0: step 6 "
-        )
+        assert line.startswith("error[config]: the ranks differ in the checkpoint found in kept: rank 0: step 6 ")
         assert line.endswith("; rank 1: none")
 
 
@@ -84,7 +82,7 @@ def test_checkpoint_on_a_full_disk_is_no_space_and_leaves_nothing(full_disk):
 
     checkpoint.write(full_disk, {"epoch": 0, "steps": 1, "weights": torch.zeros(1000)})
     former = (full_disk / "last.pt").read_bytes()
-    with pytest.raises(NoSpace, match=r"disk: no space left on its disk \(wrote [\d,]+ bytes of last\.pt\)"):
+    with pytest.raises(NoSpace, match=r"disk: no space left on the disk \(wrote [\d,]+ bytes of last\.pt\)"):
         checkpoint.write(full_disk, {"epoch": 0, "steps": 1, "weights": torch.zeros(1_000_000)})
     assert [path.name for path in full_disk.iterdir()] == ["last.pt"]
     assert (full_disk / "last.pt").read_bytes() == former
@@ -100,4 +98,4 @@ def test_full_disk_under_a_checkpoint_ends_all_ranks_with_one_error(ranks, job, 
     assert list(full_disk.iterdir()) == []
     for text in (*both, one):
         (line,) = text.errors()
-        assert line.startswith(f"error[no-space]: rank 0: {full_disk}: no space left on its disk (wrote ")
+        assert line.startswith(f"error[no-space]: rank 0: {full_disk}: no space left on the disk (wrote ")

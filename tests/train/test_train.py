@@ -196,7 +196,7 @@ def test_run_killed_goes_on_from_its_last_checkpoint(tmp_path):
 
 def test_checkpoint_of_another_training_or_damaged_is_refused(tmp_path):
     run(spec(steps=1, checkpoint=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"seed is 5 in it, but 6 now"):
+    with pytest.raises(ConfigError, match=r"seed was 5, but is 6 now"):
         run(spec(steps=2, seed=6, checkpoint=str(tmp_path), resume=True))
     whole = (tmp_path / "last.pt").read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"\x80\x04K\x01."):
@@ -323,7 +323,7 @@ def test_accelerator_needs_no_torch():
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "8",
-        "ConfigError training cosmoflow needs torch, which is not installed pip install 'penstock[torch]'",
+        "ConfigError training cosmoflow requires torch, which is not installed pip install 'penstock[torch]'",
     ]
 
 

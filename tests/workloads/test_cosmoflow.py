@@ -120,7 +120,7 @@ def test_recipe_refuses_what_cannot_be():
         ({"decay_epochs": [3], "decay_factors": []}, "decay"),
         ({"no_such": 1}, "no_such"),
         ({"filters": "many"}, "filters"),
-        ({"recipe": "none"}, "no recipe"),
+        ({"recipe": "none"}, "unknown cosmoflow recipe"),
     ):
         with pytest.raises(ConfigError, match=output):
             workload().demand(WorkloadSpec(seed=0, global_batch=4, settings=settings))

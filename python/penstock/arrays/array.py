@@ -146,7 +146,7 @@ class Array:
         return self._backend.stats()
 
     def to_dask(self, chunks: Any = None) -> Any:
-        """A dask array, by default with one task for each chunk, or 64 MiB of small ones.
+        """Convert to a dask array. By default, a task reads one chunk, or about 64 MiB if chunks are small.
 
         Raises:
             MissingPackage: dask is not installed.
@@ -165,8 +165,7 @@ class Array:
         )
 
     def to_xarray(self, chunks: Any = None) -> Any:
-        """An `xarray.DataArray` with the coordinates and their attributes; lazy, and with dask's chunks if `chunks` is
-        given.
+        """Convert to a lazy `xarray.DataArray` with the coordinates and attributes. `chunks` makes it a dask array.
 
         Raises:
             MissingPackage: xarray is not installed.
@@ -184,7 +183,7 @@ class Array:
         return found.chunk(wanted)
 
     def _task_chunks(self) -> tuple[int, ...]:
-        """Chunks of a task: the file's, doubled from the last dimension on until a task has about 64 MiB."""
+        """Chunk shape of a dask task: the file's chunks, doubled along the last dimensions up to about 64 MiB."""
         sides = [min(chunk, side) or 1 for chunk, side in zip(self.chunks, self.shape, strict=True)]
         for axis in reversed(range(self.ndim)):
             while sides[axis] < self.shape[axis] and 2 * int(np.prod(sides)) * self.dtype.itemsize <= 64 << 20:
@@ -202,7 +201,7 @@ def _lazy(array: Array) -> Any:
     from xarray.core import indexing
 
     class Lazy(BackendArray):
-        """Lazy data, which xarray reads by boxes."""
+        """Lazy data for xarray: an index is read only when xarray needs it."""
 
         shape, dtype = array.shape, array.dtype
 

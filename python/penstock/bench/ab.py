@@ -92,15 +92,15 @@ def _printed(text: str, pattern: str | None, name: str) -> float:
     if not found:
         raise ConfigError(
             f"{name} printed no number" + (f" that matches {pattern!r}" if pattern else ""),
-            hint="give --pattern a regular expression whose first group is the number",
+            hint="pass --pattern with a regular expression whose first group is the number",
         )
     last = found[-1][0] if isinstance(found[-1], tuple) else found[-1]
     try:
         value = float(last.replace("_", "").replace(",", ""))
     except ValueError:
-        raise ConfigError(f"{name} printed {last!r} where --pattern looks: not a number") from None
+        raise ConfigError(f"{name}: --pattern matched {last!r}, which is not a number") from None
     if not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{name} printed {last}: a ratio needs numbers above 0")
+        raise ConfigError(f"{name} printed {last}, but a ratio requires a finite number above 0")
     return value
 
 
@@ -124,15 +124,15 @@ def runner(metric: Metric, *, limit_s: float | None = None) -> Callable[[Sequenc
                     wall_s = time.perf_counter() - start
                     code = child.returncode = os.waitstatus_to_exitcode(status)
             except FileNotFoundError:
-                raise NotFound(f"{name}: no command `{argv[0]}`", where=argv[0]) from None
+                raise NotFound(f"{name}: command `{argv[0]}` not found", where=argv[0]) from None
             except PermissionError:
                 raise Denied(f"{name}: `{argv[0]}` cannot be run: permission denied", where=argv[0]) from None
             if code != 0:
                 err.seek(0)
                 last = err.read(_LIMIT_OUTPUT_BYTES).decode(errors="replace").strip().rpartition("\n")[2][:200]
                 raise SystemFault(
-                    f"{name} ended with {code} after {wall_s:.2f} s" + (f": {last}" if last else ""),
-                    hint="fix the command: only runs that succeed can be compared",
+                    f"{name} failed with exit code {code} after {wall_s:.2f} s" + (f": {last}" if last else ""),
+                    hint="fix the command; only successful runs can be compared",
                 )
             if metric.name == "printed":
                 out.seek(0)
@@ -183,9 +183,7 @@ def compare(
     if not 0 < alpha < 1 or not 0 <= margin < 1:
         raise ConfigError(f"alpha ({alpha:g}) must be between 0 and 1, and margin ({margin:g}) from 0 to below 1")
     if max_runs < 2 * RUNS_A_BLOCK:
-        raise ConfigError(
-            f"{max_runs} runs are too few: a block takes {RUNS_A_BLOCK} runs, and the spread needs two blocks"
-        )
+        raise ConfigError(f"max-runs: must be at least {2 * RUNS_A_BLOCK}, which are two blocks (got {max_runs})")
     draw = random.Random(seed)
     for _ in range(warm_up):
         run(a, "A")

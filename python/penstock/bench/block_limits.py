@@ -72,7 +72,7 @@ def set_limits(device: str, limits: BlockLimits) -> None:
     groups = list(_groups())
     if not groups:
         raise Unsupported(
-            "limits of block devices need control groups (blkio, or io of v2), which are not mounted here"
+            "limits of block devices require the control group blkio (v1) or io (v2), which is not mounted"
         )
     for group, is_v1 in groups:
         try:
@@ -88,7 +88,7 @@ def set_limits(device: str, limits: BlockLimits) -> None:
             continue  # the group was removed in the meantime
         except PermissionError as error:
             raise Denied(
-                f"{group} cannot be written: {error.strerror}", hint="run it as root", where=str(group)
+                f"{group} cannot be written: {error.strerror}", hint="run the command as root", where=str(group)
             ) from None
 
 

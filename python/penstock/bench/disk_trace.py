@@ -191,7 +191,7 @@ def trace(
         raise ConfigError("no command: give one after `--`", where="CMD")
     known = read_counters()
     if missing := [device for device in devices if device not in known]:
-        raise NotFound(f"no block device `{missing[0]}`", where=missing[0])
+        raise NotFound(f"block device `{missing[0]}` does not exist", where=missing[0])
     stated = {device: limits or limits_in_force(device) for device in devices}
     kept: list[dict[str, Counters]] = [known]
     stop = threading.Event()
@@ -211,7 +211,7 @@ def trace(
                 stop.set()
                 watcher.join()
     except FileNotFoundError:
-        raise NotFound(f"no program `{command[0]}`", where=command[0]) from None
+        raise NotFound(f"program `{command[0]}` not found", where=command[0]) from None
     except OSError as error:
         raise SystemFault(f"{command[0]} cannot be started: {error.strerror}", where=command[0]) from None
     kept.append(read_counters())

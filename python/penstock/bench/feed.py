@@ -183,7 +183,7 @@ def run(request: Request, *, log: Callable[[str], None] = lambda _: None) -> Con
     """
     unknown = [name for name in request.against if name not in PEERS]
     if unknown:
-        raise ConfigError(f"--against: no peer `{unknown[0]}`", hint=f"use one of {', '.join(PEERS)}")
+        raise ConfigError(f"--against: unknown peer `{unknown[0]}`", hint=f"use one of {', '.join(PEERS)}")
     contest, task = Contest(), task_of(request)
     if not task["keys"]:
         raise ConfigError(f"{task['url']} contains no objects", where="URL")

@@ -81,7 +81,7 @@ class Participant:
         except BrokenPipeError:
             line = b""
         if not line:
-            raise RankFailed(f"{self.name}: its process ended: {self._last_line()}", where=self.name)
+            raise RankFailed(f"{self.name}: the process ended: {self._last_line()}", where=self.name)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise RankFailed(f"{self.name}: {answer['error']}", where=self.name)
@@ -96,7 +96,7 @@ class Participant:
             while not held.endswith(b"\n"):
                 if not ready.select(max(0.0, until - time.monotonic())):
                     self.end()
-                    raise RankFailed(f"{self.name}: no answer within {self._limit_s:.0f} s", where=self.name)
+                    raise RankFailed(f"{self.name}: no response within {self._limit_s:.0f} s", where=self.name)
                 piece = os.read(out.fileno(), 1 << 16)
                 if not piece:
                     return b""

@@ -103,12 +103,14 @@ class LoopDisk:
 
     def __enter__(self) -> Self:
         if os.geteuid() != 0:
-            raise Denied("a disk with limits needs a loop device and a mount, which need root", hint="run it as root")
+            raise Denied(
+                "a disk with limits requires root, for its loop device and mount", hint="run the command as root"
+            )
         if not self._mount.is_dir() or any(self._mount.iterdir()):
             raise PreconditionFailed(f"{self._mount} is not an empty folder", where=str(self._mount))
         for program in ("losetup", "mkfs.ext4", "mount", "umount"):
             if shutil.which(program) is None:
-                raise Unsupported(f"a disk with limits needs {program}, which is not installed")
+                raise Unsupported(f"a disk with limits requires {program}, which is not installed")
         try:
             self._make()
         except BaseException:
@@ -171,5 +173,5 @@ class LoopDisk:
 def _output(*argv: str) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
-        raise SystemFault(f"{argv[0]}: {done.stderr.strip() or done.returncode}", where=argv[-1])
+        raise SystemFault(f"{argv[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}", where=argv[-1])
     return done.stdout.strip()

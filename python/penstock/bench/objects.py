@@ -129,7 +129,9 @@ def parse_mix(text: str) -> dict[str, float]:
             value = float("nan")
         if name not in OPERATIONS or not 0 <= value < float("inf"):
             known = ", ".join(OPERATIONS)
-            raise ConfigError(f"mix: `{part.strip()}` is not OPERATION=WEIGHT with one of {known}", where="--mix")
+            raise ConfigError(
+                f"mix: `{part.strip()}` is not OPERATION=WEIGHT, where OPERATION is one of {known}", where="--mix"
+            )
         found[name] = value
     return found
 
@@ -187,16 +189,18 @@ def _refuse_impossible(bench: ObjectBench, points: tuple[ObjectPoint, ...]) -> N
         )
     if bench.existing and (writes := sorted(asked & _WRITES)):
         raise ConfigError(
-            f"existing: existing objects are only read, but {' and '.join(writes)} would change them",
+            f"existing: existing objects are never changed, so {' and '.join(writes)} cannot be measured",
             where="--existing",
             hint="use --operations get,range,head,list",
         )
     if not bench.existing and not bench.operations and not bench.mix:
-        raise ConfigError("operations: nothing to measure", where="--operations")
+        raise ConfigError("operations: at least one is required", where="--operations")
     if not points:
-        raise ConfigError("no point to measure", where="--concurrency")
+        raise ConfigError("the settings result in no point to measure", where="--concurrency")
     if bench.mix and not bench.has_limit:
-        raise ConfigError("mix: it needs an end: --duration, --request-limit or --until-stable", where="--mix")
+        raise ConfigError(
+            "mix: requires an end condition: --duration, --request-limit or --until-stable", where="--mix"
+        )
 
 
 def clear(folder: str) -> None:
@@ -208,7 +212,7 @@ def clear(folder: str) -> None:
     """
     root = Path(stage.local_path(folder)) if stage.is_local(folder) else None
     if root is not None and root.is_symlink():
-        raise PreconditionFailed(f"{root} is a link that the benchmark did not create", hint="remove it")
+        raise PreconditionFailed(f"{root} is a link that the benchmark did not create", hint="remove the link")
     _native.clear_objects(folder, dict(env.read()))
     # Remove the folders of the key prefixes, but only if they are empty.
     for inner in (*root.glob("*/"), root) if root is not None else ():

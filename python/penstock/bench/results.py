@@ -167,7 +167,7 @@ def refuse_debug(build_profile: str, *, allow_debug: bool) -> None:
     """Raise ConfigError for a debug build, because its rates are not representative."""
     if build_profile != "release" and not allow_debug:
         raise ConfigError(
-            f"a {build_profile} build cannot save results: its rates do not show the program's speed",
+            f"a {build_profile} build cannot save results: its rates are not representative",
             hint="build with `make build` (release), or pass --allow-debug to save rows marked INVALID",
         )
 
@@ -243,7 +243,7 @@ def as_fault(error: OSError, place: str, *, written: str | None = None) -> Penst
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         had = f" (wrote {written})" if written else ""
         return NoSpace(
-            f"{place}: no space left on its disk{had}",
+            f"{place}: no space left on the disk{had}",
             where=place,
             hint="free some space, or choose a folder on another disk",
         )
@@ -261,14 +261,14 @@ def load(path: Path) -> RunRecord:
     try:
         raw = file.read_bytes()
     except FileNotFoundError:
-        raise NotFound(f"{file} does not exist, so there is no result", where=str(file)) from None
+        raise NotFound(f"{file} does not exist", where=str(file)) from None
     except OSError as error:
         raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
     try:
         refuse_newer(raw, str(file))
         return msgspec.json.decode(raw, type=RunRecord)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{file} is not a result: {error}", where=str(file)) from None
+        raise Corrupt(f"{file} is not a valid result: {error}", where=str(file)) from None
 
 
 class _Versioned(msgspec.Struct):
@@ -293,5 +293,5 @@ def load_all(runs: Path) -> list[RunRecord]:
         NotFound: The folder does not exist.
     """
     if not runs.is_dir():
-        raise NotFound(f"{runs} is not a folder of runs", where=str(runs))
+        raise NotFound(f"{runs} is not a folder", where=str(runs))
     return [load(file) for file in sorted(runs.glob("*/result.json"))]

@@ -303,9 +303,9 @@ def read_results(folder: Path) -> Results:
         fields = tomllib.loads(spec.read_text(encoding="utf-8")) if spec.exists() else {}
         origin = msgspec.json.decode(machine.read_bytes(), type=Provenance) if machine.exists() else None
     except FileNotFoundError:
-        raise NotFound(f"{file} does not exist, so there are no rows", where=str(file)) from None
+        raise NotFound(f"{file} does not exist", where=str(file)) from None
     except (tomllib.TOMLDecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupt(f"{folder} is not a folder of results: {error}", where=str(folder)) from None
+        raise Corrupt(f"{folder} is not a valid results folder: {error}", where=str(folder)) from None
     except OSError as error:
         raise SystemFault(f"{file} cannot be read: {error.strerror}", where=str(file)) from None
     rows = []
@@ -320,5 +320,5 @@ def read_results(folder: Path) -> Results:
                 row = msgspec.structs.replace(row, cores=origin.machine.cores)
             rows.append(row)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Corrupt(f"{file}, line {number} is not a row: {error}", where=str(file)) from None
+            raise Corrupt(f"{file}, line {number} is not a valid row: {error}", where=str(file)) from None
     return Results(rows=tuple(rows), spec=fields, provenance=origin)

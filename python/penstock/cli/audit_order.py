@@ -137,10 +137,10 @@ def _read_saved(path: Path) -> dict[str, Any]:
         saved = json.loads(path.read_text())
         steps = saved["steps"]
         if not all(len(step) == 2 for step in steps):
-            raise ValueError("its steps are not pairs")
+            raise ValueError("every step must be a pair")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is not an audit: {error}", hint="run penstock audit-order with --output to write one"
+            f"{path} is not a valid audit: {error}", hint="run penstock audit-order with --output to write one"
         ) from None
     return dict(saved)
 

@@ -184,7 +184,7 @@ def _refuse_store(out: str) -> None:
     from penstock.errors import Unsupported
 
     if "://" in out:
-        raise Unsupported(f"{out} is in a store: datasets are made in a local folder", where=out)
+        raise Unsupported(f"{out} is in a store, but datasets can be generated only in a local folder", where=out)
 
 
 @contextmanager

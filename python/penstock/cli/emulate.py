@@ -109,7 +109,7 @@ def command(
     if not folder.is_dir():
         if folder.exists():
             raise NotFound(f"{folder} is not a folder", where=str(folder))
-        raise NotFound(f"{folder} does not exist", where=str(folder), hint=f"make it first: mkdir -p {folder}")
+        raise NotFound(f"{folder} does not exist", where=str(folder), hint=f"create it first: mkdir -p {folder}")
     if tier in disks.load():
         from penstock.cli.emulate_disk import emulate_disk
 
@@ -156,7 +156,7 @@ def _refuse_remote(bind: str, allow_remote: bool) -> None:
         raise ConfigError(f"bind: `{bind}` is not ADDRESS:PORT (such as 127.0.0.1:0)", where="bind") from None
     if not is_loopback and not allow_remote:
         raise ConfigError(
-            f"bind: {address} can be reached from other machines, but the emulator does not encrypt",
+            f"bind: {address} can be reached from other machines, but the emulator does not encrypt its traffic",
             where="bind",
             hint="use --allow-remote to allow this",
         )

@@ -39,7 +39,7 @@ def emulate_disk(
 
     disk = disks.find(name)
     if not 0 < scale < float("inf"):
-        raise ConfigError(f"scale: {scale:g} is not above 0", where="--scale")
+        raise ConfigError(f"scale: must be finite and above 0 (got {scale:g})", where="--scale")
     if not 0 <= credits_share <= 1:
         raise ConfigError(f"credits: {credits_share:g} is not between 0 and 1", where="--credits")
 

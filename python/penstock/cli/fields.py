@@ -37,13 +37,13 @@ def field(text: str, *, crop: str = "center") -> tuple[str, Any]:
     except ValueError:
         sides = (-1,)
     if not (name and equals and kind) or min(sides, default=0) < 0:
-        raise ConfigError(f"--field: `{text}` is not a field", hint="write it as --field x=int16:32,32,32,4")
+        raise ConfigError(f"--field: `{text}` is not a valid field", hint="write it as --field x=int16:32,32,32,4")
     if kind == "raw" and not shape:
         return name, penstock.raw()
     if kind == "image":
         if len(sides) not in (1, 2):
             raise ConfigError(
-                f"--field: `{text}` has no height and width", hint="write it as --field jpg=image:224,224"
+                f"--field: `{text}` must have a height and a width", hint="write it as --field jpg=image:224,224"
             )
         return name, penstock.image(sides[0], sides[-1], crop=crop, flip=crop == "random")
     return name, penstock.tensor(kind, sides)

@@ -54,7 +54,7 @@ class LazyGroup(click.Group):
             above = ctx.command_path.partition(" ")[2]
             near = get_close_matches(word, self.verbs)
             raise click.UsageError(
-                f"no verb `{f'{above} {word}'.strip()}`." + (f" Did you mean `{near[0]}`?" if near else ""), ctx
+                f"unknown command `{f'{above} {word}'.strip()}`." + (f" Did you mean `{near[0]}`?" if near else ""), ctx
             )
         name, command, rest = super().resolve_command(ctx, args)
         if rest and not ctx.resilient_parsing:

@@ -66,10 +66,10 @@ def command(
     from penstock.errors import ConfigError
 
     if dry_run and not records:
-        raise ConfigError("--dry-run: it needs --records; a listing reads no objects", where="--dry-run")
+        raise ConfigError("--dry-run: requires --records, because a listing does not read objects", where="--dry-run")
     if records and (select or exclude):
         raise ConfigError(
-            "--records: it indexes all of URL and cannot be combined with --select or --exclude", where="--records"
+            "--records: cannot be combined with --select or --exclude, because it indexes all of URL", where="--records"
         )
 
     facts = stage.index(

@@ -51,7 +51,9 @@ def command(
 
     if (path / "comparison.json").is_file():
         if pictures or csv_file or as_json:
-            raise ConfigError(f"{path} is a comparison of paths, which has only a page; its data is comparison.json")
+            raise ConfigError(
+                f"{path}: a comparison of paths supports only an HTML page; its data is in comparison.json"
+            )
         _of_comparison(path, output or path / "report.html")
         return
     import msgspec

@@ -92,7 +92,7 @@ def command(
     from penstock.stage.job import for_nodes
 
     if wait and not submit:
-        raise ConfigError("--wait: it applies only to --submit", where="--wait", hint="--submit")
+        raise ConfigError("--wait: requires --submit", where="--wait", hint="add --submit")
     if submit and export:
         raise ConfigError("--export and --submit cannot be combined", where="--export")
     job = load(file, warn_of_rename)

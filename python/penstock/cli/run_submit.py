@@ -64,6 +64,6 @@ def node_slice_of(node: int | None, nodes: int | None, meet: str | None) -> Node
         raise ConfigError(
             f"--rendezvous: `{meet or ''}` is not HOST:PORT",
             where="--rendezvous",
-            hint="give the first node's address and any free port",
+            hint="give the first node's address and a free port",
         )
     return NodeSlice(place.node, place.nodes, (host, int(port)))

@@ -44,7 +44,7 @@ class Cluster:
         found = list(launcher.nodes())
         for name in only:
             if not any(node.name == name for node in found):
-                raise NotFound(f"no node `{name}`; the nodes are {_names_of(found)}", where=name)
+                raise NotFound(f"unknown node `{name}`; the nodes are {_names_of(found)}", where=name)
         self.nodes = tuple(node for node in found if not only or node.name in only)
         if not self.nodes:
             raise ConfigError("the cluster has no nodes")
@@ -89,7 +89,7 @@ class Cluster:
         for node in self.nodes:
             if node.name == name:
                 return node
-        raise NotFound(f"no node `{name}`; the nodes are {_names_of(self.nodes)}", where=name)
+        raise NotFound(f"unknown node `{name}`; the nodes are {_names_of(self.nodes)}", where=name)
 
     def run(
         self,

@@ -139,7 +139,7 @@ def generate(
         NoSpace, Denied, SystemFault: The folder cannot be written; no partial file is left under a sample's name.
     """
     if seed < 0:
-        raise ConfigError(f"seed: {seed} is less than 0", where="seed")
+        raise ConfigError(f"seed: must be at least 0 (got {seed})", where="seed")
     _check(samples, voxels, cubes_per_universe, first_universe, compress, box_mpc)
     box = default_box_mpc(voxels) if box_mpc is None else box_mpc
     names = [
@@ -198,7 +198,7 @@ def _in_order(
 
 def _check(samples: int, voxels: int, cubes: int, first_universe: int, compress: str, box_mpc: float | None) -> None:
     if samples < 1:
-        raise ConfigError(f"samples: {samples} is less than 1")
+        raise ConfigError(f"samples: must be at least 1 (got {samples})")
     if not 8 <= voxels <= 512:
         raise ConfigError(f"voxels: {voxels} is not between 8 and 512")
     if cubes not in _CUBES_PER_SIDE:

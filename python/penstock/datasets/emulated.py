@@ -71,7 +71,7 @@ def generate(
             "files, records per file and record size must be at least 1; deviation and seed must not be negative"
         )
     if compresses < 1:
-        raise ConfigError(f"compresses: {compresses:g} is less than 1: compression cannot make the data larger")
+        raise ConfigError(f"compresses: must be at least 1 (got {compresses:g})")
     write = {"tfrecord": _tfrecord, "npz": _npz, "jpeg": _picture, "png": _picture}.get(format)
     if write is None:
         raise ConfigError(f"format `{format}` is not one of tfrecord, npz, jpeg, png")
@@ -125,7 +125,7 @@ def _picture(rng: np.random.Generator, sides: tuple[int, int], _records: int, _c
     try:
         from PIL import Image
     except ModuleNotFoundError:
-        raise ConfigError("pictures are written by Pillow, which is not installed", hint="pip install pillow") from None
+        raise ConfigError("pictures require Pillow, which is not installed", hint="pip install pillow") from None
     out = io.BytesIO()
     # Greyscale, like DLIO's images.
     Image.fromarray(rng.integers(0, 256, sides, np.uint8)).save(out, format=kind.upper())

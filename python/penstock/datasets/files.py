@@ -36,7 +36,7 @@ def prepare_folder(out: Path, names: set[str]) -> None:
     if strangers:
         raise ConfigError(
             f"{out} contains {len(strangers)} other files ({strangers[0]}, ...)",
-            hint="choose an empty folder: the folder of a dataset contains only its samples",
+            hint="choose an empty folder; a dataset's folder may contain only its samples",
         )
 
 
@@ -61,7 +61,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 def _refused(error: OSError, path: Path) -> PenstockError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpace(
-            f"{path} cannot be written: the disk is full",
+            f"{path} cannot be written: no space left on the disk",
             where=str(path),
             hint="free some space, or choose another folder",
         )

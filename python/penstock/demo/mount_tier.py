@@ -35,7 +35,7 @@ def mounted(tier: Tier, file_bytes: int) -> Tier:
     """
     seen = tier.observation(OBSERVED)
     if seen is None:
-        raise ConfigError(f"tier {tier.label} has no observation `{OBSERVED}`", where="tier")
+        raise ConfigError(f"tier: {tier.label} does not contain the observation `{OBSERVED}`", where="tier")
     file_s = file_bytes / seen.value
     rate = file_bytes / (file_s - tier.first_byte_s())
     own = Limit(

@@ -92,5 +92,6 @@ def _result(child: subprocess.Popen[bytes], folder: Path, name: str) -> RunRecor
         raise errors.from_wire(json.loads(error_file.read_bytes()))
     last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
     raise errors.RankFailed(
-        f"the training over {name} ended with {child.returncode}: {' '.join(last) or 'no output'}", rank=0
+        f"the training with path {name} failed with exit code {child.returncode}: {' '.join(last) or 'no output'}",
+        rank=0,
     )

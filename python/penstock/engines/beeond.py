@@ -111,13 +111,13 @@ class BeeondEngine(SharedFolderEngine):
             and (bound := [name for name in _LICENSED if name in given])
         ):
             raise Unsupported(
-                f"engine beeond: {', '.join(bound)} is an enterprise feature of BeeGFS 8 and needs a licence",
-                hint="set license to the path of a license.pem, or leave this setting out",
+                f"engine beeond: {', '.join(bound)} is an enterprise feature of BeeGFS 8 and requires a licence",
+                hint="set license to the path of a license.pem, or omit this setting",
             )
         if not parsed["config"] and (bare := [name for name in _INTO_CONFIG if name in given]):
-            raise ConfigError(f"engine beeond: {', '.join(bare)} goes into the folder of `config`, which is not given")
+            raise ConfigError(f"engine beeond: {', '.join(bare)} requires the setting `config`")
         if parsed["pdsh_program"] and not parsed["pdsh"]:
-            raise ConfigError("engine beeond: pdsh_program needs `pdsh`")
+            raise ConfigError("engine beeond: pdsh_program has no effect unless the setting `pdsh` is true")
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         lacks = []
@@ -137,7 +137,7 @@ class BeeondEngine(SharedFolderEngine):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         until = time.monotonic() + timeout_s
         if "{" in spec.disk:
-            raise ConfigError("engine beeond: its disk must be the same path on all nodes", where="disk")
+            raise ConfigError("engine beeond: the disk must be the same path on all nodes", where="disk")
         agents, leader = AgentClient(spec, runner), runner.nodes[0]
         agents.call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = pool_root(spec, leader)

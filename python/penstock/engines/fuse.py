@@ -122,7 +122,8 @@ class FuseEngine(AgentManagedEngine):
         at = _BucketFolder(self._source, self._environment)
         if at.scheme not in schemes or not at.bucket:
             raise Unsupported(
-                f"engine fuse: {self._client} mounts {', '.join(f'{s}://' for s in schemes)}, not `{self._source}`"
+                f"engine fuse: {self._client} supports only {', '.join(f'{s}://' for s in schemes)} (got "
+                f"`{self._source}`)"
             )
         until, agents = time.monotonic() + timeout_s, AgentClient(spec, runner)
         agents.call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)

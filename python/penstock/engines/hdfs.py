@@ -173,7 +173,7 @@ class HdfsEngine(AgentManagedEngine):
         answer = agents.call("http", limit_s, on=leader, url=url, limit_s=limit_s / 2)[leader[0].name]
         beans = answer.get("beans") if isinstance(answer, dict) else None
         if not beans:
-            raise Unreachable(f"{leader[0].name}: the NameNode does not answer yet", where=leader[0].name)
+            raise Unreachable(f"{leader[0].name}: the NameNode does not respond yet", where=leader[0].name)
         live = {facts["xferaddr"] for facts in json.loads(beans[0]["LiveNodes"]).values()}
         return {
             "live": [name for name, facts in pool.facts["nodes"].items() if facts["data"] in live],

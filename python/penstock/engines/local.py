@@ -40,7 +40,7 @@ class LocalEngine(AgentManagedEngine):
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         if spec.copies != 1:
             raise Unsupported(
-                f"engine local: {spec.copies} copies are not possible, since a folder is one copy",
+                f"engine local: supports only one copy (got {spec.copies})",
                 hint="use --engine hdfs to keep copies",
             )
         AgentClient(spec, runner).call("prepare", timeout_s, lease=lease, of=self.name, need_bytes=spec.need_bytes)

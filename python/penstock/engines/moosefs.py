@@ -78,7 +78,7 @@ class MooseFsEngine(AgentManagedEngine):
         if "{" in spec.disk:
             # All programs use one path, so the mount point must be the same on every node.
             raise ConfigError(
-                f"engine moosefs: `{spec.disk}`: its disk must be the same path on all nodes", where="disk"
+                f"engine moosefs: the disk must be the same path on all nodes (got `{spec.disk}`)", where="disk"
             )
         for node in runner.nodes:
             _refuse_loopback(node)
@@ -328,7 +328,7 @@ def _failed(ended: Exit, program: str) -> PenstockError:
         return ended.fault
     output = (ended.err or ended.out).decode(errors="replace").strip().splitlines()
     content = output[-1][:300] if output else "no output"
-    return SystemFault(f"{ended.node}: {program} ended with {ended.code}: {content}", where=ended.node)
+    return SystemFault(f"{ended.node}: {program} failed with exit code {ended.code}: {content}", where=ended.node)
 
 
 def engine(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MooseFsEngine:  # noqa: ARG001

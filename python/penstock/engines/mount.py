@@ -45,7 +45,7 @@ class MountEngine(SharedFolderEngine):
 
     def up(self, spec: PoolSpec, lease: str, runner: Runner, *, timeout_s: float) -> Pool:
         if "{" in spec.disk:
-            raise ConfigError("engine mount: its disk must be the same path on all nodes", where="disk")
+            raise ConfigError("engine mount: the disk must be the same path on all nodes", where="disk")
         agents, leader = AgentClient(spec, runner), [runner.nodes[0]]
         agents.call("prepare", timeout_s, on=leader, lease=lease, of=self.name, need_bytes=spec.need_bytes)
         root = pool_root(spec, leader[0])
@@ -53,7 +53,7 @@ class MountEngine(SharedFolderEngine):
         for node, is_seen in seen.items():
             if not is_seen:
                 raise ConfigError(
-                    f"{node}: it does not see {root}, which {leader[0].name} created: the mount is not shared",
+                    f"{node}: {root}, which {leader[0].name} created, is not visible: the mount is not shared",
                     where=node,
                 )
         facts = {"root": root, **_stripes(runner, leader, f"{root}/data", timeout_s)}

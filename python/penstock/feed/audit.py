@@ -62,7 +62,7 @@ def guess_fields(dataset: Dataset) -> dict[str, TensorSpec]:
     name, size, _, _ = files.head(key)
     if size > _LARGEST:
         raise Unsupported(
-            f"{dataset.url}{name.decode()} has {size:,} bytes, too many to infer its fields",
+            f"{dataset.url}{name.decode()} is too large to infer its fields ({size:,} bytes)",
             hint="give --field NAME=DTYPE:SHAPE",
         )
     (stored,) = files.read(key, [(0, max(size, 1))])
@@ -107,11 +107,11 @@ def audit(
             if rank == 0:
                 rows.append([])
             if step >= len(rows):
-                raise ConfigError(f"rank {rank} makes more than the {len(rows)} steps of rank 0", where="ranks")
+                raise ConfigError(f"ranks: rank {rank} has more steps than rank 0 ({len(rows)})", where="ranks")
             rows[step] += _digests(batch)
             made += 1
         if made != len(rows):
-            raise ConfigError(f"rank {rank} makes {made} steps, but rank 0 makes {len(rows)}", where="ranks")
+            raise ConfigError(f"ranks: rank {rank} has {made} steps, but rank 0 has {len(rows)}", where="ranks")
     course, steps = dataset.course(), []
     sources, samples = course.sources, course.samples
     for step, digests in enumerate(rows):

@@ -41,7 +41,7 @@ def names(source: _native.Source) -> tuple[str, ...]:
         raise ConfigError(
             f"{source.url} has no class folders",
             where="classes",
-            hint='open a folder of images that has a folder for each class, with format="images"',
+            hint='open a folder of images that contains a folder for each class, with format="images"',
         )
     return tuple(sorted(set(_folders(source))))
 
@@ -73,7 +73,7 @@ def _folders(source: _native.Source) -> list[str]:
     loose = [key for key in keys if "/" not in key]
     if loose:
         raise ConfigError(
-            f"{source.url}: {len(loose):,} of {len(keys):,} images are in no class folder; the first is {loose[0]}",
+            f"{source.url}: {len(loose):,} of {len(keys):,} images are not in a class folder, such as {loose[0]}",
             where="classes",
             hint='give labels from a file: penstock.formats.images(labels="labels.csv")',
         )

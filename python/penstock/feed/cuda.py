@@ -116,7 +116,7 @@ class Copies(Delivery[dict[str, Any]]):
 
         with self._turn:
             if self._has_ended:
-                raise ConfigError("iterator: it has ended", where="iterator")
+                raise ConfigError("iterator: already ended", where="iterator")
             self._let_go()
             self._under_way.append(reading)
             try:

@@ -103,7 +103,7 @@ class Dataset(DatasetBase):
         for name, spec in specs.items():
             if not isinstance(spec, kinds.FieldSpec):
                 raise ConfigError(
-                    f"fields: {name} is not a penstock.tensor(dtype, shape) or another kind of field", where="fields"
+                    f"fields: {name} must be a penstock.tensor(dtype, shape) or another field", where="fields"
                 )
         return replace(self, specs=tuple(specs.items()))
 
@@ -135,9 +135,9 @@ class Dataset(DatasetBase):
             Unsupported: The dataset does not consist of Zarr or HDF5 arrays.
         """
         if self.steps or self.map_steps or self.seed is not None:
-            raise ConfigError("patches: it must come before shuffle, take, shard, repeat and map", where="patches")
+            raise ConfigError("patches: must come before shuffle, take, shard, repeat and map", where="patches")
         if not self.indexed:
-            raise ConfigError("patches: it cannot be combined with indexed=False", where="patches")
+            raise ConfigError("patches: cannot be combined with indexed=False", where="patches")
         source = array_patches.cut(self.source, shape, stride, edges)
         return replace(self, source=source, specs=(), _counts=_Counts())
 
@@ -167,12 +167,15 @@ class Dataset(DatasetBase):
         if not 0 <= seed < 2**64:
             raise ConfigError(f"seed: {seed} is not within 0 to 2^64 - 1", where="seed")
         if window is not None and not 1 <= window < 2**63:
-            raise ConfigError(f"window: {window} objects cannot be mixed", where="window")
+            raise ConfigError(f"window: {window} is not within 1 to 2^63 - 1", where="window")
         if self.map_steps:
-            raise ConfigError("shuffle: it must come before map()", where="shuffle")
+            raise ConfigError("shuffle: must come before map()", where="shuffle")
         if not self.indexed:
             if window is not None:
-                raise ConfigError("window: an unindexed dataset mixes records only within an object", where="window")
+                raise ConfigError(
+                    "window: not supported for an unindexed dataset, which shuffles records only within each object",
+                    where="window",
+                )
             return replace(self, seed=seed)
         steps = self.steps
         names = [name for name, _, _ in steps]
@@ -181,7 +184,7 @@ class Dataset(DatasetBase):
         is_behind = names[-1:] != ["shuffle"] if "shuffle" in names else self.seed is not None and bool(steps)
         if is_behind or "repeat" in names:
             raise ConfigError(
-                "shuffle: it must come before repeat, and cannot be repeated after other steps",
+                "shuffle: must come before repeat, and cannot follow other steps after an earlier shuffle",
                 where="shuffle",
                 hint="use ds.shuffle(seed).repeat(n): each pass has its own order",
             )
@@ -201,14 +204,16 @@ class Dataset(DatasetBase):
         """
         if self.locality is None:
             raise ConfigError(
-                f"{self.url}: this process has no pool with this dataset, so the node has no part of it",
+                f"{self.url}: the part of this node is unknown, because this process has no pool with this dataset",
                 where="scope",
                 hint="start the ranks with penstock run, which sets PENSTOCK_JOB_POOL",
             )
         listed = json.loads(self.source.manifest())
         listed["objects"] = [entry for entry in listed["objects"] if entry.get("key") in self.locality.mine]
         if not listed["objects"]:
-            raise ConfigError(f"{self.url}: node {self.locality.node} holds none of its objects", where="scope")
+            raise ConfigError(
+                f"{self.url}: node {self.locality.node} stores none of the dataset's objects", where="scope"
+            )
         declared, given = self.source.format, self.given_classes
         if class_folders.has_folder_labels(self.source) and class_folders.has_folders(self.source):
             # This node may lack some classes, so set the labels of the whole dataset explicitly.
@@ -317,7 +322,7 @@ class Dataset(DatasetBase):
         """
         if not self.indexed:
             raise ConfigError(
-                f"{self.url}: it was opened with indexed=False, but this needs record counts",
+                f"{self.url}: record counts are required, but the dataset was opened with indexed=False",
                 where="indexed",
                 hint="open it without indexed=False, or count the records beforehand: penstock index URL --records",
             )
@@ -339,7 +344,7 @@ class Dataset(DatasetBase):
             found = self.source.kept_count(variables, folder) if shared else None
             if found is None:
                 _LOG.warning(
-                    "%s: its objects do not state their record counts, so %s: %d objects, %s bytes. To avoid this, "
+                    "%s: the objects do not contain record counts, so %s: %d objects, %s bytes. To avoid this, "
                     "set records_per_object=N or give a manifest with counts.",
                     self.url,
                     "all are read once and indexed" if shared else "each process reads all of them once",
@@ -462,7 +467,9 @@ def open(  # noqa: A001 - the verb is the API
     listed_urls = None if isinstance(url, (str, os.PathLike)) else [_located(each, "url") for each in url]
     text = _located(url, "url") if isinstance(url, (str, os.PathLike)) else url_list_pattern.joined(listed_urls or [])
     if records_per_object is not None and records_per_object < 1:
-        raise ConfigError(f"records_per_object: {records_per_object} is less than 1", where="records_per_object")
+        raise ConfigError(
+            f"records_per_object: must be at least 1 (got {records_per_object})", where="records_per_object"
+        )
     listed = None if manifest is None else _read(Path(manifest))
     declared = formats.named(format)
     source = _native.Source.open(
@@ -493,7 +500,7 @@ def open(  # noqa: A001 - the verb is the API
         resolved = hdf5_chunks.read(source, declared)
         source = _native.Source.open(text, source.manifest(), dict(env.read()), resolved.to_json())
     if not indexed and records_per_object is not None:
-        raise ConfigError("records_per_object: it cannot be combined with indexed=False", where="records_per_object")
+        raise ConfigError("records_per_object: cannot be combined with indexed=False", where="records_per_object")
     locality = None
     if (pool := pool_locality.find(source.url, env.read())) is not None:
         source, locality = pool_locality.with_pool_routes(source, pool, env.read())
@@ -509,12 +516,18 @@ def open(  # noqa: A001 - the verb is the API
 def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
     kind = json.loads(source.format)["name"]
     if is_chosen or source.ignored <= source.objects:
-        _LOG.warning("%s: %d objects are ignored: by name they are not %s", source.url, source.ignored, kind)
+        _LOG.warning(
+            "%s: %d objects are ignored, because their names are not names of %s objects",
+            source.url,
+            source.ignored,
+            kind,
+        )
         return
     # Warn, not only log: this is probably not the folder that the user meant, and a program may hide its log.
     warnings.warn(
-        f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read, as {kind}; "
-        f"{source.ignored:,} of other formats are ignored. Give a pattern (`*.suffix`) or format= to choose.",
+        f"{source.url}: {source.objects:,} of {source.objects + source.ignored:,} objects are read as {kind}; "
+        f"the other {source.ignored:,} are ignored. To avoid this, select objects by a pattern (`*.suffix`) or set "
+        "format=.",
         stacklevel=3,
     )
 
@@ -522,7 +535,7 @@ def _warn_of_ignored(source: _native.Source, *, is_chosen: bool) -> None:
 def _located(url: str | os.PathLike[str], what: str) -> str:
     text = os.fsdecode(url)
     if not text:
-        raise ConfigError(f"{what}: it is empty", where=what, hint="write `.` for the working directory")
+        raise ConfigError(f"{what}: must not be empty", where=what, hint="write `.` for the working directory")
     if "://" not in text:
         tail = "/" if text.endswith("/") else ""
         text = str(Path(text).expanduser().absolute()) + tail

@@ -100,7 +100,7 @@ class Epoch(Generic[Batch]):
 
     def _raise_if_ended(self) -> None:
         if self._why is not None:
-            raise ConfigError(f"iterator: it has ended because {self._why}", where="iterator")
+            raise ConfigError(f"iterator: ended because {self._why}", where="iterator")
         if self._run is None:
             raise StopIteration
 
@@ -149,7 +149,7 @@ class Epoch(Generic[Batch]):
         """Take the run's next batch; None after the last."""
         run = self._run
         if run is None:  # ended by another thread
-            raise ConfigError("iterator: it has ended", where="iterator")
+            raise ConfigError("iterator: already ended", where="iterator")
         got = run.next()
         if got is None:
             return None

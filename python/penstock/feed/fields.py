@@ -62,7 +62,7 @@ class FieldSpec:
         """
         parts = tuple(name for name in names.split(";") if name)
         if not parts:
-            raise ConfigError(f"of: {names!r} does not name a part", where="fields")
+            raise ConfigError(f"of: must name at least one part (got {names!r})", where="fields")
         return replace(self, parts=parts)  # type: ignore[call-arg]
 
     def to_dict(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _shape(shape: Sequence[SupportsIndex]) -> tuple[int, ...]:
         sides = (-1,)
     if any(side < 0 for side in sides):
         raise ConfigError(
-            f"shape: {shape!r} is not a tuple of integers (for one dimension write `(4,)`)", where="shape"
+            f"shape: {shape!r} is not a tuple of integers of at least 0 (for one dimension write `(4,)`)", where="shape"
         )
     return sides
 
@@ -231,7 +231,7 @@ def ragged(dtype: object, shape: Sequence[SupportsIndex] = ()) -> RaggedSpec:
     """
     sides = _shape(shape)
     if 0 in sides:
-        raise ConfigError(f"shape: items of shape {shape!r} have 0 bytes", where="shape")
+        raise ConfigError(f"shape: no side may be 0 (got {shape!r})", where="shape")
     return RaggedSpec(_dtype(dtype), sides)
 
 
@@ -244,7 +244,7 @@ def raw(*, default: bytes | None = None) -> RawSpec:
         ConfigError: The default is not `bytes`.
     """
     if not isinstance(default, bytes | None):
-        raise ConfigError(f"default: {default!r} is not bytes", where="fields")
+        raise ConfigError(f"default: must be bytes (got {default!r})", where="fields")
     return RawSpec(default=default)
 
 
@@ -305,7 +305,9 @@ def image(
     for name, values in channels.items():
         found[name] = tuple(float(value) for value in values)
         if len(found[name]) != 3:
-            raise ConfigError(f"image: {name} has {len(found[name])} values, but there are 3 channels", where="image")
+            raise ConfigError(
+                f"image: {name} must have 3 values, one per channel (got {len(found[name])})", where="image"
+            )
     shorter = -(-max(height, width) * 256 // 224) if resize is None else resize
     return ImageSpec(
         height=height,

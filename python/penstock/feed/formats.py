@@ -83,12 +83,14 @@ def fixed(*, header_bytes: int = 0, **columns: TensorSpec) -> Format:
         ConfigError: The columns are missing, or one is not a `penstock.tensor(dtype, shape)`.
     """
     if not columns:
-        raise ConfigError("format: a fixed record needs at least one column", where="format")
+        raise ConfigError("format: a fixed record requires at least one column", where="format")
     for name, spec in columns.items():
         if not isinstance(spec, TensorSpec):
-            raise ConfigError(f"format: {name} is not a penstock.tensor(dtype, shape)", where="format")
+            raise ConfigError(f"format: {name} must be a penstock.tensor(dtype, shape)", where="format")
         if spec.default is not None:
-            raise ConfigError(f"format: {name} has a default, but every fixed record has all columns", where="format")
+            raise ConfigError(
+                f"format: {name} cannot have a default, because every fixed record contains all columns", where="format"
+            )
     described = [{"name": name, "dtype": spec.dtype, "shape": list(spec.shape)} for name, spec in columns.items()]
     return Format("fixed", {"header_bytes": _bytes(header_bytes), "columns": described})
 
@@ -106,7 +108,9 @@ def tokens(length: int, *, dtype: str = "uint16", stride: int | None = None, hea
     """
     step = length if stride is None else stride
     if length < 1 or step < 1:
-        raise ConfigError(f"format: windows of {length} tokens, {step} apart, are not possible", where="format")
+        raise ConfigError(
+            f"format: window length and step must be at least 1 (got {length} and {step})", where="format"
+        )
     return Format(
         "tokens", {"length": length, "stride": step, "dtype": str(dtype), "header_bytes": _bytes(header_bytes)}
     )
@@ -180,7 +184,7 @@ def images(
     given = tuple(classes)
     if isinstance(classes, str) or not all(isinstance(name, str) for name in given) or len(set(given)) < len(given):
         raise ConfigError(
-            f"format: the {len(given):,} classes are not a list of distinct names",
+            f"format: classes must be a list of distinct names (got {len(given):,} items)",
             where="format",
             hint="give the `classes` of the dataset that a model was trained on",
         )
@@ -210,13 +214,15 @@ def hdf5(*datasets: str) -> Format:
         ConfigError: No dataset is named.
     """
     if not datasets:
-        raise ConfigError('format: name the datasets, such as penstock.formats.hdf5("/images")', where="format")
+        raise ConfigError(
+            'format: at least one dataset is required, such as penstock.formats.hdf5("/images")', where="format"
+        )
     return Format("hdf5", {"datasets": [name.strip("/") for name in datasets]})
 
 
 def _bytes(count: int) -> int:
     if count < 0:
-        raise ConfigError(f"format: a header of {count} bytes is not possible", where="format")
+        raise ConfigError(f"format: the header must have at least 0 bytes (got {count})", where="format")
     return count
 
 
@@ -240,14 +246,14 @@ def named(format: str | Format | None) -> Format | None:  # noqa: A002 - the arg
     if made is None:
         if format in ("segy", "sgy"):
             raise ConfigError(
-                "format: SEG-Y is not a format of the feed",
+                "format: the feed does not support SEG-Y",
                 where="format",
                 hint="convert it to Zarr: penstock array convert SOURCE.sgy TARGET.zarr",
             )
         known = ", ".join(sorted(name for name in __all__ if name not in ("Format", "LabelFile", "named")))
         raise ConfigError(
-            f"format: `{format}` is not a format without settings ({', '.join(sorted(_PLAIN))})",
+            f"format: `{format}` cannot be given as a string; the formats that can are {', '.join(sorted(_PLAIN))}",
             where="format",
-            hint=f"use a function of penstock.formats: {known}",
+            hint=f"call a function of penstock.formats for other formats: {known}",
         )
     return made()

@@ -95,7 +95,7 @@ def with_file(files: _native.Files, entry: dict[str, Any], place: str, work: Cal
             failed = content.error or Corrupt(
                 f"{place} cannot be read as HDF5: {type(error).__name__}: {error}",
                 where=place,
-                hint="fetch the object again, or compare it with its source",
+                hint="download the object again, or compare it with its source",
             )
     # Raise here, without context: h5py's frames have handles that HDF5 frees at exit, after Python has ended, which
     # crashes. An uncaught error would keep its own frames and those of its context alive until exit.
@@ -150,7 +150,7 @@ def chunk_table(file: Any, name: str, place: str) -> dict[str, Any]:
         known: list[str] = []
         file.visititems(lambda path, node: known.append(path) if isinstance(node, h5py.Dataset) else None)
         raise ConfigError(
-            f"format: {place} has no dataset `{name}`; it has `{'`, `'.join(known[:12])}`", where="format"
+            f"format: {place} contains no dataset `{name}`, only `{'`, `'.join(known[:12])}`", where="format"
         )
     kind = found.dtype
     dtype = kind.newbyteorder("=").name

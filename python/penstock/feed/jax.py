@@ -68,7 +68,7 @@ class Loader(BaseLoader[dict[str, Any]]):
                 f"sharding: the devices of process {self.rank} of {self.world} hold rows {have[0]} to {have[1]} of a batch"
                 f" of {self.global_batch}, but its feed reads {want[0]} to {want[1]}",
                 where="sharding",
-                hint="lay out the mesh so that its first axis follows the order of the processes",
+                hint="build the mesh so that its first axis follows the order of the processes",
             )
 
     def _prepare(self) -> None:

@@ -34,7 +34,7 @@ def read(
     _, size, version, _ = store.head(name.encode())
     if size > _MAX_BYTES:
         raise ConfigError(
-            f"labels: {place} has {size:,} bytes (a list of labels has at most {_MAX_BYTES:,})", where=place
+            f"labels: {place} is too large for a list of labels ({size:,} bytes, limit {_MAX_BYTES:,})", where=place
         )
     content = store.read(name.encode(), [(0, size)], version=version)[0] if size else b""
     files, values = (
@@ -49,7 +49,7 @@ def _column(requested: str, there: list[str], place: str) -> str:
     if requested not in there:
         shown = ", ".join(f"`{name}`" for name in there[:12])
         raise ConfigError(
-            f"labels: {place} has no column `{requested}`; it has {shown or 'none'}",
+            f"labels: {place} contains no column `{requested}` (columns: {shown or 'none'})",
             where=place,
             hint='name the columns: formats.images(labels=..., key="column of files", label="column of labels")',
         )

@@ -137,13 +137,14 @@ class BaseLoader(Generic[Batch]):
             raise ConfigError(f"on_error: `{on_error}` is not one of {', '.join(_ON_ERROR)}", where="on_error")
         if on_error == "skip" and tail == "drop":
             raise ConfigError(
-                'on_error: skip makes batches smaller, but tail="drop" promises equal ones',
+                'on_error: "skip" cannot be combined with tail="drop", because skipped samples make batches smaller',
                 where="on_error",
                 hint='use substitute, or tail="pad"',
             )
         if on_error == "skip" and dataset.map_steps:
             raise ConfigError(
-                "on_error: map() seeds its functions by row position, which skip would change",
+                'on_error: "skip" cannot be combined with map(), because it changes the row positions that seed map '
+                "functions",
                 where="on_error",
                 hint="use substitute",
             )
@@ -163,7 +164,7 @@ class BaseLoader(Generic[Batch]):
             if (found.rank, found.world) == (rank, world):
                 self._node = world * found.node // found.nodes, world * (found.node + 1) // found.nodes
         if world < 1 or not 0 <= rank < world:
-            raise ConfigError(f"rank: {rank} is not one of {world} ranks (0 to N - 1)", where="rank")
+            raise ConfigError(f"rank: must be from 0 to world - 1 (got {rank}, with a world of {world})", where="rank")
         self.dataset = dataset
         self.rank, self.world = rank, world
         self.global_batch = _sizes(batch_size, global_batch, world)
@@ -175,12 +176,12 @@ class BaseLoader(Generic[Batch]):
         )
         for name, value in (("memory_bytes", memory_bytes), ("max_in_flight", max_in_flight), ("threads", threads)):
             if value is not None and value < 1:
-                raise ConfigError(f"{name}: {value} is less than 1", where=name)
+                raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
         if read_ahead is not None and read_ahead < 0:
-            raise ConfigError(f"read_ahead: {read_ahead} is less than 0", where="read_ahead")
+            raise ConfigError(f"read_ahead: must be at least 0 (got {read_ahead})", where="read_ahead")
         if not 0 <= object_timeout_s < 2**63:
             raise ConfigError(
-                f"object_timeout_s: {object_timeout_s} is not a duration in seconds", where="object_timeout_s"
+                f"object_timeout_s: {object_timeout_s} is not within 0 to 2^63 s", where="object_timeout_s"
             )
         # Settings in the form that the core reads.
         self._settings: dict[str, Any] = {
@@ -234,7 +235,7 @@ class BaseLoader(Generic[Batch]):
     def __getitem__(self, index: object) -> Any:
         """Not supported: a loader yields whole batches in its own order."""
         raise Unsupported(
-            f"a Loader cannot be indexed (item {index!r}): it makes its batches in its own threads",
+            f"a Loader does not support indexing (got {index!r}), because its own threads make the batches",
             hint="for a torch DataLoader, use penstock.torch.MapDataset(dataset)",
         )
 
@@ -246,7 +247,7 @@ class BaseLoader(Generic[Batch]):
             TypeError: The dataset is unindexed, so the number is unknown.
         """
         if self._unindexed is not None:
-            raise TypeError(f"a loader of {self.dataset!r} has no length: its records are not counted")
+            raise TypeError(f"a loader of {self.dataset!r} has no length, because its records are not counted")
         samples = self.dataset.samples
         return samples // self.global_batch if self.tail == "drop" else -(-samples // self.global_batch)
 
@@ -319,7 +320,8 @@ class BaseLoader(Generic[Batch]):
         """
         if _in_data_worker():
             raise Unsupported(
-                "a Loader was iterated inside a worker of a torch DataLoader, where each worker would return every "
+                "a Loader cannot be iterated inside a worker of a torch DataLoader, because each worker would return "
+                "every "
                 "sample",
                 hint="iterate the Loader itself, or give the DataLoader penstock.torch.MapDataset(dataset)",
             )

@@ -150,7 +150,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):  # type: ignore[misc
         positions = [operator.index(index) for index in indices]
         for index in positions:
             if not -samples <= index < samples:
-                raise IndexError(f"{index} is not within {samples:,} samples")
+                raise IndexError(f"index {index} is out of range for {samples:,} samples")
         positions = [index % samples for index in positions]
         epoch = self.epoch
         places = self.dataset.course().places(epoch, positions)

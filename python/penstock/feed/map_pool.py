@@ -157,11 +157,11 @@ class WorkerPool:
         """
         if self.pid != os.getpid():
             raise ConfigError(
-                f"iterator: it belongs to process {self.pid}; make a new one in this process", where="iterator"
+                f"iterator: created in process {self.pid}; create a new one in this process", where="iterator"
             )
         if self._holder == threading.get_ident():
             raise ConfigError(
-                "iterator: a signal handler reads from the loader that it interrupted",
+                "iterator: a signal handler cannot read from the loader that it interrupted",
                 where="iterator",
                 hint="set a flag in the handler and act on it between batches",
             )
@@ -169,7 +169,9 @@ class WorkerPool:
             self._holder = threading.get_ident()
             try:
                 if not self._end.alive:
-                    raise ConfigError("iterator: its workers have ended", where="iterator", hint="make a new iterator")
+                    raise ConfigError(
+                        "iterator: the workers have ended", where="iterator", hint="create a new iterator"
+                    )
                 for each in self.workers:
                     each.reclaim()
                 yield
@@ -269,7 +271,7 @@ class WorkerPool:
         if task.result is None:
             return None
         if self.tasks.pop(task.number, None) is None:
-            raise ConfigError("iterator: it has ended", where="iterator")
+            raise ConfigError("iterator: already ended", where="iterator")
         if task.result[0] == "failed":
             _, _, row, why, trace = task.result
             raise map_worker.FunctionFailed(row, why, trace)

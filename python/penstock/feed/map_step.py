@@ -130,7 +130,7 @@ class MapRun:
     def _fill(self, worker_pool: WorkerPool) -> None:
         state = self._pass
         if state.is_closed:
-            raise ConfigError("iterator: it has ended", where="iterator")
+            raise ConfigError("iterator: already ended", where="iterator")
         while not state.is_exhausted and worker_pool.has_room and (not state.under_way or self._run.is_ready()):
             got = self._run.next()
             if got is None:

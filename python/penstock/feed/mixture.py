@@ -126,14 +126,14 @@ def mix(
     """
     pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
     if not pairs:
-        raise ConfigError("mix: no dataset is given", where="mix")
+        raise ConfigError("mix: at least one dataset is required", where="mix")
     for part, weight in pairs:
         if not isinstance(part, DatasetBase):
-            raise ConfigError(f"mix: {type(part).__name__} is not a penstock.Dataset", where="mix")
+            raise ConfigError(f"mix: every part must be a penstock.Dataset (got {type(part).__name__})", where="mix")
         if part.map_steps:
             raise ConfigError("mix: map() must come after mix()", where="mix", hint="write mix({a: 1, b: 1}).map(fn)")
         if not math.isfinite(weight) or weight <= 0:
-            raise ConfigError(f"mix: {weight!r} is not a weight above 0", where="mix")
+            raise ConfigError(f"mix: weights must be finite and above 0 (got {weight!r})", where="mix")
         if part.specs != pairs[0][0].specs:
             raise ConfigError(
                 f"mix: the fields of {part!r} differ from those of {pairs[0][0]!r}",

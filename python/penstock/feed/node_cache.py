@@ -74,10 +74,10 @@ def cache_request(
         raise ConfigError(f"transcode: {transcode!r} is not one of {', '.join(get_args(Transcode))}", where="transcode")
     limit = None if limit_bytes is None else operator.index(limit_bytes)
     if limit is not None and limit < 1:
-        raise ConfigError(f"limit_bytes: {limit} is less than 1", where="limit_bytes")
+        raise ConfigError(f"limit_bytes: must be at least 1 (got {limit})", where="limit_bytes")
     if isinstance(folder, bool) or folder is None:
         if folder is False and (limit is not None or transcode != "never"):
-            raise ConfigError("cache: it is off, but a limit or transcode is set", where="cache")
+            raise ConfigError("cache: a limit or transcode cannot be set while the cache is off", where="cache")
         return CacheRequest(is_on=folder is not False, limit_bytes=limit, transcode=transcode)
     return CacheRequest(is_on=True, folder=str(Path(folder).absolute()), limit_bytes=limit, transcode=transcode)
 
@@ -99,7 +99,7 @@ def resolve(request: CacheRequest, url: str, size_bytes: int, variables: Mapping
             raise NotFound(
                 "no scratch folder was found for the cache",
                 where="cache",
-                hint="set one: .cache('/mnt/nvme/me'), or PENSTOCK_SCRATCH",
+                hint="set a folder: .cache('/mnt/nvme/me'), or PENSTOCK_SCRATCH",
             )
         return NodeCache(folder, request.limit_bytes or _available_bytes(Path(folder)), request.transcode)
     if folder is None or not url.startswith(_REMOTE):

@@ -46,7 +46,7 @@ def refuse(
         column = next((part for part in parts if part in partitions), None)
         if column is not None and not set(parts) & set(held()):
             raise ConfigError(
-                f"fields: {name} is read from `{column}`, which is {partitions[column]}",
+                f"fields: {name} cannot be read from `{column}`, which is {partitions[column]}",
                 where="fields",
                 hint=f"open the folders of each value (`{column}=VALUE/**`), and combine them with penstock.mix",
             )
@@ -56,4 +56,4 @@ def _reason(name: str, values: list[str]) -> str:
     shown = ", ".join(f"`{name}={value}`" for value in values[:_MAX_SHOWN]) + (
         ", …" if len(values) > _MAX_SHOWN else ""
     )
-    return f"a Hive partition of {len(values):,} values ({shown}); it is in the folder names, not in the files"
+    return f"a Hive partition of {len(values):,} values ({shown}), stored in the folder names and not in the files"

@@ -34,7 +34,7 @@ def cut(
     declared = json.loads(source.format)
     if declared["name"] not in ("zarr", "hdf5"):
         raise Unsupported(
-            f"{source.url}: patches are cut from Zarr and HDF5 arrays, not from {declared['name']}",
+            f"{source.url}: patches are supported only for Zarr and HDF5 arrays, not for {declared['name']}",
             where=source.url,
             hint="convert SEG-Y first: penstock array convert SOURCE.sgy TARGET.zarr",
         )
@@ -56,5 +56,5 @@ def _sides(given: SupportsIndex | Sequence[SupportsIndex], what: str) -> list[in
     except TypeError:
         sides = []
     if not sides or any(not 1 <= side < 2**63 for side in sides):
-        raise ConfigError(f"{what}: {given!r} is not one integer of at least 1 for each axis", where=what)
+        raise ConfigError(f"{what}: must be one integer of at least 1 per axis (got {given!r})", where=what)
     return sides

@@ -97,7 +97,9 @@ class DatasetBase:
         """
         index, count = operator.index(index), operator.index(count)
         if not 0 <= index < count < 2**63:
-            raise ConfigError(f"shard: {index} is not one of {count} shards (0 to N - 1)", where="shard")
+            raise ConfigError(
+                f"shard: must be from 0 to the number of shards - 1 (got {index} of {count})", where="shard"
+            )
         return self._step("shard", index, count)
 
     def repeat(self, times: int) -> Self:
@@ -127,7 +129,7 @@ class DatasetBase:
 
     def _step(self, *step: Any) -> Self:
         if self.map_steps:
-            raise ConfigError(f"{step[0]}: it must come before map()", where=step[0])
+            raise ConfigError(f"{step[0]}: must come before map()", where=step[0])
         return replace(self, steps=(*self.steps, step))
 
     def _steps_repr(self) -> str:

@@ -18,8 +18,8 @@ __all__ = ["STATE_VERSION", "check", "make"]
 STATE_VERSION = 1
 
 _ADVICE = {
-    "version": "load it with the version of Penstock that wrote it",
-    "order": "load it with the version of Penstock that wrote it",
+    "version": "load the state with the version of Penstock that saved it",
+    "order": "load the state with the version of Penstock that saved it",
     "seed": "give shuffle() the seed of the state",
     "window": "give shuffle() the window of the state",
     "samples": "give the dataset the same steps (take, shard, repeat) as before",
@@ -47,9 +47,9 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
     """
     if "unindexed" in state:
         raise ConfigError(
-            "state: it belongs to an unindexed pass, but this dataset has record counts",
+            "state: saved from an unindexed dataset, but this dataset is indexed",
             where="state",
-            hint="use penstock.open(url, indexed=False) to continue from it",
+            hint="use penstock.open(url, indexed=False) to continue from this state",
         )
     mine = make(dataset, 0, 0)
     for name in ("version", "order", "fingerprint", "seed", "window", "samples", "steps"):
@@ -58,7 +58,7 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
         if name == "fingerprint":
             raise _changed(state, mine)
         raise ConfigError(
-            f"state: its {name} is {state.get(name)!r} but this loader's is {mine.get(name)!r}",
+            f"state: {name} is {state.get(name)!r}, but this loader's {name} is {mine.get(name)!r}",
             where="state",
             hint=_ADVICE[name],
         )
@@ -66,7 +66,7 @@ def check(state: Mapping[str, Any], dataset: DatasetBase) -> tuple[int, int]:
     if not isinstance(epoch, int) or not 0 <= epoch < 2**63:
         raise ConfigError(f"state: epoch {epoch!r} is not a whole number from 0 to 2^63 - 1", where="state")
     if not isinstance(cursor, int) or not 0 <= cursor <= mine["samples"]:
-        raise ConfigError(f"state: cursor {cursor!r} is not within {mine['samples']} samples", where="state")
+        raise ConfigError(f"state: cursor {cursor!r} is not within 0 to {mine['samples']}", where="state")
     return epoch, cursor
 
 
@@ -75,12 +75,12 @@ def _changed(state: Mapping[str, Any], mine: Mapping[str, Any]) -> ConfigError:
     if not isinstance(was, int):
         change = f"{now:,} samples now"
     elif was == now:
-        change = f"{now:,} samples then and now, but other objects, or other parts or weights of a mixture"
+        change = f"{now:,} samples then and now, but different objects, or different parts or weights of a mixture"
     else:
         change = f"{was:,} samples then and {now:,} now ({now - was:+,})"
     return ConfigError(
-        f"state: it belongs to another dataset: {change}; its fingerprint is "
-        f"{state.get('fingerprint')!r} but this loader's is {mine['fingerprint']!r}",
+        f"state: saved from a different dataset: {change}; the state's fingerprint is "
+        f"{state.get('fingerprint')!r}, but this loader's is {mine['fingerprint']!r}",
         where="state",
         hint="open the dataset as it was with its manifest (penstock index URL -o FILE; penstock.open(url, FILE)), "
         "or start a new run without the state",

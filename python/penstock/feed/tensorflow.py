@@ -42,7 +42,11 @@ def dataset(ds: DatasetBase, *, batch: int | None = None, epoch: int = 0, **argu
         ConfigError: The dataset uses `map`. Chain `tf.data`'s own `map` instead.
     """
     if ds.map_steps:
-        raise ConfigError("map: tf.data has its own map", where="map", hint="use dataset(ds, batch=...).map(fn)")
+        raise ConfigError(
+            "map: not supported for tf.data, which has its own map",
+            where="map",
+            hint="use dataset(ds, batch=...).map(fn)",
+        )
     if batch is not None:
         arguments["batch_size"] = batch
     loader = Loader(ds, **arguments)

@@ -36,22 +36,22 @@ class Unindexed:
         if dataset.steps or dataset.map_steps:
             what = dataset.steps[0][0] if dataset.steps else "map"
             raise ConfigError(
-                f"{what}: it needs sample positions, which an unindexed dataset does not have",
+                f"{what}: requires sample positions, which an unindexed dataset does not have",
                 where=what,
                 hint="open the dataset without indexed=False",
             )
         dataset.caches()  # raises if a cache was requested
         if tail == "pad":
             raise ConfigError(
-                'tail: "pad" fills the epoch\'s last batch from its first, but unindexed ranks end at different '
-                "batches",
+                'tail: "pad" is not supported for an unindexed dataset, because its ranks end at different batches',
                 where="tail",
                 hint='use "drop" or "ragged"',
             )
         if global_batch % world:
             raise ConfigError(
-                f"global_batch: {global_batch} is not a multiple of {world}, the number of ranks, as unindexed ranks "
-                "need",
+                f"global_batch: must be a multiple of the number of ranks for an unindexed dataset (got {global_batch} "
+                "for "
+                f"{world} ranks)",
                 where="global_batch",
             )
         self.dataset, self.rank, self.world, self.tail = dataset, rank, world, tail
@@ -99,22 +99,22 @@ class Unindexed:
         """
         if "unindexed" not in state:
             raise ConfigError(
-                "state: it counts samples, but this dataset is unindexed",
+                "state: saved from an indexed dataset, but this dataset is unindexed",
                 where="state",
-                hint="open the dataset without indexed=False to continue from it",
+                hint="open the dataset without indexed=False to continue from this state",
             )
         mine = self.identity()
         for name, value in mine.items():
             if state.get(name) != value:
                 raise ConfigError(
-                    f"state: its {name} is {state.get(name)!r} but this loader's is {value!r}"
+                    f"state: {name} is {state.get(name)!r}, but this loader's {name} is {value!r}"
                     + (
                         "; unindexed ranks can continue only with the same rank and world"
                         if name in ("rank", "world")
                         else ""
                     ),
                     where="state",
-                    hint="count the records (penstock index --records) to continue in any world"
+                    hint="count the records (penstock index --records) to continue with any number of ranks"
                     if name in ("rank", "world")
                     else None,
                 )

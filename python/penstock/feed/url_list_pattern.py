@@ -48,7 +48,7 @@ def joined(urls: Sequence[str]) -> str:
     for name in names:
         if "," in re.sub(r"\{[^{}]*\}", "", name):
             raise ConfigError(
-                f"url: {name} has a comma, which a list cannot contain",
+                f"url: {name} contains a comma, which is not supported in a list",
                 where="url",
                 hint="give a pattern or a manifest",
             )

@@ -101,8 +101,8 @@ class Execution:
         self._node_slice = node_slice
         if node_slice is not None and job.pool is not None:
             raise ConfigError(
-                "pool: one node alone cannot start a pool",
-                hint="use a [stage] with a destination, which stages its share",
+                "pool: not supported with --node, because one node cannot start the pool of all nodes",
+                hint="use a [stage] with a destination, which stages each node's share",
             )
         self._state = _State(hashlib.sha256(msgspec.json.encode(job)).hexdigest()[:16])
         self._pool: Pool | None = None
@@ -166,7 +166,7 @@ class Execution:
         """Raise ConfigError if the folder contains the state of an earlier run."""
         if self.has_begun():
             raise ConfigError(
-                f"{self.folder} contains an earlier start of this job",
+                f"{self.folder} contains an earlier run of this job",
                 hint="use --resume to continue it, or --output to choose another folder",
             )
 
@@ -237,13 +237,13 @@ class Execution:
             found = msgspec.json.decode(path.read_bytes(), type=_State)
             if found.job != self._state.job:
                 raise ConfigError(
-                    f"{self.folder} contains a start of another job file",
-                    hint="resume with the file that it was started with",
+                    f"{self.folder} contains a run of a different job file",
+                    hint="resume with the job file of that run",
                 )
             self._state.marks, self._state.lease = found.marks, found.lease
             self._earlier = {row.name: row.seconds for row in found.steps if row.state in ("done", "skipped")}
         elif resume:
-            raise NotFound(f"{self.folder} contains no start of a job to resume")
+            raise NotFound(f"{self.folder} contains no run to resume")
         self._save()
 
     def _take_folder(self, *, is_new: bool) -> None:
@@ -327,10 +327,10 @@ class Execution:
             # An earlier run of this job was killed during `pool up` or `pool down`.
             ended = lifecycle.down(Cluster(self.cluster.launcher), record, timeout_s=_DOWN_TIMEOUT_S)
             if ended.unreached or ended.refused:
-                text = ", ".join([*ended.refused.values(), *(f"{name} did not answer" for name in ended.unreached)])
+                text = ", ".join([*ended.refused.values(), *(f"{name} did not respond" for name in ended.unreached)])
                 raise PenstockError(
-                    f"{text}; the pool of an earlier start still has files there",
-                    hint=f"run penstock pool down --name {self.job.name} when they answer",
+                    f"{text}; the pool of an earlier run still has files there",
+                    hint=f"run penstock pool down --name {self.job.name} when they respond",
                 )
             is_own = False
         return self._bring_up("" if is_own else uuid4().hex[:16])
@@ -487,6 +487,6 @@ class Execution:
             if set(ended.unreached) <= set(self.lost):
                 return text
             raise PenstockError(
-                f"pool down: {text}", hint=f"run penstock pool down --name {self.job.name} when they answer"
+                f"pool down: {text}", hint=f"run penstock pool down --name {self.job.name} when they respond"
             )
         return f"{len(ended.receipts)} nodes"

@@ -278,18 +278,18 @@ def for_path(job: Job, path: str) -> Job:
     name = f"{job.name}-{re.sub(r'[^A-Za-z0-9]+', '-', path).strip('-')}"
     if len(name) > _MAX_NAME_CHARS:
         raise ConfigError(
-            f"paths: `{name}` is too long for a name (at most {_MAX_NAME_CHARS} characters)",
+            f"paths: the name `{name}` is too long (at most {_MAX_NAME_CHARS} characters)",
             hint="use a shorter job name",
         )
     if job.stage is None:
-        raise ConfigError("paths: they need a [stage], whose source all paths read", where="paths")
+        raise ConfigError("paths: requires a [stage], whose source all paths read", where="paths")
     base = msgspec.structs.replace(job, name=name, paths=(), pool=None)
     stage = job.stage
     if kind == "stream" and not which:
         argv = tuple(arg.replace("{data}", stage.source) for arg in job.run.argv)
         return msgspec.structs.replace(base, stage=None, run=msgspec.structs.replace(job.run, argv=argv))
     if job.pool is None:
-        raise ConfigError(f"paths: `{path}` needs the disk of a [pool]", where="paths")
+        raise ConfigError(f"paths: `{path}` requires a [pool], whose disk it uses", where="paths")
     if kind == "staged" and not which:
         whole = (*stage.args, "--node", "0", "--nodes", "1")
         there = msgspec.structs.replace(stage, destination=_staged_dir(job, name), args=whole)
@@ -328,34 +328,34 @@ def _check(job: Job) -> None:
     if not _NAME.fullmatch(job.name):
         raise ConfigError(f"name: `{job.name}` is not a valid name (letters, digits and dashes, at most 40)")
     if not job.run.argv:
-        raise ConfigError("run.argv: no command")
+        raise ConfigError("run.argv: must contain a command")
     if job.run.ranks_per_node < 1:
-        raise ConfigError(f"run.ranks_per_node: {job.run.ranks_per_node} is less than 1")
+        raise ConfigError(f"run.ranks_per_node: must be at least 1 (got {job.run.ranks_per_node})")
     for part in (job.provision, job.pool, job.stage, job.run, job.archive):
         if part is not None:
             parse_seconds(part.timeout)
     if job.money is not None and (job.money.node is None) == (job.money.usd_per_node_hour is None):
         raise ConfigError(
-            "money: it needs a node of the price book or usd_per_node_hour", hint="give exactly one of them"
+            "money: requires either node, from the price book, or usd_per_node_hour", hint="give exactly one of them"
         )
     if job.demand is not None:
         _check_demand(job.demand)
     if job.submit is not None:
         parse_seconds(job.submit.limit)
         if job.submit.nodes is not None and job.submit.nodes < 1:
-            raise ConfigError(f"submit.nodes: {job.submit.nodes} is less than 1")
+            raise ConfigError(f"submit.nodes: must be at least 1 (got {job.submit.nodes})")
     if job.stage is not None and (job.pool is None) == (job.stage.destination is None):
         what = "both a destination and a [pool]" if job.pool else "neither a destination nor a [pool]"
-        raise ConfigError(f"stage: it has {what}", hint="give exactly one of them for the dataset")
+        raise ConfigError(f"stage: the job has {what}", hint="give exactly one of them for the dataset")
     if job.pool is not None and job.stage is None:
-        raise ConfigError("pool: no [stage] fills it", hint="add a [stage] with a source")
+        raise ConfigError("pool: requires a [stage], which fills it", hint="add a [stage] with a source")
     if job.stage is None and any("{data}" in arg for arg in job.run.argv):
-        raise ConfigError("run.argv: it has {data}, but there is no [stage]")
+        raise ConfigError("run.argv: {data} requires a [stage]")
 
 
 def _check_demand(demand: DemandSection) -> None:
     if (demand.epoch is None) == (demand.node_rate is None):
-        raise ConfigError("demand: it needs the time of an epoch or node_rate", hint="give exactly one of them")
+        raise ConfigError("demand: requires either epoch, a time, or node_rate", hint="give exactly one of them")
     rates = [parse_rate(text) for text in (demand.node_rate, demand.source_rate, demand.nic_rate) if text is not None]
     times = [parse_seconds(demand.epoch)] if demand.epoch is not None else []
     if demand.epochs < 1 or not min([*rates, *times, demand.compression_ratio]) > 0:

@@ -122,7 +122,7 @@ class StepCommands:
         if section.holds_launcher:
             if not rank_prefix.argv or rank_prefix.cleanup_argv:
                 raise ConfigError(
-                    f"container.holds_launcher: {section.runtime} cannot run mpirun inside",
+                    f"container.holds_launcher: {section.runtime} does not support mpirun inside the container",
                     hint="use apptainer, singularity or charliecloud",
                 )
             rank_prefix = replace(rank_prefix, is_outermost=True)

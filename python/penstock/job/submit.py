@@ -72,7 +72,8 @@ def system_of(request: ExportRequest) -> str:
     found = request.submit.system or request.job.cluster.launcher
     if found not in _SYSTEMS:
         raise ConfigError(
-            f"submit.system: launcher {found} has no batch system", hint='set system = "slurm" or "pbs" in [submit]'
+            f"submit.system: launcher {found} does not use a batch system",
+            hint='set system = "slurm" or "pbs" in [submit]',
         )
     return found
 
@@ -165,7 +166,7 @@ def _late_job_id(running: subprocess.Popen[str]) -> str:
 
 def _no_answer(program: str) -> Deadline:
     return Deadline(
-        f"{program} did not answer within {_COMMAND_TIMEOUT_S} s",
+        f"{program} did not respond within {_COMMAND_TIMEOUT_S} s",
         limit_s=_COMMAND_TIMEOUT_S,
         hint="check its queue: it may have accepted the job",
     )

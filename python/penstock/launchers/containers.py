@@ -62,14 +62,16 @@ def _binds(spec: ContainerSpec) -> list[tuple[str, str, bool]]:
     for bind in spec.binds:
         match = _BIND.fullmatch(bind)
         if match is None:
-            raise ConfigError(f"container: `{bind}` is not a bind: write /src:/dst or /src:/dst:ro, without commas")
+            raise ConfigError(
+                f"container: `{bind}` is not a valid bind; write /src:/dst or /src:/dst:ro, without commas"
+            )
         found.append((match["src"], match["dst"], match["mode"] == "ro"))
     return found
 
 
 def _image(spec: ContainerSpec) -> str:
     if not spec.image or spec.image.startswith("-"):
-        raise ConfigError(f"container: `{spec.image}` is not an image")
+        raise ConfigError(f"container: `{spec.image}` is not a valid image")
     return spec.image
 
 
@@ -120,7 +122,7 @@ class _Charliecloud:
     def rank_prefix(self, spec: ContainerSpec) -> RankPrefix:
         binds = _binds(spec)
         if any(is_read for *_, is_read in binds):
-            raise Unsupported("container: ch-run has no read-only binds", hint="leave `:ro` out")
+            raise Unsupported("container: ch-run does not support read-only binds", hint="omit `:ro`")
         options = [f"--bind={src}:{dst}" for src, dst, _ in binds]
         cwd = [f"--cd={spec.cwd}"] if spec.cwd else []
         # ch-run requires USER, which batch systems and minimal containers often leave unset.
@@ -143,7 +145,7 @@ class _Pyxis:
         step += ["--export=ALL,NVIDIA_VISIBLE_DEVICES=all"] if spec.has_gpus else []
         if any("{" in option for option in step):
             raise Unsupported(
-                "container: srun uses one command line for all nodes, so it cannot contain {node} or {rank}"
+                "container: srun uses one command line for all nodes, so {node} and {rank} are not supported"
             )
         return RankPrefix(launcher_args=(*step, *spec.args))
 

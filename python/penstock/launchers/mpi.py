@@ -102,7 +102,8 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
         ).stdout
     except (OSError, subprocess.SubprocessError):
         raise NotFound(
-            f"launcher mpi: {program} is not installed", hint="set another one, such as --set program=mpiexec.hydra"
+            f"launcher mpi: {program} is not installed",
+            hint="set an installed program, such as --set program=mpiexec.hydra",
         ) from None
     if found.get("nodes"):
         names = [item.strip() for item in found["nodes"].split(",") if item.strip()]
@@ -110,9 +111,9 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
         names = allocated_hosts(environment)
     for name in names:
         if not _HOST.fullmatch(name):
-            raise ConfigError(f"nodes: `{name}` is not a host")
+            raise ConfigError(f"nodes: `{name}` is not a valid host name")
     if len(set(names)) < len(names) or not names:
-        raise ConfigError(f"nodes: `{found.get('nodes', '')}` contains a host twice, or no host")
+        raise ConfigError(f"nodes: `{found.get('nodes', '')}` must contain at least one host, each only once")
     return MpiLauncher(
         environment, [Node(name, name) for name in names], program=program, label=_label_pattern(version_text),
         args=shlex.split(found.get("args", "")), python=found.get("python", ""),

@@ -296,7 +296,7 @@ def _check(name: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"hosts: `{name}` is not a valid name (a letter, then at most 15 letters, digits and dashes)")
     if os.geteuid() != 0:
-        raise Denied("hosts: network namespaces need root")
+        raise Denied("hosts: network namespaces require root")
 
 
 def _mark(name: str) -> str:

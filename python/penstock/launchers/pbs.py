@@ -33,5 +33,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Lau
     if via not in _VIA:
         raise ConfigError(f"launcher pbs: via = {via!r} is neither ssh nor mpi")
     if "nodes" in given:
-        raise ConfigError("launcher pbs: it uses the nodes of the job", hint="leave --nodes out")
+        raise ConfigError(
+            "launcher pbs: --nodes is not supported; the nodes of the PBS job are used", hint="omit --nodes"
+        )
     return _VIA[via]({**given, "nodes": ",".join(pbs_hosts(environment))}, environment)

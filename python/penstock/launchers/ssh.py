@@ -179,7 +179,7 @@ class SshLauncher:
         except TimeoutError:
             # The rank wrapper on the node has the same deadline, so the command ends even if it is unreachable from
             # here.
-            fault = Deadline(f"{node.name}: it did not answer within {limit_s:g} s", where=node.name, limit_s=limit_s)
+            fault = Deadline(f"{node.name}: no response within {limit_s:g} s", where=node.name, limit_s=limit_s)
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=fault)
         except PenstockError as error:
             return Exit(node.name, rank, None, seconds=time.monotonic() - began, fault=error)
@@ -244,7 +244,9 @@ class SshLauncher:
                     self._jump = await self._dial(through, ports.get(through.name), users.get(through.name), None)
                 except PenstockError as error:
                     raise type(error)(
-                        f"{node.name}: through its jump host: {error}", hint=error.hint, where=node.name
+                        f"{node.name}: the connection to the jump host failed: {error}",
+                        hint=error.hint,
+                        where=node.name,
                     ) from error
         return await self._dial(node, self._ports.get(node.name), self._users.get(node.name), self._jump)
 
@@ -255,13 +257,13 @@ class SshLauncher:
             import asyncssh
         except ImportError:
             raise Unsupported(
-                "the ssh launcher needs asyncssh, which is not installed", hint="pip install 'penstock[ssh]'"
+                "the ssh launcher requires asyncssh, which is not installed", hint="pip install 'penstock[ssh]'"
             ) from None
         given = self._settings
         known = Path(given.get("known_hosts") or self._home / ".ssh/known_hosts")
         if not known.is_file():
             raise Denied(
-                f"{node.name}: no host key is known: {known} does not exist",
+                f"{node.name}: the host key is unknown, because {known} does not exist",
                 where=node.name,
                 hint=f"run ssh-keyscan {node.address} >> {known}, and compare the keys with the node's own",
             )
@@ -285,13 +287,13 @@ class SshLauncher:
             )
         except asyncssh.HostKeyNotVerifiable as error:
             raise Denied(
-                f"{node.name}: {known} does not contain its host key: {error.reason}",
+                f"{node.name}: {known} does not contain the host key: {error.reason}",
                 where=node.name,
-                hint="compare the key before you add it: another host may be answering",
+                hint="compare the key before you add it: another host may use this address",
             ) from error
         except asyncssh.PermissionDenied as error:
             raise Denied(
-                f"{node.name}: it refused the ssh keys: {error.reason}",
+                f"{node.name}: the ssh keys were rejected: {error.reason}",
                 where=node.name,
                 hint="run ssh-copy-id, or choose a key with --set key=FILE",
             ) from error
@@ -301,7 +303,7 @@ class SshLauncher:
             number = getattr(error, "errno", None) or 0
             # asyncio replaces the system's error message by its own text; restore the system's message.
             why = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
-            why = "no answer" if isinstance(error, TimeoutError) else why
+            why = "no response" if isinstance(error, TimeoutError) else why
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error
 
 
@@ -343,7 +345,8 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
         found = _HOST.fullmatch(place)
         if found is None or place.startswith("-") or (port and not 0 < int(port) < 65536):
             raise ConfigError(
-                f"nodes: `{item}` is not a host", hint="write host, user@host or user@host:port, separated by commas"
+                f"nodes: `{item}` is not a valid host",
+                hint="write host, user@host or user@host:port, separated by commas",
             )
         # The port is part of the node's name, because several nodes may be one host with different ports.
         name = found["host"].strip("[]") + (f":{port}" if port else "")
@@ -355,7 +358,7 @@ def parse(text: str) -> tuple[list[Node], dict[str, int], dict[str, str]]:
         if found["user"]:
             users[name] = found["user"]
     if not nodes:
-        raise ConfigError("launcher ssh: it needs nodes", hint="give --nodes h1,h2 or --nodes @FILE")
+        raise ConfigError("launcher ssh: --nodes is missing", hint="give --nodes h1,h2 or --nodes @FILE")
     return nodes, ports, users
 
 

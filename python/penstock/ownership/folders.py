@@ -110,12 +110,12 @@ class OwnedFolder:
             self.fd = os.open(self.path, _FOLDER)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise NotOwned(f"{path} is a link or not a folder, and was not made by Penstock") from None
+                raise NotOwned(f"{path} is a link or not a folder, and was not created by Penstock") from None
             raise
         try:
             found = os.fstat(self.fd)
             if found.st_uid != os.geteuid():
-                raise NotOwned(f"{path} belongs to user {found.st_uid}, but this is user {os.geteuid()}")
+                raise NotOwned(f"{path} belongs to user {found.st_uid}, but the current user is {os.geteuid()}")
             if is_private and found.st_mode & _OTHERS_WRITE:
                 raise NotOwned(f"{path} is writable by other users (mode {stat.S_IMODE(found.st_mode):o})")
             self._mount = mount_of(self.fd)
@@ -164,7 +164,7 @@ class OwnedFolder:
             os.mkdir(name, 0o700, dir_fd=self.fd)
         found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise NotOwned(f"{self.path}/{name} is not a folder made by Penstock")
+            raise NotOwned(f"{self.path}/{name} is not a folder that Penstock created")
 
     def read(self, name: str) -> bytes | None:
         """Read a file in the folder that belongs to this user; None if it does not exist.
@@ -178,12 +178,12 @@ class OwnedFolder:
             return None
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise NotOwned(f"{self.path}/{name} is a link, and was not made by Penstock") from None
+                raise NotOwned(f"{self.path}/{name} is a link, and was not created by Penstock") from None
             raise
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-                raise NotOwned(f"{self.path}/{name} is not a file made by Penstock")
+                raise NotOwned(f"{self.path}/{name} is not a file that Penstock created")
             return os.read(fd, _MAX_LEASE_BYTES)
         finally:
             os.close(fd)
@@ -294,11 +294,11 @@ def leased(path: str, name: str, lease: str = "") -> tuple[OwnedFolder, dict[str
     try:
         held = lease_of(folder)
         if held is None:
-            raise NotOwned(f"{path} has no lease of a pool", "remove it yourself if it is yours")
+            raise NotOwned(f"{path} contains no pool lease", "remove the folder yourself if it is yours")
         if (held.get("name"), held.get("root", path)) != (name, path):
-            raise NotOwned(f"{path} has the lease of the pool `{held.get('name')}` at {held.get('root')}")
+            raise NotOwned(f"{path} contains the lease of the pool `{held.get('name')}` at {held.get('root')}")
         if lease and held.get("lease") != lease:
-            raise NotOwned(f"{path} has the lease of another start")
+            raise NotOwned(f"{path} contains the lease of another `pool up`")
     except BaseException:
         folder.close()
         raise
@@ -384,7 +384,7 @@ def remove_file(path: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return False
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        raise NotOwned(f"{os.fspath(path)} is not a file made by Penstock")
+        raise NotOwned(f"{os.fspath(path)} is not a file that Penstock created")
     with suppress(FileNotFoundError):
         os.unlink(path)
     return True

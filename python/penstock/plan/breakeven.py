@@ -44,7 +44,7 @@ class JobDemand(msgspec.Struct, frozen=True, kw_only=True):
         counts = (self.nodes, self.epochs, self.copies)
         rates = (self.epoch_s, self.source_bytes_per_s, self.nic_bytes_per_s, self.compression_ratio)
         if min(counts) < 1 or self.stored_bytes < 0 or self.ready_s < 0 or any(not rate > 0 for rate in rates):
-            raise ConfigError(f"a job needs positive counts, sizes and rates, not {self}")
+            raise ConfigError(f"counts, sizes and rates of a job must be positive (got {self})")
 
 
 class BreakEven(msgspec.Struct, frozen=True):

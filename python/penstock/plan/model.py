@@ -70,7 +70,7 @@ class TrainingJob(msgspec.Struct, frozen=True):
             self.cores_per_node,
         )
         if min(whole) < 1 or self.compute_step_s < 0 or min(self.nic_bytes_per_s, self.account_bytes_per_s) <= 0:
-            raise ValueError(f"a job needs positive counts, sizes and rates, not {self}")
+            raise ValueError(f"counts, sizes and rates of a job must be positive (got {self})")
 
     @property
     def ranks(self) -> int:
@@ -238,7 +238,9 @@ def predict_stage(
         disk_bytes_per_s: Write rate of one node's disk.
     """
     if nodes < 1 or wire_bytes < 0 or written_bytes < 0:
-        raise ConfigError(f"staging needs nodes and bytes, not {nodes} nodes, {wire_bytes} and {written_bytes} bytes")
+        raise ConfigError(
+            f"staging requires at least 1 node and 0 bytes (got {nodes} nodes, {wire_bytes} and {written_bytes} bytes)"
+        )
     terms = {
         "nic": wire_bytes / nodes / nic_bytes_per_s,
         "account": wire_bytes / account_bytes_per_s,
@@ -276,7 +278,7 @@ def replay(job: TrainingJob, steps_per_s: float, usd_per_node_hour: float) -> tu
         steps = floor(n / (GPUs x batch)); epoch = steps / rate; run = epochs x epoch; USD = nodes x $/h x run.
     """
     if not steps_per_s > 0:
-        raise ConfigError(f"a rate of {steps_per_s} steps/s is not above 0")
+        raise ConfigError(f"the rate must be above 0 steps/s (got {steps_per_s})")
     epoch_s = job.steps_per_epoch / steps_per_s
     run_h = job.epochs * epoch_s / 3600
     return epoch_s / 60, run_h, job_cost(nodes=job.nodes, usd_per_node_hour=usd_per_node_hour, run_h=run_h).total_usd

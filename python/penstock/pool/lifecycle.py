@@ -97,9 +97,7 @@ class DownResult:
 def _records_dir() -> Path:
     base = env.state_home(env.read())
     if base is None:  # do not fall back to the working directory: commands run programs stated in records
-        raise ConfigError(
-            "HOME and XDG_STATE_HOME are not set, so there is no place for records of pools", hint="set HOME"
-        )
+        raise ConfigError("HOME and XDG_STATE_HOME are not set, so pool records cannot be stored", hint="set HOME")
     return base / "penstock/pools"
 
 
@@ -121,15 +119,15 @@ def find(name: str) -> PoolRecord | None:
         return None
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(
-            f"{path} is not a record of a pool: {error}",
-            hint="remove it, and audit the nodes with --engine and --nodes",
+            f"{path} is not a valid pool record: {error}",
+            hint="remove the record, then run penstock pool audit with --engine and --nodes",
         ) from error
 
 
 def _record_path(name: str) -> Path:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"--name: `{name}` is not a name of a pool (letters, digits and dashes, at most 40)", where="--name"
+            f"--name: `{name}` is not a valid pool name (letters, digits and dashes, at most 40)", where="--name"
         )
     return _records_dir() / f"{name}.json"
 
@@ -150,7 +148,7 @@ def _write_record(record: PoolRecord, *, is_new: bool = False) -> None:
             out.write(msgspec.json.encode(record))
     except FileExistsError:
         raise PreconditionFailed(
-            f"pool {record.spec.name}: another start is creating a pool with this name",
+            f"pool {record.spec.name}: another `pool up` is creating a pool with this name",
             hint="use another --name",
         ) from None
 
@@ -223,20 +221,20 @@ def _reusable_pool(known: PoolRecord, *, lease: str, is_same: bool) -> Pool:
     ends = f"penstock pool down --name {name}"
     if known.state != "up" or known.pool is None:
         what = "`pool down`" if known.state == "stopping" else "`pool up`"
-        keeps = "; it keeps the data" if known.keep_data else ""
+        keeps = "; the data are retained" if known.keep_data else ""
         where = ", ".join([*known.nodes, *known.stranded][:4])
         raise PreconditionFailed(
             f"pool {name}: an earlier {what} on {where} has not finished{keeps}", hint=f"run {ends} to finish it"
         )
     if known.holder and known.lease != lease:
         raise PreconditionFailed(
-            f"pool {name}: the job in {known.holder} started it and is using it",
-            hint=f"give this job another name, or wait for that one; if it was killed, run {ends}",
+            f"pool {name}: the job in {known.holder} is using this pool",
+            hint=f"give this job another name, or wait for the other job; if that job was killed, run {ends}",
         )
     if not is_same:
         raise PreconditionFailed(
-            f"pool {name}: it is running with other nodes or settings",
-            hint=f"use another name, or run {ends} to end it",
+            f"pool {name}: already running with different nodes or settings",
+            hint=f"use another name, or run {ends} to end that pool",
         )
     return known.pool
 
@@ -248,8 +246,8 @@ def _require_serving(known: PoolRecord, made: Engine, cluster: Cluster, timeout_
         return True
     name = known.spec.name
     raise PreconditionFailed(
-        f"pool {name}: it was started but is no longer complete",
-        hint=f"run penstock pool status --name {name} to see where, then pool down",
+        f"pool {name}: running, but not up on all nodes",
+        hint=f"run penstock pool status --name {name} to list the nodes, then penstock pool down",
     )
 
 
@@ -258,9 +256,9 @@ def _check_spec(spec: PoolSpec) -> None:
     if not spec.disk.startswith("/"):
         raise ConfigError(f"--disk: `{spec.disk}` is not an absolute path", where="--disk")
     if any("\ud800" <= letter <= "\udfff" for letter in spec.disk):
-        raise ConfigError("--disk: it is not UTF-8, which records and the programs on the nodes need", where="--disk")
+        raise ConfigError("--disk: must be valid UTF-8", where="--disk")
     if spec.copies < 1:
-        raise ConfigError(f"--copies: {spec.copies} is less than 1", where="--copies")
+        raise ConfigError(f"--copies: must be at least 1 (got {spec.copies})", where="--copies")
 
 
 def clock_skew_problems(facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -286,7 +284,7 @@ def _rollback(cluster: Cluster, record: PoolRecord, error: BaseException, timeou
         ended = _down(cluster, record, keep_data=False, timeout_s=timeout_s)
         if ended.unreached:
             error.add_note(
-                f"no rollback on {', '.join(ended.unreached)}, which did not answer; run penstock pool down --name "
+                f"no rollback on {', '.join(ended.unreached)}, which did not respond; run penstock pool down --name "
                 f"{record.spec.name}"
             )
         else:
@@ -315,8 +313,8 @@ def down(cluster: Cluster, record: PoolRecord, *, keep_data: bool = False, timeo
     if found is not None:
         if found.lease != record.lease:
             raise PreconditionFailed(
-                f"pool {record.spec.name}: another start has created a pool with this name",
-                hint=f"run penstock pool down --name {record.spec.name} to end that one",
+                f"pool {record.spec.name}: another `pool up` has created a pool with this name",
+                hint=f"run penstock pool down --name {record.spec.name} to end that pool",
             )
         record.state = "stopping"
         _write_record(record)

@@ -93,7 +93,7 @@ def from_env(environment: Mapping[str, str]) -> PoolContext | None:
         unpacker = zlib.decompressobj()
         plain = unpacker.decompress(base64.b64decode(text, validate=True), _MAX_BYTES)
         if not unpacker.eof:
-            raise ValueError("it is truncated, or too large for a pool")
+            raise ValueError("truncated, or too large for a pool")
         return msgspec.json.decode(plain, type=PoolContext)
     except (ValueError, zlib.error, msgspec.DecodeError) as error:
-        raise ConfigError(f"{VARIABLE}: it is not a value set by `penstock run`: {error}", where=VARIABLE) from error
+        raise ConfigError(f"{VARIABLE}: not a value that `penstock run` sets: {error}", where=VARIABLE) from error

@@ -40,7 +40,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not _MONTH.match(self.as_of):
             raise ValueError(f"as_of of {self.item} is `{self.as_of}`, not YYYY-MM")
         if not (0 <= self.value < 1e6) or self.per < 1:
-            raise ValueError(f"{self.item} costs {self.value} per {self.per}, which is not a price")
+            raise ValueError(f"{self.item} costs {self.value} per {self.per}, which is not a valid price")
         if not self.source.strip() or not self.region.strip():
             raise ValueError(f"{self.item} has no source or no region")
 

@@ -32,7 +32,7 @@ class Cost(msgspec.Struct, frozen=True):
 def _not_negative(**amounts: float) -> None:
     for name, amount in amounts.items():
         if not (amount >= 0 and math.isfinite(amount)):
-            raise ConfigError(f"{name} is {amount}, not a finite amount of at least 0")
+            raise ConfigError(f"{name}: must be finite and at least 0 (got {amount})")
 
 
 def billed_requests(object_bytes: int, *, requests: int = 1, bytes_per_unit: int | None = None) -> int:

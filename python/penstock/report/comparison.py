@@ -201,7 +201,7 @@ def read(file: Path) -> Comparison:
             raise ConfigError(f"{file} has schema_version {version}, but this build reads {SCHEMA_VERSION}")
         return msgspec.json.decode(text, type=Comparison)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{file} is not a comparison: {error}") from error
+        raise ConfigError(f"{file} is not a valid comparison: {error}") from error
 
 
 def write(facts: Comparison, file: Path) -> None:

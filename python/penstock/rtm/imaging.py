@@ -73,7 +73,7 @@ def migrate_shot(
     _check_gather(survey, gather)
     if method not in get_args(Method):
         raise ConfigError(
-            f"method: {method!r} is not a method of migration",
+            f"method: {method!r} is not a migration method",
             hint=f"use one of {', '.join(get_args(Method))}",
             where="method",
         )
@@ -149,10 +149,13 @@ def tree_sum(arrays: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
         total, level = np.array(array, dtype=np.float64), 0
         if partial and partial[0][1].shape != total.shape:
             raise ConfigError(
-                f"image {number}: shape {list(total.shape)} differs from {list(partial[0][1].shape)} before it"
+                f"image {number}: shape {list(total.shape)} differs from the earlier images' "
+                f"{list(partial[0][1].shape)}"
             )
         if not np.isfinite(total).all():
-            raise ConfigError(f"image {number}: a value is not finite", hint="migrate its shot again")
+            raise ConfigError(
+                f"image {number}: contains values that are not finite", hint="migrate the shot of this image again"
+            )
         while partial and partial[-1][0] == level:
             total = partial.pop()[1] + total
             level += 1
@@ -205,9 +208,11 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
     """
     values = np.asarray(image, dtype=np.float64)
     if values.ndim not in (2, 3) or not values.size or not np.isfinite(values).all():
-        raise ConfigError(f"image: {list(values.shape)} is not an array [x, z] or [x, y, z] of finite numbers")
+        raise ConfigError(
+            f"image: must be an array [x, z] or [x, y, z] of finite numbers (got shape {list(values.shape)})"
+        )
     if min(count, separation) < 1:
-        raise ConfigError(f"count and separation: {min(count, separation)} is less than 1")
+        raise ConfigError(f"count and separation: must be at least 1 (got {min(count, separation)})")
     # Only the middle half of each horizontal axis: a finite spread blurs the edges.
     middle = tuple(slice(n // 4, n - n // 4) for n in values.shape[:-1])
     trace = _envelope(values[middle].mean(axis=tuple(range(values.ndim - 1))))
@@ -271,7 +276,7 @@ def _with_checkpoints(
 
     survey = wave.survey
     if checkpoints < 1:
-        raise ConfigError(f"checkpoints: {checkpoints} is less than 1", where="checkpoints")
+        raise ConfigError(f"checkpoints: must be at least 1 (got {checkpoints})", where="checkpoints")
     steps = wave.checkpoint_steps(_wavelet(survey), survey.sources_km[shot])
     schedule = pyrevolve.Revolver(
         steps, steps.forward, steps.backward, min(checkpoints, survey.samples), survey.samples
@@ -291,7 +296,7 @@ def _check_gather(survey: Survey, gather: NDArray[Any]) -> None:
     if not isinstance(gather, np.ndarray) or list(gather.shape) != want or gather.dtype.kind not in "fiu":
         described = f"{gather.dtype} {list(gather.shape)}" if isinstance(gather, np.ndarray) else type(gather).__name__
         raise ConfigError(
-            f"gather: {described} is not an array of real numbers {want} (samples, receivers)",
+            f"gather: must be an array of real numbers of shape {want} (samples, receivers), got {described}",
             hint="resample the gather to the survey's time step and record length, samples first",
             where="gather",
         )
@@ -322,7 +327,7 @@ def _read(file: int, offset: int, snapshots: NDArray[Any]) -> None:
 def _refused(error: OSError, folder: str, need: int) -> PenstockError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(
-            f"{folder}: no space for the snapshots of a shot ({need:,} bytes)",
+            f"{folder}: no space left for the snapshots of a shot ({need:,} bytes)",
             where=folder,
             need=need,
             hint="free some space, choose another folder, or raise snapshot_factor",

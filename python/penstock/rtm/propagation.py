@@ -279,7 +279,7 @@ def propagator(survey: Survey, precision: Precision = "float32") -> Propagator:
         MissingPackage: Devito is not installed.
     """
     if precision not in ("float32", "float64"):
-        raise ConfigError(f"precision: {precision!r} is not float32 or float64", where="precision")
+        raise ConfigError(f"precision: must be float32 or float64 (got {precision!r})", where="precision")
     key = (survey, precision)
     with _LOCK:
         if key not in _last:

@@ -58,7 +58,7 @@ def time_step_limit_s(spacing_km: float, vmax: float, dimensions: int, *, space_
         ConfigError: An argument is invalid.
     """
     if dimensions not in _CFL:
-        raise ConfigError(f"dimensions: {dimensions} is not 2 or 3", where="dimensions")
+        raise ConfigError(f"dimensions: must be 2 or 3 (got {dimensions})", where="dimensions")
     for name, value in (("spacing_km", spacing_km), ("vmax", vmax)):
         _check_positive(name, value)
     _check_space_order(space_order)
@@ -137,7 +137,7 @@ class Survey:
     def __post_init__(self) -> None:
         sizes = tuple(_whole("shape", n) for n in _sequence("shape", self.shape))
         if len(sizes) not in _CFL:
-            raise ConfigError(f"shape: {list(sizes)} is not a grid [x, z] or [x, y, z]", where="shape")
+            raise ConfigError(f"shape: must be [x, z] or [x, y, z] (got {list(sizes)})", where="shape")
         numbers = {
             name: _check_positive(name, getattr(self, name))
             for name in ("spacing_km", "time_step_s", "record_s", "frequency_hz")
@@ -149,10 +149,11 @@ class Survey:
         }
         for name, value in (("shape", min(sizes)), *counts.items()):
             if value < 1:
-                raise ConfigError(f"{name}: {value} is less than 1", where=name)
+                raise ConfigError(f"{name}: must be at least 1 (got {value})", where=name)
         if min(sizes) <= counts["space_order"]:
             raise ConfigError(
-                f"shape: a side of {list(sizes)} is not longer than the stencil ({counts['space_order']} samples)",
+                f"shape: every side must be longer than the stencil of {counts['space_order']} samples (got "
+                f"{list(sizes)})",
                 hint="enlarge the grid, or lower the space order",
                 where="shape",
             )
@@ -300,12 +301,12 @@ class Survey:
         try:
             document = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"survey: not JSON ({error})", where="survey") from error
+            raise ConfigError(f"survey: not valid JSON ({error})", where="survey") from error
         if not isinstance(document, dict):
             raise ConfigError("survey: not a JSON object", where="survey")
         if document.get("schema_version") != SCHEMA_VERSION:
             raise ConfigError(
-                f"survey: schema_version {document.get('schema_version')!r} is not {SCHEMA_VERSION}",
+                f"survey: schema_version {document.get('schema_version')!r} is not supported, only {SCHEMA_VERSION}",
                 hint="write the survey again with this version of Penstock",
                 where="schema_version",
             )
@@ -313,7 +314,7 @@ class Survey:
         known = {field.name for field in fields(cls)}
         required = {"shape", "spacing_km", "time_step_s", "record_s", "frequency_hz", "sources_km", "receivers_km"}
         if unknown := sorted(values.keys() - known):
-            raise ConfigError(f"survey: unknown key {unknown[0]!r}", hint=f"keys are {', '.join(sorted(known))}")
+            raise ConfigError(f"survey: unknown key {unknown[0]!r}", hint=f"use keys from {', '.join(sorted(known))}")
         if missing := sorted(required - values.keys()):
             raise ConfigError(f"survey: {missing[0]} is missing", where=missing[0])
         return cls(**values)
@@ -321,31 +322,36 @@ class Survey:
     def _check_positions(self, name: str, places: Sequence[tuple[float, ...]]) -> None:
         if not places:
             raise ConfigError(
-                f"{name}: the survey has none", hint=f"give one or more positions in {name}_km", where=name
+                f"{name}: at least one position is required",
+                hint=f"give one or more positions in {name}_km",
+                where=name,
             )
         ends = [(n - 1) * self.spacing_km for n in self.shape]
         for i, place in enumerate(places):
             if len(place) != len(ends):
                 raise ConfigError(
-                    f"{name}: position {i} has {len(place)} coordinates, and the grid {len(ends)}", where=name
+                    f"{name}: position {i} has {len(place)} coordinates, but the grid has {len(ends)} dimensions",
+                    where=name,
                 )
             if not all(-1e-9 <= x <= end * (1 + 1e-9) for x, end in zip(place, ends, strict=True)):
                 raise ConfigError(
                     f"{name}: position {i} ({_listed(place)} km) is outside the grid (0 to {_listed(ends)} km)",
-                    hint="move it inside, or enlarge the grid; positions are in km",
+                    hint="move the position inside, or enlarge the grid; positions are in km",
                     where=name,
                 )
 
     def _check_times(self) -> None:
         if self.record_s < self.time_step_s or self.record_s / self.time_step_s > _MAX_SAMPLES:
             raise ConfigError(
-                f"record_s: {self.record_s:g} s is not 1 to {_MAX_SAMPLES:,} time steps of {self.time_step_s:g} s",
+                f"record_s: must be 1 to {_MAX_SAMPLES:,} time steps of {self.time_step_s:g} s (got {self.record_s:g} "
+                "s)",
                 where="record_s",
             )
         longest = self._longest_snapshot_step_s
         if self.snapshot_factor * self.time_step_s > longest * (1 + 1e-9):
             raise ConfigError(
-                f"snapshot_factor: a snapshot every {self.snapshot_factor * self.time_step_s:.4g} s is too rare for"
+                f"snapshot_factor: a snapshot every {self.snapshot_factor * self.time_step_s:.4g} s is too infrequent "
+                "for"
                 f" {self.frequency_hz:g} Hz (limit {longest:.4g} s)",
                 hint=f"set snapshot_factor to {max(1, int(longest / self.time_step_s))} or less"
                 if longest >= self.time_step_s
@@ -380,7 +386,7 @@ def surface_spread(
     check_velocities(model)
     _check_positive("frequency_hz", frequency_hz)
     if _whole("shots", shots) < 1:
-        raise ConfigError(f"shots: {shots} is less than 1", where="shots")
+        raise ConfigError(f"shots: must be at least 1 (got {shots})", where="shots")
     depth = 2 * spacing_km if depth_km is None else depth_km
     echo = two_way_time_s(model, spacing_km) or two_way_time_s(model, spacing_km, model.shape[-1] - 1)
     step = time_step_limit_s(spacing_km, float(model.max()), model.ndim)
@@ -409,14 +415,14 @@ def surface_spread(
 def _check_positive(name: str, value: float) -> float:
     number = _number(name, value)
     if not math.isfinite(number) or number <= 0:
-        raise ConfigError(f"{name}: {number:g} is not a finite number above 0", where=name)
+        raise ConfigError(f"{name}: must be finite and above 0 (got {number:g})", where=name)
     return number
 
 
 def _check_space_order(value: int) -> int:
     order = _whole("space_order", value)
     if not 2 <= order <= 16 or order % 2:
-        raise ConfigError(f"space_order: {order} is not an even number from 2 to 16", where="space_order")
+        raise ConfigError(f"space_order: must be an even number from 2 to 16 (got {order})", where="space_order")
     return order
 
 

@@ -85,7 +85,9 @@ def smooth(model: NDArray[Any], points: float) -> NDArray[np.float32]:
     """
     check_velocities(model)
     if not math.isfinite(points) or points < 0:
-        raise ConfigError(f"points: {points:g} is not a width of a Gaussian", hint="give 0 or more samples")
+        raise ConfigError(
+            f"points: must be finite and at least 0 (got {points:g})", hint="give the width of the Gaussian in samples"
+        )
     if points == 0:
         return np.array(model, dtype=np.float32)
     squared_slowness = np.asarray(model, dtype=np.float64) ** -2
@@ -128,7 +130,9 @@ def two_way_time_s(model: NDArray[Any], spacing_km: float, depth: int | None = N
     )
     if depth is not None:
         if not 0 <= depth <= samples:
-            raise ConfigError(f"depth: sample {depth} is not in a model of {samples} samples", where="depth")
+            raise ConfigError(
+                f"depth: sample {depth} is not within 0 to {samples}, the depth of the model", where="depth"
+            )
         return float(2 * down[..., depth].max())
     jumps = _jumps(np.asarray(model))
     deepest = np.where(jumps.any(axis=-1), samples - 1 - np.argmax(jumps[..., ::-1], axis=-1), 0)
@@ -145,7 +149,7 @@ def check_velocities(model: NDArray[Any]) -> None:
     if not isinstance(model, np.ndarray) or model.ndim not in (2, 3) or model.dtype.kind not in "fiu" or not model.size:
         described = f"{model.dtype} {list(model.shape)}" if isinstance(model, np.ndarray) else type(model).__name__
         raise ConfigError(
-            f"velocity model: {described} is not an array of real numbers [x, z] or [x, y, z]", where="model"
+            f"velocity model: must be an array of real numbers [x, z] or [x, y, z] (got {described})", where="model"
         )
     bad = ~np.isfinite(model)
     if bad.any():
@@ -199,13 +203,13 @@ def _gaussian_weights(samples: int, points: float) -> NDArray[np.float64]:
 def _checked_shape(shape: Sequence[int]) -> tuple[int, ...]:
     sizes = tuple(int(n) for n in shape)
     if len(sizes) not in (2, 3) or min(sizes) < 1:
-        raise ConfigError(f"shape: {list(sizes)} is not a grid [x, z] or [x, y, z] of one or more samples a side")
+        raise ConfigError(f"shape: must be [x, z] or [x, y, z], with each side at least 1 (got {list(sizes)})")
     return sizes
 
 
 def _positive(name: str, value: float) -> float:
     if not math.isfinite(value) or value <= 0:
-        raise ConfigError(f"{name}: {value:g} is not a finite number above 0", where=name)
+        raise ConfigError(f"{name}: must be finite and above 0 (got {value:g})", where=name)
     return float(value)
 
 

@@ -244,7 +244,7 @@ def _cause(error: BaseException, rank: int) -> BaseException:
     if isinstance(error, PenstockError) and not isinstance(error, KeyboardInterrupt):
         return error
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return RankFailed(f"rank {rank} failed: it left penstock.stage with {text}", rank=rank)
+    return RankFailed(f"rank {rank} failed: penstock.stage raised {text}", rank=rank)
 
 
 def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:

@@ -94,11 +94,11 @@ class StageSpec:
         from penstock import _native
 
         if self.level is not None and self.compress is None:
-            raise ConfigError("--level: it needs --compress", where="--level")
+            raise ConfigError("--level: requires --compress", where="--level")
         if self.concurrency < 1:
-            raise ConfigError(f"--concurrency: {self.concurrency} is less than 1", where="--concurrency")
+            raise ConfigError(f"--concurrency: must be at least 1 (got {self.concurrency})", where="--concurrency")
         if self.memory_bytes < 32 << 20:
-            raise ConfigError(f"--memory: {self.memory_bytes:,} bytes is less than 32 MiB", where="--memory")
+            raise ConfigError(f"--memory: must be at least 32 MiB (got {self.memory_bytes:,} bytes)", where="--memory")
         settings = asdict(self)
         journal, manifest, destination = (settings.pop(name) for name in ("journal", "manifest", "destination"))
         del settings["wait_timeout_s"]
@@ -143,7 +143,7 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
     """
     scheme = destination.partition("://")[0]
     if scheme in ("http", "https"):
-        raise Unsupported(f"{scheme}:// as a destination is not supported: web servers accept no uploads")
+        raise Unsupported(f"{scheme}:// is not supported as a destination, because web servers do not accept uploads")
     home = env.state_home(env.read())
     if journal:
         base = Path(journal)
@@ -151,7 +151,7 @@ def state_folder(source: str, destination: str, journal: str | None = None) -> s
         base = home / "penstock/stage"
     else:
         raise ConfigError(
-            "HOME and XDG_STATE_HOME are not set, so there is no place for the stage's journal",
+            "HOME and XDG_STATE_HOME are not set, so the stage's journal cannot be stored",
             where="--journal",
             hint="give a folder with --journal DIR",
         )
@@ -181,7 +181,7 @@ def absolute(url: str) -> str:
     if "://" in url:
         return url
     if not url:
-        raise ConfigError("url: it is empty", where="url", hint="write `.` for the working directory")
+        raise ConfigError("url: must not be empty", where="url", hint="write `.` for the working directory")
     return os.path.abspath(url) + ("/" if url.endswith("/") else "")  # noqa: PTH100 - links are not resolved
 
 
@@ -198,12 +198,12 @@ def local_path(url: str) -> str:
     """
     if not is_local(url):
         scheme = url.partition("://")[0]
-        raise Unsupported(f"{scheme}:// as a folder is not supported: `{url}` is in a store")
+        raise Unsupported(f"{scheme}:// is not supported here: `{url}` must be a local folder")
     path = url.removeprefix("file://").removeprefix("localhost")
     if url.startswith("file://") and not path.startswith("/"):
         raise ConfigError(f"destination: `{url}` is on another host", where="destination")
     if not path:
-        raise ConfigError("destination: it is empty", where="destination")
+        raise ConfigError("destination: must not be empty", where="destination")
     return os.path.abspath(path)  # noqa: PTH100 - links are not resolved
 
 

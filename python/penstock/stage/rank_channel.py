@@ -111,7 +111,7 @@ class _Torch:
         except Empty:
             why = f"did not answer for {self._answer_s:.0f} s"
         except (RuntimeError, OSError) as error:
-            why = f"does not answer ({(str(error).strip().splitlines() or ['no message'])[0][:200]})"
+            why = f"does not respond ({(str(error).strip().splitlines() or ['no message'])[0][:200]})"
         raise RankFailed(f"rank 0 failed: the process group's store {why}", rank=0)
 
     def _read(self, key: str) -> Any:

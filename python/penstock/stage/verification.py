@@ -59,7 +59,7 @@ def start_verify(destination: str, **options: Any) -> StageJob:
     spec = VerifySpec(destination, **options)
     is_folder = is_local(destination)
     if spec.quick and is_folder:
-        raise ConfigError("--quick: a folder has no digests; its files must be read", where="--quick")
+        raise ConfigError("--quick: not supported for a folder, which has no digests and must be read", where="--quick")
     settings = asdict(spec)
     journal = settings.pop("journal")
     settings["remote"] = None if is_folder else destination

@@ -88,12 +88,12 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
             where=str(file),
         ) from None
     if not isinstance(state, dict) or state.get("version") != _VERSION:
-        raise Corrupt(f"{file} is not a checkpoint of this version", where=str(file))
+        raise Corrupt(f"{file} is not a checkpoint that this version supports", where=str(file))
     differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
     if differs:
-        differences = ", ".join(f"{name} is {have!r} in it, but {want!r} now" for name, (have, want) in differs.items())
+        differences = ", ".join(f"{name} was {have!r}, but is {want!r} now" for name, (have, want) in differs.items())
         raise ConfigError(
-            f"{file} belongs to another training: {differences}",
+            f"{file} was saved by a training with different settings: {differences}",
             hint="resume with the same settings, or start in another folder",
         )
     return dict(state)

@@ -139,7 +139,7 @@ class Driver:
                     )
                 return f"cuda:{self.rank.local_rank}" if wanted in {"auto", "cuda"} else wanted
             if wanted != "auto":
-                raise ConfigError(f"device {wanted}: torch sees no GPU", hint="use --device cpu")
+                raise ConfigError(f"device {wanted}: torch finds no GPU", hint="use --device cpu")
         return "cpu"
 
     # ------------------------------------------------------------ process group
@@ -189,7 +189,7 @@ class Driver:
             )
             if spec.resume:
                 self.group.agree(
-                    {f"the checkpoint that they see in {spec.checkpoint}": checkpoint.described(kept)},
+                    {f"the checkpoint found in {spec.checkpoint}": checkpoint.described(kept)},
                     hint="give --checkpoint a folder that all nodes share, or copy last.pt to each node",
                 )
             opened_s = time.perf_counter()

@@ -53,9 +53,10 @@ class ProcessGroup:
                 if not is_echo(error):
                     raise
                 raise RankFailed(
-                    f"rank {self._rank.rank} of {self._rank.world} did not reach the other ranks: {_first_line(error)}",
+                    f"rank {self._rank.rank} of {self._rank.world} could not connect to the other ranks: "
+                    f"{_first_line(error)}",
                     rank=self._rank.rank,
-                    hint="check MASTER_ADDR and MASTER_PORT, and that every rank starts",
+                    hint="check MASTER_ADDR and MASTER_PORT, and that every rank has started",
                 ) from error
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public name for it
         self._peers = Peers(store, self._rank.rank, self._rank.world, self._on_lost)

@@ -70,7 +70,7 @@ def run(
     here = ranks.detect(env.read())
     if here.world > 1:
         if source is not None:
-            raise ConfigError("a custom source works with only one rank")
+            raise ConfigError("a custom source supports only one rank")
         if "MASTER_ADDR" not in env.read():
             raise ConfigError(
                 f"{here.launcher} started {here.world} ranks, but MASTER_ADDR is not set for their rendezvous",
@@ -81,7 +81,7 @@ def run(
     if spec.ranks == 1:
         return run_as_rank(spec, here, source=source, report=report)
     if source is not None:
-        raise ConfigError("a custom source works with only one rank")
+        raise ConfigError("a custom source supports only one rank")
     return _under_torchrun(spec, report)
 
 
@@ -136,7 +136,7 @@ def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
 
     if find_spec("torch") is None:
         raise ConfigError(
-            f"{spec.ranks} ranks need torch, which is not installed", hint="pip install 'penstock[torch]'"
+            f"{spec.ranks} ranks require torch, which is not installed", hint="pip install 'penstock[torch]'"
         )
     with tempfile.TemporaryDirectory(prefix="penstock-train-") as name:
         folder = Path(name)

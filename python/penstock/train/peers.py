@@ -129,7 +129,7 @@ class Peers:
             if not self._requested.is_set() and self._closed.wait(_HEARTBEAT_TIMEOUT_S):
                 return
             host = "the launcher" if env.read().get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
-            cause = RankFailed(f"{host} ended without a message: the process group's store does not answer", rank=0)
+            cause = RankFailed(f"{host} ended without a message: the process group's store does not respond", rank=0)
         self._cause = cause
         self._known.set()
         if cause is not None and not self._closed.wait(_GRACE_S) and self._on_lost is not None:

@@ -74,19 +74,19 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the spec, or raise ConfigError for an invalid one."""
         for name in ("global_batch", "ranks", "epochs"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise ConfigError(f"{name} must be at least 1 (got {getattr(self, name)})")
         for name in ("steps", "threads", "checkpoint_steps", "memory_bytes", "max_in_flight"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, not {value}")
+                raise ConfigError(f"{name} must be at least 1 (got {value})")
         if self.resume and not self.checkpoint:
-            raise ConfigError("resume needs the folder of the checkpoint", hint="use --checkpoint DIR --resume")
+            raise ConfigError("resume requires a checkpoint folder", hint="use --checkpoint DIR --resume")
         if self.archive and not self.runs:
-            raise ConfigError("archive copies the folder of the run, but no folder is kept", hint="use --output DIR")
+            raise ConfigError("archive requires an output folder", hint="use --output DIR")
         if self.reader not in ("penstock", "torch"):
             raise ConfigError(f"reader `{self.reader}` is not one of penstock, torch")
         if self.accelerator and self.checkpoint:
-            raise ConfigError("an emulated accelerator learns nothing, so there is nothing to checkpoint")
+            raise ConfigError("checkpoint: not supported with an emulated accelerator, which trains no parameters")
         return self
 
     def what_is_measured(self) -> dict[str, Any]:

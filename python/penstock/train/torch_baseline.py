@@ -63,7 +63,7 @@ class TorchBaseline:
     def __init__(self, request: FeedRequest) -> None:
         if "://" in request.url and not request.url.startswith("file://"):
             raise ConfigError(
-                f"plain PyTorch reads only folders, but {request.url} is in a store", hint="mount or stage it"
+                f"plain PyTorch reads only folders, but {request.url} is in a store", hint="mount or stage the dataset"
             )
         (name, field), *more = request.demand.fields.items()
         if (
@@ -77,7 +77,9 @@ class TorchBaseline:
         folder = Path(request.url.removeprefix("file://"))
         paths = sorted(p for p in folder.rglob("*") if p.suffix in _SUFFIXES[kind])
         if not paths:
-            raise NotFound(f"{folder} has no files of {', '.join(_SUFFIXES[kind])}", where=str(folder))
+            raise NotFound(
+                f"{folder} contains no files with the suffix {' or '.join(_SUFFIXES[kind])}", where=str(folder)
+            )
         self._files = _Files(paths, name, (field.shape[0], field.shape[1]) if kind == "image" else None)
         self._request, self._name, self._epoch = request, name, 0
         self._bytes = sum(path.stat().st_size for path in paths)

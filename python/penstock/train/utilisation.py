@@ -92,7 +92,7 @@ def calibrate(spec: TrainSpec, step_s: float) -> Harness:
         ConfigError: The step time is 0, so the overhead cannot be stated as a share of it.
     """
     if step_s <= 0:
-        raise ConfigError("a step of 0 s keeps no accelerator busy; give a computation time above 0")
+        raise ConfigError("the computation time of a step must be above 0 s")
     steps = min(max(math.ceil(_CALIBRATION_S / step_s), _STEPS[0]), _STEPS[1])
     null = msgspec.structs.replace(
         spec, data=f"dummy://{steps * spec.global_batch}", manifest=None, epochs=1, steps=None, runs=None, archive=None

@@ -145,7 +145,7 @@ def test_snapshots_on_disk_give_the_same_image(finished, tmp_path):
 
 def test_unfinished_job_is_not_stacked_and_another_job_is_refused(tmp_path):
     new_job(tmp_path / "j")
-    with pytest.raises(NotFound, match="3 of 3 shots are not migrated"):
+    with pytest.raises(NotFound, match="3 of 3 shots have not been migrated"):
         stack_images(tmp_path / "j")
     assert new_job(tmp_path / "j").survey.shots == 3
     with pytest.raises(Mismatch):
@@ -210,7 +210,7 @@ def unstarted(tmp_path_factory):
 def test_memory_too_small_is_refused_before_workers_start(free_bytes, words, unstarted, monkeypatch):
     monkeypatch.setattr(memory, "memory_available", lambda: free_bytes)
     with pytest.raises(
-        BudgetExceeded, match=r"memory: 8 workers need .* each, of which .* are snapshots\), and"
+        BudgetExceeded, match=r"memory: 8 workers need .* each, including snapshots of .*\), but only"
     ) as caught:
         LocalWorkers(unstarted.location.url, 8)
     assert caught.value.budget == free_bytes
@@ -317,7 +317,7 @@ def test_damaged_image_is_computed_again_by_the_hint(tmp_path, run_cli):
     place, document = job.output("image")
     core = penstock._native.ZarrWriter(place.url, json.dumps(document), place.variables, timeout_s=60.0)
     core.write((1, 0, 0), np.ascontiguousarray(values[1] + 1, dtype="f4").reshape(-1).view(np.uint8))
-    with pytest.raises(Corrupt, match="shot 1: the stored image is not the one") as caught:
+    with pytest.raises(Corrupt, match="shot 1: the stored image differs") as caught:
         stack_images(tmp_path / "j")
     words = (caught.value.hint or "").split(" computes")[0].split()
     ran = run_cli(*words[1:], "--json")

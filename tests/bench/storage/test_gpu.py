@@ -63,7 +63,7 @@ def test_gpu_faults_and_limits_end_the_phase(run_cli: Callable[..., Any], tmp_pa
         return run_cli("bench", "storage", tmp_path / "new", *flags, "--keep-caches", "--gpu", "0", env=env)
 
     large = bench("--file-size", "32MiB", "--block-size", "32MiB", "--threads", "2", "--files", "1")
-    assert (large.code, "too little GPU memory" in large.err, (tmp_path / "new").exists()) == (3, True, False), (
+    assert (large.code, "not enough GPU memory" in large.err, (tmp_path / "new").exists()) == (3, True, False), (
         large.err
     )
     none = run_cli("bench", "storage", tmp_path / "new", "--gpu", "1", env=env)

@@ -81,7 +81,7 @@ def test_storage_write_now_and_read_later(bench: Callable[..., Any], tmp_path: P
     assert read[0]["raw"]["verified_bytes"] == str(6 * 65536)
     other = bench(tmp_path, *_SMALL, "--phases", "read", "--verify", "6")
     assert other.code == 1
-    assert "differs from what was written" in other.err
+    assert "differs from the written content" in other.err
     again = bench(tmp_path, *_SMALL, "--phases", "write")
     assert again.code != 0
     assert "left from an earlier run" in again.err
@@ -278,7 +278,7 @@ def test_storage_file_system_without_o_direct_is_refused(bench: Callable[..., An
     try:
         ran = bench(place / "new", *_SMALL, "--direct")
         assert ran.code == 2
-        assert "no O_DIRECT" in ran.err
+        assert "does not support O_DIRECT" in ran.err
         assert list(place.iterdir()) == []
     finally:
         subprocess.run(["umount", str(place)], check=True)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Job scripts for Slurm and PBS arrays, and Dask programs that ask them for workers.
+"""Writes job scripts for Slurm and PBS job arrays, and programs that run a migration with Dask on Slurm or PBS.
 
-Each task of an array runs one worker until the job is drained, so it compiles once, and any number of tasks will do.
+Each array task runs one worker until no shots remain, so it compiles the operators only once. The number of tasks may
+be smaller or larger than the number of shots.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ class ScriptRequest:
     Attributes:
         job_url: The migration job.
         tasks: Workers.
-        cores: Cores of each.
-        memory_gb: Memory of each, GB; None leaves it to the site.
+        cores: Cores of each task.
+        memory_gb: Memory of each task, GB; None uses the site's default.
         limit_s: Time limit of a task, s.
-        concurrent: Tasks that run at a time; None is all.
+        concurrent: Maximum number of tasks that run at a time; None means no limit.
         queue, account: Queue or partition, and account; None is the user's default.
         stage, term_s: See `Worker`.
-        local_dir: Folder on a fast local disk of the nodes, for compiled code and snapshots.
-        keeps_snapshots: Keep snapshots in a file below `local_dir`, instead of in memory.
+        local_dir: Folder on a fast local disk of each node, for compiled code and snapshots.
+        keeps_snapshots: Store snapshots in a file below `local_dir`, instead of in memory.
         program: Command that starts Penstock on a node.
         setup: Lines that run first (`module load ...`).
-        variables: The environment, of which settings of Devito and the store's address are taken.
+        variables: Environment variables, of which the script exports Devito's settings and the store's address.
     """
 
     job_url: str
@@ -65,18 +66,18 @@ class ScriptRequest:
     def __post_init__(self) -> None:
         for name in ("tasks", "cores"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is less than 1", where=name)
+                raise ConfigError(f"{name}: must be at least 1 (got {getattr(self, name)})", where=name)
         if self.concurrent is not None and not self.concurrent >= 1:
-            raise ConfigError(f"concurrent: {self.concurrent} is less than 1", where="concurrent")
+            raise ConfigError(f"concurrent: must be at least 1 (got {self.concurrent})", where="concurrent")
         if self.limit_s < 2 * _NOTICE_S:
-            raise ConfigError(f"time: {self.limit_s:g} s is less than {2 * _NOTICE_S} s", where="time")
+            raise ConfigError(f"time: must be at least {2 * _NOTICE_S} s (got {self.limit_s:g} s)", where="time")
         for text in (self.job_url, self.queue or "", self.account or "", self.local_dir, self.program, *self.setup):
             if "\n" in text:
-                raise ConfigError(f"script: `{text}` has more than one line", where="script")
+                raise ConfigError(f"script: must be a single line (got `{text}`)", where="script")
 
 
 def batch_script(scheduler: str, request: ScriptRequest) -> str:
-    """A script for `sbatch`, `qsub`, or (dask-slurm, dask-pbs) `python`.
+    """Write a script for `sbatch` (Slurm), `qsub` (PBS) or `python` (dask-slurm and dask-pbs).
 
     Raises:
         ConfigError: The scheduler is unknown.
@@ -97,7 +98,7 @@ def _slurm(request: ScriptRequest, _scheduler: str) -> str:
     options += [] if request.memory_gb is None else [f"--mem={request.memory_gb * 1000:.0f}M"]
     options += [f"--partition={request.queue}"] if request.queue else []
     options += [f"--account={request.account}"] if request.account else []
-    # Slurm signals the batch shell, which passes it on and waits: the worker finishes its shot and exits with 143.
+    # Slurm signals the batch shell, which forwards the signal and waits. The worker finishes its shot, then exits with 143.
     body = f"""
 {_command(request)} &
 worker=$!
@@ -135,7 +136,7 @@ def _pbs(request: ScriptRequest, _scheduler: str) -> str:
 def _shell(request: ScriptRequest, directives: list[str], threads: str, body: str) -> str:
     lines = ["#!/bin/bash", *directives, *request.setup, f'export OMP_NUM_THREADS="{threads}"']
     lines += [f"export {name}={shlex.quote(value)}" for name, value in _variables(request).items()]
-    # Devito compiles into TMPDIR: a shared file system would serialise the nodes.
+    # Devito compiles in TMPDIR. On a shared file system, the nodes would wait for each other.
     lines += [f"export TMPDIR={shlex.quote(request.local_dir)}", body.strip("\n")]
     return "\n".join(lines) + "\n"
 
@@ -157,7 +158,7 @@ def _variables(request: ScriptRequest) -> dict[str, str]:
 def _dask(request: ScriptRequest, scheduler: str) -> str:
     minutes = request.limit_s / 60
     cluster = "SLURMCluster" if scheduler == "dask-slurm" else "PBSCluster"
-    # Workers end before the queue kills them, and not all at once.
+    # Workers end before the batch system kills them, and at different times.
     lifetime = [f"{minutes - 10 if minutes > 20 else minutes / 2:.0f}m", f"{min(4, minutes / 8):.0f}m"]
     prologue = [
         *request.setup,

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers under Dask: it starts processes and spreads shots; claims and markers in the store decide what is finished.
+"""Runs the shots of a migration with Dask. Dask starts workers and distributes shots; markers in the store show progress.
 
-Tasks are functions of this module, so that a worker builds its operators once, and they return one word and no data.
+Tasks are functions of this module, so that each worker process builds its operators once. A task returns one word, and
+no data.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def shot_task(
     Returns:
         `done`, `present`, `held`, `lost` or `failed: ERROR`; see `Outcome`.
     Raises:
-        PenstockError: The store, the disk or Devito refused.
+        PenstockError: The store, the disk or Devito reported an error.
     """
     worker = _worker(job_url, stage, term_s, snapshots_dir, timeout_s, checks_memory=checks_memory)
     outcome = worker.run_shot(shot)
@@ -74,26 +75,28 @@ def run_with_dask(
     """Compute shots with Dask until all are finished.
 
     Args:
-        job_url: The job; its URL must mean the same on every worker.
-        workers: Processes of a `LocalCluster`, which starts without a client nor an address.
-        client: A client of a cluster.
-        address: Address of a scheduler, as tcp://HOST:8786.
+        job_url: The job. The URL must lead to the same folder on every worker.
+        workers: Number of processes of a `LocalCluster`, which starts if neither `client` nor `address` is given.
+        client: Client of an existing cluster.
+        address: Address of an existing scheduler, such as tcp://HOST:8786.
         stage, term_s, snapshots_dir: See `Worker`.
-        checks_memory: Compare the memory that workers need with the available memory: of a `LocalCluster` together,
-            elsewhere each on its node.
+        checks_memory: Compare the memory that workers need with the available memory. For a `LocalCluster`, this is done
+            once for all workers; otherwise, each worker checks its node.
         on_shot: Called with `{"shot": ..., "outcome": ...}` for each finished shot.
         timeout_s: Limit of each request.
     Raises:
         MissingPackage: distributed is not installed.
         BudgetExceeded: The memory is too small for the workers of a `LocalCluster`.
-        RankFailed: Dask gave a shot up; finished ones are kept.
+        RankFailed: Dask gave up on a shot. Finished shots are stored.
     """
     if find_spec("distributed") is None:
         raise MissingPackage(
-            "Dask workers need distributed, which is not installed", hint="pip install distributed", name="distributed"
+            "Dask workers require distributed, which is not installed",
+            hint="pip install distributed",
+            name="distributed",
         )
     if workers < 1:
-        raise ConfigError(f"workers: {workers} is less than 1", where="workers")
+        raise ConfigError(f"workers: must be at least 1 (got {workers})", where="workers")
     job = Job.load(job_url, timeout_s=timeout_s)
     kinds = stage_kinds(job, stage)
     if checks_memory and client is None and address is None:
@@ -145,10 +148,11 @@ def _drain(
             outcome = future.result()
         except Exception as error:
             raise RankFailed(
-                f"shot {shot}: {type(error).__name__}: {error}", hint="repeat the command: finished shots are kept"
+                f"shot {shot}: {type(error).__name__}: {error}",
+                hint="repeat the command to migrate the remaining shots",
             ) from error
         if outcome in ("held", "lost"):
-            # A worker that died on another host has it until its lease ends.
+            # If the worker that claimed the shot died on another host, its claim is valid until the lease expires.
             time.sleep(0.2)
             completed.add(submit(shot))
             continue

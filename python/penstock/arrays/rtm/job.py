@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A migration job: a folder on any store with the survey, the volumes, and a marker for each finished shot.
 
-survey.json              the survey and where its volumes are; written once, last of all of `prepare`
-volumes/                 the velocity model and the smoothed one, unless they are elsewhere
-gathers/                 Zarr group: `gather` [shot, receiver, time], one chunk a shot
-images/                  Zarr group: `image` and `illumination` [shot, x, (y,) z], one chunk a shot
-claims/SHOT              a lease: who computes the shot
-done/model/SHOT          the gather is stored; digest and seconds; created only once
-done/migrate/SHOT        the image is stored
-failed/KIND/SHOT         the last error of a shot that could not be computed
+survey.json              the survey, and the locations of its volumes; `prepare` writes it last, and only once
+volumes/                 the velocity model and the smoothed model, unless they are stored elsewhere
+gathers/                 Zarr group: `gather` [shot, receiver, time], one chunk per shot
+images/                  Zarr group: `image` and `illumination` [shot, x, (y,) z], one chunk per shot
+claims/SHOT              lease of the worker that computes the shot
+done/model/SHOT          marker: the gather is stored; contains digest and seconds; created only once
+done/migrate/SHOT        marker: the image is stored
+failed/KIND/SHOT         last error of a shot that could not be computed
 stack/                   the stacked image: Zarr, SEG-Y, PNG
 """
 
@@ -65,9 +65,9 @@ class Volume:
     """An array on a store.
 
     Attributes:
-        url: Its URL. One without a scheme and without `/` at its start is below the job.
+        url: URL of the array. A relative path is relative to the job's folder.
         options: Arguments of `penstock.arrays.open`.
-        sha256: Digest of its values; empty if they were not written by this job.
+        sha256: Digest of the values; empty if this job has not written them.
     """
 
     url: str
@@ -80,13 +80,13 @@ class Job:
     """See the module.
 
     Attributes:
-        location: The folder.
-        survey: The survey of the whole grid.
-        smooth: Model without reflections, for migration.
-        velocity: Model with reflections, for modelling; None if the gathers are recorded ones.
-        gathers: Recorded gathers [shot, receiver, time]; None if they are modelled.
-        method: "snapshots", which workers may also take from a file ("disk"), or "revolver".
-        aperture_km: Half width of the part of the grid that a shot computes, km; None is the whole grid.
+        location: Folder of the job.
+        survey: Survey of the whole grid.
+        smooth: Velocity model without reflections, for migration.
+        velocity: Velocity model with reflections, for modelling; None if the gathers are recorded.
+        gathers: Recorded gathers [shot, receiver, time]; None if the gathers are modelled.
+        method: "snapshots", for which a worker may also use a file (method "disk"), or "revolver".
+        aperture_km: Half width of the part of the grid that is computed for a shot, km; None means the whole grid.
     """
 
     location: Location
@@ -101,44 +101,48 @@ class Job:
         if self.method not in _METHODS:
             raise ConfigError(
                 f"method: {self.method!r} is not one of {', '.join(_METHODS)}",
-                hint="a worker keeps snapshots on a disk if it has a snapshots folder",
+                hint="to keep snapshots on disk, use method snapshots and pass snapshots_dir to the worker",
                 where="method",
             )
         if self.aperture_km is not None and not 0 < self.aperture_km < float("inf"):
-            raise ConfigError(f"aperture_km: {self.aperture_km:g} is not a length above 0", where="aperture_km")
+            raise ConfigError(
+                f"aperture_km: must be finite and above 0 (got {self.aperture_km:g})", where="aperture_km"
+            )
         if (self.velocity is None) == (self.gathers is None):
-            raise ConfigError("job: it needs a velocity model or gathers, and not both", where="velocity")
+            raise ConfigError("job: must have either a velocity model or gathers, but not both", where="velocity")
 
     @classmethod
     def load(cls, url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> Job:
         """Open a job.
 
         Raises:
-            NotFound: The URL has no job.
-            Corrupt: Its survey is damaged.
+            NotFound: No job exists at the URL.
+            Corrupt: The survey of the job is damaged.
         """
         location = Location(os.fspath(url), timeout_s)
         text = location.read(SURVEY)
         if text is None:
             raise NotFound(
-                f"{location.url} is not a migration job: it has no {SURVEY}",
-                hint="create it with penstock array rtm prepare",
+                f"{location.url} is not a migration job: {SURVEY} is missing",
+                hint="run penstock array rtm prepare to create it",
                 where=location.url,
             )
         return cls.from_json(location, text)
 
     @classmethod
     def from_json(cls, location: Location, text: bytes) -> Job:
-        """The job of a `survey.json`.
+        """Parse a job from the text of its `survey.json`.
 
         Raises:
-            Corrupt: It is not one.
+            Corrupt: The text is not a valid `survey.json`.
         """
         place = f"{location.url}/{SURVEY}"
         try:
             document = json.loads(text)
             if document["schema_version"] != SCHEMA_VERSION:
-                raise Corrupt(f"{place}: schema_version {document['schema_version']} is not {SCHEMA_VERSION}")
+                raise Corrupt(
+                    f"{place}: schema_version {document['schema_version']} is not supported, only {SCHEMA_VERSION}"
+                )
             volumes = {name: Volume(**each) for name, each in document["volumes"].items()}
             survey = Survey.from_json(json.dumps(document["survey"]))
             return cls(
@@ -168,7 +172,7 @@ class Job:
         return get_args(Kind) if self.gathers is None else ("migrate",)
 
     def at(self, volume: Volume) -> Location:
-        """Where a volume is."""
+        """Location of a volume."""
         if "://" in volume.url or volume.url.startswith("/"):
             return Location(volume.url, self.location.timeout_s, self.location.variables)
         return self.location / volume.url
@@ -183,7 +187,7 @@ class Job:
         return open_array((self.location / group).url, array=name, timeout_s=self.location.timeout_s)
 
     def open_gathers(self) -> Array:
-        """Open the gathers, recorded or modelled ones.
+        """Open the gathers, recorded or modelled.
 
         Raises:
             ConfigError: Recorded gathers do not fit the survey.
@@ -194,18 +198,19 @@ class Job:
         want = (self.survey.shots, len(self.survey.receivers_km), self.survey.samples)
         if found.shape != want:
             raise ConfigError(
-                f"gathers: {self.gathers.url} has shape {list(found.shape)}, the survey {list(want)} (shots, receivers, samples)",
+                f"gathers: {self.gathers.url} has shape {list(found.shape)}, but the survey requires {list(want)} "
+                "(shots, receivers, samples)",
                 where="gathers",
             )
         return found
 
     def output(self, name: str) -> tuple[Location, dict[str, Any]]:
-        """Place and metadata of an array that the workers write."""
+        """Location and metadata of an array that the workers write."""
         kind = next(kind for kind, names in ARRAYS.items() if name in names)
         return self.location / _GROUPS[kind] / name, self._documents(kind)[name]
 
     def write_outputs(self) -> None:
-        """Write the metadata of the arrays that the workers write. The same job always writes the same."""
+        """Write the metadata of the arrays that the workers write. The metadata depends only on the job."""
         for kind in self.kinds:
             documents = self._documents(kind)
             for name, document in documents.items():
@@ -220,7 +225,7 @@ class Job:
             dims: tuple[str, ...] = ("shot", "receiver", "time")
         else:
             shape, dims = (survey.shots, *survey.shape), ("shot", *dims_of(survey))
-        # A shot without an image reads as NaN, which a stack refuses.
+        # The fill value is NaN: a shot without an image reads as NaN, and `stack` rejects it.
         codecs = parse_codec("lz4", 4)
         return {
             name: array_document(
@@ -235,7 +240,7 @@ class Job:
         return self._numbers(f"done/{kind}/")
 
     def claimed(self) -> set[int]:
-        """Shots with a claim, whether its owner lives or not."""
+        """Shots with a claim, even if the owner of the claim is dead."""
         return self._numbers("claims/")
 
     def _numbers(self, prefix: str) -> set[int]:
@@ -243,10 +248,10 @@ class Job:
         return {int(name) for name in names if name.isdecimal()}
 
     def marker(self, kind: Kind, shot: int) -> dict[str, Any] | None:
-        """The done marker of a stage of a shot; None if it is not finished.
+        """Read the done marker of a stage of a shot; None if the stage is not finished.
 
         Raises:
-            Corrupt: It is damaged.
+            Corrupt: The marker is damaged.
         """
         name = f"done/{kind}/{shot_name(shot)}"
         text = self.location.read(name)
@@ -257,13 +262,13 @@ class Job:
         except ValueError as error:
             raise Corrupt(
                 f"{self.location.url}/{name} is damaged: {error}",
-                hint=f"penstock array rtm shots {self.location.url} --redo {shot} computes the shot again",
+                hint=f"run penstock array rtm shots {self.location.url} --redo {shot} to migrate the shot again",
                 where=f"{self.location.url}/{name}",
             ) from None
         return found
 
     def mark(self, kind: Kind, shot: int, facts: Mapping[str, Any]) -> bool:
-        """Create a done marker. False if another worker has finished the stage first."""
+        """Create a done marker. False if another worker has created it first."""
         try:
             self.location.write(f"done/{kind}/{shot_name(shot)}", json.dumps(facts).encode(), create_only=True)
         except PreconditionFailed:
@@ -282,10 +287,10 @@ class Job:
         self.location.files.delete([os.fsencode(name) for name in names])
 
     def create(self) -> bool:
-        """Write `survey.json`, which makes the folder a job. False if the same job exists.
+        """Write `survey.json`, which completes the creation of the job. False if the same job exists.
 
         Raises:
-            Mismatch: Another job exists.
+            Mismatch: A different job exists.
         """
         try:
             self.location.write(SURVEY, self.to_json(), create_only=True)
@@ -295,10 +300,10 @@ class Job:
         return True
 
     def check_same(self) -> None:
-        """Check that the stored job is this one.
+        """Check that the stored job is equal to this job.
 
         Raises:
-            Mismatch: It has another survey or other volumes.
+            Mismatch: The stored job has a different survey or different volumes.
         """
         found, mine = json.loads(self.location.read(SURVEY) or b"{}"), json.loads(self.to_json())
         if found != mine:
@@ -310,7 +315,7 @@ class Job:
             ]
             differs += [name for name in ("method", "aperture_km") if found.get(name) != mine[name]]
             raise Mismatch(
-                f"{self.location.url} is a job with another {', '.join(differs) or 'schema'}",
+                f"{self.location.url} contains a job with a different {', '.join(differs) or 'schema'}",
                 hint="choose another folder, or delete it first",
                 where=self.location.url,
             )

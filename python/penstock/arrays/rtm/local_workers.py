@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several workers on this machine: processes of their own, each with its share of the cores."""
+"""Runs several workers on this machine, each as a separate process with its share of the cores."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalWorkers", "pinned_threads"]
 
-# Time for a worker to give its claim back before it is killed.
+# Time in which a worker can release its claim before it is killed.
 _GRACE_S = 8.0
 
 
 def pinned_threads(threads: int) -> dict[str, str]:
-    """Variables that give a worker this many threads. Each that the user has set stays."""
+    """Environment variables that limit a worker to this many threads. Variables that the user has set are left out."""
     wanted = {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
     return {name: value for name, value in wanted.items() if name not in read()}
 
 
 class LocalWorkers:
-    """Workers of a job on this machine. `run` starts them and waits; `stop` may be called from another thread or a signal.
+    """Workers of a job on this machine. `run` starts them and waits for them.
 
     Args:
         job_url: The job.
         workers: Number of processes.
-        threads: Threads of each; by default its share of the cores.
+        threads: Threads of each worker; by default its share of the cores.
         stage, term_s, waits, snapshots_dir: See `Worker`.
         checks_memory: Compare the memory that the workers need with the available memory first.
-        on_shot: Called in this process with the done marker of each stage of a shot that is finished.
+        on_shot: Called in this process with the done marker of each finished stage of a shot.
         timeout_s: Limit of each request.
     Raises:
         ConfigError: An argument is invalid.
@@ -67,7 +67,7 @@ class LocalWorkers:
         timeout_s: float = 600.0,
     ) -> None:
         if workers < 1:
-            raise ConfigError(f"workers: {workers} is less than 1", where="workers")
+            raise ConfigError(f"workers: must be at least 1 (got {workers})", where="workers")
         self.job = Job.load(job_url, timeout_s=timeout_s)
         kinds = stage_kinds(self.job, stage)
         if checks_memory:
@@ -75,7 +75,7 @@ class LocalWorkers:
         self._count, self._on_shot, self._stage = workers, on_shot, stage
         cores = sorted(os.sched_getaffinity(0))
         self._threads = threads or max(1, len(cores) // workers)
-        # Cores of each worker; with more workers than cores they share.
+        # Cores of each worker. With more workers than cores, the later workers get an empty set, and are not pinned.
         self._cores = [set(cores[at * self._threads : (at + 1) * self._threads]) for at in range(workers)]
         self._argv = [
             sys.executable, "-m", "penstock", "array", "rtm", "shots", self.job.location.url, "--stage", stage,
@@ -87,7 +87,7 @@ class LocalWorkers:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def stop(self) -> None:
-        """Let each worker finish the shot in hand, then end."""
+        """Let each worker finish its current shot and end. May be called from another thread or a signal handler."""
         for child in self._children:
             signal_child(child, signal.SIGUSR1)
 
@@ -95,7 +95,7 @@ class LocalWorkers:
         """Compute shots until all are finished. If a worker dies, the others take over its shot.
 
         Raises:
-            RankFailed: A worker died or was refused, and shots remain; its own error is on stderr.
+            RankFailed: A worker died or failed, and shots remain. The worker has written its error to stderr.
         """
         report, ends = WorkerReport(), queue.SimpleQueue[tuple[int, list[dict[str, Any]]]]()
         shots = self.job.survey.shots
@@ -112,7 +112,7 @@ class LocalWorkers:
                 self._children.append(child)
                 threading.Thread(target=self._follow, args=(number, child, ends), daemon=True).start()
             for _ in range(self._count):
-                # In pieces, so that a signal is handled in between.
+                # A short timeout, so that Python can handle a signal between two waits.
                 while True:
                     try:
                         number, reports = ends.get(timeout=0.5)
@@ -130,13 +130,13 @@ class LocalWorkers:
         if missing and bad and not report.is_stopped:
             raise RankFailed(
                 f"{len(bad)} of {self._count} workers ended early (exit codes {', '.join(map(str, bad))}),"
-                f" {len(missing):,} shots remain",
-                hint="repeat the command: finished shots are kept",
+                f" and {len(missing):,} shots remain",
+                hint="repeat the command to migrate the remaining shots",
             )
         return report
 
     def _pin(self, child: subprocess.Popen[bytes], number: int) -> None:
-        """Give a child its cores, before it has threads."""
+        """Pin a child process to its cores, before it starts threads."""
         if self._cores[number] and self._threads * self._count <= len(os.sched_getaffinity(0)):
             try:
                 os.sched_setaffinity(child.pid, self._cores[number])
@@ -144,7 +144,7 @@ class LocalWorkers:
                 return  # it has ended, or the system forbids it: slower, not wrong
 
     def _follow(self, number: int, child: subprocess.Popen[bytes], ends: Any) -> None:
-        """Pass on what a child prints: one JSON line a shot, the report last."""
+        """Read a child's output (one JSON line per finished stage, then its report) and forward it."""
         reports: list[dict[str, Any]] = []
         assert child.stdout is not None  # a pipe
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares the memory that workers of a job need with the memory that is available, before a shot is claimed."""
+"""Checks, before a shot is claimed, that the memory that a job's workers need is available."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROCESS_BYTES = 200_000_000
 """Memory of a process with Python and Devito before its first array (reference/arrays, section 5)."""
 
 _MEMINFO, _OWN_GROUPS, _GROUPS = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-# Limit, use, clean file pages and shared pages of a control group, in versions 2 and 1.
+# Names of a control group's files or fields in versions 2 and 1: limit, usage, file pages, shared pages.
 _FILES_V2 = ("memory.max", "memory.current", "file", "shmem")
 _FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache", "total_shmem")
 
@@ -35,8 +35,8 @@ def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snap
     Args:
         job: The job.
         kinds: Stages that the worker computes.
-        on_disk: Snapshots are kept in a file.
-        snapshot_factor: Instead of the survey's.
+        on_disk: Snapshots are stored in a file.
+        snapshot_factor: Snapshot factor to use instead of the survey's.
     """
     survey = _largest(job)
     if snapshot_factor is not None:
@@ -48,24 +48,24 @@ def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snap
             needs.append(plan.revolver_memory_bytes)
         else:
             needs.append(plan.disk_memory_bytes if on_disk else plan.memory_bytes)
-    # Setting a model takes three arrays of float64. The results are whole: image, illumination, and twice the gather.
+    # Setting a model needs three float64 arrays. Results cover the whole grid: image, illumination, and the gather twice.
     set_model = 3 * 8 * plan.grid_points
     results = 2 * 4 * math.prod(whole.shape) + 2 * 4 * whole.samples * len(whole.receivers_km)
     return PROCESS_BYTES + max(needs) + set_model + results
 
 
 def check_memory(job: Job, kinds: Sequence[Kind], *, workers: int = 1, on_disk: bool = False) -> None:
-    """Check that the workers of this machine fit into the available memory.
+    """Check that the available memory is sufficient for the workers on this machine.
 
     Raises:
-        BudgetExceeded: They do not; the hint lists the settings with which they do.
+        BudgetExceeded: The memory is too small. The hint lists settings that need less memory.
     """
     each, available = worker_bytes(job, kinds, on_disk=on_disk), memory_available()
     if available is None or workers * each <= available:
         return
     survey = _largest(job)
     has_snapshots = "migrate" in kinds and job.method == "snapshots" and not on_disk
-    snapshots = f", of which {format_bytes(survey.plan.snapshot_bytes)} are snapshots" if has_snapshots else ""
+    snapshots = f", including snapshots of {format_bytes(survey.plan.snapshot_bytes)}" if has_snapshots else ""
     counted = "1 worker needs" if workers == 1 else f"{workers} workers need"
     hints = []
     if has_snapshots:
@@ -89,7 +89,7 @@ def check_memory(job: Job, kinds: Sequence[Kind], *, workers: int = 1, on_disk: 
         hints.append("prepare the job with a smaller --aperture, or use a machine with more memory")
     error = BudgetExceeded(
         f"memory: {counted} {format_bytes(workers * each)} ({format_bytes(each)} each{snapshots}),"
-        f" and {format_bytes(available)} are available",
+        f" but only {format_bytes(available)} is available",
         hint="; or ".join([*hints, "pass --no-memory-check"]),
         where="workers",
     )
@@ -98,9 +98,9 @@ def check_memory(job: Job, kinds: Sequence[Kind], *, workers: int = 1, on_disk: 
 
 
 def memory_available() -> int | None:
-    """Bytes available to this process: of the machine, and of each control group that it is in. None if unknown.
+    """Bytes of memory that this process can use: the minimum over the machine and its control groups. None if unknown.
 
-    Clean file pages are available. As `memory_available` of the core's store crate, which Python cannot call.
+    Clean file pages count as available. The core's store crate has the same function, but Python cannot call it.
     """
     try:
         machine = _fields(_MEMINFO).get("MemAvailable:")
@@ -119,7 +119,7 @@ def _group_bytes(groups: str) -> Iterator[int | None]:
             continue
         root, files = (_GROUPS / "memory", _FILES_V1) if kinds else (_GROUPS, _FILES_V2)
         own = PurePosixPath(path.lstrip("/"))
-        # In a container the path may be the host's, and only the root is visible.
+        # In a container, the path may be the path on the host, and only the root exists in the container.
         for folder in (own, *own.parents):
             yield _left(root / folder, files)
 
@@ -136,13 +136,13 @@ def _left(folder: Path, files: tuple[str, str, str, str]) -> int | None:
 
 
 def _fields(file: Path) -> dict[str, int]:
-    """Lines `NAME NUMBER ...` of a file."""
+    """Parse a file of lines `NAME NUMBER ...`."""
     words = [line.split() for line in file.read_text().splitlines()]
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdecimal()}
 
 
 def _largest(job: Job) -> Survey:
-    """Survey of the part of the grid of the shot that has the most points."""
+    """Survey of the largest part of the grid that is computed for a shot."""
     if job.aperture_km is None:
         return job.survey
     grids = (shot_grid(job.survey, shot, job.aperture_km).survey for shot in range(job.survey.shots))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a stacked image as geophysicists do: depth downwards, seismic colours, axes in km."""
+"""Draws a stacked image in the usual style of geophysics: depth downwards, seismic colours, axes in km."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CLIP = 99.0
 
 
 def picture(image: NDArray[Any], survey: Survey, *, title: str = "") -> bytes | None:
-    """A section of an image as PNG, the middle one in 3-D. Returns None if matplotlib is not installed."""
+    """Draw a section of an image as PNG; in 3-D, the middle section. Returns None if matplotlib is not installed."""
     if find_spec("matplotlib") is None:
         return None
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -29,7 +29,7 @@ def picture(image: NDArray[Any], survey: Survey, *, title: str = "") -> bytes | 
 
     section = image if image.ndim == 2 else image[:, image.shape[1] // 2]
     width, depth = ((side - 1) * survey.spacing_km for side in section.shape)
-    # The sources leave their mark at the top, which would use up the colours.
+    # The top is left out of the colour range, because the sources cause strong amplitudes there.
     below = section[:, section.shape[1] // 10 :]
     clip = float(np.percentile(np.abs(below), _CLIP)) or float(np.abs(section).max()) or 1.0
     figure = Figure(figsize=(8, max(3.0, min(10.0, 8 * depth / width))), layout="constrained", dpi=120)

@@ -46,14 +46,14 @@ _KM_PER_S = {"km/s": 1.0, "km s-1": 1.0, "m/s": 0.001, "m s-1": 0.001, "ft/s": 0
 def read_model(
     url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None, unit: str | None = None
 ) -> tuple[NDArray[np.float32], float | None]:
-    """Read a velocity model (x, z) or (x, y, z) of any format.
+    """Read a velocity model (x, z) or (x, y, z) in any format.
 
     Args:
         url: A volume whose last dimension is depth.
         options: Arguments of `penstock.arrays.open`.
-        unit: Unit of its velocities: km/s, m/s or ft/s. By default what the volume states, else km/s.
+        unit: Unit of the velocities: km/s, m/s or ft/s. By default the unit that the volume states, else km/s.
     Returns:
-        Velocities in km/s, and the grid spacing in km that the depths state; None if they state none.
+        Velocities in km/s, and the grid spacing in km, derived from the depths (None if this is impossible).
     Raises:
         ConfigError: The unit is unknown, or the volume does not have 2 or 3 dimensions.
     """
@@ -66,7 +66,7 @@ def read_model(
     if stated not in _KM_PER_S:
         raise ConfigError(f"unit: `{stated}` is not one of km/s, m/s, ft/s", where="unit")
     if found.ndim not in (2, 3):
-        raise ConfigError(f"model: {url} has {found.ndim} dimensions, not 2 or 3", where="model")
+        raise ConfigError(f"model: {url} must have 2 or 3 dimensions (got {found.ndim})", where="model")
     model = found[...].astype(np.float32)
     if _KM_PER_S[stated] != 1:
         model = (model.astype(np.float64) * _KM_PER_S[stated]).astype(np.float32)
@@ -91,33 +91,34 @@ def prepare(
     snapshot_factor: int | None = None,
     timeout_s: float = 600.0,
 ) -> Job:
-    """Create a job, or return it if the same one exists. A killed call is continued by the same call.
+    """Create a job, or return it if the same job exists. After a kill, repeat the same call to continue.
 
     Args:
         job_url: A folder on any store.
         model: Velocities [x, z] or [x, y, z], km/s.
-        spacing_km: Grid spacing, km; needed without a survey.
-        shots, frequency_hz, record_s: Of a survey with shots and receivers near the surface, see `surface_spread`.
-        survey: A survey, instead of these.
+        spacing_km: Grid spacing, km; required without `survey`.
+        shots, frequency_hz, record_s: Settings of a survey with shots and receivers near the surface, see
+            `surface_spread`.
+        survey: Survey to use, instead of the settings above.
         smooth_points: Width of the Gaussian that removes the reflections for migration, samples.
         backend: Format of the model volumes: segy, hdf5, zarr or zarr-blosc.
         volumes_url: Folder of the model volumes, on any store; by default below the job.
-        gathers: Recorded gathers [shot, receiver, time]; by default they are modelled in the model.
-        aperture_km: Half width of the part of the grid that a shot computes, km; by default the whole grid.
+        gathers: Recorded gathers [shot, receiver, time]. By default, gathers are modelled with `model`.
+        aperture_km: Half width of the part of the grid that is computed for a shot, km; by default the whole grid.
         method: "snapshots" or "revolver".
         snapshot_factor: Time steps between two snapshots; by default the survey's.
         timeout_s: Limit of each request.
     Raises:
         ConfigError: An argument is invalid, the model does not fit the survey, or a shot has no receiver in its part.
-        Mismatch: Another job, or another volume, exists there.
-        Busy: Another process prepares this job.
+        Mismatch: A different job or a different volume exists at the location.
+        Busy: Another process is preparing this job.
     """
     if backend not in BACKENDS:
         raise ConfigError(f"backend: `{backend}` is not one of {', '.join(BACKENDS)}", where="backend")
     model = np.ascontiguousarray(model, dtype=np.float32)
     if survey is None:
         if spacing_km is None:
-            raise ConfigError("spacing_km: missing", hint="give the grid spacing in km", where="spacing_km")
+            raise ConfigError("spacing_km: missing", hint="set it to the grid spacing in km", where="spacing_km")
         survey = surface_spread(model, spacing_km, shots, frequency_hz=frequency_hz, record_s=record_s)
     if snapshot_factor is not None:
         survey = replace(survey, snapshot_factor=snapshot_factor)
@@ -149,7 +150,7 @@ def _plan(
     url = f"volumes/{file}" if folder is None else (Location(os.fspath(folder), timeout_s) / file).url
     if to != "segy":
         return Volume(url, {"array": name}, digest(values))
-    # As create_segy numbers the traces.
+    # The header fields in which `create_segy` numbers the traces.
     fields = ["cdp=21:i4"] if len(survey.shape) == 2 else ["inline=189:i4", "crossline=193:i4"]
     return Volume(url, {"map": ",".join(fields), "vertical": "depth"}, digest(values))
 
@@ -161,10 +162,10 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
     except (NotFound, PenstockError):
         existing = None
     if existing is not None:
-        # A killed call has left it; anything else is another volume.
+        # An equal volume was left by a killed call. Any other volume is an error.
         if digest(existing) != volume.sha256:
             raise Mismatch(
-                f"{location.url} exists with other velocities",
+                f"{location.url} already contains different velocities",
                 hint="choose another folder for the volumes, or delete it first",
                 where=location.url,
             )
@@ -177,7 +178,7 @@ def _write(job: Job, volume: Volume, values: NDArray[np.float32], name: str, bac
         for dim, side in zip(dims, survey.shape, strict=True)
     }
     attrs = {"units": "km/s", "long_name": f"{name} model"}
-    # A shot reads whole depths of its part of the surface.
+    # Chunks are chosen for a shot, which reads the full depth below its part of the surface.
     access = dims[:-1]
     create_volume(
         location, values, dims, coords, to=to, name=name, attrs=attrs, codec=codec, access=access, is_sharded=False

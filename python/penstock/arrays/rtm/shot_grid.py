@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the grid that a shot computes: its aperture, with the receivers in it."""
+"""Part of the grid that is computed for a shot (its aperture), with the receivers in this part."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["ShotGrid", "shot_grid"]
 
 @dataclass(frozen=True)
 class ShotGrid:
-    """A survey of a part of the grid, with one shot of the whole survey.
+    """Survey of a part of the grid, with one shot of the whole survey.
 
     Attributes:
-        survey: The survey of the part.
-        shot: Number of the shot in it.
+        survey: Survey of the part.
+        shot: Number of the shot in `survey`.
         box: The part, as slices of the whole grid.
-        receivers: Numbers of its receivers in the whole survey.
+        receivers: Numbers, in the whole survey, of the receivers in the part.
     """
 
     survey: Survey
@@ -36,7 +36,7 @@ class ShotGrid:
     receivers: NDArray[np.int64]
 
     def placed(self, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """The part in a whole grid of zeros."""
+        """Place values of the part in a whole grid of zeros."""
         if values.shape == shape:
             return values
         whole = np.zeros(shape, dtype=values.dtype)
@@ -50,9 +50,9 @@ def shot_grid(survey: Survey, shot: int, aperture_km: float | None) -> ShotGrid:
     Args:
         survey: The whole survey.
         shot: Number of the shot.
-        aperture_km: Half width of the part along each horizontal axis, km; None is the whole grid.
+        aperture_km: Half width of the part along each horizontal axis, km; None means the whole grid.
     Raises:
-        ConfigError: There is no such shot, the part is narrower than the stencil, or no receiver is in it.
+        ConfigError: The shot does not exist, the part is narrower than the stencil, or it contains no receiver.
     """
     survey.check_shot(shot)
     if aperture_km is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stacks the images of a job, in the order of the shots: the same images always give the same stack, bit for bit."""
+"""Stacks the images of a job, always in the order of the shots, so that the result is reproducible bit for bit."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class StackReport:
 
     Attributes:
         image_url: Zarr group with the image (x, z) or (x, y, z) in km.
-        segy_url: The image as SEG-Y, in depth.
-        picture_url: The image as PNG; None without matplotlib.
+        segy_url: SEG-Y file with the image, in depth.
+        picture_url: PNG file of the image; None without matplotlib.
         sha256: Digest of the image's values.
         shots: Number of shots.
-        was_complete: The stack of these images existed.
+        was_complete: True if the stack of these images existed before the call.
     """
 
     image_url: str
@@ -58,7 +58,7 @@ class StackReport:
 
 
 def markers(job: Job, kind: Any, shots: set[int]) -> dict[int, dict[str, Any]]:
-    """Done markers of shots, read side by side."""
+    """Read the done markers of shots, in parallel."""
     with ThreadPoolExecutor(_READERS) as readers:
         found = readers.map(lambda shot: job.marker(kind, shot), sorted(shots))
         return {shot: facts for shot, facts in zip(sorted(shots), found, strict=True) if facts is not None}
@@ -72,15 +72,15 @@ def stack_images(
 ) -> StackReport:
     """Stack the images of all shots, compensated for illumination, and write the result as Zarr, SEG-Y and PNG.
 
-    A killed call is repeated. If the stack of the same images exists, nothing is done.
+    After a kill, repeat the call. If a stack of the same images exists, nothing is done.
 
     Args:
         job_url: A job whose shots are all migrated.
-        progress: Called with images read and images in all; each shot has an image and an illumination.
+        progress: Called with the number of read images and the total. Each shot has two: image and illumination.
         timeout_s: Limit of each request.
     Raises:
-        NotFound: There is no such job, or shots are missing.
-        Corrupt: An image is not the one that its worker wrote.
+        NotFound: The job does not exist, or shots are missing.
+        Corrupt: The digest of an image differs from the digest that its worker recorded.
     """
     job = Job.load(job_url, timeout_s=timeout_s)
     shots = job.survey.shots
@@ -89,8 +89,8 @@ def stack_images(
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         raise NotFound(
-            f"{job.location.url}: {len(missing):,} of {shots:,} shots are not migrated ({listed})",
-            hint=f"penstock array rtm shots {job.location.url} computes them",
+            f"{job.location.url}: {len(missing):,} of {shots:,} shots have not been migrated ({listed})",
+            hint=f"run penstock array rtm shots {job.location.url} to migrate them",
             where=job.location.url,
         )
     inputs = hashlib.sha256("".join(facts[shot]["sha256"] for shot in range(shots)).encode()).hexdigest()
@@ -109,15 +109,15 @@ def _stacked(job: Job, wanted: dict[int, str], progress: Callable[[int, int], No
     read = 0
 
     def parts(name: str) -> Iterator[NDArray[np.float32]]:
-        # The digest of a shot is over its image, then its illumination.
+        # The digest of a shot covers its image, followed by its illumination.
         nonlocal read
         for shot in range(len(wanted)):
             values = _checked(arrays[name], shot)
             digests.setdefault(shot, hashlib.sha256()).update(values.reshape(-1).view(np.uint8))
             if name == "illumination" and digests[shot].hexdigest() != wanted[shot]:
                 raise Corrupt(
-                    f"shot {shot}: the stored image is not the one that its worker wrote",
-                    hint=f"penstock array rtm shots {job.location.url} --redo {shot} computes it again",
+                    f"shot {shot}: the stored image differs from the image that the worker wrote",
+                    hint=f"run penstock array rtm shots {job.location.url} --redo {shot} to migrate the shot again",
                     where=job.location.url,
                 )
             read += 1
@@ -132,8 +132,8 @@ def _checked(array: Array, shot: int) -> NDArray[np.float32]:
     values: NDArray[np.float32] = np.ascontiguousarray(array[shot])
     if not np.isfinite(values).all():
         raise Corrupt(
-            f"shot {shot}: the stored {array.name} is missing or not finite",
-            hint=f"penstock array rtm shots JOB --redo {shot} computes it again",
+            f"shot {shot}: the stored {array.name} is missing or contains values that are not finite",
+            hint=f"run penstock array rtm shots JOB --redo {shot} to migrate the shot again",
         )
     return values
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of a migration job, read from its store."""
+"""Reads the state of a migration job from its store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PARTS = ("claim_s", "read_s", "compute_s", "write_s")
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim: the shot, its worker, and seconds until it may be taken over (negative if it ended)."""
+    """A claim: the shot, the worker, and the seconds until the claim may be taken over (negative if it has expired)."""
 
     shot: int
     host: str
@@ -34,16 +34,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class StageStatus:
-    """A stage of the shots.
+    """State of one stage of all shots.
 
     Attributes:
-        done: Finished shots.
-        total: All shots.
-        seconds: Median seconds of a shot, by part: claim_s, read_s, compute_s, write_s.
-        cpu_s: Median CPU seconds of a shot; 0 if its workers did not record them.
-        io_share: Share of the I/O (claim, read and write) in the seconds of all finished shots.
-        stored_bytes: Bytes that the shots have stored.
-        shots: Shot -> its seconds by part.
+        done: Number of finished shots.
+        total: Number of all shots.
+        seconds: Median seconds of a shot in each part: claim_s, read_s, compute_s, write_s.
+        cpu_s: Median CPU seconds of a shot; 0 if the workers did not record them.
+        io_share: Share of I/O (claim, read and write) in the seconds of all finished shots.
+        stored_bytes: Number of bytes that the shots have stored.
+        shots: For each shot, the seconds in each part.
     """
 
     done: int
@@ -57,15 +57,15 @@ class StageStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job.
+    """State of a job.
 
     Attributes:
-        url: The job.
-        stages: Stage -> its state.
-        claims: Claims, by shot.
-        failed: Shot -> the last error, of unfinished shots.
-        is_stacked: A stacked image exists.
-        workers: Host and process -> finished stages of shots.
+        url: URL of the job.
+        stages: State of each stage.
+        claims: Claims, sorted by shot.
+        failed: Last error of each unfinished shot that has failed.
+        is_stacked: True if a stacked image exists.
+        workers: For each host and process, the number of finished stages of shots.
     """
 
     url: str
@@ -86,10 +86,10 @@ class JobStatus:
 
 
 def status(job_url: str | os.PathLike[str], *, timeout_s: float = 600.0) -> JobStatus:
-    """Read the state of a job: what is finished, who has claims, and where the time went.
+    """Read the state of a job: finished shots, claims with their workers, and the time spent in each part.
 
     Raises:
-        NotFound: The URL has no job.
+        NotFound: No job exists at the URL.
         Corrupt: A marker is damaged.
     """
     job = Job.load(job_url, timeout_s=timeout_s)

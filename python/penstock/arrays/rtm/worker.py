@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the shots of a job: claim, read, compute, write, mark. Any number of workers share a job through its store.
+"""Worker that computes shots of a job: it claims a shot, reads, computes and writes, and marks the shot as done.
 
-A killed worker costs the shot it had in hand. Its claim is taken over when the lease ends, or at once by a worker on the
-same host. A shot that two workers compute is finished once: the done marker is created only once, and images are equal.
+Any number of workers can share a job through its store. If a worker is killed, only its current shot is lost. Another
+worker takes over the claim when the lease expires, or immediately if it runs on the same host. If two workers compute
+the same shot, their images are equal, and only one of them creates the done marker.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Outcome = Literal["done", "present", "held", "lost", "failed"]
 LEASE_TERM_S = 60.0
 """Time after which the claim of a worker that died on another host is taken over."""
 
-# The shot's own faults: other shots may succeed. Any other error ends the worker.
+# Errors that concern only one shot, so that other shots may succeed. Any other error ends the worker.
 _SHOT_FAULTS = (ConfigError, Corrupt, Changed)
 
 
@@ -53,15 +54,15 @@ class WorkerReport:
     """Result of a worker, or of several.
 
     Attributes:
-        computed: Shots computed, by stage, in the order in which they were finished.
-        failed: Shot -> error, of shots that could not be computed.
+        computed: For each stage, the computed shots in the order in which they were finished.
+        failed: Error of each shot that could not be computed.
         taken_over: Shots whose claim was taken over from a dead worker.
-        lost: Shots that another worker took over from this one, or finished first.
-        remaining: Shots of the stage that are not finished when the worker ends.
-        without_gather: Shots that cannot be migrated, because no gather was modelled yet.
-        is_stopped: The worker was asked to stop.
-        build_s: Seconds to build and compile the operators, once a process.
-        claim_s, read_s, compute_s, write_s: Seconds of all shots.
+        lost: Shots that another worker took over from this worker, or finished first.
+        remaining: Number of shots that are not finished when the worker ends.
+        without_gather: Number of shots that cannot be migrated, because their gathers are not modelled yet.
+        is_stopped: True if the worker was requested to stop.
+        build_s: Seconds to build and compile the operators, which is done once per process.
+        claim_s, read_s, compute_s, write_s: Seconds spent on this part, summed over all shots.
     """
 
     computed: dict[str, list[int]] = field(default_factory=dict)
@@ -84,7 +85,7 @@ class WorkerReport:
 
     @property
     def is_held_elsewhere(self) -> bool:
-        """True if other workers have all shots that remain."""
+        """True if other workers have claimed all remaining shots."""
         return not (self.failed or self.without_gather or self.is_stopped)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,28 +109,30 @@ def stage_kinds(job: Job, stage: str) -> tuple[Kind, ...]:
     """The stages of a shot that `stage` names.
 
     Raises:
-        ConfigError: The stage is unknown, or the job has recorded gathers and models none.
+        ConfigError: The stage is unknown, or it is `model` and the job has recorded gathers.
     """
     if stage not in STAGES:
         raise ConfigError(f"stage: `{stage}` is not one of {', '.join(STAGES)}", where="stage")
     kinds: tuple[Kind, ...] = tuple(kind for kind in job.kinds if stage in ("all", kind))
     if not kinds:
-        raise ConfigError(f"stage: the gathers of {job.location.url} are recorded ones, not modelled", where="stage")
+        raise ConfigError(
+            f"stage: `{stage}` does not apply to {job.location.url}, which has recorded gathers", where="stage"
+        )
     return kinds
 
 
 class Worker:
-    """One worker of a job, in one thread. `stop` and `give_back` may be called from any other.
+    """A worker of a job. It runs in one thread; `stop` and `give_back` may be called from other threads.
 
     Args:
         job: The job.
         stage: "model", "migrate" or "all".
         term_s: Time after which a claim that is not renewed may be taken over, s.
-        waits: Wait while other workers have the remaining shots, to take over what they leave.
-        snapshots_dir: Keep snapshots in a file in this folder of a local disk, instead of in memory.
+        waits: While other workers have claimed all remaining shots, wait, to take over the shots of dead workers.
+        snapshots_dir: Store snapshots in a file in this folder, on a local disk, instead of in memory.
         checks_memory: Compare the memory that a shot needs with the available memory before the first one.
-        first: Shot to begin with; by default any, so that workers seldom want the same.
-        on_shot: Called with the done marker of each stage of a shot that is finished.
+        first: Shot to begin with; by default a random shot, so that two workers rarely try the same shot.
+        on_shot: Called with the done marker of each finished stage of a shot.
     Raises:
         ConfigError: An argument is invalid.
     """
@@ -147,11 +150,13 @@ class Worker:
         on_shot: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         if not 0.3 <= term_s < float("inf"):
-            raise ConfigError(f"term_s: {term_s:g} s is not a time of 0.3 s or more", where="term_s")
+            raise ConfigError(f"term_s: must be finite and at least 0.3 s (got {term_s:g})", where="term_s")
         self.job, self.kinds = job, stage_kinds(job, stage)
         if snapshots_dir is not None and job.method != "snapshots":
-            raise ConfigError(f"snapshots_dir: the job's method is {job.method}", where="snapshots_dir")
-        # Job checks its method.
+            raise ConfigError(
+                f"snapshots_dir: requires method snapshots; the job's method is {job.method}", where="snapshots_dir"
+            )
+        # `Job` has already validated its method.
         self._method: Method = "disk" if snapshots_dir is not None else cast("Method", job.method)
         self._snapshots_dir, self._term_s, self._waits, self._on_shot = snapshots_dir, term_s, waits, on_shot
         self._checks_memory = checks_memory
@@ -167,12 +172,12 @@ class Worker:
         self.report = WorkerReport()
 
     def stop(self) -> None:
-        """Finish the shot in hand, then end."""
+        """End after the current shot."""
         self.report.is_stopped = True
         self._stop.set()
 
     def give_back(self) -> None:
-        """Give the claim of the shot in hand back at once; what was computed of it is lost."""
+        """Release the claim of the current shot immediately. The partial result of this shot is lost."""
         self.stop()
         with self._lock:
             lease, self._lease = self._lease, None
@@ -180,11 +185,11 @@ class Worker:
             lease.release()
 
     def run(self) -> WorkerReport:
-        """Compute shots until all are finished, or `stop`.
+        """Compute shots until all are finished, or `stop` is called.
 
         Raises:
             BudgetExceeded: The memory is too small for a shot.
-        PenstockError: The store, the disk or Devito refused; the claim in hand was given back.
+            PenstockError: The store, the disk or Devito reported an error. The current claim has been released.
         """
         while not self._stop.is_set():
             left = self._left()
@@ -193,17 +198,17 @@ class Worker:
             if not self._pass(left):
                 if not self._waits:
                     break
-                # Others have all of them: look again for claims that ended.
+                # Other workers have claimed all remaining shots. Wait, and then check for expired claims.
                 self._stop.wait(min(max(self._term_s / 4, 0.1), 5.0))
         self.report.remaining = len(self._unfinished())
         return self.report
 
     def run_shot(self, shot: int) -> Outcome:
-        """Compute what is missing of one shot.
+        """Compute the missing stages of one shot.
 
         Raises:
             ConfigError: The survey has no such shot.
-            PenstockError: The store, the disk or Devito refused.
+            PenstockError: The store, the disk or Devito reported an error.
         """
         grid = shot_grid(self.job.survey, shot, self.job.aperture_km)
         self._build(grid)
@@ -236,7 +241,7 @@ class Worker:
         return missing
 
     def _left(self) -> list[int]:
-        """Shots to compute, from `first` on, those with a claim last."""
+        """Shots to compute, in order from `first`; claimed shots are last."""
         left = self._unfinished() - self.report.failed.keys()
         if "model" not in self.kinds and "model" in self.job.kinds:
             ready = left & self.job.done("model")
@@ -247,7 +252,7 @@ class Worker:
         return sorted(left, key=lambda shot: (shot in claimed, (shot - self._first) % shots))
 
     def _pass(self, shots: Sequence[int]) -> bool:
-        """Compute shots until the listing is out of date. True if one was computed or found finished."""
+        """Compute shots until the listing is outdated. True if a shot was computed or found finished."""
         is_useful = False
         for shot in shots:
             if self._stop.is_set():
@@ -293,7 +298,7 @@ class Worker:
                     "cpu_s": round(time.process_time() - cpu_begin, 6),
                 }  # fmt: skip
                 if not self.job.mark(kind, shot, facts):
-                    # Another worker took the claim over, and was faster. Its result is the same.
+                    # Another worker took over the claim and finished first. Its result is the same.
                     self.report.lost.append(shot)
                     return "lost"
                 self.report.computed.setdefault(kind, []).append(shot)
@@ -324,11 +329,11 @@ class Worker:
         return [grid.placed(part, self.job.survey.shape) for part in parts]
 
     def _gather(self, shot: int) -> np.ndarray[Any, Any]:
-        """Traces of a shot [receivers, samples], from the store unless this worker has just modelled and stored them."""
+        """Traces of a shot [receivers, samples]. They are read from the store, unless this worker has just modelled them."""
         if self._modelled is not None and self._modelled[0] == shot:
             return self._modelled[1]
         if self.job.gathers is None and shot not in self._gathers_of:
-            # An open array contains the objects that existed when it was opened.
+            # Reopen the array, because an open array contains only the objects that existed when it was opened.
             self._arrays.pop("gathers", None)
             self._gathers_of = self.job.done("model")
         if "gathers" not in self._arrays:
@@ -337,7 +342,7 @@ class Worker:
         return traces
 
     def _read(self, name: str, grid: ShotGrid) -> np.ndarray[Any, Any]:
-        """A velocity model in the shot's part of the grid."""
+        """Read the shot's part of a velocity model."""
         if name not in self._arrays:
             volume = self.job.velocity if name == "velocity" else self.job.smooth
             assert volume is not None  # a job with stage "model" has one
@@ -362,7 +367,7 @@ class Worker:
 
     @contextmanager
     def _clock(self, name: str, seconds: dict[str, float] | None = None) -> Iterator[None]:
-        """Adds the time of the block to the report, and to `seconds`."""
+        """Add the duration of the `with` block to the report and to `seconds`."""
         begin = time.monotonic()
         try:
             yield
@@ -384,8 +389,8 @@ def run_shots(
         timeout_s: Limit of each request.
         options: See `Worker`.
     Raises:
-        NotFound: The URL has no job.
+        NotFound: No job exists at the URL.
         ConfigError: An option is invalid.
-        PenstockError: The store, the disk or Devito refused.
+        PenstockError: The store, the disk or Devito reported an error.
     """
     return Worker(Job.load(job_url, timeout_s=timeout_s), stage=stage, **options).run()

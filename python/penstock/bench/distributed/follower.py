@@ -59,7 +59,7 @@ class Follower:
             try:
                 message = self._lines.receive()
             except OSError as error:
-                raise Unreachable(f"the first host does not answer: {error}") from None
+                raise Unreachable(f"the first host does not respond: {error}") from None
             match message:
                 case {"clock": _}:
                     self._lines.send({"clock": time.time()})
@@ -156,5 +156,5 @@ def _connected(address: str, port: int) -> socket.socket:
             return socket.create_connection((address, port), timeout=5)
         except OSError as error:
             if time.monotonic() > until:
-                raise Unreachable(f"the first host at {address}:{port} does not answer: {error}") from None
+                raise Unreachable(f"the first host at {address}:{port} does not respond: {error}") from None
             time.sleep(_RETRY_S)

@@ -48,7 +48,9 @@ class Fleet:
             ConfigError: `max_skew_s` is not positive, or the cluster has too many nodes.
         """
         if max_skew_s <= 0:
-            raise ConfigError(f"max-skew: {max_skew_s:g} s is not above 0: no two clocks are equal", where="--max-skew")
+            raise ConfigError(
+                f"max-skew: must be above 0 s, because no two clocks are equal (got {max_skew_s:g})", where="--max-skew"
+            )
         if len(cluster.nodes) > _MAX_HOSTS:
             raise ConfigError(f"{len(cluster.nodes):,} hosts exceed the limit of {_MAX_HOSTS:,}", where="--nodes")
         self._cluster = cluster

@@ -63,7 +63,7 @@ class Leader:
         try:
             self._listener = socket.create_server((config.address, config.port), backlog=1024)
         except OSError as error:
-            raise SystemFault(f"{config.address}:{config.port} cannot listen: {error.strerror}") from None
+            raise SystemFault(f"cannot listen on {config.address}:{config.port}: {error.strerror}") from None
         self._thread = threading.Thread(target=self._lead, name="penstock-leader", daemon=True)
         self._thread.start()
 
@@ -100,7 +100,7 @@ class Leader:
                 raise Unreachable(
                     f"{missing[0]} has not joined within {_JOIN_S:g} s"
                     f"{f' (and {len(missing) - 1} more)' if len(missing) > 1 else ''}",
-                    hint="check that every host can reach the first host at its own address; see --on",
+                    hint="check that every host can connect to the first host's address (see --on)",
                 ) from None
             self._welcome(JsonLines(connection))
         for rank, lines in self._members.items():
@@ -128,13 +128,14 @@ class Leader:
         self._members[rank] = lines
         if hello.get("version") != _native.__version__:
             raise ConfigError(
-                f"{self._name(rank)} has penstock {hello.get('version')}, and {self._name(0)} has {_native.__version__}",
+                f"{self._name(rank)} has penstock {hello.get('version')}, but {self._name(0)} has "
+                f"{_native.__version__}",
                 hint="install the same version on all hosts",
             )
         offset, doubt = self._clock(rank, lines)
         if abs(offset) - doubt > self._orders.max_skew_s:
             raise SystemFault(
-                f"{self._name(rank)}: its clock is {offset:+.3f} s from that of {self._name(0)}, and"
+                f"{self._name(rank)}: the clock differs by {offset:+.3f} s from that of {self._name(0)}, but at most"
                 f" {self._orders.max_skew_s:g} s is allowed",
                 hint="synchronise the clocks (chrony, ntpd), or allow more with --max-skew",
             )
@@ -149,10 +150,10 @@ class Leader:
                 lines.send({"clock": asked})
                 reported = (lines.receive() or {}).get("clock")
             except OSError as error:
-                raise Unreachable(f"{self._name(rank)} disconnected while its clock was compared: {error}") from None
+                raise Unreachable(f"{self._name(rank)} disconnected during the clock comparison: {error}") from None
             took = time.time() - asked
             if not isinstance(reported, float):
-                raise Corrupt(f"{self._name(rank)}: its clock returned {reported!r}")
+                raise Corrupt(f"{self._name(rank)}: invalid clock reading {reported!r}")
             if took < best:
                 best, found = took, reported - (asked + took / 2)
         return found, best / 2
@@ -182,9 +183,7 @@ class Leader:
                     ready[rank] = at
                     if len(ready) == len(everyone):
                         if len(set(ready.values())) > 1 or done:
-                            raise RankFailed(
-                                "hosts are out of step: they are in different phases", where=self._name(rank)
-                            )
+                            raise RankFailed("the hosts are in different phases", where=self._name(rank))
                         ready.clear()
                         seen.clear()
                         self._flush()

@@ -75,11 +75,11 @@ def read(path: Path) -> DlioWorkload:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if isinstance(config, dict) and isinstance(config.get("workload"), dict):
         config = config["workload"]  # a whole configuration, as hydra writes it to the output folder
     if not isinstance(config, dict) or not isinstance(config.get("dataset"), dict):
-        raise ConfigError(f"{path} is not a DLIO workload: it has no `dataset`")
+        raise ConfigError(f"{path} is not a DLIO workload: the section `dataset` is missing")
     reader = "data_reader" if "data_reader" in config else "reader"  # `reader` is the older name
     sections = {
         name: config.get(key) or {} for name, key in (("dataset", "dataset"), ("reader", reader), ("train", "train"))
@@ -89,7 +89,7 @@ def read(path: Path) -> DlioWorkload:
         raise ConfigError(f"{path}: `{wrong[0]}` is not a table of settings")
     for (section, name), what in _REFUSED.items():
         if sections[section].get(name):
-            raise ConfigError(f"{path}: {section}.{name} sets {what}, which is not emulated")
+            raise ConfigError(f"{path}: {section}.{name} sets {what}, which the emulation does not support")
     dataset, train = sections["dataset"], sections["train"]
 
     def real(section: Mapping[str, Any], name: str, default: float | None = None) -> float:
@@ -144,5 +144,5 @@ def is_file(model: str) -> bool:
 def _number(path: Path, section: Mapping[str, Any], name: str, default: float | None) -> float:
     value = section.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ConfigError(f"{path}: {name} is {value!r}, not a number")
+        raise ConfigError(f"{path}: {name} must be a number (got {value!r})")
     return value

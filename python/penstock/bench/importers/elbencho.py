@@ -135,7 +135,7 @@ def parse(text: str, place: str) -> list[Row]:
     """
     if not looks_like(text):
         raise Corrupt(
-            f"{place} is not an elbencho CSV: its first line has no `operation` and `threads`",
+            f"{place} is not an elbencho CSV: the first line does not contain `operation` and `threads`",
             where=place,
             hint="run elbencho with --csvfile to write one",
         )
@@ -166,10 +166,10 @@ def _rows(fields: Mapping[str, str], place: str) -> Iterator[Row]:
     phase, plus, beside = fields.get("operation", "").strip().partition("+")
     operation = phase.upper() + plus + beside.lower()
     if not operation:
-        raise Corrupt(f"{place}: no operation", where=place)
+        raise Corrupt(f"{place}: the operation is missing", where=place)
     last = _end(fields, "[last]", "", place) or _end(fields, "[first]", "", place)
     if last is None:
-        raise Corrupt(f"{place}: {operation} has neither time nor rate", where=place)
+        raise Corrupt(f"{place}: {operation} has neither a time nor a rate", where=place)
     kind = fields.get("path type", "").strip().lower()
     version = fields.get("version", "").strip()
     given: dict[str, Any] = {

@@ -55,11 +55,11 @@ def parse(text: str, place: str) -> list[Row]:
     try:
         document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{place} is not JSON of fio: {error}", where=place) from None
+        raise Corrupt(f"{place} is not fio JSON output: {error}", where=place) from None
     document = _table(document)
     jobs = document.get("jobs", document.get("client_stats"))
     if not isinstance(jobs, list):
-        raise Corrupt(f"{place} is not JSON of fio: it lists no jobs", where=place)
+        raise Corrupt(f"{place} is not fio JSON output: the list of jobs is missing", where=place)
     common = _table(document.get("global options"))
     version = str(document.get("fio version", "fio"))
     # Jobs with equal settings ran in parallel. fio lists each of them if it runs with --numjobs but without

@@ -143,13 +143,13 @@ def parse_ior_json(text: str, place: str) -> list[Row]:
     try:
         document, _ = json.JSONDecoder().raw_decode(text[text.index("{") :])
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{place} is not a valid JSON of IOR: {error}", where=place) from None
+        raise Corrupt(f"{place} is not valid IOR JSON output: {error}", where=place) from None
     rows = []
     for number, test in enumerate(_tables(document.get("tests"), f"{place}: `tests`")):
         at = f"{place}, test {number}"
         options = test.get("Options")
         if not isinstance(options, dict):
-            raise Corrupt(f"{at}: it has no `Options`", where=place)
+            raise Corrupt(f"{at}: `Options` is missing", where=place)
         repeats: Counter[str] = Counter()
         for result in _tables(test.get("Results"), f"{at}: `Results`"):
             cells = {column: str(result[name]) for name, column in _COLUMNS.items() if name in result}
@@ -168,7 +168,7 @@ def _tables(found: Any, place: str) -> list[dict[str, Any]]:
     if isinstance(found, list):  # IOR 3 puts the results of each iteration into a separate list
         found = [each for part in found for each in (part if isinstance(part, list) else [part])]
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise Corrupt(f"{place} is not a list of objects", where=place)
+        raise Corrupt(f"{place} must be a list of JSON objects", where=place)
     return found
 
 
@@ -208,7 +208,7 @@ def _ior_row(cells: dict[str, str], options: dict[str, str], source: str, began:
     if time_s == 0 and rate and one:  # the printed time has four digits after the point, and this was shorter
         time_s = one * tasks / (rate * _MIB)
     if rate is None or not time_s:
-        raise Corrupt(f"{place}: a result without rate or time", where=place)
+        raise Corrupt(f"{place}: a result has no rate or no time", where=place)
     latency = _number(cells.get("Latency(s)", "-"), place)
     command = source.partition(" ")[2]
     return Row(
@@ -253,7 +253,7 @@ def parse_mdtest(text: str, place: str) -> list[Row]:
     """
     runs = list(_LAUNCHED.finditer(text))
     if not runs or "SUMMARY rate" not in text:
-        raise Corrupt(f"{place} is not a complete output of mdtest: it has no summary of rates", where=place)
+        raise Corrupt(f"{place} is not complete mdtest output: the summary of rates is missing", where=place)
     ends = [*(run.start() for run in runs[1:]), len(text)]
     return [
         row for run, end in zip(runs, ends, strict=True) for row in _mdtest_run(run, text[run.start() : end], place)

@@ -46,7 +46,7 @@ def _rows(file: Path) -> list[Row] | None:
             return None
         text = (head + opened.read(_LIMIT_BYTES)).decode("utf-8", errors="replace")
     if len(text) >= _LIMIT_BYTES:
-        raise Corrupt(f"{file} is too large for results (limit {_LIMIT_BYTES:,} bytes)", where=str(file))
+        raise Corrupt(f"{file} is too large for a results file (limit {_LIMIT_BYTES:,} bytes)", where=str(file))
     return parse(text, str(file))
 
 
@@ -74,7 +74,7 @@ def read_any(path: Path) -> Results:
             raise NotFound(f"{path} contains no known results", where=str(path), hint=f"give one of these: {_KNOWN}")
         return Results(rows=tuple(found))
     if not path.exists():
-        raise NotFound(f"no results at {path}", where=str(path))
+        raise NotFound(f"{path} does not exist", where=str(path))
     if path.name == "rows.jsonl":
         return read_results(path.parent)
     rows = _rows(path)

@@ -74,7 +74,7 @@ def parse_trace(text: str, place: str) -> list[Row]:
         refuse_newer(raw, place)
         document = msgspec.json.decode(raw, type=_Document)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"{place} is not a document of disk traces: {error}", where=place) from None
+        raise Corrupt(f"{place} is not a valid disk trace document: {error}", where=place) from None
     return [_row(trace) for trace in document.traces]
 
 
@@ -121,7 +121,7 @@ def parse_run(text: str, place: str) -> list[Row]:
         refuse_newer(raw, place)
         record = msgspec.json.decode(raw, type=RunRecord)
     except msgspec.MsgspecError as error:
-        raise Corrupt(f"{place} is not a record of a run: {error}", where=place) from None
+        raise Corrupt(f"{place} is not a valid run record: {error}", where=place) from None
     seconds = record.loader.get("seconds")
     known = seconds if isinstance(seconds, dict) else {}
     limiting = str(record.loader.get("limiting", "")).removesuffix("_s").replace("_", " ")

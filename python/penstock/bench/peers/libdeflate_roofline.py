@@ -44,7 +44,7 @@ def batches(task: dict[str, Any]) -> Iterator[dict[str, Any]]:
         decompressor, buffer = threads[at]
         for one in stored[at :: len(threads)]:
             if inflate(decompressor, one, len(one), buffer, int.from_bytes(one[-4:], "little"), None):
-                raise ValueError("libdeflate refused an object")
+                raise ValueError("libdeflate could not decompress an object")
 
     with ThreadPoolExecutor(len(threads)) as pool:
         list(pool.map(work, range(len(threads))))

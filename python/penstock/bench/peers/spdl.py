@@ -24,7 +24,7 @@ def begin(task: dict[str, Any]) -> None:  # noqa: ARG001 - one of a driver's thr
 def _filter(spec: dict[str, Any]) -> str:
     """FFmpeg filter that resizes the shorter side and crops the centre. FFmpeg has no filter for random crops."""
     if spec["crop"] == "random":
-        raise ValueError("SPDL has no RandomResizedCrop")
+        raise ValueError("SPDL does not support RandomResizedCrop")
     shorter, height, width = spec["resize"], spec["height"], spec["width"]
     return f"scale={shorter}:{shorter}:force_original_aspect_ratio=increase,crop={width}:{height},format=pix_fmts=rgb24"
 

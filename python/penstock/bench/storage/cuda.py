@@ -39,7 +39,7 @@ class Device:
             raise Unsupported("the CUDA driver finds no GPU", where="--gpu", hint=_HINT)
         if not 0 <= number < count.value:
             raise Unsupported(
-                f"GPU {number} does not exist: this machine has {count.value}, numbered from 0", where="--gpu"
+                f"GPU {number} does not exist: this machine has {count.value} GPUs, numbered from 0", where="--gpu"
             )
         device = ctypes.c_int()
         self._context = ctypes.c_void_p()
@@ -55,7 +55,7 @@ class Device:
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._cuda, name)(*arguments)
         if code == _OUT_OF_MEMORY:
-            raise BudgetExceeded(f"--gpu: {name}: there is too little GPU memory or pinned memory")
+            raise BudgetExceeded(f"--gpu: {name}: not enough GPU memory or pinned memory")
         if code != 0:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
@@ -125,7 +125,7 @@ class CuFile:
             Unsupported: cuFile is missing.
         """
         self._cufile = _library(
-            "libcufile.so.0", "this machine has no cuFile", "measure with --gpu alone, through pinned memory"
+            "libcufile.so.0", "cuFile is not installed", "measure with --gpu alone, through pinned memory"
         )
         for name in ("cuFileDriverOpen", "cuFileHandleRegister"):
             getattr(self._cufile, name).restype = _Status

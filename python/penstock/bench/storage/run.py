@@ -90,7 +90,8 @@ def _point(
                     # Raise an error instead of skipping the phases: other hosts may have written all files and wait for
                     # this host's next phase.
                     raise ConfigError(
-                        "the limit ended the write phase before all data was written", hint="raise it, or write less"
+                        "the limit ended the write phase before all data was written",
+                        hint="raise the limit, or write less data",
                     )
                 row.raw["not_run"] = ",".join(after)
                 if scratch:

@@ -96,9 +96,9 @@ class ScratchDir:
                 raise as_fault(error, str(tree)) from None
         elif not tree.is_dir():
             raise NotFound(
-                f"{tree} does not exist: no run has written files of this number and size here",
+                f"{tree} does not exist: no run has written this number and size of files here",
                 where=str(tree),
-                hint="write them first with the same sizes: --phases mkdirs,write",
+                hint="write the files first with the same sizes: --phases mkdirs,write",
             )
         return tree
 
@@ -145,7 +145,7 @@ def _refuse(path: Path, foreign: set[str]) -> None:
             f"{path} is not empty: it contains {len(foreign):,} foreign entries "
             f"({shown}{', ...' if len(foreign) > 3 else ''})",
             where=str(path),
-            hint=f"name an empty folder, or a new one in it: {path}/bench",
+            hint=f"choose an empty folder, or a new one in this folder: {path}/bench",
         )
 
 

@@ -144,11 +144,14 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
             "repeats: without the delete phase, the second repeat would find the files of the first", where="--repeats"
         )
     if not points:
-        raise ConfigError("no point to measure: every block size is larger than every file size", where="--block-size")
+        raise ConfigError(
+            "block-size: every block size is larger than every file size, so there is nothing to measure",
+            where="--block-size",
+        )
     kind = kind_of(path)
     _refuse_on_gpu(path, kind, bench, points)
     if kind != "dir" and (misplaced := sorted(_NEEDS_A_TREE & set(bench.phases))):
-        raise ConfigError(f"phases: {', '.join(misplaced)} need a folder, but {path} is a {kind}", where="--phases")
+        raise ConfigError(f"phases: {', '.join(misplaced)} requires a folder, but {path} is a {kind}", where="--phases")
     if not path.exists() and not {"mkdirs", "write"} & set(bench.phases):
         raise NotFound(f"{path} does not exist, and no phase writes to it", where=str(path))
     memory = machine_card.read().memory_bytes
@@ -157,7 +160,7 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
         if blocks > memory // 2:
             raise BudgetExceeded(
                 f"{point.threads} threads x {point.io_depth} in flight x {format_bytes(point.block_size_bytes, binary=True)}"
-                f" are {format_bytes(blocks, binary=True)} of blocks, but the machine has "
+                f" require {format_bytes(blocks, binary=True)} for blocks, but the machine has "
                 f"{format_bytes(memory, binary=True)}"
             )
         if kind == "dir" and "write" in bench.phases:
@@ -167,23 +170,23 @@ def refuse_impossible(path: Path, bench: StorageBench, points: tuple[Point, ...]
 def _refuse_on_gpu(path: Path, kind: str, bench: StorageBench, points: tuple[Point, ...]) -> None:
     if bench.gpu is None:
         if bench.cufile:
-            raise ConfigError("cufile: it moves bytes to a GPU; choose one with --gpu", where="--cufile")
+            raise ConfigError("cufile: requires --gpu", where="--cufile")
         return
     if kind != "dir" and "write" in bench.phases:
         # Only the core asks for confirmation and checks that a device is unused, and phases with --gpu bypass the core.
-        raise ConfigError(f"gpu: with --gpu, files are written into a folder, but {path} is a {kind}", where="--phases")
+        raise ConfigError(f"gpu: the write phase requires a folder, but {path} is a {kind}", where="--phases")
     for is_asked, flag, why in (
         (
             bench.engine == "io_uring" or any(p.io_depth > 1 for p in points),
             "--depth",
-            "a thread has one block in flight",
+            "each thread has only one block in flight",
         ),
-        (bench.arrivals != "closed", "--arrivals", "blocks follow one another"),
+        (bench.arrivals != "closed", "--arrivals", "each thread starts a block when the previous block is complete"),
         (bench.salt is not None, "--verify", "data in a GPU's memory are not compared with the pattern"),
-        (bench.compressible > 0, "--compressible", "content is noise"),
+        (bench.compressible > 0, "--compressible", "the content is random"),
     ):
         if is_asked:
-            raise ConfigError(f"gpu: with --gpu, {flag} has no effect: {why}", where=flag)
+            raise ConfigError(f"gpu: {flag} is not supported with --gpu: {why}", where=flag)
 
 
 def _refuse_too_large(path: Path, point: Point) -> None:

@@ -181,7 +181,7 @@ def command(
     from penstock.ranks import detect
 
     if osdu is None and osdu_set:
-        raise ConfigError("osdu-set: it is of use with --osdu only", where="osdu-set")
+        raise ConfigError("osdu-set: requires --osdu", where="osdu-set")
     settings = None if osdu is None else parse_settings(osdu_set)
     with progress_bar() as advance:
         report = convert(
@@ -206,7 +206,9 @@ def command(
             out.write(json.dumps(manifest, indent=2).encode() + b"\n")
     if save_template is not None:
         if report.map is None:
-            raise ConfigError(f"save-template: {source} is not SEG-Y", where="save-template")
+            raise ConfigError(
+                f"save-template: requires a SEG-Y source, but {source} is not SEG-Y", where="save-template"
+            )
         write_template(save_template, template_of(report.map, {**options, "format": format_}))
     click.echo(
         json.dumps({"schema_version": 1, **report.to_json()}) if as_json else _readable(report, options["dry_run"])

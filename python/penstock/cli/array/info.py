@@ -56,7 +56,7 @@ def command(
     facts = _facts(found)
     for flag, is_given in (("scan", scan), ("headers", headers), ("save-template", save_template is not None)):
         if is_given and found.attrs["kind"] != "segy":
-            raise ConfigError(f"{volume} is {found.attrs['kind']}, not SEG-Y", where=flag)
+            raise ConfigError(f"{flag}: supported only for SEG-Y, but {volume} is {found.attrs['kind']}", where=flag)
     if save_template is not None:
         write_template(save_template, template_of(found.attrs["map"], {**options, "format": format_}))
     if scan or headers:

@@ -88,11 +88,13 @@ def prepare_command(
         values, stated_km = read_model(model)
         spacing_km = spacing or stated_km
         if spacing_km is None:
-            raise ConfigError(f"spacing: {model} does not state it", where="spacing", hint="pass --spacing KM")
+            raise ConfigError(
+                f"spacing: {model} does not contain the grid spacing", where="spacing", hint="pass --spacing KM"
+            )
     else:
         sides = [part.strip() for part in shape.split(",")]
         if len(sides) not in (2, 3) or not all(side.isdecimal() for side in sides):
-            raise ConfigError(f"shape: `{shape}` is not 2 or 3 whole numbers", where="shape")
+            raise ConfigError(f"shape: must be 2 or 3 whole numbers (got `{shape}`)", where="shape")
         spacing_km = spacing or 0.01
         values = layered(tuple(int(side) for side in sides), spacing_km)
     made = prepare(

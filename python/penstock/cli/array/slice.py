@@ -89,9 +89,9 @@ def command(
 def _place(text: str) -> tuple[str, float]:
     from penstock.errors import ConfigError
 
-    dim, equals, number = text.partition("=")
+    dim, _, number = text.partition("=")
     try:
         return dim.strip(), float(number)
     except ValueError:
-        problem = f"at: `{text}` is not DIMENSION=NUMBER" if equals else f"at: `{text}` has no `=`"
-        raise ConfigError(problem, where="at", hint="for example --at inline=120") from None
+        problem = f"at: `{text}` is not DIMENSION=NUMBER"
+        raise ConfigError(problem, where="at", hint="write it as --at inline=120") from None

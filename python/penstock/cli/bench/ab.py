@@ -82,7 +82,7 @@ def command(
 
     a, b = _sides(commands)
     if pattern is not None and metric != "printed":
-        raise click.UsageError("--pattern needs --metric printed")
+        raise click.UsageError("--pattern requires --metric printed")
     terminal = sys.stderr.isatty()
 
     def progress(runs: int, ratio: float) -> None:
@@ -111,7 +111,7 @@ def command(
 
 def _sides(commands: tuple[str, ...]) -> tuple[list[str], list[str]]:
     if commands.count(_BETWEEN) != 1:
-        raise click.UsageError(f"two commands with one {_BETWEEN} between them: -- A... {_BETWEEN} B...")
+        raise click.UsageError(f"give two commands, separated by one {_BETWEEN}: -- A... {_BETWEEN} B...")
     at = commands.index(_BETWEEN)
     # A side that is a single word with blanks is a quoted command, so split it as a shell would.
     sides = [shlex.split(s[0]) if len(s) == 1 else list(s) for s in (commands[:at], commands[at + 1 :])]

@@ -140,9 +140,7 @@ def _spec(model: str, data: str | None, file: DlioWorkload | None, rest: dict[st
 
     url = data or (file.data if file else None)
     if url is None:
-        raise ConfigError(
-            f"the data of {model} are not given", hint="give their URL: penstock bench accelerator MODEL URL"
-        )
+        raise ConfigError(f"the URL of the data of {model} is missing", hint="run penstock bench accelerator MODEL URL")
     accelerator = rest["accelerator"] or ("dlio" if file else "h100")
     if model == "cosmoflow":
         workload, settings, batch = "cosmoflow", {"voxels": rest["voxels"]}, 1

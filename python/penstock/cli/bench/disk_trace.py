@@ -90,7 +90,7 @@ def _limits(given: dict[str, Any]) -> DiskLimits | None:
         return DiskLimits(ios_per_s=given["max_iops"], bytes_per_s=given["max_rate"], source="the command line")
     disk = disks.find(given["tier"])
     if not 0 < given["scale"] < float("inf"):
-        raise ConfigError(f"scale: {given['scale']:g} is not above 0", where="--scale")
+        raise ConfigError(f"scale: must be finite and above 0 (got {given['scale']:g})", where="--scale")
     size = given["size"] or disk.size_bytes
     ios, moved = disk.limit("ios"), disk.limit("bytes")
     scaled = f", rates x {given['scale']:g} (F)" if given["scale"] != 1 else ""

@@ -137,7 +137,7 @@ def command(
     specs = dict(field(text, crop=crop) for text in fields)
     if kind == "fixed" and not specs:
         raise ConfigError(
-            "--format fixed needs columns from --field", hint="give columns, such as --field x=uint8:1024"
+            "--format fixed requires columns from --field", hint="give columns, such as --field x=uint8:1024"
         )
     layout = penstock.formats.fixed(**specs) if kind == "fixed" else kind
     dataset = penstock.open(url, format=layout, records_per_object=records_per_object)

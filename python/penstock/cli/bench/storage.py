@@ -151,7 +151,7 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
         # With several hosts, each host checks its own free space.
         room = _ROOM_BYTES if is_many(given) else min(int(shutil.disk_usage(there).free * _ROOM_SHARE), _ROOM_BYTES)
         if given["scale"] is not None and not 0 < given["scale"] <= 1:
-            raise ConfigError(f"scale: {given['scale']} is not above 0 and at most 1", where="--scale")
+            raise ConfigError(f"scale: must be above 0 and at most 1 (got {given['scale']})", where="--scale")
         points = SWEEPS[given["sweep"]](scale=given["scale"], room_bytes=room)
     else:
         whole = (
@@ -186,9 +186,9 @@ def _asked(path: Path, given: dict[str, Any]) -> tuple[Any, tuple[Point, ...]]:
         **load_of(given),
     )
     if bench.start_at_s is not None and is_many(given):
-        raise ConfigError("start-at: hosts of one benchmark agree on their start times themselves", where="--start-at")
-    if bench.start_at_s is not None and len(points) * len(bench.phases) * bench.repeats > 1:
         raise ConfigError(
-            "start-at: an agreed start applies to a single phase; give one point and one phase", where="--start-at"
+            "start-at: not supported for several hosts, which agree on start times themselves", where="--start-at"
         )
+    if bench.start_at_s is not None and len(points) * len(bench.phases) * bench.repeats > 1:
+        raise ConfigError("start-at: requires a single point, phase and repeat", where="--start-at")
     return bench, points

@@ -35,7 +35,7 @@ def command(
     if record is None:
         raise ConfigError(
             f"no pool `{name}` is recorded on this machine",
-            hint="to search for leftovers, give the --nodes, --disk and --launcher of `pool up`",
+            hint="give the --nodes, --disk and --launcher of `pool up` to search for leftovers",
         )
     with known(record) as cluster:
         ended = lifecycle.audit(cluster, record, timeout_s=timeout)

@@ -61,7 +61,7 @@ def request(
                 raise ConfigError(
                     f"{flag}: the pool `{name}` is recorded with {kept}, not {requested_record}",
                     where=flag,
-                    hint="leave the flag out to use the recorded pool",
+                    hint=f"omit {flag} to use the recorded pool",
                 )
     if found is not None or disk is None:
         return found

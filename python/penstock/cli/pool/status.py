@@ -33,7 +33,8 @@ def command(
     record = request(name, engine, disk, launcher, nodes, settings)
     if record is None:
         raise NotFound(
-            f"no pool `{name}` is recorded on this machine", hint=f"known: {', '.join(lifecycle.names()) or 'none'}"
+            f"no pool `{name}` is recorded on this machine",
+            hint=f"use one of the recorded pools: {', '.join(lifecycle.names()) or 'none'}",
         )
     with known(record) as cluster:
         states = lifecycle.status(cluster, record, timeout_s=timeout)

@@ -140,7 +140,7 @@ def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
         if others:
             raise AgentError(
                 "precondition",
-                f"{root} exists and has no lease of a pool ({len(others):,} entries, such as {min(others)})",
+                f"{root} already exists, and contains no pool lease ({len(others):,} entries, such as {min(others)})",
                 "move it away, or use another --name",
             )
         mine = {
@@ -156,16 +156,16 @@ def acquire_lease(folder: OwnedFolder, request: dict[str, Any]) -> None:
     if held.get("kept"):
         raise AgentError(
             "precondition",
-            f"{root} contains data kept by `pool down --keep-data`",
+            f"{root} contains data that `pool down --keep-data` retained",
             f"move {root}/data away, or remove it with penstock pool down --name {name} and the same --disk and "
             "--nodes",
         )
     if held.get("lease") != lease:
         alive = find_processes(process_mark(name, root))
-        what = f"{len(alive)} of its processes are running" if alive else "none of its processes runs any more"
+        what = f"{len(alive)} of its processes are running" if alive else "none of its processes is running"
         raise AgentError(
             "precondition",
-            f"{root} belongs to another start of the pool `{name}` ({held.get('of', 'unknown')}): {what}",
+            f"{root} belongs to another `pool up` of the pool `{name}` ({held.get('of', 'unknown')}): {what}",
             f"run penstock pool down --name {name} with the same --disk and --nodes to end it, or use another --name",
         )
     _is_ours(held, request)
@@ -183,7 +183,7 @@ def free_ports(address: str, count: int, fixed: list[int]) -> list[int]:
                 one.bind((address, port))
             except OSError as error:
                 text = f"port {port} of {address} is in use" if error.errno == 98 else f"{address}: {error.strerror}"
-                raise AgentError("precondition", text, "leave the port out to use a free one") from error
+                raise AgentError("precondition", text, "omit the port to use a free one") from error
             found.append(one.getsockname()[1])
     finally:
         for one in held:
@@ -197,12 +197,10 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     try:
         folder, _ = leased(root, request["name"], request["lease"])
     except OSError as error:
-        raise AgentError("precondition", f"{root} is not held by this start of the pool: {error}") from error
+        raise AgentError("precondition", f"this `pool up` does not hold the lease of {root}: {error}") from error
     # The lock is held until all daemons run, so that a concurrent `stop` waits and then finds all of them.
     if lock_folder(folder, LOCK_S) is None:
-        raise AgentError(
-            "precondition", f"{root} is not held by this start of the pool: another command is working on it"
-        )
+        raise AgentError("precondition", f"{root} is locked by another command")
     for name in request.get("folders", []):
         os.makedirs(os.path.join(root, name), exist_ok=True)
     for name, text in request.get("files", {}).items():
@@ -250,7 +248,8 @@ def run_once(once: dict[str, Any], environment: dict[str, str], root: str, log: 
         raise AgentError("not-found", f"{error.filename or once['argv'][0]}: {error.strerror}") from error
     if done.returncode != 0:
         raise AgentError(
-            "system", f"{once['what']} ended with {done.returncode}: {last_log_line(os.path.join(root, once['log']))}"
+            "system",
+            f"{once['what']} failed with exit code {done.returncode}: {last_log_line(os.path.join(root, once['log']))}",
         )
 
 
@@ -385,7 +384,7 @@ def main() -> int:
     request = {**requests.get("all", {}), **requests.get("each", {}).get(node, {}), "node": node}
     try:
         if not NAME.fullmatch(request["name"]):
-            raise AgentError("config", f"`{request['name']}` is not the name of a pool")
+            raise AgentError("config", f"`{request['name']}` is not a valid pool name")
         answer: dict[str, Any] = {"ok": VERBS[verb](request)}
     except AgentError as refused:
         answer = {"error": refused.code, "text": refused.text, "hint": refused.hint}

@@ -132,7 +132,7 @@ def public(text: str) -> str:
     """Check that the text is `ssh-ed25519 BASE64`, and return it."""
     found = KEY.fullmatch(text)
     if found is None or not base64.b64decode(found[1]).startswith(KEY_BEGINS):
-        raise ValueError(f"{text[:100]!r} is not a public ed25519 key")
+        raise ValueError(f"{text[:100]!r} is not a valid ed25519 public key")
     return text
 
 
@@ -155,7 +155,7 @@ def add_known_hosts(request: dict[str, Any]) -> None:
     for address, found in request["hosts"].items():
         for item, form in ((address, ADDRESS), *((key, HOST_KEY) for key in found)):
             if form.fullmatch(item) is None:
-                raise ValueError(f"{address}: {item[:100]!r} is not the address or the host key of a node")
+                raise ValueError(f"{address}: {item[:100]!r} is neither a valid address nor a valid host key of a node")
     known = "".join(f"{address} {key}\n" for address, found in request["hosts"].items() for key in found)
     with OwnedFolder(f"{pool.path}/keys") as keys:
         keys.write("known_hosts", known.encode(), replaces=True)
@@ -175,7 +175,7 @@ def add_known_hosts(request: dict[str, Any]) -> None:
 def quoted(path: str) -> str:
     """Quote a path for ssh's configuration."""
     if any(letter in path for letter in '"$\\\n'):
-        raise ValueError(f"{path}: ssh's configuration cannot contain this path")
+        raise ValueError(f"{path}: the ssh configuration does not support this path")
     return f'"{path.replace("%", "%%")}"'
 
 
@@ -209,7 +209,7 @@ def end_of_ours(name: str, lines: list[str], at: int, request: dict[str, Any]) -
     if not all(re.fullmatch(form, line) for form, line in zip(BLOCK, here)):  # noqa: B905 - old interpreters
         raise NotOwned(
             f"{ssh_dir() / name}: the block that begins in line {at + 1} was changed after Penstock wrote it",
-            f"remove the block of {mark(request)} by hand, then take the pool down again",
+            f"remove the block of {mark(request)} by hand, then run penstock pool down again",
         )
     end = at + 1 + len(BLOCK)
     return end + (lines[end : end + 1] == [last])

@@ -179,7 +179,8 @@ def _parse_answer(ended: Exit) -> Any:
     except ValueError:
         stderr_lines = ended.err.decode(errors="replace").strip().splitlines()
         return SystemFault(
-            f"{ended.node}: the pool's agent ended with {ended.code}{f': {stderr_lines[-1][:300]}' if stderr_lines else ''}",
+            f"{ended.node}: the pool's agent failed with exit code "
+            f"{ended.code}{f': {stderr_lines[-1][:300]}' if stderr_lines else ''}",
             where=ended.node,
         )
     if "error" in answer:

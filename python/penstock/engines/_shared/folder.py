@@ -35,7 +35,7 @@ def validated_name(name: str) -> str:
         or "\0" in name
         or any(p in ("", ".", "..") for p in name.split("/"))
     ):
-        raise KeyRefused(f"`{name!r}` is not a name of an object in a pool", key=name)
+        raise KeyRefused(f"`{name!r}` is not a valid object name in a pool", key=name)
     return name
 
 
@@ -77,7 +77,7 @@ class FolderAccess:
                 shutil.copyfileobj(read, write, 1 << 22)
         except OSError as error:
             if error.errno == 28:
-                raise NoSpace(f"{path}: no space for {source.stat().st_size:,} bytes", where=str(path)) from error
+                raise NoSpace(f"{path}: no space left for {source.stat().st_size:,} bytes", where=str(path)) from error
             raise
 
     def read(self, name: str, offset: int, length: int) -> bytes:

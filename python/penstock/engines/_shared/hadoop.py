@@ -67,7 +67,7 @@ def install_jars(
     places = environment.get("XDG_CACHE_HOME", ""), f"{environment.get('HOME', '')}/.cache"
     base = next((Path(place) for place in places if place.startswith("/") and place != "/.cache"), None)
     if base is None:
-        raise ConfigError("HOME and XDG_CACHE_HOME are not set, so there is no place for Hadoop's jars", hint=_OWN_JARS)
+        raise ConfigError("HOME and XDG_CACHE_HOME are not set, so Hadoop's jars cannot be stored", hint=_OWN_JARS)
     cache = base / "penstock/hadoop"
     if not list(cache.glob(_SERVER)):
         _fetch(cache, until)
@@ -114,14 +114,14 @@ def _fetch(cache: Path, until: float) -> None:
             )
         except FileNotFoundError:
             raise NotFound(
-                "Hadoop's jars are missing, and so is Maven to fetch them",
+                "Hadoop's jars are missing, and Maven, which downloads them, is not installed",
                 hint=_OWN_JARS,
             ) from None
         except subprocess.TimeoutExpired:
-            raise Deadline("Maven did not fetch Hadoop's jars (91 MB) in time", limit_s=left) from None
+            raise Deadline(f"Maven did not download Hadoop's jars (91 MB) within {left:.0f} s", limit_s=left) from None
         if done.returncode != 0:
             raise NotFound(
-                "Maven could not fetch Hadoop's jars: "
+                "Maven could not download Hadoop's jars: "
                 f"{done.stdout.strip().splitlines()[0][:300] if done.stdout.strip() else 'no output'}"
             )
         jars = Path(folder) / "lib"

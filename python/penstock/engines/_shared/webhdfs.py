@@ -92,7 +92,7 @@ class HdfsAccess:
                 )
                 # Without options, HDFS returns a boolean. With OVERWRITE, it returns an empty body or an exception.
                 if done.get("boolean") is False:
-                    raise ServerError(f"{name}: the NameNode refused to rename it")
+                    raise ServerError(f"{name}: the NameNode could not rename the file")
             except (Unreachable, ServerError, Deadline):
                 if last:
                     raise
@@ -115,7 +115,7 @@ class HdfsAccess:
                 if trouble is not None:
                     raise trouble from error
                 if self._has_lost(name):
-                    raise NotFound(f"{name}: no copy of it is left in the pool", where=name) from error
+                    raise NotFound(f"{name}: the pool has lost all copies", where=name) from error
                 raise
             try:
                 return self._fetch(where, length)
@@ -202,7 +202,9 @@ class HdfsAccess:
         place = urllib.parse.urlsplit(location)
         status, body = _request("GET", place.netloc, _path_of(place), _WAIT_S, limit=length)
         if status != 200:
-            raise ServerError(f"{place.netloc} answered {status}: {body[:200].decode(errors='replace')}", status=status)
+            raise ServerError(
+                f"{place.netloc} returned status {status}: {body[:200].decode(errors='replace')}", status=status
+            )
         return body
 
     def _send(self, location: str, source: Path, size: int) -> None:
@@ -221,7 +223,7 @@ class HdfsAccess:
             connection.close()
         if answer.status != 201:
             raise ServerError(
-                f"{place.netloc} answered {answer.status}: {details[:300].decode(errors='replace')}",
+                f"{place.netloc} returned status {answer.status}: {details[:300].decode(errors='replace')}",
                 status=answer.status,
             )
 
@@ -243,7 +245,7 @@ def _request(method: str, place: str, path: str, wait_s: float, *, limit: int = 
             left -= len(chunk)
         return answer.status, b"".join(parts)
     except TimeoutError as error:
-        raise Deadline(f"{place} did not answer within {wait_s:g} s", where=place, limit_s=wait_s) from error
+        raise Deadline(f"{place} did not respond within {wait_s:g} s", where=place, limit_s=wait_s) from error
     except (OSError, http.client.HTTPException) as error:
         raise Unreachable(f"{place}: {error or type(error).__name__}", where=place) from error
     finally:

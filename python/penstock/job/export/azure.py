@@ -46,7 +46,7 @@ def azureml(request: ExportRequest) -> str:
     request.require_independent_nodes()
     want = request.submit
     if not want.compute:
-        raise ConfigError("submit.compute: Azure ML needs the name of a compute cluster")
+        raise ConfigError("submit.compute: missing; Azure ML requires the name of a compute cluster")
     found: dict[str, Any] = {
         "$schema": "https://azuremlschemas.azureedge.net/latest/commandJob.schema.json",
         "type": "command",
@@ -79,7 +79,7 @@ def azure_batch(request: ExportRequest) -> str:
         )
     if not want.compute:
         raise ConfigError(
-            "submit.compute: Azure Batch needs the name of a pool of machines with inter-node communication"
+            "submit.compute: missing; Azure Batch requires the name of a pool of machines with inter-node communication"
         )
     wall = f"PT{request.limit_s}S"
     task: dict[str, Any] = {

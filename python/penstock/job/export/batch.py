@@ -22,7 +22,7 @@ def _clock(seconds: int) -> str:
 def _script(request: ExportRequest, directives: list[str], before: list[str]) -> str:
     for line in (*directives, *request.submit.setup):
         if "\n" in line:
-            raise ConfigError(f"submit: `{line}` has more than one line")
+            raise ConfigError(f"submit: must be a single line (got `{line}`)")
     argv = [
         *request.penstock(is_here=True),
         "run",
@@ -123,7 +123,7 @@ def slurm_prolog(request: ExportRequest) -> str:
     """
     part = request.job.pool
     if part is None:
-        raise ConfigError("pool: a PrologSlurmctld starts a pool, but the job file has no [pool]")
+        raise ConfigError("pool: missing; a PrologSlurmctld script requires a [pool] in the job file")
     return _site_script(
         request,
         "PrologSlurmctld",

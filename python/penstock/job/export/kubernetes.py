@@ -32,7 +32,9 @@ def kubernetes(request: ExportRequest) -> str:
     request.require_independent_nodes()
     want, name = request.submit, request.job.name.lower()
     if not _LABEL.fullmatch(name):
-        raise ConfigError(f"name: `{name}` is not a Kubernetes name (letters, digits and dashes, a letter first)")
+        raise ConfigError(
+            f"name: `{name}` is not a valid Kubernetes name (letters, digits and dashes, starting with a letter)"
+        )
     labels = {"app.kubernetes.io/name": "penstock", "app.kubernetes.io/instance": name}
     meta: dict[str, Any] = {"name": name, "labels": labels} | ({"namespace": want.namespace} if want.namespace else {})
     command = [

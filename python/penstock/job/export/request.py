@@ -50,7 +50,7 @@ class ExportRequest:
         """
         found = self.submit.nodes or self.job.cluster.nodes
         if not isinstance(found, int):
-            raise ConfigError("submit.nodes: the number of nodes is not set", hint="set nodes = 4 in [submit]")
+            raise ConfigError("submit.nodes: not set", hint="set nodes = 4 in [submit]")
         return found
 
     @cached_property
@@ -67,12 +67,12 @@ class ExportRequest:
         """
         if self.job.container is not None:
             raise ConfigError(
-                "container: this system runs the whole job in one container",
+                "container: not supported by this system, which runs the whole job in one container",
                 hint="set image in [submit], and remove [container]",
             )
         if not self.submit.image:
             raise ConfigError(
-                "submit.image: it is not set, and this system runs only images",
+                "submit.image: not set, but this system runs only container images",
                 hint='set image = "me/train:1" in [submit]',
             )
         return self.submit.image
@@ -86,7 +86,7 @@ class ExportRequest:
         """
         if self.job.provision is not None:
             raise ConfigError(
-                f"provision: {self.job.provision.script} does not exist where this job runs",
+                f"provision: {self.job.provision.script} does not exist on the nodes of this system",
                 hint="put the work of the script into the image",
             )
         return base64.b64encode(self.file.read_bytes()).decode()
@@ -105,11 +105,12 @@ class ExportRequest:
         """
         if self.resume:
             raise ConfigError(
-                "--resume: on this system a job starts on fresh nodes, which contain no earlier start", where="--resume"
+                "--resume: on this system a job starts on new nodes, which do not have the state of the earlier run",
+                where="--resume",
             )
         if self.job.pool is not None:
             raise ConfigError(
-                "pool: a pool starts commands on all nodes, which this system cannot do",
-                hint="use a [stage] with a destination, which gives each node its share; pools need a launcher under "
-                "Slurm, PBS or ssh",
+                "pool: requires commands on all nodes, which this system does not support",
+                hint="use a [stage] with a destination, which gives each node its share, or use a pool under "
+                "Slurm, PBS or the ssh launcher",
             )

@@ -50,7 +50,7 @@ def pbs_hosts(environment: Mapping[str, str]) -> list[str]:
     place = environment.get("PBS_NODEFILE")
     if not place:
         raise ConfigError(
-            "launcher pbs: this process is not in a PBS job: PBS_NODEFILE is not set",
+            "launcher pbs: this process is not in a PBS job (PBS_NODEFILE is not set)",
             hint="run penstock run job.toml --submit, or qsub a script made by --export pbs",
         )
     try:

@@ -263,23 +263,23 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
     if not request.argv or not all(isinstance(arg, str) and "\0" not in arg for arg in request.argv):
         raise ConfigError("a command must be a list of at least one string")
     if not request.on:
-        raise ConfigError("no node is given to run on")
+        raise ConfigError("nodes: at least one is required")
     if request.ranks_per_node < 1:
-        raise ConfigError(f"{request.ranks_per_node} ranks per node is less than 1")
+        raise ConfigError(f"ranks per node must be at least 1 (got {request.ranks_per_node})")
     if request.node_slice is not None and request.node_slice.node + len(request.on) > request.node_slice.nodes:
         raise ConfigError(
-            f"node {request.node_slice.node} and {len(request.on) - 1} more are not below "
-            f"{request.node_slice.nodes}, the number of nodes"
+            f"nodes: the last node, {request.node_slice.node + len(request.on) - 1}, must be less than "
+            f"the number of nodes ({request.node_slice.nodes})"
         )
     rank_prefix = request.rank_prefix
     if rank_prefix is not None and rank_prefix.launcher_args and not takes_step:
         raise Unsupported(
-            f"{rank_prefix.launcher_args[0]}: only srun supports it",
+            f"{rank_prefix.launcher_args[0]}: supported only by srun",
             hint="set launcher = slurm, or use another container runtime",
         )
     if rank_prefix is not None and rank_prefix.is_outermost and not takes_outermost:
         raise Unsupported(
-            f"{rank_prefix.argv[0]}: this launcher cannot run inside the container",
+            f"{rank_prefix.argv[0]}: not supported by this launcher, which cannot run inside the container",
             hint="set launcher = mpi with Open MPI",
         )
 

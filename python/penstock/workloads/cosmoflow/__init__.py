@@ -43,7 +43,8 @@ class CosmoFlow:
                     if error.name != "torch":
                         raise
                     raise ConfigError(
-                        "training cosmoflow needs torch, which is not installed", hint="pip install 'penstock[torch]'"
+                        "training cosmoflow requires torch, which is not installed",
+                        hint="pip install 'penstock[torch]'",
                     ) from None
                 self._inner = Training(recipe)
         return self._inner

@@ -44,7 +44,7 @@ class EmulatedCosmoFlow(EmulatedAccelerator):
     def demand(self, spec: WorkloadSpec) -> Demand:
         if spec.accelerator not in ACCELERATORS:
             raise ConfigError(
-                f"no published step time for accelerator `{spec.accelerator}`",
+                f"accelerator `{spec.accelerator}` has no published step time",
                 hint=f"use one of: {', '.join(ACCELERATORS)}",
             )
         v = self._recipe.voxels

@@ -55,7 +55,7 @@ class CosmoFlowNet(nn.Module):  # type: ignore[misc]  # torch is Any to mypy: py
         count = sum(p.numel() for p in self.parameters())
         want = MLPERF_PARAMETERS if recipe.is_mlperf_model else parameter_count(recipe)
         if count != want:
-            raise Bug(f"the cosmoflow model has {count:,} parameters, want {want:,}")
+            raise Bug(f"the cosmoflow model has {count:,} parameters, but {want:,} were expected")
 
     def forward(self, x: Tensor, keep: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """x: float32 [n, 4, V, V, V]; keep: masks [n, 128] and [n, 64], divided by the keep probability -> [n, 4]."""

@@ -59,12 +59,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         given = dict(settings)
         name = given.pop("recipe", "mlperf")
         if name not in RECIPES:
-            raise ConfigError(f"no recipe `{name}` for cosmoflow", hint=f"use one of: {', '.join(RECIPES)}")
+            raise ConfigError(f"unknown cosmoflow recipe `{name}`", hint=f"use one of: {', '.join(RECIPES)}")
         try:
             recipe = msgspec.convert({**RECIPES[name], **given}, cls)
         except msgspec.ValidationError as error:
             known = ", ".join(f.name for f in msgspec.structs.fields(cls))
-            raise ConfigError(f"cosmoflow settings: {error}", hint=f"settings: {known}") from None
+            raise ConfigError(f"cosmoflow settings: {error}", hint=f"use the settings {known}") from None
         recipe.check()
         return recipe
 
@@ -72,19 +72,20 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise ConfigError for an invalid setting."""
         step = 2**POOLINGS
         if self.voxels < step or self.voxels % step:
-            raise ConfigError(f"cosmoflow needs volumes with a side of a multiple of {step} voxels, not {self.voxels}")
+            raise ConfigError(f"voxels must be a multiple of {step} (got {self.voxels})")
         if self.filters < 1:
-            raise ConfigError(f"cosmoflow needs at least 1 filter, not {self.filters}")
+            raise ConfigError(f"filters must be at least 1 (got {self.filters})")
         if not 0 <= self.dropout < 1:
-            raise ConfigError(f"dropout must be in [0, 1), not {self.dropout}")
+            raise ConfigError(f"dropout must be in [0, 1) (got {self.dropout})")
         if self.base_learning_rate <= 0 or self.base_batch < 1:
             raise ConfigError(
-                f"the learning rate needs base_learning_rate > 0 at base_batch >= 1, not {self.base_learning_rate} at {self.base_batch}"
+                f"base_learning_rate must be above 0 and base_batch at least 1 (got {self.base_learning_rate} and "
+                f"{self.base_batch})"
             )
         if len(self.decay_epochs) != len(self.decay_factors) or list(self.decay_epochs) != sorted(self.decay_epochs):
             raise ConfigError(
-                f"decay_epochs {self.decay_epochs} must increase and have one decay factor each, not "
-                f"{self.decay_factors}"
+                f"decay_epochs {self.decay_epochs} must increase and have one decay factor each (got "
+                f"{self.decay_factors})"
             )
 
     @property

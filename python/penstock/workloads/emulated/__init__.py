@@ -36,7 +36,7 @@ class Emulated(EmulatedAccelerator):
         self._model = model = model_of(spec.settings)
         if spec.accelerator is None or spec.accelerator not in model.step_s:
             raise ConfigError(
-                f"no step time of {model.name} is known for accelerator `{spec.accelerator}`",
+                f"{model.name} has no step time for accelerator `{spec.accelerator}`",
                 hint=f"use one of: {', '.join(model.step_s)}",
             )
         self._length_s, self._deviation_s = model.step_s[spec.accelerator], model.step_deviation_s
@@ -77,7 +77,7 @@ def model_of(settings: Mapping[str, Any]) -> Model:
         return Model.of(settings)
     if len(settings) > 1:
         raise ConfigError(
-            "`model` cannot be combined with other settings", hint="leave `model` out to give the other settings"
+            "`model` cannot be combined with other settings", hint="omit `model` to use the other settings"
         )
     if name not in MODELS:
         raise ConfigError(f"model `{name}` is not in the catalogue", hint=f"use one of: {', '.join(MODELS)}")

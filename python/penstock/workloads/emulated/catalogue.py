@@ -55,10 +55,10 @@ class Model:
         missing = [name for name in ("name", "format", "record_bytes", "batch", "step_s") if name not in settings]
         if wrong or missing:
             raise ConfigError(
-                f"an emulated workload does not have the setting {', '.join(wrong)}"
+                f"unknown settings of an emulated workload: {', '.join(wrong)}"
                 if wrong
-                else f"an emulated workload lacks {', '.join(missing)}",
-                hint=f"give model, or {', '.join(sorted(known))}",
+                else f"missing settings of an emulated workload: {', '.join(missing)}",
+                hint=f"set model, or set these yourself: {', '.join(sorted(known))}",
             )
         made = cls(**settings)
         if made.format not in FORMATS:
@@ -68,7 +68,7 @@ class Model:
                 f"{made.name}: record_bytes and batch must be at least 1, and step times must not be negative"
             )
         if made.format in ("jpeg", "png") and made.side < 1:
-            raise ConfigError(f"{made.name}: pictures need `side`, the side of a decoded picture in pixels")
+            raise ConfigError(f"{made.name}: pictures require `side`, the side of a decoded picture in pixels")
         return made
 
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads boxes of a chunked array (Zarr versions 2 and 3, HDF5) in one batch. Each chunk is read once, nearby chunks
-//! share a request, and threads decode the chunks and copy them into the output.
+//! Reads boxes of a chunked array (Zarr versions 2 and 3, HDF5) as one planned batch. Each chunk is read once, nearby
+//! chunks share a request, and threads decode the chunks into the caller's memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -159,7 +159,7 @@ impl ChunkedArray {
         if described.fill.len() != dtype.size()
             || described.chunk_shape.as_ref().is_some_and(|chunk| chunk.contains(&0))
         {
-            return Err(Error::config("dataset", "its fill value or its chunks have another size".to_owned()));
+            return Err(Error::config("dataset", "invalid chunk shape, or wrong fill value size".to_owned()));
         }
         let spec = TensorSpec { dtype, shape: described.shape.clone() };
         let within = |start: u64, len: u64| match start.checked_add(len) {
@@ -269,7 +269,10 @@ impl ChunkedArray {
             let is_inside = region.0.len() == self.shape.len()
                 && region.0.iter().zip(&self.shape).all(|(range, &side)| range.start <= range.end && range.end <= side);
             if !is_inside {
-                return Err(Error::config("box", format!("{:?} of an array of {:?}", region.0, self.shape)));
+                return Err(Error::config(
+                    "box",
+                    format!("{:?} is not within the array of shape {:?}", region.0, self.shape),
+                ));
             }
             bases.push(total);
             total += region.elements() * element;
@@ -516,7 +519,10 @@ fn check_chunk(dtype: DType, shape: &[usize], place: &str) -> Result<()> {
     match (TensorSpec { dtype, shape: shape.to_vec() }).size_bytes() {
         Ok(bytes) if bytes <= MAX_CHUNK => Ok(()),
         _ => {
-            let what = format!("{place}: chunks of {shape:?}, above {} bytes,", with_separators(MAX_CHUNK as u64));
+            let what = format!(
+                "{place}: a chunk of shape {shape:?}, larger than {} bytes,",
+                with_separators(MAX_CHUNK as u64)
+            );
             Err(Error::Unsupported { what, by: "the chunk reader".to_owned() })
         }
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ranged reads of a batch: merges nearby ranges, keeps many requests in flight, and decodes the bytes in threads.
+//! Ranged reads of a planned batch: merges nearby ranges, sends many requests concurrently, and decodes the received
+//! bytes on threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads and writes volumes on any store: reads SEG-Y files and chunked arrays (Zarr, HDF5), writes SEG-Y and Zarr.
+//! Seismic volumes on any store: reads and writes SEG-Y traces, reads boxes of chunked arrays (Zarr, HDF5), and writes
+//! Zarr chunks.
 //!
-//! Owns the layout of SEG-Y, the plan of ranged reads, and the copies between chunks and boxes. The `zarrs` crate
-//! encodes Zarr chunks. h5py reads HDF5 metadata, in Python.
+//! Owns the SEG-Y file layout, the planning of ranged reads, and the copies between chunks and boxes. `zarrs` encodes
+//! Zarr chunks. h5py reads HDF5 metadata, in Python.
 
 mod chunked;
 mod fetch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An output buffer that several threads fill at once; each thread writes different bytes.
+//! Output buffer of the caller, which several threads fill. Each thread writes a different part.
 
 use std::marker::PhantomData;
 

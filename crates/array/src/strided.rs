@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A read-only view of strided memory, such as a NumPy slice: rows of contiguous bytes at regular distances.
+//! Strided box in the caller's memory, such as a NumPy slice: rows of contiguous bytes with constant strides.
 
 use std::marker::PhantomData;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes the objects of a Zarr array, one chunk or one whole shard at a time. The `zarrs` crate encodes the chunks.
+//! Writes the objects of a Zarr array, one chunk or one whole shard per call. `zarrs` encodes the chunks.
 
 use std::cell::RefCell;
 use std::num::NonZeroU64;
@@ -181,7 +181,7 @@ impl ZarrWriter {
     pub fn new(opened: Opened, metadata: &str) -> Result<Self> {
         let place = penstock_store::place(opened.store.root(), &opened.prefix);
         let refused = |problem: String| Error::Unsupported {
-            what: format!("{place}: {problem}"),
+            what: format!("{place} ({problem})"),
             by: "the Zarr writer".to_owned(),
         };
         let parsed = ArrayMetadata::try_from(metadata).map_err(|problem| refused(problem.to_string()))?;

@@ -38,11 +38,14 @@ impl Arrivals {
         let rate = match (schedule, rate) {
             (Schedule::Closed, None) => return Ok(None),
             (Schedule::Closed, Some(_)) => {
-                return Err(Error::config("--rate", "a closed loop has no rate; use --arrivals constant or poisson"));
+                return Err(Error::config(
+                    "--rate",
+                    "cannot be used with a closed loop; use --arrivals constant or poisson",
+                ));
             }
-            (_, None) => return Err(Error::config("--arrivals", "an open loop needs a --rate")),
+            (_, None) => return Err(Error::config("--arrivals", "constant and poisson require --rate")),
             (_, Some(rate)) if !(rate.is_finite() && rate > 0.0) => {
-                return Err(Error::config("--rate", format!("{rate} is not a positive number")));
+                return Err(Error::config("--rate", format!("must be positive (got {rate})")));
             }
             (_, Some(rate)) => rate / f64::from(workers),
         };

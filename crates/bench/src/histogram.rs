@@ -126,7 +126,7 @@ impl Histogram {
             let bucket = made.counts.get_mut(index as usize).ok_or_else(|| {
                 Error::corrupt(
                     "a latency histogram",
-                    format!("has a bucket {index}, but there are only {BUCKETS} buckets"),
+                    format!("has a bucket {index}, but the format has only {BUCKETS} buckets"),
                 )
             })?;
             let sum = bucket.checked_add(n).and_then(|held| Some((held, count.checked_add(n)?)));

@@ -24,7 +24,7 @@ pub fn compress(codec: Codec, input: &[u8], level: i32) -> Result<Vec<u8>> {
 
 fn gzip(input: &[u8], level: i32) -> Result<Vec<u8>> {
     let Ok(level) = libdeflater::CompressionLvl::new(level) else {
-        return Err(Error::config("level", format!("{level} is not one of gzip's, 0 to 12")));
+        return Err(Error::config("level", format!("must be 0 to 12 for gzip (got {level})")));
     };
     let mut compressor = libdeflater::Compressor::new(level);
     let mut out = vec![0; compressor.gzip_compress_bound(input.len())];
@@ -39,7 +39,7 @@ fn zstd(input: &[u8], level: i32) -> Result<Vec<u8>> {
     if !levels.contains(&level) {
         return Err(Error::config(
             "level",
-            format!("{level} is not one of zstd's, {} to {}", levels.start(), levels.end()),
+            format!("must be {} to {} for zstd (got {level})", levels.start(), levels.end()),
         ));
     }
     let failed = |code| Error::bug(format!("zstd: {}", get_error_name(code)));

@@ -290,7 +290,7 @@ fn explain(input: &[u8], limit: u64, place: &str) -> Error {
     match (stream.push(input, &mut outlet), stream.unfinished()) {
         (Err(error), _) => error,
         (Ok(()), Some(what)) => passed.ends_inside(place, &what),
-        (Ok(()), None) => Error::corrupt(place, "is gzip that zlib accepts and libdeflate rejects"),
+        (Ok(()), None) => Error::corrupt(place, "is gzip data that zlib accepts but libdeflate rejects"),
     }
 }
 
@@ -402,7 +402,7 @@ impl GzipStream {
             let status = status.map_err(|error| bad(error.message().unwrap_or("invalid DEFLATE data")))?;
             let stuck = took == 0 && made == 0 && status != Status::StreamEnd;
             if stuck && used < input.len() {
-                return Err(bad("DEFLATE data that makes no progress"));
+                return Err(bad("the decoder makes no progress"));
             }
             used += took;
             self.made += made as u64;

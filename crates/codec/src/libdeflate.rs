@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Raw inflate of libdeflate through `libdeflate-sys`. The safe crate `libdeflater` does not return where a stream
-//! ended, which is needed to find the next member. It also cannot write to uninitialised memory, and zeroing 16 MB
-//! costs a tenth of the time to inflate it.
+//! Inflates raw DEFLATE data with libdeflate, through `libdeflate-sys`. The safe crate `libdeflater` does not return
+//! where a stream ended, which is needed to find the next member. It also cannot write to uninitialised memory, and
+//! zeroing 16 MB costs a tenth of the time to inflate it.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::RefCell;

@@ -162,7 +162,7 @@ impl Lz4Stream {
                 Ok(())
             }
             LEGACY => {
-                Err(outlet.corrupt("is a legacy LZ4 frame, which carries no checksum and is not read".to_owned()))
+                Err(outlet.corrupt("is a legacy LZ4 frame, which has no checksum and is not supported".to_owned()))
             }
             other if self.count == 0 => {
                 Err(outlet.corrupt(format!("is not lz4: it begins with {other:#010x} (want {MAGIC:#010x})")))
@@ -178,10 +178,10 @@ impl Lz4Stream {
     fn flags(&mut self, bytes: &[u8], outlet: &OutputWindow<'_>) -> Result<()> {
         let (flg, bd) = (bytes[0], bytes[1]);
         if flg >> 6 != 1 || flg & 2 != 0 || bd & 0x8f != 0 || bd >> 4 < 4 {
-            return Err(self.bad(outlet, format!("its flags {flg:#04x} {bd:#04x} belong to no known version")));
+            return Err(self.bad(outlet, format!("unknown version (flags {flg:#04x} {bd:#04x})")));
         }
         if flg & 1 != 0 {
-            return Err(self.bad(outlet, "it needs a dictionary".to_owned()));
+            return Err(self.bad(outlet, "a dictionary is required, which is not supported".to_owned()));
         }
         self.frame = Frame {
             flags: [flg, bd],
@@ -217,8 +217,7 @@ impl Lz4Stream {
             if let Some(want) = self.frame.content_size
                 && want != self.made
             {
-                let reason =
-                    format!("its content is {} bytes, want {}", with_separators(self.made), with_separators(want));
+                let reason = format!("content is {} bytes, want {}", with_separators(self.made), with_separators(want));
                 return Err(self.bad(outlet, reason));
             }
             match self.frame.content_sum {
@@ -229,7 +228,7 @@ impl Lz4Stream {
         }
         let len = (word & 0x7fff_ffff) as usize;
         if len > self.frame.block_max {
-            let reason = format!("a block has {} bytes, want at most {}", len, self.frame.block_max);
+            let reason = format!("block is {} bytes, want at most {}", len, self.frame.block_max);
             return Err(self.bad(outlet, reason));
         }
         self.expect(State::Block { plain: word >> 31 == 1 }, len + if self.frame.block_sums { 4 } else { 0 });

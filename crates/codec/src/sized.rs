@@ -55,7 +55,11 @@ fn all_of(used: usize, have: usize, place: &str) -> Result<()> {
     }
     Err(Error::corrupt(
         place,
-        format!("ends after {} of its {} stored bytes", with_separators(used as u64), with_separators(have as u64)),
+        format!(
+            "has compressed data that ends after {} of {} stored bytes",
+            with_separators(used as u64),
+            with_separators(have as u64)
+        ),
     ))
 }
 

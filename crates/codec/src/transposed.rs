@@ -5,8 +5,8 @@
 //! Layout: a header (magic, element width, number of bit planes, block size, content size), the stored length of each
 //! block, a CRC-32C of the header and the lengths, then the blocks. Each block is shuffled and compressed
 //! independently. A block that zstd does not make smaller is stored uncompressed. Blocks have no checksums, because the
-//! code that manages such copies has its own. Checksums inside the records are preserved; those of the original codec
-//! are lost.
+//! code that manages such copies has its own. Checksums inside the records are preserved, but the checksums of the
+//! original codec are lost.
 
 use std::cell::RefCell;
 
@@ -173,12 +173,12 @@ struct Header<'a> {
 }
 
 fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
-    let damaged = |problem: String| Error::corrupt(place, format!("is a damaged copy in planes: {problem}"));
+    let damaged = |problem: String| Error::corrupt(place, format!("is a damaged transposed copy: {problem}"));
     let Some((header, rest)) = input.split_first_chunk::<HEADER>() else {
         return Err(damaged(format!("want a header of {HEADER} bytes, have {}", input.len())));
     };
     if header[..8] != MAGIC {
-        return Err(damaged("it does not begin with the right magic number".to_owned()));
+        return Err(damaged("wrong magic number".to_owned()));
     }
     let block = header[12..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
     let content = header.last_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -186,7 +186,7 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
     let Some(form) = form else {
         let [width, bits] = [header[8], header[9]];
         return Err(damaged(format!(
-            "its header has elements of {width} bytes, {bits} of them as bits, in blocks of {block}"
+            "invalid header (elements of {width} bytes, {bits} bit planes, blocks of {block} bytes)"
         )));
     };
     if content > limit {
@@ -203,11 +203,11 @@ fn header<'a>(input: &'a [u8], limit: u64, place: &str) -> Result<Header<'a>> {
         )));
     };
     if crc32c(&input[..HEADER + table.len()]).to_le_bytes() != *sum {
-        return Err(damaged("the checksum of its table is wrong".to_owned()));
+        return Err(damaged("the checksum of the block table is wrong".to_owned()));
     }
     let lens = table.as_chunks::<4>().0;
     if lens.iter().map(|len| u64::from(u32::from_le_bytes(*len))).sum::<u64>() != blocks.len() as u64 {
-        return Err(damaged("the sizes of its blocks differ from its table".to_owned()));
+        return Err(damaged("the block sizes do not match the block table".to_owned()));
     }
     Ok(Header { form, block, content: content as usize, lens, blocks })
 }

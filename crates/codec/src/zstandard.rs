@@ -51,7 +51,7 @@ impl Frames {
                 if let Ok(Some(stated)) = get_frame_content_size(&self.header)
                     && stated != self.made
                 {
-                    return Err("its size differs from that in its header");
+                    return Err("size does not match the frame header");
                 }
                 self.header.clear();
                 (self.frame, self.made) = (self.frame + 1, 0);

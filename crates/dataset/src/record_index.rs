@@ -273,7 +273,7 @@ impl IndexWriter {
         for span in spans {
             if span.offset >= WIDE || span.len >= WIDE {
                 return Err(Error::Unsupported {
-                    what: "a record beyond 2^48 bytes".to_owned(),
+                    what: "an offset or length of 2^48 bytes or more".to_owned(),
                     by: "the record index".to_owned(),
                 });
             }

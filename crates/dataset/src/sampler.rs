@@ -37,8 +37,7 @@ impl DatasetView {
             return Ok(Self { counts, order, first: Place { object: 0, record: 0 } });
         };
         if range.start > range.end || range.end > samples {
-            let text =
-                format!("{} to {} is not a range of {} samples", range.start, range.end, with_separators(samples));
+            let text = format!("{}..{} is not within the {} samples", range.start, range.end, with_separators(samples));
             return Err(Error::config("select", text));
         }
         let (selected, first) = selected(&counts, &range);
@@ -138,7 +137,7 @@ impl Sampler {
         let samples = self.samples.checked_mul(times).filter(|_| times > 0).ok_or_else(|| {
             Error::config(
                 "repeat",
-                format!("{times} times {} samples is not a valid epoch", with_separators(self.samples)),
+                format!("{times} times {} samples is not a valid epoch length", with_separators(self.samples)),
             )
         })?;
         Ok(Self { samples, leaves: self.leaves, step: Step::Repeat { of: Box::new(self) } })

@@ -117,11 +117,11 @@ impl FromStr for Weights {
             .filter(|word| !word.is_empty())
             .map(|word| match word.parse::<f64>() {
                 Ok(weight) if (0.001..=1e6).contains(&weight) => Ok((weight * 1000.0).round() as u64),
-                _ => Err(Error::config("--weights", format!("`{word}` is not a number from 0.001 to 1,000,000"))),
+                _ => Err(Error::config("--weights", format!("must be numbers from 0.001 to 1,000,000 (got `{word}`)"))),
             })
             .collect::<Result<Vec<u64>>>()?;
         match weights.is_empty() {
-            true => Err(Error::config("--weights", "it contains no number")),
+            true => Err(Error::config("--weights", "at least one number is required")),
             false => Ok(Self(weights)),
         }
     }
@@ -174,7 +174,7 @@ impl SharePlan {
     /// This is not done if stored bytes would then be more than 2 % from even.
     pub fn divide(manifest: &Manifest, nodes: u32, division: &Division) -> Result<Self> {
         if nodes == 0 || nodes > MAX_NODES {
-            return Err(Error::config("--nodes", format!("{nodes} is not between 1 and {MAX_NODES}")));
+            return Err(Error::config("--nodes", format!("must be 1 to {MAX_NODES} (got {nodes})")));
         }
         let objects = &manifest.objects;
         if u32::try_from(objects.len()).is_err() {
@@ -337,7 +337,7 @@ impl<'a> Balancer<'a> {
             let first = &self.objects[rest[0] as usize].key;
             return Err(Error::config(
                 "--share-by",
-                format!("the pattern matches none of {} keys, such as `{first}`", rest.len()),
+                format!("the pattern matches none of the {} keys, such as `{first}`", rest.len()),
             ));
         }
         let mut groups: Vec<u64> = taken.iter().map(|(group, _)| *group).collect();

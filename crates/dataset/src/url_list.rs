@@ -74,7 +74,7 @@ impl UrlList {
         }
         file.take(MAX_BYTES + 1 - bytes.len() as u64).read_to_end(&mut bytes).map_err(io)?;
         if bytes.len() as u64 > MAX_BYTES {
-            return Err(Error::config(place, format!("a list of URLs has at most {MAX_BYTES} bytes")));
+            return Err(Error::config(place, format!("a list of URLs must have at most {MAX_BYTES} bytes")));
         }
         Self::parse(&bytes, &place).map(Some)
     }
@@ -84,7 +84,7 @@ impl UrlList {
     pub fn parse(bytes: &[u8], place: &str) -> Result<Self> {
         let bad = |line: usize, problem: &str| Error::config(format!("{place} line {line}"), problem);
         let text = std::str::from_utf8(bytes).map_err(|error| {
-            bad(bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1, "it is not UTF-8")
+            bad(bytes[..error.valid_up_to()].iter().filter(|byte| **byte == b'\n').count() + 1, "must be UTF-8")
         })?;
         let (mut urls, mut objects) = (Vec::<Url>::new(), Vec::new());
         let mut is_tsv = false;
@@ -94,20 +94,21 @@ impl UrlList {
                 continue;
             }
             let mut words = line.split_whitespace();
-            let url: Url =
-                words.next().unwrap_or_default().parse().map_err(|_| {
-                    bad(number, "it does not begin with the URL of a web server, or the URL has a query")
-                })?;
+            let url: Url = words
+                .next()
+                .unwrap_or_default()
+                .parse()
+                .map_err(|_| bad(number, "must begin with the URL of a web server, without a query"))?;
             if !matches!(url.scheme, Scheme::Http | Scheme::Https) {
-                return Err(bad(number, "its URL is not http:// or https://"));
+                return Err(bad(number, "the URL must begin with http:// or https://"));
             }
             if url.key.is_empty() || url.key.as_bytes().ends_with(b"/") {
-                return Err(bad(number, "it names a folder, not an object"));
+                return Err(bad(number, "the URL must name an object, not a folder"));
             }
             if urls.first().is_some_and(|first| first.scheme != url.scheme || first.authority != url.authority) {
                 return Err(bad(
                     number,
-                    "its server differs from that of the lines before it; a list can have only one",
+                    "the server differs from that of earlier lines; all URLs of a list must be on one server",
                 ));
             }
             let mut listed = Listed { key: Key::default(), size: None, digests: Vec::new() };
@@ -116,7 +117,7 @@ impl UrlList {
                     Some(Fact::Size(size)) if listed.size.is_none() => listed.size = Some(size),
                     Some(Fact::Digest(digest)) => listed.digests.push(digest),
                     _ => {
-                        return Err(bad(number, "what follows the URL is neither a size nor a digest such as md5:HEX"));
+                        return Err(bad(number, "the URL may be followed only by a size and digests such as md5:HEX"));
                     }
                 }
             }
@@ -136,7 +137,7 @@ impl UrlList {
         let mut sorted: Vec<&Key> = objects.iter().map(|listed| &listed.key).collect();
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
-            Some(pair) => Err(Error::config(place, format!("it lists `{}` twice", pair[0]))),
+            Some(pair) => Err(Error::config(place, format!("`{}` is listed twice", pair[0]))),
             None => Ok(Self { folder, objects }),
         }
     }

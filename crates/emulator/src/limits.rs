@@ -142,7 +142,7 @@ impl Limits {
     /// Creates the limits of a tier; `scale` multiplies its rates.
     pub fn new(tier: Tier, scale: f64) -> Result<Self> {
         if !(scale.is_finite() && scale > 0.0) {
-            return Err(Error::config("scale", format!("{scale} is not a positive number")));
+            return Err(Error::config("scale", format!("must be positive (got {scale})")));
         }
         let burst_s = tier.burst.as_ref().map_or(1.0, |burst| burst.value);
         let gates = tier

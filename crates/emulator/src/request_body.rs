@@ -196,9 +196,9 @@ fn body_error(error: s3s::StdError) -> S3Error {
 pub(crate) fn io_error(error: io::Error) -> S3Error {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            S3Error::with_message(s3s::S3ErrorCode::AccessDenied, format!("the folder refused it: {error}"))
+            S3Error::with_message(s3s::S3ErrorCode::AccessDenied, format!("access to the folder was denied: {error}"))
         }
-        _ => S3Error::with_message(s3s::S3ErrorCode::InternalError, format!("the folder failed: {error}")),
+        _ => S3Error::with_message(s3s::S3ErrorCode::InternalError, format!("the folder returned an error: {error}")),
     }
 }
 

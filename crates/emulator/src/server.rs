@@ -143,7 +143,7 @@ impl Emulator {
             .map_err(|error| Error::from_io("the emulator's threads", &error))?;
         let refused = |error: std::io::Error| match error.kind() {
             std::io::ErrorKind::AddrInUse => {
-                Error::config("bind", format!("{bind} is in use by another program; use port 0 for a free one"))
+                Error::config("bind", format!("{bind} is in use by another program; use port 0 to get a free port"))
             }
             _ => Error::System { place: format!("bind {bind}"), reason: error.to_string() },
         };

@@ -65,7 +65,7 @@ impl Steps {
         if self.world == 0 || self.rank >= self.world {
             return Err(Error::config(
                 "rank",
-                format!("{} is not one of {} ranks (0 to N - 1)", self.rank, self.world),
+                format!("must be less than the number of ranks, {} (got {})", self.world, self.rank),
             ));
         }
         if self.cursor > self.samples {

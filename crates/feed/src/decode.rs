@@ -150,8 +150,8 @@ fn decode_table(
 fn miscounted(place: &str, found: u64, counted: u64) -> Error {
     let (found, counted) = (with_separators(found), with_separators(counted));
     let problem = format!(
-        "contains {found} records, but was counted with {counted}: the objects differ, or changed \
-         since the count"
+        "contains {found} records, but {counted} were expected: objects have different record counts, \
+         or changed after they were counted"
     );
     Error::corrupt(place, problem)
 }

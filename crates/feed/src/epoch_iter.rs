@@ -114,7 +114,7 @@ impl<S: EpochSource> EpochIter<S> {
         if self.pid != std::process::id() {
             return Err(Error::config(
                 "iterator",
-                format!("it belongs to process {}; make a new one in this process with iter(loader)", self.pid),
+                format!("belongs to process {}; create a new one in this process with iter(loader)", self.pid),
             ));
         }
         Ok(self.running.as_mut())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Fields of a batch: each has a name, the value of a record that it is read from, and its kind.
+//! Fields of a batch. Each field has a name, a kind, and the name of the record value that it is read from.
 //!
 //! Owns the JSON document by which Python describes the fields. Reads no data.
 
@@ -167,14 +167,14 @@ impl Field {
     /// Parses fields from the JSON that Python writes.
     pub fn from_json(json: &str) -> Result<Vec<Self>> {
         let document: Vec<FieldDocument> = serde_json::from_str(json)
-            .map_err(|error| Error::config("fields", format!("they cannot be parsed: {error}")))?;
+            .map_err(|error| Error::config("fields", format!("cannot be parsed: {error}")))?;
         document.into_iter().map(Self::from_document).collect()
     }
 
     fn from_document(document: FieldDocument) -> Result<Self> {
         let dtype = document.dtype.as_deref().map(str::parse::<DType>).transpose()?;
         let spec = || {
-            let dtype = dtype.ok_or_else(|| Error::config("fields", format!("{} has no dtype", document.name)))?;
+            let dtype = dtype.ok_or_else(|| Error::config("fields", format!("`{}` has no dtype", document.name)))?;
             let spec = TensorSpec { dtype, shape: document.shape.clone() };
             spec.size_bytes()?;
             Ok::<_, Error>(spec)
@@ -186,10 +186,13 @@ impl Field {
             "bytes_list" => Kind::BytesList,
             "image" => {
                 let image = document.image.as_ref();
-                let image = image.ok_or_else(|| Error::config("fields", format!("{} has no image", document.name)))?;
+                let image =
+                    image.ok_or_else(|| Error::config("fields", format!("`{}` has no image", document.name)))?;
                 Kind::Image(image.spec(dtype.unwrap_or(DType::U8))?)
             }
-            other => return Err(Error::config("fields", format!("{} has the unknown kind `{other}`", document.name))),
+            other => {
+                return Err(Error::config("fields", format!("`{}` has an unknown kind (`{other}`)", document.name)));
+            }
         };
         let default = document.default.as_deref().map(|text| default_of(&document.name, &kind, text)).transpose()?;
         Ok(Self { name: document.name, of: document.of, kind, default })
@@ -232,7 +235,7 @@ fn default_of(name: &str, kind: &Kind, text: &str) -> Result<Box<[u8]>> {
         Kind::Ragged(_) | Kind::Image(_) | Kind::BytesList => false,
     };
     let bytes = bytes.filter(|bytes| digits.1.is_empty() && fits(bytes));
-    bytes.ok_or_else(|| Error::config("fields", format!("{name} has a default that is not a value of its kind")))
+    bytes.ok_or_else(|| Error::config("fields", format!("the default of `{name}` does not match its kind")))
 }
 
 #[cfg(test)]

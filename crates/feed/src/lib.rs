@@ -166,7 +166,7 @@ impl Feed {
     ) -> Result<Arc<Self>> {
         steps.check()?;
         if fields.is_empty() {
-            return Err(Error::config("fields", "no field is given"));
+            return Err(Error::config("fields", "at least one field is required"));
         }
         if sources.len() != leaves.len() || course.leaves() != leaves.len() || steps.samples != course.samples() {
             return Err(Error::bug("the sources, leaves and sampler of a feed do not match"));
@@ -186,7 +186,7 @@ impl Feed {
         if settings.on_error == OnError::Skip && steps.tail == Tail::Drop {
             return Err(Error::config(
                 "on_error",
-                "skip makes batches smaller, but tail=\"drop\" promises equal ones; use substitute, or tail=\"pad\"",
+                "skip cannot be used with tail=\"drop\": it makes batches smaller; use substitute, or tail=\"pad\"",
             ));
         }
         let has_loose = fields.iter().any(|field| field.fixed().is_none());
@@ -239,8 +239,8 @@ impl Feed {
         let parts = if sources.iter().any(|source| source.framing().inflates_parts()) { memory_bytes / 4 } else { 0 };
         let rest = memory_bytes.checked_sub(need).map(|rest| rest.saturating_sub(parts)).ok_or_else(|| Error::BudgetExceeded {
             what: format!(
-                "{spanned} batches of {rows} samples of {sample_bytes} bytes (as many as a shuffle window of {} objects \
-                 spans), with one object of {stored} bytes and {scratch} bytes to inflate it into,",
+                "a shuffle window of {} objects ({spanned} batches of {rows} samples of {sample_bytes} bytes), plus one \
+                 object of {stored} bytes and {scratch} bytes to decompress it,",
                 leaves.iter().map(|leaf| leaf.order().window()).max().unwrap_or(1)
             ),
             need,

@@ -25,7 +25,7 @@ impl Values {
         let mut used = lock(&self.used);
         let need = used.saturating_sub(old as u64).saturating_add(new as u64);
         if need > self.limit {
-            let what = format!("field `{field}` (all values of varying length in its batch)");
+            let what = format!("field `{field}` (all its variable-length values in one batch)");
             return Err(Error::BudgetExceeded { what, need, budget: self.limit });
         }
         *used = need;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Next-use oracle for the node cache: computes from the sample order when this node reads each object next.
+//! Next-use oracle for the node cache: computes from the sample order when this node will next read each object.
 //!
 //! The cache uses it to choose which entry to evict.
 

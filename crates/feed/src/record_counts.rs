@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Counts the records of each object. Sources in order of preference: declared by the user, the manifest, a record
-//! index (Penstock's or another program's), the format, a comparison of sizes, a scan.
+//! Counts the records of each object. The sources, in order of preference, are the user's declaration, the manifest, a
+//! record index (Penstock's or another program's), the format, a comparison of sizes, and a scan.
 //!
-//! The sources without a scan may be wrong for an unknown dataset. Therefore the feed counts the records that it reads,
-//! and reports a difference.
+//! All sources except the scan may be wrong for an unknown dataset. Therefore the feed counts the records that it
+//! reads, and reports a difference.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,8 +110,12 @@ pub(super) fn no_record(source: &Source) -> Error {
         FormatSpec::Tar {} => " (a tar's samples are its members named KEY.EXTENSION)",
         _ => "",
     };
-    let (url, objects) = (&source.manifest().url, with_separators(source.manifest().objects.len() as u64));
-    Error::config("dataset", format!("{url} contains no record in {objects} objects{rule}"))
+    let (url, objects) = (&source.manifest().url, source.manifest().objects.len() as u64);
+    let text = match objects {
+        1 => format!("the only object of {url} contains no record{rule}"),
+        objects => format!("none of the {} objects of {url} contains a record{rule}", with_separators(objects)),
+    };
+    Error::config("dataset", text)
 }
 
 /// Counts records without a scan: reads at most one object, and the few bytes of other objects that state a count or a
@@ -141,7 +145,10 @@ pub async fn count(
     let counted = |records: &[u64], rung| Counted::new(source, records, rung, index.clone()).map(Some);
     if source.blocks().is_some() {
         if declared.is_some() {
-            return Err(Error::config("records_per_object", "arrays declare their row counts in their shapes"));
+            return Err(Error::config(
+                "records_per_object",
+                "cannot be set for arrays: their shapes contain the row counts",
+            ));
         }
         let framing = source.framing();
         let records: Vec<u64> = (0..objects.len() as u64).filter_map(|block| framing.count_of_object(block)).collect();

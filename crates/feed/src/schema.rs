@@ -334,7 +334,7 @@ impl Survey {
                 continue;
             }
             let Some(kind) = kind else {
-                schema.left_out.push((name, format!("it is null in {} of {0} records", self.records)));
+                schema.left_out.push((name, format!("null in {} of {0} records", self.records)));
                 continue;
             };
             let mut field = Field::of_kind(&name, kind);

@@ -51,5 +51,5 @@ fn cores_by_default<'de, D: Deserializer<'de>>(document: D) -> std::result::Resu
 fn seconds<'de, D: Deserializer<'de>>(document: D) -> std::result::Result<Duration, D::Error> {
     let seconds = f64::deserialize(document)?;
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| de::Error::custom(format_args!("{seconds} is not a duration in seconds")))
+        .map_err(|_| de::Error::custom(format_args!("must be a valid duration in seconds (got {seconds})")))
 }

@@ -240,7 +240,7 @@ fn tar_spans(text: &[u8], size: u64, place: &str) -> Result<Vec<Span>> {
     let mut end = 0;
     let silent = |from: u64, to: u64| {
         let problem = format!(
-            "does not cover bytes {} to {} of an object of {} bytes: the index is stale or belongs to another object",
+            "does not cover bytes {} to {} of an object of {} bytes: the index is stale or belongs to a different object",
             with_separators(from),
             with_separators(to),
             with_separators(size)
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(
             problem(1 << 20, "v1.2 1\njpg 512 9 a.jpg\n"),
             "a.idx does not cover bytes 1,024 to 1,048,576 of an object of 1,048,576 bytes: \
-             the index is stale or belongs to another object"
+             the index is stale or belongs to a different object"
         );
         assert!(problem(1 << 20, "v1.2 1\njpg 512000 9 a.jpg\n").contains("bytes 0 to 511,488"));
         assert!(problem(9216, "v1.2 2\njpg 512 900 a.jpg\njpg 1024 9 b.jpg\n").contains("bytes 512 to"));

@@ -109,7 +109,7 @@ impl Source {
             return Err(Error::config(
                 "dataset",
                 format!(
-                    "{} contains `{}` and `{}`, the same samples twice; select one kind by a pattern (such as {}*.gz)",
+                    "{} contains the same samples as `{}` and `{}`; select one kind with a pattern (such as {}*.gz)",
                     manifest.url, pair[0].key, pair[1].key, manifest.url
                 ),
             ));

@@ -48,7 +48,7 @@ impl Source {
         let shards = zarr::shards(&metadata_read, listing)?;
         let bytes = shards.iter().map(|(_, _, range)| range.len).fold(0, u64::saturating_add);
         if bytes > MAX_INDEXES {
-            let what = format!("{} bytes of shard indexes ({})", with_separators(bytes), listing.url);
+            let what = format!("a total of {} bytes of shard indexes ({})", with_separators(bytes), listing.url);
             return Err(Error::Unsupported { what, by: "the feed".to_owned() });
         }
         let indexes: Vec<(String, String)> = stream::iter(shards)

@@ -45,7 +45,7 @@ impl Memory {
     fn of(value: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Self> {
         let buffer = PyBuffer::<u8>::get(value)?;
         if !buffer.is_c_contiguous() || is_written && buffer.readonly() {
-            return Err(PyBufferError::new_err("want a contiguous buffer of bytes, writable where it is filled"));
+            return Err(PyBufferError::new_err("must be a contiguous byte buffer, and writable if it is an output"));
         }
         let (start, len) = (buffer.buf_ptr().cast(), buffer.len_bytes());
         Ok(Self { _buffer: buffer, start, len })

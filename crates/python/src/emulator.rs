@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `penstock._native.Emulator`.
+//! Binding for the S3 emulator: the class `penstock._native.Emulator`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,9 +37,9 @@ impl Emulator {
         secret_key: Option<String>,
     ) -> PyResult<Self> {
         let core = enter(py, || {
-            let bind: SocketAddr = bind
-                .parse()
-                .map_err(|_| Error::config("bind", format!("`{bind}` is not ADDRESS:PORT (such as 127.0.0.1:0)")))?;
+            let bind: SocketAddr = bind.parse().map_err(|_| {
+                Error::config("bind", format!("must be ADDRESS:PORT, such as 127.0.0.1:0 (got `{bind}`)"))
+            })?;
             let keys = match (access_key, secret_key) {
                 (Some(access), Some(secret)) if !access.is_empty() && !secret.is_empty() => Keys { access, secret },
                 (None, None) => Keys::random(),

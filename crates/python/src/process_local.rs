@@ -20,7 +20,7 @@ impl<T> Own<T> {
         if self.pid == std::process::id() {
             Ok(&self.value)
         } else {
-            Err(Error::config(what, format!("it belongs to process {}; make a new one in this process", self.pid)))
+            Err(Error::config(what, format!("belongs to process {}; create a new one in this process", self.pid)))
         }
     }
 }

@@ -33,11 +33,11 @@ impl<'py> Held<'py> {
         }
         let refused = |problem: &str| raise(py, Error::config(format!("feature `{name}`"), problem));
         let Ok(list) = value.cast::<PyList>() else {
-            return Err(refused("is neither bytes, a list, nor a buffer of float32"));
+            return Err(refused("must be bytes, a list or a buffer of float32"));
         };
         let mut items = list.iter().peekable();
         match items.peek() {
-            None => Err(refused("is an empty list of unknown kind; use an empty buffer of float32")),
+            None => Err(refused("the type of an empty list is unknown; use an empty buffer of float32")),
             Some(first) if first.is_instance_of::<PyBytes>() => {
                 let bytes: Result<_, _> = items.map(|item| item.cast_into::<PyBytes>()).collect();
                 bytes.map(Self::Bytes).map_err(|_| refused("mixes bytes with other values"))
@@ -59,7 +59,7 @@ impl<'py> Held<'py> {
                 ints.map(Self::Ints)
                     .map_err(|()| refused("mixes integers with other values, or has integers beyond 64 bits"))
             }
-            Some(_) => Err(refused("is a list of something other than bytes, floats or integers")),
+            Some(_) => Err(refused("must be a list of bytes, floats or integers")),
         }
     }
 }

@@ -90,7 +90,7 @@ impl PyRun {
             Ok(run) => run,
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(std::sync::TryLockError::WouldBlock) => {
-                return Err(Error::config("iterator", "another thread is using it; use one iterator per thread"));
+                return Err(Error::config("iterator", "in use by another thread; use one iterator per thread"));
             }
         };
         work(&mut run)

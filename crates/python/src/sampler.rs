@@ -97,7 +97,8 @@ impl PySampler {
     fn places(&self, py: Python<'_>, epoch: u64, positions: Vec<u64>) -> PyResult<Vec<(usize, u64, u64)>> {
         enter(py, || {
             if let Some(position) = positions.iter().find(|&&position| position >= self.course.samples()) {
-                let text = format!("{position} is not below {}, the number of samples", self.course.samples());
+                let text =
+                    format!("must be less than the number of samples, {} (got {position})", self.course.samples());
                 return Err(Error::config("position", text));
             }
             let mut kept = lock(&self.walk);

@@ -202,7 +202,7 @@ impl PySource {
                 let listed = Manifest::from_json(&json, "the manifest")?;
                 let of = listed.url.parse::<Url>()?;
                 if of.as_folder() != folder.as_folder() && !url.to_string().starts_with(&listed.url) {
-                    return Err(Error::config("manifest", format!("it lists {}, not {url}", listed.url)));
+                    return Err(Error::config("manifest", format!("lists {}, not {url}", listed.url)));
                 }
                 Ok(listed)
             })?,

@@ -63,10 +63,10 @@ impl PyTensor {
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
         if stream.is_some() {
-            return Err(PyBufferError::new_err("a CPU tensor has no stream"));
+            return Err(PyBufferError::new_err("stream must be None for a CPU tensor"));
         }
         if dl_device.is_some_and(|device| device != (dlpack::CPU, 0)) || copy == Some(true) {
-            return Err(PyBufferError::new_err("only CPU memory is exported, without a copy"));
+            return Err(PyBufferError::new_err("only an export of CPU memory without a copy is supported"));
         }
         dlpack::export(py, &self.0, max_version)
     }

@@ -82,7 +82,7 @@ impl Encoding {
                         let (&code, rest) = value.split_first().ok_or_else(cut)?;
                         match array_type(code) {
                             Some(dtype) => (dtype, rest),
-                            None => return Err(Error::corrupt(place, format!("has the unknown element type {code}"))),
+                            None => return Err(Error::corrupt(place, format!("has an unknown element type ({code})"))),
                         }
                     }
                 };

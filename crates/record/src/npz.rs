@@ -80,7 +80,7 @@ impl<'a> Directory<'a> {
             // Bytes in front of the archive make the stated offset of this record wrong. The record is therefore
             // expected directly before its locator (no known writer adds extensible data in between).
             let record = at.checked_sub(56).filter(|&record| u32_at(bytes, record) == END_64);
-            let record = record.ok_or_else(|| corrupt("has no zip64 record where one should be".to_owned()))?;
+            let record = record.ok_or_else(|| corrupt("lacks its zip64 record".to_owned()))?;
             count = u64_at(bytes, record + 32);
             len = u64_at(bytes, record + 40);
             start = u64_at(bytes, record + 48);

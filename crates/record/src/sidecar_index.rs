@@ -35,7 +35,7 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
         return Err(Error::corrupt(
             place,
             format!(
-                "ends at byte {end}, but the object has {object} bytes: the index is stale or belongs to another object"
+                "ends at byte {end}, but the object has {object} bytes: the index is stale or belongs to a different object"
             ),
         ));
     }
@@ -50,7 +50,7 @@ pub fn parse_tfrecord_index(text: &[u8], object_len: u64, place: &str) -> Result
 /// block before its first part. This is correct except for members with long names.
 pub fn parse_tar_index(text: &[u8], object_len: u64, place: &str) -> Result<Vec<Sample<'static>>> {
     let mut lines = lines(text);
-    let (_, head) = lines.next().ok_or_else(|| Error::corrupt(place, "is not a DALI index: it is empty"))?;
+    let (_, head) = lines.next().ok_or_else(|| Error::corrupt(place, "is not a DALI index: the file is empty"))?;
     let mut words = Words::new(head);
     let words_a_part = match words.word() {
         Some(b"v1.2") => 4,
@@ -164,7 +164,7 @@ fn stale(place: &str, number: usize, offset: u64, len: u64, object_len: u64) -> 
         place,
         format!(
             "has {len} bytes at byte {offset} in line {number}, outside the object of {object} bytes: \
-             the index is stale or belongs to another object"
+             the index is stale or belongs to a different object"
         ),
     )
 }

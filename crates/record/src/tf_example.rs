@@ -152,11 +152,11 @@ fn names(payload: &[u8]) -> String {
         Ok(())
     });
     match (walked, count) {
-        (Ok(()), 0) => "it has none".to_owned(),
+        (Ok(()), 0) => "its features: none".to_owned(),
         (Ok(()), count) if count > shown.len() => {
-            format!("it has {} and {} more", shown.join(", "), count - shown.len())
+            format!("its features: {} and {} more", shown.join(", "), count - shown.len())
         }
-        _ => format!("it has {}", shown.join(", ")),
+        _ => format!("its features: {}", shown.join(", ")),
     }
 }
 

@@ -60,14 +60,14 @@ impl DestDir {
     pub fn open_file(&self, relative: &[u8]) -> Result<File> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
-            return Err(self.refused(relative, "it does not end in a file name"));
+            return Err(self.refused(relative, "the key does not end in a file name"));
         }
         let folder = self.walk(folder, Missing::Fail)?;
         // NONBLOCK: without it, opening a planted FIFO would block until another process opens its other end.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file: File = match rustix::fs::openat(&folder, name, flags, Mode::empty()) {
             Ok(file) => file.into(),
-            Err(Errno::LOOP) => return Err(self.refused(relative, "there is a symbolic link at this path")),
+            Err(Errno::LOOP) => return Err(self.refused(relative, "the path is a symbolic link")),
             Err(Errno::NXIO) => return Err(self.refused(relative, "the path is not a regular file")),
             Err(errno) => return Err(self.error(relative, errno)),
         };
@@ -102,7 +102,7 @@ impl DestDir {
         rooted::open_folder(&self.root, relative, Links::Refused, missing).map_err(|blocked| {
             let walked = &relative[..blocked.walked];
             match (blocked.errno, blocked.entry) {
-                (Errno::XDEV, _) => self.refused(relative, "it has a `.` or `..` component"),
+                (Errno::XDEV, _) => self.refused(relative, "the path has a `.` or `..` component"),
                 (_, Some(FileType::Symlink)) => {
                     let link = Key::new(walked.to_vec());
                     self.refused(relative, &format!("`{link}` is a symbolic link, which is not followed"))
@@ -159,7 +159,7 @@ impl DestDir {
     pub fn adopt(&self, file: &OwnedFile, relative: &[u8], replace: Replace) -> Result<OwnedFd> {
         let (folder, name) = split(relative);
         if matches!(name, b"" | b"." | b"..") {
-            return Err(self.refused(relative, "it does not end in a file name"));
+            return Err(self.refused(relative, "the key does not end in a file name"));
         }
         let folder = self.walk(folder, Missing::Make)?;
         let renamed = match file.rename(&folder, name, replace) {

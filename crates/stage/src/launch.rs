@@ -4,8 +4,8 @@
 //!
 //! `.penstock/stage/launch` holds the current launch as JSON, and two byte-range locks. A process locks byte 0 while it
 //! joins, and byte 1 while it runs (shared for a stage, exclusive for a repair). The first process, which holds byte 1
-//! exclusively, writes the JSON; the JSON is therefore valid only while some process holds byte 1. A launch with
-//! another number of nodes is rejected, because its shares overlap: two nodes would write the same files.
+//! exclusively, writes the JSON; the JSON is therefore valid only while some process holds byte 1. A launch with a
+//! different number of nodes is rejected, because its shares overlap: two nodes would write the same files.
 //!
 //! The kernel releases both locks when a process dies. Some file systems do not share locks between machines (Lustre
 //! mounted with `localflock`, NFS with `local_lock`). There, the status records replace the locks: each node rewrites
@@ -80,7 +80,10 @@ impl Launch {
         let clock = Stopwatch::start();
         while !try_lock(&file, JOINING, Mode::Exclusive).map_err(io)? {
             if clock.elapsed() > JOIN_TIMEOUT {
-                return Err(busy(format!("another penstock process has held its start lock for {JOIN_TIMEOUT:?}")));
+                return Err(busy(format!(
+                    "another penstock process has held the start lock for {} s",
+                    JOIN_TIMEOUT.as_secs()
+                )));
             }
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -197,10 +197,10 @@ pub async fn leader_ends(
             let launch_known = identity.launch.is_some() && identity.launch == record.identity.launch;
             match record.state {
                 State::Done => {
-                    return record.summary.map(Ok).ok_or_else(|| failed("its record has no summary".to_owned()));
+                    return record.summary.map(Ok).ok_or_else(|| failed("the status record has no summary".to_owned()));
                 }
                 State::Failed if launch_known || seen_alive || record.at_s >= began_s - 5.0 => {
-                    let silent = || failed(record.error.unwrap_or_else(|| "it gave no reason".to_owned()));
+                    let silent = || failed(record.error.unwrap_or_else(|| "no reason was reported".to_owned()));
                     return record.failure.map(Err).ok_or_else(silent);
                 }
                 State::Failed => {}
@@ -222,7 +222,7 @@ pub async fn leader_ends(
                     } else if seen_alive {
                         let since = *unlocked_since.get_or_insert_with(Stopwatch::start);
                         if since.elapsed() > DEAD_AFTER {
-                            return Err(failed("it ended without a result; its lock is free".to_owned()));
+                            return Err(failed("the process ended without a result (its lock is free)".to_owned()));
                         }
                     }
                 }

@@ -156,7 +156,10 @@ impl StagePlan {
     /// node, so that every node rejects the same dataset.
     pub fn new(manifest: &Manifest, options: &StageOptions, place: &str) -> Result<Self> {
         if options.node >= options.nodes {
-            return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
+            return Err(Error::config(
+                "--node",
+                format!("must be less than --nodes, {} (got {})", options.nodes, options.node),
+            ));
         }
         for entry in &manifest.objects {
             check_key(&entry.key, place)?;
@@ -166,7 +169,7 @@ impl StagePlan {
                 let how =
                     if target.len() < entry.key.as_bytes().len() { "without its suffix" } else { "with its suffix" };
                 let target = Key::new(target.to_vec());
-                return Err(refuse(&entry.key, place, format!("{how} it would be `{target}`")));
+                return Err(refuse(&entry.key, place, format!("{how} the key would be `{target}`")));
             }
         }
         check_collisions(manifest, options, place)?;
@@ -253,23 +256,23 @@ fn is_own_name(part: &[u8]) -> bool {
 fn check_name(bytes: &[u8]) -> std::result::Result<(), String> {
     let no = |reason: &str| Err(reason.to_owned());
     if bytes.is_empty() {
-        return no("it is empty");
+        return no("the key is empty");
     }
     if bytes.contains(&0) {
-        return no("it contains a NUL byte");
+        return no("the key contains a NUL byte");
     }
     if bytes.len() > PATH_MAX {
-        return Err(format!("it has {} bytes (a path has at most {PATH_MAX})", bytes.len()));
+        return Err(format!("the key has {} bytes (a path has at most {PATH_MAX})", bytes.len()));
     }
     for part in bytes.split(|byte| *byte == b'/') {
         match part {
-            b"" => return no("it begins or ends with `/`, or has an empty component"),
-            b"." | b".." => return no("it has a `.` or `..` component"),
+            b"" => return no("the key begins or ends with `/`, or has an empty component"),
+            b"." | b".." => return no("the key has a `.` or `..` component"),
             part if is_own_name(part) => {
                 return no("names that begin with .penstock are reserved for Penstock");
             }
             part if part.len() > NAME_MAX => {
-                return Err(format!("it has a component of {} bytes (a name has at most {NAME_MAX})", part.len()));
+                return Err(format!("the key has a component of {} bytes (a name has at most {NAME_MAX})", part.len()));
             }
             _ => {}
         }
@@ -336,7 +339,9 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
                     let target = Key::new(names.target(at).to_vec());
                     format!("`{other_key}` would become the same file, `{target}`")
                 } else {
-                    format!("it differs from `{other_key}` only in case (use --allow-case-collisions to keep both)")
+                    format!(
+                        "the key differs from `{other_key}` only in case (use --allow-case-collisions to keep both)"
+                    )
                 };
                 return Err(refuse(key, place, reason));
             }
@@ -351,7 +356,7 @@ fn check_collisions(manifest: &Manifest, options: &StageOptions, place: &str) ->
             let hash = xxh3_64(folded(&target[..cut], folds, &mut room));
             if let Some(other) = names.find(&target[..cut], hash) {
                 let (key, other_key) = (&objects[at].key, &objects[other].key);
-                return Err(refuse(key, place, format!("it needs a folder where `{other_key}` is a file")));
+                return Err(refuse(key, place, format!("the key requires a folder where `{other_key}` is a file")));
             }
         }
         before = target;

@@ -203,7 +203,7 @@ impl<'a, S: PartialEq> DamageRetry<'a, S> {
             return Err(damage);
         }
         if self.reads == MAX_DAMAGED_READS {
-            let problem = format!("arrived damaged {MAX_DAMAGED_READS} times, each time differently");
+            let problem = format!("was damaged in {MAX_DAMAGED_READS} reads, each time differently");
             return Err(Error::corrupt(self.reader.place(self.entry), problem));
         }
         self.last = seen;

@@ -59,10 +59,10 @@ impl Rates {
     pub fn check(&self) -> Result<()> {
         let bad = |rate: Option<f64>| rate.filter(|rate| !(rate.is_finite() && *rate > 0.0));
         if let Some(rate) = bad(self.requests_per_s) {
-            return Err(Error::config("--max-requests-per-s", format!("{rate} is not a positive number")));
+            return Err(Error::config("--max-requests-per-s", format!("must be positive (got {rate})")));
         }
         if let Some(rate) = bad(self.bytes_per_s) {
-            return Err(Error::config("--max-bytes-per-s", format!("{rate} is not a positive number")));
+            return Err(Error::config("--max-bytes-per-s", format!("must be positive (got {rate})")));
         }
         Ok(())
     }

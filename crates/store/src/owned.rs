@@ -52,7 +52,7 @@ pub struct OwnedFile {
 
 /// Opens the parent folder of a path; returns the folder and the file name.
 pub fn parent_of(path: &Path) -> Result<(Arc<OwnedFd>, String)> {
-    let invalid = || Error::new(ErrorKind::InvalidInput, "it does not end in a file name");
+    let invalid = || Error::new(ErrorKind::InvalidInput, "the path does not end in a file name");
     let name = path.file_name().ok_or_else(invalid)?.to_string_lossy().into_owned();
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok((Arc::new(File::open(parent)?.into()), name))
@@ -71,7 +71,9 @@ pub fn open(folder: impl AsFd, name: &str, flags: OFlags) -> Result<File> {
 /// Converts the error for a symbolic link at a name that only Penstock uses.
 fn not_ours(errno: Errno) -> Error {
     match errno {
-        Errno::LOOP => Error::new(ErrorKind::PermissionDenied, "it is a symbolic link, so Penstock did not make it"),
+        Errno::LOOP => {
+            Error::new(ErrorKind::PermissionDenied, "the path is a symbolic link, which Penstock did not create")
+        }
         errno => errno.into(),
     }
 }
@@ -145,11 +147,14 @@ fn is_same(one: &Stat, other: &Stat) -> bool {
 /// Returns an error for entries that Penstock cannot have created: pipes, devices, or files with several hard links.
 fn check(stat: &Stat) -> Result<()> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Error::new(ErrorKind::PermissionDenied, "it is not a regular file, so Penstock did not make it"));
+        return Err(Error::new(
+            ErrorKind::PermissionDenied,
+            "the path is not a regular file, so Penstock did not create it",
+        ));
     }
     if stat.st_nlink > 1 {
         let links = stat.st_nlink;
-        let problem = format!("it has {links} hard links, so Penstock did not make it and does not write to it");
+        let problem = format!("the file has {links} hard links, so Penstock did not create it and does not change it");
         return Err(Error::new(ErrorKind::PermissionDenied, problem));
     }
     Ok(())

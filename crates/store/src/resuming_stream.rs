@@ -95,7 +95,7 @@ async fn next(mut state: State) -> Result<Option<(Chunk, State)>> {
                     return Ok(None);
                 }
                 let place = crate::place(state.tries.shared.inner.root(), &state.source.key);
-                Error::Server { place, status: 0, reason: format!("the answer ended {rest} bytes early") }
+                Error::Server { place, status: 0, reason: format!("the response ended {rest} bytes early") }
             }
             Err(error) => error,
         };

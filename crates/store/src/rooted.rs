@@ -57,14 +57,14 @@ pub struct Blocked {
 /// Returns the reason why `key` cannot be a path below a folder; `None` if it can.
 pub fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
-        return Some("it is empty");
+        return Some("the key is empty");
     }
     key.split(|&byte| byte == b'/').find_map(|name| match name {
-        b"" if key.starts_with(b"/") => Some("it begins with `/`"),
-        b"" => Some("it has an empty component"),
-        b"." | b".." => Some("it has a `.` or `..` component"),
-        name if name.contains(&0) => Some("it contains a NUL byte"),
-        name if name.len() > NAME_MAX => Some("it has a component of more than 255 bytes"),
+        b"" if key.starts_with(b"/") => Some("the key begins with `/`"),
+        b"" => Some("the key has an empty component"),
+        b"." | b".." => Some("the key has a `.` or `..` component"),
+        name if name.contains(&0) => Some("the key contains a NUL byte"),
+        name if name.len() > NAME_MAX => Some("the key has a component of more than 255 bytes"),
         _ => None,
     })
 }

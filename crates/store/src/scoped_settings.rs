@@ -53,9 +53,9 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
             && !tenant.contains("AWS_ENDPOINT")
         {
             let url: Url =
-                value.parse().map_err(|_| Error::config(name, format!("`{value}` is not a URL of a store")))?;
+                value.parse().map_err(|_| Error::config(name, format!("`{value}` is not a valid store URL")))?;
             if found.insert(tenant, url.to_string().trim_end_matches('/').to_owned()).is_some() {
-                return Err(Error::config(name, "it is set twice"));
+                return Err(Error::config(name, "set twice"));
             }
         }
     }
@@ -66,7 +66,7 @@ pub(crate) fn tenants(variables: &HashMap<String, String>) -> Result<Vec<ScopedS
         let tenant =
             found.keys().filter(|tenant| rest.starts_with(&format!("{tenant}_"))).max_by_key(|tenant| tenant.len());
         let Some(tenant) = tenant else {
-            return Err(Error::config(name, format!("its store is unknown; set {MARK}<NAME>_URL")));
+            return Err(Error::config(name, format!("unknown store; set {MARK}<NAME>_URL")));
         };
         theirs.entry(tenant).or_default().push((&rest[tenant.len() + 1..], value));
     }

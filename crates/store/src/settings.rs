@@ -126,7 +126,7 @@ impl StoreSettings {
         let flag = |name: &str| match text(name) {
             None | Some("0" | "false" | "no") => Ok(false),
             Some("1" | "true" | "yes") => Ok(true),
-            Some(other) => Err(Error::config(name, format!("`{other}` is neither 1 nor 0"))),
+            Some(other) => Err(Error::config(name, format!("must be 1 or 0 (got `{other}`)"))),
         };
         let metadata_off = text("AWS_EC2_METADATA_DISABLED").is_some_and(|value| value.eq_ignore_ascii_case("true"));
         let ignores_endpoints =
@@ -143,7 +143,12 @@ impl StoreSettings {
         if let Some(seconds) = text("PENSTOCK_GIVE_UP_AFTER_S") {
             retry.give_up_after =
                 seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(
-                    || Error::config("PENSTOCK_GIVE_UP_AFTER_S", format!("`{seconds}` is not a duration in seconds")),
+                    || {
+                        Error::config(
+                            "PENSTOCK_GIVE_UP_AFTER_S",
+                            format!("must be a valid duration in seconds (got `{seconds}`)"),
+                        )
+                    },
                 )?;
         }
         Ok(Self {

@@ -111,7 +111,7 @@ impl Tries {
             Err(_) if self.deadline.passed() => Err(self.deadline.error(&self.what)),
             Err(_) => Err(Error::Unreachable {
                 place: self.shared.inner.root().to_string(),
-                reason: format!("no byte for {:.1} s", limit.as_secs_f64()),
+                reason: format!("no data received for {:.1} s", limit.as_secs_f64()),
             }),
         }
     }

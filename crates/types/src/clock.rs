@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clock and deadlines. This is the only module that reads the time (`clippy.toml` forbids it elsewhere), so that
-//! deadlines can be passed as values.
+//! Clock and deadlines. Only this module reads the clock (`clippy.toml` forbids it elsewhere); all other code receives
+//! deadlines as values.
 
 use std::time::{Duration, Instant, SystemTime};
 

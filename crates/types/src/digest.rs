@@ -123,7 +123,7 @@ impl FromStr for Digest {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = || Error::config("digest", format!("`{text}` is not algorithm:hex"));
+        let bad = || Error::config("digest", format!("must be algorithm:hex (got `{text}`)"));
         let (name, hex) = text.split_once(':').ok_or_else(bad)?;
         let algorithm = Algorithm::parse(name).ok_or_else(bad)?;
         if !hex.is_ascii() || hex.len() % 2 != 0 {

@@ -63,7 +63,7 @@ pub enum Error {
         reason: String,
     },
     /// The store returned 5xx (other than throttling) or violated the protocol. A retry may succeed.
-    #[error("{place} answered {status}: {reason}")]
+    #[error("{}", server(place, *status, reason))]
     Server {
         /// URL.
         place: String,
@@ -98,7 +98,7 @@ pub enum Error {
         problem: String,
     },
     /// The object no longer has the pinned version.
-    #[error("{place} was replaced while it was read (version {want} pinned, {have} found)")]
+    #[error("{place} was replaced while it was read (pinned version: {want}, found: {have})")]
     Changed {
         /// URL.
         place: String,
@@ -140,17 +140,13 @@ pub enum Error {
         by: String,
     },
     /// The memory budget is too small for the request.
-    #[error(
-        "{what} needs {} bytes, but the memory budget is {} bytes",
-        with_separators(*need),
-        with_separators(*budget)
-    )]
+    #[error("{}", over_budget(what, *need, *budget))]
     BudgetExceeded {
         /// Purpose of the memory.
         what: String,
         /// Number of bytes needed.
         need: u64,
-        /// Memory budget in bytes.
+        /// Memory budget in bytes; 0 if the system could not allocate the memory.
         budget: u64,
     },
     /// The disk is full.
@@ -207,6 +203,24 @@ fn not_found(place: &str) -> String {
     }
 }
 
+fn server(place: &str, status: u16, reason: &str) -> String {
+    match status {
+        0 => format!("{place}: {reason}"),
+        status => format!("{place} returned HTTP {status}: {reason}"),
+    }
+}
+
+fn over_budget(what: &str, need: u64, budget: u64) -> String {
+    match budget {
+        0 => format!("{what} needs {} bytes, which cannot be allocated", with_separators(need)),
+        budget => format!(
+            "{what} needs {} bytes, but the memory budget is {} bytes",
+            with_separators(need),
+            with_separators(budget)
+        ),
+    }
+}
+
 fn no_space(place: &str, need: u64, free: u64) -> String {
     match need {
         0 => format!("{place} could not be written: its disk is full"),
@@ -254,21 +268,21 @@ impl Error {
             }
             Self::NotFound { .. } => "check the path",
             Self::Denied { place, .. } if place.starts_with("az:") => {
-                "check AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or `az login`, and that they may list and read this container"
+                "check that AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or `az login` allows listing and reading this container"
             }
             Self::Denied { place, .. } if place.starts_with("gs:") => {
-                "check GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login`, and what they may read"
+                "check that GOOGLE_APPLICATION_CREDENTIALS or `gcloud auth application-default login` allows listing and reading this bucket"
             }
             Self::Denied { place, .. } if place.starts_with("hdfs:") => {
                 "check HADOOP_USER_NAME or the Kerberos ticket (`klist`), and the owner and mode of the folder"
             }
             Self::Denied { place, .. } if place.starts_with("http") => {
-                "use a public URL: Penstock sends no login to web servers"
+                "use a public URL: Penstock sends no credentials to web servers"
             }
             Self::Denied { place, .. } if place.contains("://") && !place.starts_with("file:") => {
-                "check the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) and that they may list and read this bucket"
+                "check that the credentials (AWS_ACCESS_KEY_ID, AWS_PROFILE, ...) allow listing and reading this bucket"
             }
-            Self::Denied { .. } => "check the owner and the mode of the folder",
+            Self::Denied { .. } => "check the owner and mode of the folder",
             Self::Throttled { .. } => "lower --concurrency, or spread the data over more prefixes or accounts",
             Self::Unreachable { place, .. } if place.starts_with("s3:") => {
                 "check AWS_ENDPOINT_URL and that the endpoint is up"
@@ -279,21 +293,21 @@ impl Error {
             Self::Unreachable { .. } => {
                 "check that the endpoint is up and that its address (such as AWS_ENDPOINT_URL) is right"
             }
-            Self::Untrusted { reason, .. } if reason.starts_with("it is signed") => {
-                "name the PEM file of that authority in SSL_CERT_FILE, or for S3 in AWS_CA_BUNDLE"
+            Self::Untrusted { reason, .. } if reason.starts_with("its issuer") => {
+                "set SSL_CERT_FILE (for S3: AWS_CA_BUNDLE) to the PEM file of the issuer"
             }
-            Self::Untrusted { .. } => "check the endpoint's name, and the certificate that its server sends",
-            Self::Server { .. } => "try again later: the store failed",
+            Self::Untrusted { .. } => "check the endpoint's name and its server's certificate",
+            Self::Server { .. } => "try again later",
             Self::Deadline { .. } => "raise --timeout, or check the endpoint's health",
             Self::Corrupt { .. } => "fetch the object again, or compare it with its source",
             Self::Mismatch { .. } => {
-                "declare the fields as the records contain them; `penstock.open(url).schema()` shows the first record's"
+                "declare the fields with the types of the records; `penstock.open(url).schema()` lists those of the first record"
             }
             Self::Changed { .. } => "run `penstock index` again: the dataset is being written to",
             Self::Precondition { place, .. } if !place.contains("://") => {
-                "choose another folder, or give --overwrite to replace what is there"
+                "choose another folder, or use --overwrite to replace the existing files"
             }
-            Self::Precondition { .. } => "choose another name or remove the object: another writer was first",
+            Self::Precondition { .. } => "choose another name, or remove the existing object",
             Self::Busy { .. } => "wait until the other process ends, or stop it; then run the same command again",
             Self::BudgetExceeded { .. } => "raise the memory budget or make the batch smaller",
             Self::NoSpace { .. } => {
@@ -301,9 +315,9 @@ impl Error {
             }
             Self::KeyRefused { .. } => "rename the object at its source, or stage a prefix without it",
             Self::RankFailed { .. } => "read that rank's log",
-            Self::Bug { .. } => "report it with the output of the same command under --debug",
+            Self::Bug { .. } => "report it, with the output of the same command under --debug",
             Self::Unsupported { by, .. } if by.starts_with("penstock.open") => {
-                "convert the objects, or set format= if their names do not show it"
+                "set format= if the names do not show the format; otherwise, convert the objects"
             }
             Self::Unsupported { what, .. } if what == Self::HUB => {
                 "use the URLs of its files, https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE, or \
@@ -315,7 +329,7 @@ impl Error {
     }
 
     /// Value of `Unsupported` for Hugging Face Hub URLs; its hint contains the supported form of the address.
-    pub const HUB: &str = "hf://, a dataset of the Hugging Face Hub,";
+    pub const HUB: &str = "hf:// (the Hugging Face Hub)";
 
     /// Builds an [`Error::Config`].
     pub fn config(what: impl Into<String>, problem: impl Into<String>) -> Self {
@@ -330,7 +344,7 @@ impl Error {
     /// Builds an [`Error::Changed`] for an object whose size has changed.
     pub fn resized(place: impl Into<String>, want: u64, have: u64) -> Self {
         let (want, have) = (with_separators(want), with_separators(have));
-        Self::Changed { place: place.into(), want: format!("of {want} bytes"), have: format!("one of {have} bytes") }
+        Self::Changed { place: place.into(), want: format!("{want} bytes"), have: format!("{have} bytes") }
     }
 
     /// Builds an [`Error::Mismatch`].
@@ -353,7 +367,9 @@ impl Error {
                 Self::Denied { place, reason: error.to_string() }
             }
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Self::NoSpace { place, need: 0, free: 0 },
-            ErrorKind::AlreadyExists => Self::Precondition { place, reason: "it already exists".to_owned() },
+            ErrorKind::AlreadyExists => {
+                Self::Precondition { place, reason: "a file or folder with this name already exists".to_owned() }
+            }
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::UnexpectedEof => Self::Corrupt { place, problem: "ends too early".to_owned() },
             _ => Self::System { place, reason: error.to_string() },

@@ -31,7 +31,7 @@ pub fn parse_settings<'de, T: Deserialize<'de>>(what: &str, json: &'de str) -> R
 /// Returns an error for the setting `what` if the value is negative, not finite, or too large.
 pub fn duration(what: &str, seconds: f64) -> Result<Duration> {
     Duration::try_from_secs_f64(seconds)
-        .map_err(|_| Error::config(what, format!("{seconds} is not a duration in seconds")))
+        .map_err(|_| Error::config(what, format!("must be a valid duration in seconds (got {seconds})")))
 }
 
 #[cfg(test)]

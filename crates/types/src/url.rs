@@ -158,7 +158,7 @@ impl Url {
         use std::os::unix::ffi::OsStrExt;
         let bytes = path.as_os_str().as_bytes();
         let Some(tail) = bytes.strip_prefix(b"/") else {
-            return Err(Error::config("path", format!("`{}` is not absolute", path.display())));
+            return Err(Error::config("path", format!("must be absolute (got `{}`)", path.display())));
         };
         Ok(Self { scheme: Scheme::File, authority: String::new(), key: Key::new(tail.to_vec()) })
     }
@@ -214,7 +214,7 @@ impl FromStr for Url {
         let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
         // `hdfs:///path` refers to the default file system of the Hadoop configuration.
         if authority.is_empty() && scheme != Scheme::Hdfs {
-            return Err(Error::config("url", format!("{name}:// needs a bucket")));
+            return Err(Error::config("url", format!("{name}:// requires a bucket name")));
         }
         if matches!(scheme, Scheme::S3 | Scheme::Azure | Scheme::Gcs) {
             refuse_secrets(authority, key)?;
@@ -234,14 +234,16 @@ fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
     // A secret may contain a `/`, which then ends the authority. The `:` before the secret remains in the authority,
     // and no bucket name contains a `:`.
     if authority.contains(['@', ':']) {
-        return bad("it contains credentials or a port; set credentials by environment variables, files or a login");
+        return bad(
+            "the URL contains credentials or a port; set credentials by environment variables, files or a login",
+        );
     }
     let query = key.rsplit_once('?').map(|(_, query)| query.to_ascii_lowercase()).unwrap_or_default();
     let is_signature = |name: &str| {
         matches!(name, "sig" | "signature" | "x-amz-signature" | "x-goog-signature" | "x-amz-security-token")
     };
     if query.split('&').filter_map(|pair| pair.split_once('=')).any(|(name, _)| is_signature(name)) {
-        return bad("it is a signed URL; put a SAS in AZURE_STORAGE_SAS_TOKEN (other signatures are not supported)");
+        return bad("the URL is signed; put a SAS in AZURE_STORAGE_SAS_TOKEN (other signatures are not supported)");
     }
     Ok(())
 }
@@ -251,10 +253,12 @@ fn refuse_secrets(authority: &str, key: &str) -> Result<()> {
 fn web_key(authority: &str, key: &str) -> Result<Key> {
     let bad = |problem: &str| Err(Error::config("url", problem));
     if authority.contains('@') {
-        return bad("it contains a user name or a password, which Penstock does not send to web servers");
+        return bad("the URL contains a user name or a password, which Penstock does not send to web servers");
     }
     if authority.contains(['?', '#']) || key.contains(['?', '#']) {
-        return bad("it contains a query or a fragment; write a `?` in a name as %3F (signed URLs are not supported)");
+        return bad(
+            "the URL contains a query or a fragment; write a `?` in a name as %3F (signed URLs are not supported)",
+        );
     }
     Ok(percent_decoded(key))
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Converts IBM System/360 single precision numbers: a sign, a base-16 exponent biased by 64, and a 24-bit fraction.
+//! IBM System/360 single precision: a sign, an exponent to base 16 biased by 64, and a 24-bit fraction.
 //!
-//! Each normalised word between 2^-126 and 2^128 equals an `f32` exactly, and converts back to the same word. Other
-//! words (un-normalised fractions, larger or smaller numbers) do not survive a round trip. The caller must store them
-//! separately.
+//! Each normalised word between 2^-126 and 2^128 equals an `f32`, and converting that `f32` back gives the same word.
+//! Other words (un-normalised fractions, larger or smaller numbers) cannot be restored from an `f32`, so the caller
+//! stores them separately.
 
 /// Scale factor of each exponent: 16^(exponent - 64) / 2^24. All are exact in `f64`.
 static SCALE: [f64; 128] = scales();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Layout of a SEG-Y file (revisions 0 to 2.1): positions of its traces, computed from its file headers and its size.
+//! SEG-Y file layout: locates the traces of a file from its two file headers and its size (SEG-Y revisions 0 to 2.1).
 
 use penstock_types::{Error, Result, with_separators};
 use serde::{Deserialize, Serialize};
@@ -121,7 +121,7 @@ impl Layout {
             (None, None) => fields.u16(20).into(),
         };
         if samples == 0 {
-            return corrupt("states 0 samples a trace in its binary header (bytes 3221–3222)".to_owned());
+            return corrupt("states 0 samples per trace in its binary header (bytes 3221–3222)".to_owned());
         }
         let extended_interval = if is_second { f64::from_bits(fields.u64(72)) } else { 0.0 };
         let interval = match extended_interval.is_normal() && extended_interval > 0.0 {
@@ -132,11 +132,15 @@ impl Layout {
         let extended_headers = match (extended_headers, u64::try_from(stated)) {
             (Some(count), _) | (None, Ok(count)) => count,
             (None, Err(_)) => {
-                return corrupt(format!("states {stated} extended text headers, and none ends with ((SEG: EndText))"));
+                return corrupt(format!(
+                    "states {stated} extended text headers, but no header ends with ((SEG: EndText))"
+                ));
             }
         };
         let additional = match is_second.then(|| fields.u32(306) as i32) {
-            Some(count) if count < 0 => return corrupt(format!("states {count} additional trace headers")),
+            Some(count) if count < 0 => {
+                return corrupt(format!("states {count} additional trace headers (want 0 or more)"));
+            }
             Some(count) => count as u64,
             None => 0,
         };
@@ -149,7 +153,7 @@ impl Layout {
         let Some(trace_bytes) =
             samples.checked_mul(format.size() as u64).and_then(|bytes| bytes.checked_add(header_bytes))
         else {
-            return corrupt(format!("states {} samples a trace", with_separators(samples)));
+            return corrupt(format!("states {} samples per trace, which is too many", with_separators(samples)));
         };
         let Some(body) = size.checked_sub(first_trace) else {
             let (want, have) = (with_separators(first_trace), with_separators(size));
@@ -162,7 +166,7 @@ impl Layout {
         let is_declared = trailers != 0 && rest.is_multiple_of(TEXT_HEADER as u64);
         if rest > 0 && !is_declared && !overrides.allow_trailing {
             return corrupt(format!(
-                "ends inside trace {} (want {} bytes of {} samples in format {code}, have {})",
+                "ends inside trace {} (want {} bytes for {} samples in format {code}, have {})",
                 with_separators(traces),
                 with_separators(trace_bytes),
                 with_separators(samples),
@@ -172,7 +176,7 @@ impl Layout {
         let stated = if is_second { fields.u64(112) } else { 0 };
         if stated > 0 && stated != traces && overrides.samples.is_none() && !overrides.allow_trailing {
             let (want, have) = (with_separators(stated), with_separators(traces));
-            return corrupt(format!("states {want} traces, and has {have}"));
+            return corrupt(format!("states {want} traces, but contains {have}"));
         }
         Ok(Self {
             size,
@@ -221,7 +225,7 @@ fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOr
         ORDER => return Ok(ByteOrder::Big),
         _ if constant == ORDER.swap_bytes() => return Ok(ByteOrder::Little),
         _ if constant == ORDER.rotate_left(16).swap_bytes() || constant == ORDER.swap_bytes().rotate_left(16) => {
-            let what = format!("pairwise swapped bytes ({place})");
+            let what = format!("the pairwise swapped byte order of {place}");
             return Err(Error::Unsupported { what, by: "the SEG-Y reader".to_owned() });
         }
         _ => {}

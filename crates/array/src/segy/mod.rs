@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SEG-Y files: their layout and sample formats, and reading and writing of traces.
+//! SEG-Y files: the file layout, sample formats, and reads and writes of traces.
 //!
-//! Handles bytes only. The names of header fields and the survey geometry are in Python (`penstock.arrays.segy`).
+//! This module handles bytes only. Python (`penstock.arrays.segy`) handles the names of header fields and the geometry
+//! of a survey.
 
 mod ibm;
 mod layout;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads headers and samples of selected traces with ranged requests.
+//! Reads the headers and samples of selected traces with ranged reads.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -111,11 +111,15 @@ impl SegyReader {
     ) -> Result<Vec<IbmException>> {
         let layout = &self.layout;
         if samples.start > samples.end || samples.end > layout.samples {
-            let problem = format!("{}..{} of {} samples", samples.start, samples.end, layout.samples);
+            let problem =
+                format!("{}..{} is not within the {} samples of a trace", samples.start, samples.end, layout.samples);
             return Err(Error::config("samples", problem));
         }
         if let Some(trace) = traces.iter().find(|&&trace| trace >= layout.traces) {
-            return Err(Error::config("trace", format!("{trace} of {} traces", layout.traces)));
+            return Err(Error::config(
+                "trace",
+                format!("{trace} is not within the {} traces of the file", layout.traces),
+            ));
         }
         let format = layout.sample_format()?;
         let stored = format.size() as u64;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sample formats: the encoding of samples in the file, and their type in memory.
+//! Sample formats of SEG-Y: the encoding of samples in the file, and their element type in memory.
 
 use penstock_types::{DType, Error, Result};
 use serde::{Deserialize, Serialize};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Encodes traces (a header, then the samples) into memory, or writes them to their positions in a file.
+//! Encodes traces, each a header and its samples, into memory or at their offsets in a file.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

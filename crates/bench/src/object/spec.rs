@@ -99,7 +99,7 @@ impl ObjectSpec {
             value if (1..=most).contains(&value) => Ok(()),
             value => Err(Error::config(
                 what,
-                format!("{} is not between 1 and {}", with_separators(value), with_separators(most)),
+                format!("must be 1 to {} (got {})", with_separators(most), with_separators(value)),
             )),
         };
         within("--concurrency", u64::from(self.concurrency), MAX_WORKERS)?;
@@ -118,19 +118,19 @@ impl ObjectSpec {
             if let Some(seconds) = seconds
                 && !(seconds.is_finite() && seconds > 0.0 && seconds <= 1e9)
             {
-                return Err(Error::config(what, format!("{seconds} is not a duration in seconds")));
+                return Err(Error::config(what, format!("must be a valid duration in seconds (got {seconds})")));
             }
         }
         if self.ramp_s < 0.0 {
-            return Err(Error::config("--ramp", format!("{} is not a duration in seconds", self.ramp_s)));
+            return Err(Error::config("--ramp", format!("must be a valid duration in seconds (got {})", self.ramp_s)));
         }
         let sum: f64 = self.mix.iter().map(|share| share.weight).sum();
         if self.mix.iter().any(|share| !(share.weight.is_finite() && share.weight >= 0.0)) || sum <= 0.0 {
-            return Err(Error::config("--mix", "its weights must be at least 0, and one of them above 0"));
+            return Err(Error::config("--mix", "weights must be at least 0, and at least one must be above 0"));
         }
         let has = |wanted: &[Operation]| self.mix.iter().any(|s| s.weight > 0.0 && wanted.contains(&s.operation));
         if has(&[Operation::Range]) && self.range_size == 0 {
-            return Err(Error::config("--range-size", "it must be above 0"));
+            return Err(Error::config("--range-size", "must be above 0 bytes"));
         }
         if has(&[Operation::Range]) && self.existing.is_empty() && self.range_size > self.object_size {
             let (range, object) = (with_separators(self.range_size), with_separators(self.object_size));
@@ -140,19 +140,31 @@ impl ObjectSpec {
             ));
         }
         if !self.existing.is_empty() && has(&[Operation::Put, Operation::Delete]) {
-            return Err(Error::config("--existing", "existing objects can be read, but not written or deleted"));
+            return Err(Error::config(
+                "--existing",
+                "cannot be used with put and delete, which would change the existing objects",
+            ));
         }
         if !self.existing.is_empty() && self.verify.is_some() {
-            return Err(Error::config("--verify", "the content of existing objects is not known"));
+            return Err(Error::config(
+                "--verify",
+                "cannot be used with --existing: the content of existing objects is unknown",
+            ));
         }
         if self.compressible > 100 {
-            return Err(Error::config("--compressible", format!("{} is not a percentage", self.compressible)));
+            return Err(Error::config("--compressible", format!("must be 0 to 100 (got {})", self.compressible)));
         }
         if !self.once && self.time_limit_s.is_none() && self.request_limit.is_none() && !self.until_stable {
-            return Err(Error::config("--duration", "without a limit the requests would never end"));
+            return Err(Error::config(
+                "--duration",
+                "required if there is no other limit; otherwise, the requests would never end",
+            ));
         }
         if self.once && self.mix.iter().filter(|share| share.weight > 0.0).count() > 1 {
-            return Err(Error::config("--mix", "reading each object once needs exactly one kind of request"));
+            return Err(Error::config(
+                "--mix",
+                "without a limit, each object is read once, which requires exactly one kind of request",
+            ));
         }
         Arrivals::new(self.arrivals, self.rate, 0, self.concurrency, self.seed).map(drop)
     }

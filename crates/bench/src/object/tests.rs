@@ -154,7 +154,7 @@ fn test_object_wrong_content_ends_it_with_the_byte() {
     let other = ObjectSpec { verify: Some(4), ..only(Operation::Get, &base) };
     let error = run(&other).unwrap_err();
     assert_eq!(error.code(), "corrupt");
-    assert!(error.to_string().contains("differs from what was written, from byte 0"), "{error}");
+    assert!(error.to_string().contains("differs from the written content, starting at byte 0"), "{error}");
 }
 
 #[test]

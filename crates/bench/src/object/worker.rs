@@ -178,7 +178,7 @@ impl Drop for Attempts<'_> {
 fn silence(error: &Error, limit: Duration) -> Option<Failure> {
     match error {
         Error::Unreachable { reason, .. }
-            if reason.starts_with(&format!("no byte for {:.1} s", limit.as_secs_f64())) =>
+            if reason.starts_with(&format!("no data received for {:.1} s", limit.as_secs_f64())) =>
         {
             Some(Failure::Timeout)
         }
@@ -250,7 +250,10 @@ async fn attempt(
                 if shared.spec.verify.is_some() {
                     if let Some(at) = shared.content.differs(&chunk.bytes, chosen.number, chunk.offset) {
                         let place = penstock_store::place(store.root(), &chosen.key);
-                        return Err(Error::corrupt(place, format!("differs from what was written, from byte {at} on")));
+                        return Err(Error::corrupt(
+                            place,
+                            format!("differs from the written content, starting at byte {at}"),
+                        ));
                     }
                     verified += len;
                 }

@@ -27,7 +27,10 @@ impl Open<'_> {
     }
 
     pub(super) fn differs(&self, at: u64) -> Error {
-        Error::corrupt((self.place)(), format!("differs from what was written, from byte {} on", with_separators(at)))
+        Error::corrupt(
+            (self.place)(),
+            format!("differs from the written content, starting at byte {}", with_separators(at)),
+        )
     }
 }
 

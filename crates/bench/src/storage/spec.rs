@@ -119,7 +119,7 @@ impl StorageSpec {
             value if (1..=most).contains(&value) => Ok(()),
             value => Err(Error::config(
                 what,
-                format!("{} is not between 1 and {}", with_separators(value), with_separators(most)),
+                format!("must be 1 to {} (got {})", with_separators(most), with_separators(value)),
             )),
         };
         within("--threads", u64::from(self.threads), u64::from(MAX_THREADS))?;
@@ -130,11 +130,11 @@ impl StorageSpec {
         if self.engine == Engine::Threads && self.depth > 1 {
             return Err(Error::config(
                 "--depth",
-                format!("{} in flight need `--engine io_uring`; with threads it is 1", self.depth),
+                format!("{} requires `--engine io_uring`; `--engine threads` supports only 1", self.depth),
             ));
         }
         if self.compressible > 100 {
-            return Err(Error::config("--compressible", format!("{} is not a percentage", self.compressible)));
+            return Err(Error::config("--compressible", format!("must be 0 to 100 (got {})", self.compressible)));
         }
         if self.file_size > 0 && self.block_size > self.file_size {
             let (block, file) = (with_separators(self.block_size), with_separators(self.file_size));
@@ -143,13 +143,13 @@ impl StorageSpec {
         if let Some(limit) = self.time_limit_s
             && !(limit.is_finite() && limit > 0.0 && limit <= 1e9)
         {
-            return Err(Error::config("--duration", format!("{limit} is not a duration in seconds")));
+            return Err(Error::config("--duration", format!("must be a valid duration in seconds (got {limit})")));
         }
         if self.repeat && self.time_limit_s.is_none() && self.io_limit.is_none() {
-            return Err(Error::config("--repeat", "it needs --duration or --io-limit to end"));
+            return Err(Error::config("--repeat-io", "requires --duration or --io-limit"));
         }
         if self.io_limit == Some(0) {
-            return Err(Error::config("--io-limit", "0 leaves nothing to measure"));
+            return Err(Error::config("--io-limit", "must be at least 1 (got 0)"));
         }
         Arrivals::new(self.arrivals, self.rate, 0, self.threads, self.seed)?;
         self.bytes().map(|_| ())
@@ -168,5 +168,5 @@ impl StorageSpec {
 }
 
 fn too_much() -> Error {
-    Error::config("--files", "files x directories x threads x file size is more than a file system can hold")
+    Error::config("--files", "files x directories x threads x file size exceeds the maximum size of a file system")
 }

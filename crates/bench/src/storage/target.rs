@@ -50,7 +50,7 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
             return Err(Error::config("--phases", problem));
         }
         phase => {
-            let problem = format!("{} needs a folder, but {place} is not one", phase.name());
+            let problem = format!("{} requires a folder, but {place} is not a folder", phase.name());
             return Err(Error::config("--phases", problem));
         }
     }
@@ -61,7 +61,9 @@ pub(super) fn find(spec: &StorageSpec, phase: Phase) -> Result<Target> {
         open.custom_flags(libc::O_EXCL);
     }
     let file = open.open(&spec.path).map_err(|error| match error.raw_os_error() {
-        Some(libc::EBUSY) => Error::Denied { place: place.clone(), reason: "it is mounted or in use".to_owned() },
+        Some(libc::EBUSY) => {
+            Error::Denied { place: place.clone(), reason: "the device is mounted or in use".to_owned() }
+        }
         _ => Error::from_io(&place, &error),
     })?;
     let held = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|errno| failed(&place, errno))?;
@@ -85,7 +87,7 @@ fn aligned(spec: &StorageSpec, size: u64) -> Result<()> {
     for (what, value) in [("--block-size", spec.block_size), ("--file-size", size)] {
         if !value.is_multiple_of(SECTOR) {
             let problem =
-                format!("{} bytes is not a multiple of {SECTOR}, which --direct needs", with_separators(value));
+                format!("must be a multiple of {SECTOR} bytes with --direct (got {} bytes)", with_separators(value));
             return Err(Error::config(what, problem));
         }
     }
@@ -115,7 +117,7 @@ fn probe_direct(folder: &Path, place: &str) -> Result<()> {
         Ok(_) => Ok(()),
         Err(rustix::io::Errno::INVAL) => Err(Error::config(
             "--direct",
-            format!("the file system of {place} has no O_DIRECT; measure without --direct and drop the caches"),
+            format!("the file system of {place} does not support O_DIRECT; use --drop-caches without --direct"),
         )),
         Err(errno) => Err(failed(place, errno)),
     }

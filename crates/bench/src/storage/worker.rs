@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The work of one benchmark thread in each phase.
+//! Runs the operations of one benchmark thread in a storage phase.
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -195,7 +195,7 @@ impl Manifest {
         match serde_json::from_slice::<Versioned>(bytes).map_err(bad)?.penstock_manifest {
             Some(1..=MANIFEST_VERSION) => {}
             Some(version) => return Err(other_version(version, place)),
-            None => return Err(Error::corrupt(place, "is not a Penstock manifest: it has no `penstock_manifest`")),
+            None => return Err(Error::corrupt(place, "is not a Penstock manifest: `penstock_manifest` is missing")),
         }
         let mut manifest: Self = serde_json::from_slice(bytes).map_err(bad)?;
         manifest.version = MANIFEST_VERSION;
@@ -209,7 +209,7 @@ fn write_atomically(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> 
     let place = path.display().to_string();
     let io = |error: std::io::Error| Error::from_io(&place, &error);
     let (folder, _) = owned::parent_of(path).map_err(io)?;
-    let name = path.file_name().ok_or_else(|| Error::config(&place, "is not a file name"))?;
+    let name = path.file_name().ok_or_else(|| Error::config(&place, "must end in a file name"))?;
     let temporary = OwnedFile::create(&folder, ".penstock-manifest-").map_err(io)?;
     let write = || -> Result<()> {
         let mut file = temporary.file().try_clone().map_err(io)?;

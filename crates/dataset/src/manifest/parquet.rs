@@ -248,7 +248,7 @@ fn parse(file: impl ChunkReader + 'static, size: u64, place: &str) -> Result<Man
     let no_manifest = |problem: String| Error::corrupt(place, format!("is not a Penstock manifest: {problem}"));
     // A hostile file may violate an assertion of the Parquet reader, which then panics.
     let parsed = catch_panic(|| parse_trusting(file, size, place));
-    let parsed = parsed.unwrap_or_else(|_| Err("its Parquet cannot be read".to_owned()));
+    let parsed = parsed.unwrap_or_else(|_| Err("its Parquet data is invalid".to_owned()));
     let (Parsed { url, source, created_s, failed, version }, objects) = parsed.map_err(no_manifest)?;
     if !(1..=MANIFEST_VERSION).contains(&version) {
         return Err(other_version(version, place));
@@ -278,10 +278,10 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
         let pairs = facts.key_value_metadata()?;
         pairs.iter().find(|pair| pair.key == name)?.value.clone()
     };
-    let version = fact("penstock_manifest").ok_or("it has no `penstock_manifest`")?;
+    let version = fact("penstock_manifest").ok_or("`penstock_manifest` is missing")?;
     let head = Parsed {
         version: version.parse().map_err(|_| format!("`penstock_manifest` is `{version}`, not a version number"))?,
-        url: fact("url").ok_or("it has no `url`")?,
+        url: fact("url").ok_or("`url` is missing")?,
         source: fact("source"),
         created_s: fact("created_s").and_then(|text| text.parse().ok()).filter(|s: &f64| s.is_finite()).unwrap_or(0.0),
         failed: fact("failed").and_then(|text| text.parse().ok()).unwrap_or(0),
@@ -296,16 +296,16 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
     for column in &known {
         match descriptor.columns().iter().position(|other| column.is_named(&other.path().string())) {
             Some(at) if descriptor.column(at).max_rep_level() != 0 || descriptor.column(at).max_def_level() > 1 => {
-                return Err(format!("its column `{}` contains lists", column.name));
+                return Err(format!("column `{}` contains lists", column.name));
             }
             Some(at) => places.push((column, at)),
-            None if column.required => return Err(format!("it has no column `{}`", column.name)),
+            None if column.required => return Err(format!("column `{}` is missing", column.name)),
             None => {}
         }
     }
     let rows: i64 = metadata.row_groups().iter().map(|group| group.num_rows().max(0)).fold(0, i64::saturating_add);
     if rows as u64 > size.saturating_mul(ROWS_A_BYTE) || u32::try_from(rows).is_err() {
-        return Err(format!("it claims {rows} objects in {size} bytes"));
+        return Err(format!("{size} bytes cannot contain {rows} objects"));
     }
     let mut objects: Vec<Entry> = Vec::new();
     for group in metadata.row_groups() {
@@ -340,11 +340,11 @@ fn parse_trusting(file: impl ChunkReader + 'static, size: u64, place: &str) -> R
                 ColumnReader::DoubleColumnReader(cells) if column.kind == Kind::Real => {
                     drain(cells, rows, Cell::Real, &mut take)
                 }
-                _ => Err("has the wrong type".to_owned()),
+                _ => Err("wrong type".to_owned()),
             };
-            cells.map_err(|problem| format!("its column `{}`: {problem}", column.name))?;
+            cells.map_err(|problem| format!("column `{}`: {problem}", column.name))?;
             if row - begin != rows {
-                return Err(format!("its column `{}` has {} of {rows} cells", column.name, row - begin));
+                return Err(format!("column `{}` has {} of {rows} cells", column.name, row - begin));
             }
         }
         pack_keys(&mut objects[begin..]);
@@ -380,7 +380,7 @@ fn drain<T: DataType>(
         }
         for &level in &levels {
             let value = if level == 0 { Some(Cell::Absent) } else { values.next().map(&cell) };
-            take(value.ok_or("it has fewer values than it declares")?)?;
+            take(value.ok_or("fewer values than declared")?)?;
         }
     }
     Ok(())

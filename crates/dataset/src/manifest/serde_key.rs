@@ -33,7 +33,7 @@ pub mod key_text {
         match (text.key, text.key_hex) {
             (Some(key), None) => Ok(Key::new(key.into_bytes())),
             (None, Some(hex)) => {
-                let bad = || serde::de::Error::custom(format!("`{hex}` is not hex"));
+                let bad = || serde::de::Error::custom(format!("`{hex}` is not valid hexadecimal"));
                 if !hex.is_ascii() || hex.len() % 2 != 0 {
                     return Err(bad());
                 }
@@ -41,7 +41,7 @@ pub mod key_text {
                     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16)).collect();
                 Ok(Key::new(bytes.map_err(|_| bad())?))
             }
-            _ => Err(serde::de::Error::custom("needs either `key` or `key_hex`")),
+            _ => Err(serde::de::Error::custom("either `key` or `key_hex` is required")),
         }
     }
 }

@@ -241,7 +241,7 @@ impl NodeCache {
                 Some(Some(turn)) => return Ok(Some(turn)),
                 Some(None) => {}
             }
-            deadline.check("an object that another process of this node fetches")?;
+            deadline.check("the fetch of an object by another process of this node")?;
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LOOK_AGAIN.1);
         }

@@ -89,7 +89,7 @@ impl Verdict {
         let trials: Vec<Trial> = tried.iter().flatten().copied().collect();
         if trials.is_empty() {
             let why = format!(
-                "kept as stored: none of the first {} objects is whole and inflates to at most {} bytes",
+                "cached as stored: none of the first {} objects is valid and at most {} bytes decompressed",
                 tried.len(),
                 with_separators(MAX_INFLATED)
             );
@@ -101,27 +101,27 @@ impl Verdict {
         let ratio = sum(|trial| trial.planes as f64) / sum(|trial| trial.stored as f64).max(1.0);
         let each = |seconds: f64| seconds / trials.len() as f64 * 1e3;
         let measured = format!(
-            "{:.2} ms to read an object in planes, {:.2} ms to inflate it as stored; {ratio:.2} times its bytes",
+            "{:.2} ms to read a transposed copy, {:.2} ms to decompress a stored object; size ratio {ratio:.2}",
             each(read),
             each(inflated)
         );
         let need = disk_bytes((set as f64 * ratio) as u64);
         let (keeps, because) = if ratio > 1.0 {
-            (false, "kept as stored: planes are larger".to_owned())
+            (false, "cached as stored: transposed copies would be larger".to_owned())
         } else if need > limit {
             // An evicted copy must be created again, which costs more than the copy saves.
             (
                 false,
                 format!(
-                    "kept as stored: {} bytes do not fit in the limit of {}",
+                    "cached as stored: transposed copies need {} bytes, but the limit is {}",
                     with_separators(need),
                     with_separators(limit)
                 ),
             )
         } else if read > WORTH * inflated {
-            (false, "kept as stored: the gain is too small".to_owned())
+            (false, "cached as stored: transposed copies would gain too little".to_owned())
         } else {
-            (true, "kept in planes".to_owned())
+            (true, "cached as transposed copies".to_owned())
         };
         Self { keeps, why: format!("{because} ({measured})") }
     }
@@ -418,12 +418,12 @@ mod tests {
         assert!(paying.keeps);
         assert_eq!(
             paying.to_string(),
-            "kept in planes (5.00 ms to read an object in planes, 10.00 ms to inflate it as stored; 0.80 times its bytes)"
+            "cached as transposed copies (5.00 ms to read a transposed copy, 10.00 ms to decompress a stored object; size ratio 0.80)"
         );
         assert!(!of(&[trial(9, 500)], 900_000).keeps);
         assert!(!of(&[trial(2, 1001)], 2_000_000).keeps);
         let full = of(&[trial(5, 800)], 800_000);
-        assert!(!full.keeps && full.why.contains("do not fit in the limit of 800,000"), "{full}");
+        assert!(!full.keeps && full.why.contains("but the limit is 800,000"), "{full}");
         let none = of(&[None; TRIALS], 900_000);
         assert!(!none.keeps && none.why.contains("none of the first 3"), "{none}");
     }

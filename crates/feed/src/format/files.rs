@@ -92,7 +92,7 @@ fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     let mut of: HashMap<&[u8], usize> = HashMap::with_capacity(labels.files.len());
     for (at, file) in labels.files.iter().enumerate() {
         if of.insert(file.as_bytes(), at).is_some() {
-            return Err(Error::config("labels", format!("{} has `{}` twice", labels.place, file.escape_debug())));
+            return Err(Error::config("labels", format!("{} lists `{}` twice", labels.place, file.escape_debug())));
         }
     }
     let found: Vec<Option<usize>> = keys.iter().map(|key| of.get(&**key).copied()).collect();
@@ -103,7 +103,11 @@ fn label_values(keys: &[Box<[u8]>], labels: &Labels) -> Result<Values> {
     let named: Vec<String> = missing.iter().take(NAMED).map(|key| format!("`{}`", key.escape_ascii())).collect();
     let more = if missing.len() > NAMED { ", ..." } else { "" };
     let (count, all) = (with_separators(missing.len() as u64), with_separators(keys.len() as u64));
-    let says = labels.files.first().map(|file| format!("; it has `{}`", file.escape_debug())).unwrap_or_default();
+    let says = labels
+        .files
+        .first()
+        .map(|file| format!("; its first label is for `{}`", file.escape_debug()))
+        .unwrap_or_default();
     let (place, named) = (&labels.place, named.join(", "));
     let problem = format!("{place} has no label for {count} of {all} files: {named}{more}{says}");
     Err(Error::config("labels", problem))

@@ -38,11 +38,16 @@ impl Fixed {
         for column in columns {
             let spec = TensorSpec { dtype: column.dtype.parse()?, shape: column.shape.clone() };
             let start = at;
-            at = at.checked_add(spec.size_bytes()?).ok_or_else(|| Error::config("format", "records are too large"))?;
+            at = at
+                .checked_add(spec.size_bytes()?)
+                .ok_or_else(|| Error::config("format", "records are larger than the address space"))?;
             found.push((column.name.clone(), start, spec));
         }
         if at == 0 {
-            return Err(Error::config("format", "a fixed record needs at least one column of at least one byte"));
+            return Err(Error::config(
+                "format",
+                "a fixed-size record must have at least one column of at least 1 byte",
+            ));
         }
         Ok(Self { header, record: at as u64, columns: found })
     }
@@ -120,7 +125,7 @@ impl Tokens {
         if length == 0 || stride == 0 || length.max(stride) > 1 << 40 {
             return Err(Error::config(
                 "format",
-                format!("windows of {length} tokens, {stride} apart, are not possible"),
+                format!("length and stride must be 1 to 2^40 (got length {length}, stride {stride})"),
             ));
         }
         Ok(Self { header, dtype, length, stride })

@@ -120,7 +120,7 @@ pub enum FormatSpec {
 impl FormatSpec {
     /// Parses the JSON document that Python writes.
     pub fn from_json(json: &str) -> Result<Self> {
-        serde_json::from_str(json).map_err(|error| Error::config("format", format!("it cannot be parsed: {error}")))
+        serde_json::from_str(json).map_err(|error| Error::config("format", format!("cannot be parsed: {error}")))
     }
 
     /// Returns the format as JSON.

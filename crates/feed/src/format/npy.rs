@@ -140,7 +140,7 @@ impl Framing for Npy {
             let spec = typed(&header, id.place)?;
             let shape = spec.shape.get(1..).unwrap_or_default().to_vec();
             if (TensorSpec { dtype: spec.dtype, shape: shape.clone() }).size_bytes()? != bytes.len() {
-                return Err(Error::corrupt(id.place, "has the header of another array"));
+                return Err(Error::corrupt(id.place, "has a header that does not match its row size"));
             }
             Array { dtype: spec.dtype, shape, bytes: swapped(&header, bytes) }
         } else {

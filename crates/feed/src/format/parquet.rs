@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parquet format: a record is a row, and its values are the columns by path (`image.bytes`). In each row group, the
+//! Parquet format: a record is a row, and its values are named by column path (`image.bytes`). In each row group, the
 //! requested columns are decoded from the first requested row to the last one. If that takes too much memory or fails,
 //! they are decoded in smaller pieces.
 

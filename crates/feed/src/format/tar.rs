@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! WebDataset format: a record is a run of tar members with the same key, and its values are the members by extension.
+//! WebDataset format: a record is a run of tar members with the same key. Each member is a value of the record, named
+//! by its extension.
 
 use std::borrow::Cow;
 
@@ -35,7 +36,7 @@ impl Framing for Tar {
         let mut samples = Samples::of(Members::at(bytes, id.offset, id.place));
         match (samples.next().transpose()?, sniff(bytes)) {
             (Some(sample), true) => each(&Files { bytes, base: id.offset, sample, place: id.place }),
-            _ => Err(Error::corrupt(id.place, format!("has no sample at byte {} ", id.offset))),
+            _ => Err(Error::corrupt(id.place, format!("has no sample at byte {}", id.offset))),
         }
     }
 }
@@ -59,7 +60,7 @@ impl Record for Files<'_> {
         let Some(part) = self.sample.part(name) else { return Ok(None) };
         let start = (part.offset - self.base) as usize;
         let bytes = self.bytes.get(start..start + part.size as usize);
-        let bytes = bytes.ok_or_else(|| Error::corrupt(self.place, format!("ends inside `.{name}`")))?;
+        let bytes = bytes.ok_or_else(|| Error::corrupt(self.place, format!("ends inside member `.{name}`")))?;
         Ok(Some(of_file(name, bytes, self.place)?))
     }
 

@@ -55,7 +55,7 @@ impl Framing for TfRecord {
             return Err(Error::corrupt(
                 id.place,
                 format!(
-                    "has no record {} of {} bytes at byte {}: the index belongs to another object",
+                    "has no record {} of {} bytes at byte {}: the index belongs to a different object",
                     id.record,
                     with_separators(bytes.len() as u64),
                     with_separators(id.offset)
@@ -116,7 +116,7 @@ impl Record for Features<'_> {
         let found = match (find_feature(self.payload, name)?.map(Value::Feature), list(name)?) {
             (Some(_), Some(_)) => {
                 let problem = format!(
-                    "`{name}` is in its context and in its feature lists; use `{CONTEXT}{name}` or `{LISTS}{name}`"
+                    "`{name}` is both in the context and in the feature lists; use `{CONTEXT}{name}` or `{LISTS}{name}`"
                 );
                 return Err(Error::mismatch(self.place, problem));
             }

@@ -67,7 +67,7 @@ pub(crate) fn metadata(arrays: &[String], listing: &Manifest) -> Result<Vec<(Str
         Some(number) => Ok((name.trim_matches('/').to_owned(), *number)),
         None => {
             let known: Vec<&str> = found.keys().map(String::as_str).filter(|path| !path.is_empty()).take(12).collect();
-            let problem = format!("{} has no array `{name}`; it has `{}`", listing.url, known.join("`, `"));
+            let problem = format!("{} has no array `{name}`; its arrays are `{}`", listing.url, known.join("`, `"));
             Err(Error::config("format", problem))
         }
     };
@@ -97,7 +97,11 @@ pub(crate) fn shards(metadata: &ZarrMetadata, listing: &Manifest) -> Result<Vec<
         let (grid, len) = (array.grid(), sharding.index_len() as u64);
         let count = grid.iter().try_fold(1usize, |count, side| count.checked_mul(*side));
         let Some(count) = count.filter(|&count| count <= MAX_CHUNKS) else {
-            let what = format!("more than {} shards ({})", with_separators(MAX_CHUNKS as u64), place(listing, path));
+            let what = format!(
+                "an array of more than {} shards ({})",
+                with_separators(MAX_CHUNKS as u64),
+                place(listing, path)
+            );
             return Err(Error::Unsupported { what, by: "the feed".to_owned() });
         };
         for number in 0..count {

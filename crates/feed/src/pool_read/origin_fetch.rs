@@ -71,7 +71,7 @@ impl Refetches {
     /// Reserves memory for an object. Drops cached objects first, including those that other readers add while this one
     /// waits.
     async fn room(&self, bytes: u64, deadline: Deadline) -> Result<Reservation> {
-        let what = "an object that a pool has lost";
+        let what = "a lost object of a pool";
         let bytes = bytes.min(self.budget.bytes());
         let mut reserved = std::pin::pin!(self.budget.reserve(what, bytes));
         loop {

@@ -84,7 +84,7 @@ impl Read {
                     Ok(None) => Err(Error::Server {
                         place: penstock_store::place(self.shared.pool.root(), &self.object.key),
                         status: 0,
-                        reason: "the answer ended early".to_owned(),
+                        reason: "the response ended early".to_owned(),
                     }),
                     Err(error) => Err(error),
                 },

@@ -28,7 +28,7 @@ pub(super) struct TimeoutStore {
 /// Runs `work` with a timeout. Returns `Unreachable` if it does not finish in time.
 async fn within<T>(timeout: Duration, place: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(timeout, work).await.unwrap_or_else(|_| {
-        let reason = format!("no byte for {} s", timeout.as_secs());
+        let reason = format!("no data received for {} s", timeout.as_secs());
         Err(Error::Unreachable { place: place.to_owned(), reason })
     })
 }

@@ -105,19 +105,19 @@ impl Unindexed {
     ) -> Result<Arc<Self>> {
         if !matches!(source.format(), FormatSpec::TfRecord { .. } | FormatSpec::Tar {}) {
             return Err(Error::Unsupported {
-                what: format!("the format {}, which is cheap to count,", source.format().name()),
-                by: "the unindexed mode, which is for TFRecord and tar".to_owned(),
+                what: format!("format {}", source.format().name()),
+                by: "unindexed mode, which supports only TFRecord and tar".to_owned(),
             });
         }
         if turns.world == 0 || turns.rank >= turns.world {
-            let problem = format!("{} is not one of {} ranks (0 to N - 1)", turns.rank, turns.world);
+            let problem = format!("must be less than the number of ranks, {} (got {})", turns.world, turns.rank);
             return Err(Error::config("rank", problem));
         }
         if fields.is_empty() {
-            return Err(Error::config("fields", "no field is given"));
+            return Err(Error::config("fields", "at least one field is required"));
         }
         if settings.on_error == OnError::Substitute {
-            let problem = "substitute needs record counts; unindexed, use skip or raise";
+            let problem = "substitute requires record counts; for an unindexed dataset, use skip or raise";
             return Err(Error::config("on_error", problem));
         }
         let rows = usize::try_from(turns.batch).ok().filter(|&rows| rows > 0 && u32::try_from(rows).is_ok());

@@ -27,7 +27,7 @@ thread_local! {
 pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     let corrupt = |problem: String| Error::corrupt(place, format!("is a damaged Blosc buffer: {problem}"));
     let Some(&[version, _, flags, element, ..]) = input.first_chunk::<HEADER>() else {
-        return Err(corrupt(format!("it has {} bytes (want a header of {HEADER} bytes)", input.len())));
+        return Err(corrupt(format!("{} bytes are too few for a header (want {HEADER})", input.len())));
     };
     let [size, block, stored] = [4, 8, 12].map(|at| le_u32(input, at).unwrap_or(0));
     if version != 2 {
@@ -36,7 +36,7 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
     if stored != input.len() {
         return Err(corrupt(format!(
-            "it declares {} bytes, but has {}",
+            "its header declares {} bytes, but it has {}",
             with_separators(stored as u64),
             with_separators(input.len() as u64)
         )));
@@ -70,7 +70,7 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
     }
     if block == 0 || size.div_ceil(block) > (input.len() - HEADER) / 4 {
         return Err(corrupt(format!(
-            "{} bytes in blocks of {} do not fit into it",
+            "it cannot contain {} bytes in blocks of {}",
             with_separators(size as u64),
             with_separators(block as u64)
         )));

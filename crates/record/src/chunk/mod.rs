@@ -69,9 +69,9 @@ pub fn hdf5_steps(filters: &[(u16, &[u32])], skipped: u32, place: &str) -> Resul
                 _ => return Err(Error::corrupt(place, "has a shuffle filter without an element size")),
             },
             3 => Step::Fletcher32,
-            4 => return refused("the filter szip".to_owned()),
-            5 => return refused("the filter n-bit".to_owned()),
-            6 => return refused("the filter scale-offset".to_owned()),
+            4 => return refused("the szip filter".to_owned()),
+            5 => return refused("the n-bit filter".to_owned()),
+            6 => return refused("the scale-offset filter".to_owned()),
             32_001 => Step::Blosc,
             32_015 => Step::Inflate(SizedCodec::Zstd),
             other => return refused(unread_filter(other)),
@@ -93,9 +93,9 @@ fn unread_filter(number: u16) -> String {
         32_013 => "ZFP",
         32_017 => "SZ",
         32_026 => "Blosc2",
-        _ => return format!("the filter {number}"),
+        _ => return format!("filter {number}"),
     };
-    format!("the filter {name} ({number})")
+    format!("the {name} filter ({number})")
 }
 
 thread_local! {

@@ -142,7 +142,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn corrupt(&self, problem: &str) -> Error {
-        Error::corrupt(self.place, format!("is not the metadata of a Zarr array: {problem}"))
+        Error::corrupt(self.place, format!("is not valid Zarr array metadata: {problem}"))
     }
 
     fn refused(&self, what: String) -> Error {
@@ -152,7 +152,7 @@ impl Reader<'_> {
     fn shape(&self, value: &Value, name: &str) -> Result<Vec<usize>> {
         let sides = value.as_array().map(|sides| sides.iter().map(|side| usize::try_from(side.as_u64()?).ok()));
         let sides: Option<Vec<usize>> = sides.and_then(Iterator::collect);
-        sides.filter(|sides| sides.len() <= 64).ok_or_else(|| self.corrupt(&format!("`{name}` is not a shape")))
+        sides.filter(|sides| sides.len() <= 64).ok_or_else(|| self.corrupt(&format!("`{name}` is not a valid shape")))
     }
 
     fn chunks(&self, value: &Value, name: &str, axes: usize) -> Result<Vec<usize>> {
@@ -245,7 +245,7 @@ impl Reader<'_> {
             "zstd" => Step::Inflate(SizedCodec::Zstd),
             "lz4" => Step::SizedLz4,
             "blosc" => Step::Blosc,
-            other => return Err(self.refused(format!("the codec `{}`", other.escape_default()))),
+            other => return Err(self.refused(format!("codec `{}`", other.escape_default()))),
         })
     }
 
@@ -263,13 +263,13 @@ impl Reader<'_> {
         };
         let grid = &json["chunk_grid"];
         if grid["name"] != "regular" {
-            return Err(self.refused(format!("the chunk grid {}", grid["name"])));
+            return Err(self.refused(format!("chunk grid {}", grid["name"])));
         }
         let outer = self.chunks(&grid["configuration"]["chunk_shape"], "chunk_shape", shape.len())?;
         let (prefix, usual) = match json["chunk_key_encoding"]["name"].as_str() {
             Some("default") => ("c", '/'),
             Some("v2") => ("", '.'),
-            _ => return Err(self.refused(format!("the chunk keys {}", json["chunk_key_encoding"]["name"]))),
+            _ => return Err(self.refused(format!("chunk key encoding {}", json["chunk_key_encoding"]["name"]))),
         };
         let separator = match json["chunk_key_encoding"]["configuration"]["separator"].as_str() {
             Some("/") => '/',

@@ -114,7 +114,10 @@ fn decode_by(
     }
     let sides = [tj::TJPARAM_TJPARAM_JPEGWIDTH, tj::TJPARAM_TJPARAM_JPEGHEIGHT].map(|side| decoder.get(side));
     if sides != [probe.width, probe.height].map(|side| side as c_int) {
-        return Err(damaged(&format!("it declares two sizes, {} x {} and {sides:?}", probe.width, probe.height)));
+        return Err(damaged(&format!(
+            "its headers declare different sizes, {} x {} and {sides:?}",
+            probe.width, probe.height
+        )));
     }
     let scale = [8, 4, 2]
         .into_iter()

@@ -118,14 +118,14 @@ impl ImageSpec {
             return wrong(format!("{} x {} is not a valid image size", self.height, self.width));
         }
         if !matches!(self.dtype, DType::U8 | DType::F32) {
-            return wrong(format!("{} is neither uint8 nor float32", self.dtype));
+            return wrong(format!("dtype must be uint8 or float32 (got {})", self.dtype));
         }
         if !(0.0..=1.0).contains(&self.flip) {
-            return wrong(format!("flip is {} (want a probability, 0 to 1)", self.flip));
+            return wrong(format!("flip must be a probability, 0 to 1 (got {})", self.flip));
         }
         if self.std.iter().any(|&std| !std.is_normal()) || self.mean.iter().any(|mean| !mean.is_finite()) {
             return wrong(format!(
-                "mean {:?} and std {:?} cannot normalise (want finite means and non-zero std)",
+                "mean must be finite, and std finite and non-zero (got {:?} and {:?})",
                 self.mean, self.std
             ));
         }

@@ -73,7 +73,7 @@ fn decompress(codec: Compression, input: &[u8], out: &mut [u8], place: &str) -> 
             }
         }
         Compression::LZO => {
-            Err(Error::Unsupported { what: format!("the codec LZO ({place})"), by: "the Parquet reader".to_owned() })
+            Err(Error::Unsupported { what: format!("LZO compression ({place})"), by: "the Parquet reader".to_owned() })
         }
     }
 }

@@ -186,7 +186,7 @@ impl Table {
     fn read_group(&self, group: usize, column: usize, run: &Run<'_>, values: &mut Values) -> Result<()> {
         let chunk = self.metadata.row_groups().get(group).and_then(|group| group.columns().get(column));
         let chunk =
-            chunk.ok_or_else(|| Error::corrupt(run.place, "is damaged Parquet: a row group does not contain it"))?;
+            chunk.ok_or_else(|| Error::corrupt(run.place, "is damaged Parquet: a row group lacks the column"))?;
         let (descriptor, decoded) = (chunk.column_descr_ptr(), Arc::new(AtomicUsize::new(0)));
         let pages = Pages::new(self.file.clone(), chunk, run.limit, decoded.clone(), run.place)?;
         let levels = Levels {
@@ -272,7 +272,7 @@ impl Run<'_> {
         let count = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
         let ends = |have: u64| {
             let (have, want) = (with_separators(self.first + have), with_separators(self.first + self.rows.end));
-            Error::corrupt(self.place, format!("is damaged Parquet: it ends at row {have} (want {want})"))
+            Error::corrupt(self.place, format!("is damaged Parquet: the rows end at row {have} (want {want})"))
         };
         if self.rows.start > 0 {
             let skipped = guarded(self.place, || reader.skip_records(count(self.rows.start)))? as u64;
@@ -308,7 +308,7 @@ impl Run<'_> {
                         values.rows.push(self.made(values));
                     }
                 } else if row == self.rows.start {
-                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list continues that never began"));
+                    return Err(Error::corrupt(self.place, "is damaged Parquet: a list continues without a beginning"));
                 }
                 let defined = if levels.value > 0 { defined.get(level).copied().unwrap_or(0) } else { levels.value };
                 if defined == levels.value {

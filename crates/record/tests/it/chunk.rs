@@ -72,10 +72,10 @@ fn arrays_of_zarr_python_read_as_it_wrote_them() {
     let mut count = 0;
     for name in names() {
         let refused = match name {
-            "v2_bz2" => "the codec `bz2` (v2_bz2)",
-            "v2_delta" => "the codec `delta` (v2_delta)",
+            "v2_bz2" => "codec `bz2` (v2_bz2)",
+            "v2_delta" => "codec `delta` (v2_delta)",
             "v2_fortran" => "Fortran order (v2_fortran)",
-            "v3_transpose" => "the codec `transpose` (v3_transpose)",
+            "v3_transpose" => "codec `transpose` (v3_transpose)",
             _ => {
                 assert!(read(name).unwrap() == counted(array(name).unwrap().spec.dtype), "{name}");
                 count += 1;
@@ -143,8 +143,8 @@ fn chunks_of_hdf5_decode_by_its_filters() {
     assert_eq!(odd, [0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(hdf5_steps(&[deflate, shuffle], 0b01, "p").unwrap(), [Step::Unshuffle(4)]);
     let error = hdf5_steps(&[(4, &[])], 0, "a.h5").unwrap_err().to_string();
-    assert_eq!(error, "the filter szip of a.h5 is not supported by the HDF5 chunk reader");
-    for (number, name) in [(32_026, "the filter Blosc2 (32026)"), (32_100, "the filter 32100")] {
+    assert_eq!(error, "the szip filter of a.h5 is not supported by the HDF5 chunk reader");
+    for (number, name) in [(32_026, "the Blosc2 filter (32026)"), (32_100, "filter 32100")] {
         let error = hdf5_steps(&[(number, &[])], 0, "a.h5").unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name} of a.h5 is not supported")), "{error}");
     }
@@ -180,15 +180,15 @@ fn damage_is_found_by_checksums_and_sizes() {
 #[test]
 fn metadata_that_are_none_say_why() {
     for (json, want) in [
-        ("[]", "m is not the metadata of a Zarr array: `zarr_format` is neither 2 nor 3"),
+        ("[]", "m is not valid Zarr array metadata: `zarr_format` is neither 2 nor 3"),
         (
             r#"{"zarr_format":3,"node_type":"group"}"#,
-            "m is not the metadata of a Zarr array: `node_type` is \"group\" (want \"array\")",
+            "m is not valid Zarr array metadata: `node_type` is \"group\" (want \"array\")",
         ),
-        (r#"{"zarr_format":2,"shape":[-1]}"#, "m is not the metadata of a Zarr array: `shape` is not a shape"),
+        (r#"{"zarr_format":2,"shape":[-1]}"#, "m is not valid Zarr array metadata: `shape` is not a valid shape"),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[0]}"#,
-            "m is not the metadata of a Zarr array: `chunks` is [0], but the array has 1 axes",
+            "m is not valid Zarr array metadata: `chunks` is [0], but the array has 1 axes",
         ),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<c8"}"#,
@@ -196,7 +196,7 @@ fn metadata_that_are_none_say_why() {
         ),
         (
             r#"{"zarr_format":2,"shape":[3],"chunks":[2],"dtype":"<i4","fill_value":0.5}"#,
-            "m is not the metadata of a Zarr array: `fill_value` 0.5 is not of type int32",
+            "m is not valid Zarr array metadata: `fill_value` 0.5 is not of type int32",
         ),
     ] {
         assert_eq!(Array::parse(json.as_bytes(), "m").unwrap_err().to_string(), want, "{json}");

@@ -225,11 +225,11 @@ fn specs_that_cannot_be_are_refused() {
     let base = ImageSpec::new(224, 224);
     for (spec, want) in [
         (ImageSpec { height: 0, ..base.clone() }, "image: 0 x 224 is not a valid image size"),
-        (ImageSpec { dtype: DType::I64, ..base.clone() }, "image: int64 is neither uint8 nor float32"),
-        (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip is 1.5 (want a probability, 0 to 1)"),
+        (ImageSpec { dtype: DType::I64, ..base.clone() }, "image: dtype must be uint8 or float32 (got int64)"),
+        (ImageSpec { flip: 1.5, ..base.clone() }, "image: flip must be a probability, 0 to 1 (got 1.5)"),
         (
             ImageSpec { std: [0.0; 3], ..base.clone() },
-            "image: mean [0.0, 0.0, 0.0] and std [0.0, 0.0, 0.0] cannot normalise (want finite means and non-zero std)",
+            "image: mean must be finite, and std finite and non-zero (got [0.0, 0.0, 0.0] and [0.0, 0.0, 0.0])",
         ),
         (
             ImageSpec { crop: Crop::Center { resize: 200 }, ..base.clone() },

@@ -152,7 +152,7 @@ fn arrays_that_lie_are_refused() {
     let free = Encoding::Array { dtype: None, shape: None };
     for (value, want) in [
         (&b""[..], "v ends inside its array's header (have 0 bytes)"),
-        (&[7, 4, 1], "v has the unknown element type 7"),
+        (&[7, 4, 1], "v has an unknown element type (7)"),
         (&[32, 4, 1], "v is uint32 [1] in 0 bytes (want 4)"),
         (&[34, 8, 2], "v ends inside its array's header (have 3 bytes)"),
         (&[34, 4, 2, 0, 0, 0, 0], "v is float32 [2] in 4 bytes (want 8)"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that indexes in the formats of other programs give the same records as a scan, and that stale indexes are
+//! Tests that indexes in the formats of other programs yield the same records as a scan, and that stale indexes are
 //! detected.
 
 use penstock_record::sidecar_index::{parse_shard_list, parse_tar_index, parse_tfrecord_index};
@@ -48,7 +48,7 @@ fn index_of_a_tar_gives_its_samples() {
 #[test]
 fn indexes_that_do_not_fit_are_found_out() {
     let tar = |text: &str| parse_tar_index(text.as_bytes(), 4096, "a.idx").unwrap_err().to_string();
-    assert_eq!(tar(""), "a.idx is not a DALI index: it is empty");
+    assert_eq!(tar(""), "a.idx is not a DALI index: the file is empty");
     assert_eq!(tar("hello"), "a.idx is not an index: line 1 is `hello` (want `v1.2 SAMPLES`)");
     assert_eq!(tar("v1.2 2\njpg 512 9 a.jpg\n"), "a.idx lists 1 samples, but declares 2");
     assert_eq!(
@@ -58,16 +58,16 @@ fn indexes_that_do_not_fit_are_found_out() {
     assert_eq!(
         tar("v1.2 1\njpg 512 9999 a.jpg\n"),
         "a.idx has 9,999 bytes at byte 512 in line 2, outside the object of 4,096 bytes: \
-         the index is stale or belongs to another object"
+         the index is stale or belongs to a different object"
     );
     let record = |text: &str| parse_tfrecord_index(text.as_bytes(), 60, "a.idx").unwrap_err().to_string();
     assert_eq!(record("0 60 1\n"), "a.idx is not an index: line 1 is `0 60 1` (want `OFFSET LENGTH`)");
     assert_eq!(
         record("0 20\n20 20\n"),
-        "a.idx ends at byte 40, but the object has 60 bytes: the index is stale or belongs to another object"
+        "a.idx ends at byte 40, but the object has 60 bytes: the index is stale or belongs to a different object"
     );
     for wrong in ["0 20\n21 20", "0 61", "0 15", "18446744073709551615 20", "0 18446744073709551615"] {
-        assert!(record(wrong).ends_with("belongs to another object"), "{wrong}");
+        assert!(record(wrong).ends_with("belongs to a different object"), "{wrong}");
     }
 }
 

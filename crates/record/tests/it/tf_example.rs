@@ -88,7 +88,10 @@ fn read_feature_of_wrong_name_kind_or_length_says_so() {
     want("z", DType::U8, &[2], "feature `z` contains -1, which is not of type uint8");
     let text = read(&GOLDEN[..30], "x", DType::U8, &[2]).unwrap_err();
     assert_eq!(text, "s3://b/k record 3 is not a tf.Example: it ends inside a field");
-    assert_eq!(read(b"", "x", DType::U8, &[2]).unwrap_err(), "s3://b/k record 3 has no feature `x` (it has none)");
+    assert_eq!(
+        read(b"", "x", DType::U8, &[2]).unwrap_err(),
+        "s3://b/k record 3 has no feature `x` (its features: none)"
+    );
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn example_name_that_is_no_text_errs() {
     let entry = [field(1, &[0xff]), field(2, &field(1, b""))].concat();
     let payload = field(1, &field(1, &entry));
     assert!(Example::parse(&payload, "p").unwrap_err().to_string().contains("not UTF-8"));
-    assert!(read(&payload, "x", DType::U8, &[1]).unwrap_err().contains("has no feature `x` (it has `\\xff`)"));
+    assert!(read(&payload, "x", DType::U8, &[1]).unwrap_err().contains("has no feature `x` (its features: `\\xff`)"));
 }
 
 #[test]

@@ -132,7 +132,7 @@ pub(crate) fn check_apart(request: &StageRequest) -> Result<()> {
     if source.is_dir() && destination.starts_with(&source) {
         return Err(Error::config(
             "destination",
-            format!("{} lies inside its source, {}", request.destination.display(), source.display()),
+            format!("{} is inside its source, {}", request.destination.display(), source.display()),
         ));
     }
     Ok(())

@@ -79,7 +79,10 @@ pub(crate) fn keeps_names(scheme: Scheme) -> bool {
 /// Plans a stage to a store. Accepts any key that the store allows; rejects duplicate targets.
 pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Result<StagePlan> {
     if options.node >= options.nodes {
-        return Err(Error::config("--node", format!("{} is not below --nodes of {}", options.node, options.nodes)));
+        return Err(Error::config(
+            "--node",
+            format!("must be less than --nodes, {} (got {})", options.nodes, options.node),
+        ));
     }
     let place = url.as_folder().to_string();
     let refuse = |key: &Key, reason: String| Error::KeyRefused { key: key.to_string(), place: place.clone(), reason };
@@ -95,13 +98,13 @@ pub(crate) fn plan(manifest: &Manifest, options: &StageOptions, url: &Url) -> Re
             target = target.join(compression.codec.suffix().as_bytes());
         }
         match target.as_bytes() {
-            b"" => return Err(refuse(&entry.key, "it is empty".to_owned())),
+            b"" => return Err(refuse(&entry.key, "the key is empty".to_owned())),
             _ if is_own(&target) => {
                 let reason = "names that begin with .penstock are reserved for Penstock";
                 return Err(refuse(&entry.key, reason.to_owned()));
             }
             bytes if url.key.as_bytes().len() + bytes.len() > MAX_KEY => {
-                return Err(refuse(&entry.key, format!("with its prefix it is longer than {MAX_KEY} bytes")));
+                return Err(refuse(&entry.key, format!("the key with its prefix is longer than {MAX_KEY} bytes")));
             }
             _ => {}
         }
@@ -134,7 +137,7 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
     let (inner, outer) = (url.as_folder(), source.as_folder());
     let same = source.scheme == url.scheme && source.authority == url.authority;
     match same && inner.key.strip_prefix(&outer.key).is_some() {
-        true => Err(Error::config("destination", format!("{inner} lies inside its source, {outer}"))),
+        true => Err(Error::config("destination", format!("{inner} is inside its source, {outer}"))),
         false => Ok(()),
     }
 }
@@ -142,7 +145,7 @@ pub(crate) fn check_apart(source: &Url, url: &Url) -> Result<()> {
 impl StageOptions {
     /// Sets the options from the transform identifier, the reverse of [`StageOptions::transform_id`].
     pub(crate) fn apply_transform(&mut self, transform: Option<&str>) -> Result<()> {
-        let odd = || Error::config("manifest", format!("`{}` is not a transform", transform.unwrap_or_default()));
+        let odd = || Error::config("manifest", format!("`{}` is not a valid transform", transform.unwrap_or_default()));
         for step in transform.into_iter().flat_map(|transform| transform.split(',')) {
             match step.split_once(':') {
                 None if step == "decompress" => self.decompress = true,

@@ -251,7 +251,7 @@ fn check(
     let target = record.target.as_bytes();
     let file = match dest_dir.open_file(target) {
         Ok(file) => file,
-        Err(Error::NotFound { .. }) => return Ok(Some(("missing", "it does not exist".to_owned()))),
+        Err(Error::NotFound { .. }) => return Ok(Some(("missing", "the file does not exist".to_owned()))),
         Err(Error::KeyRefused { reason, .. }) => return Ok(Some(("not-a-file", reason))),
         Err(error) => return Ok(Some(("unreadable", error.to_string()))),
     };
@@ -260,19 +260,19 @@ fn check(
         Err(error) => return Ok(Some(("unreadable", error.to_string()))),
     };
     if size != record.size {
-        return Ok(Some(("size", format!("it has {size} bytes, but had {} when it was staged", record.size))));
+        return Ok(Some(("size", format!("the file has {size} bytes, but had {} when it was staged", record.size))));
     }
     let seal = match seal_of(&file, buffer, stop, progress)? {
         Ok(seal) => seal,
         Err(error) => return Ok(Some(("unreadable", error.to_string()))),
     };
     if seal.bytes != record.size {
-        return Ok(Some(("size", format!("it ends after {} of {} bytes", seal.bytes, record.size))));
+        return Ok(Some(("size", format!("the file ends after {} of {} bytes", seal.bytes, record.size))));
     }
     let have = seal.digests();
     for want in &record.digests {
         if let Some(have) = have.iter().find(|have| have.algorithm == want.algorithm && *have != want) {
-            return Ok(Some(("digest", format!("its bytes have {have}, but had {want} when it was staged"))));
+            return Ok(Some(("digest", format!("the digest is {have}, but was {want} when the file was staged"))));
         }
     }
     Ok(None)

@@ -26,7 +26,8 @@ use crate::verify::VerifyRequest;
 use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Reason why an object is not fetched, although its record names a source.
-pub(crate) const NOT_RECOGNISABLE: &str = "its record has no CRC-32C of the stored bytes to check the source against";
+pub(crate) const NOT_RECOGNISABLE: &str =
+    "its record lacks the CRC-32C of the stored bytes, so the source cannot be verified";
 
 /// Repairs as many files as possible. For each file that it cannot repair, returns the reason by the file's index in
 /// `records`. Returns an error if no repair is possible: another stage writes to the folder, or the user interrupted.

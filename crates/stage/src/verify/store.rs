@@ -198,7 +198,7 @@ impl Verifier {
             Err(Error::NotFound { place }) if place == self.to.store.root().to_string() => {
                 Err(Error::NotFound { place })
             }
-            Err(Error::NotFound { .. }) => Ok(Some(("missing", "it does not exist".to_owned()))),
+            Err(Error::NotFound { .. }) => Ok(Some(("missing", "the object does not exist".to_owned()))),
             Err(error @ (Error::Corrupt { .. } | Error::Changed { .. } | Error::Server { .. })) => {
                 Ok(Some(("unreadable", error.to_string())))
             }
@@ -255,13 +255,13 @@ impl Verifier {
 }
 
 fn size(entry: &Entry, have: u64) -> (&'static str, String) {
-    ("size", format!("it has {have} bytes, but had {} when it was staged", entry.size))
+    ("size", format!("the object has {have} bytes, but had {} when it was staged", entry.size))
 }
 
 fn differs(entry: &Entry, have: &[Digest]) -> Problem {
     entry.digests.iter().find_map(|want| {
         let have = have.iter().find(|have| have.algorithm == want.algorithm && *have != want)?;
-        Some(("digest", format!("its bytes have {have}, but had {want} when it was staged")))
+        Some(("digest", format!("the digest is {have}, but was {want} when the object was staged")))
     })
 }
 
@@ -281,7 +281,7 @@ fn problem_of(entry: &Entry, meta: &Meta) -> Problem {
         _ if entry.digests.iter().any(is_comparable) => None,
         (Some(want), Some(have)) if want != have => Some((
             "digest",
-            format!("it is version {have}, but was {want} when it was staged; verify it without --quick"),
+            format!("the version is {have}, but was {want} when the object was staged; verify it without --quick"),
         )),
         _ => None,
     }

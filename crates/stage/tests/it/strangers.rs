@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that Penstock leaves other programs' files, links and locks alone. They are planted wherever the core removes
-//! or truncates files, or renames over an existing name. A stage, a repair, an upload and the node cache must not
-//! change any of them.
+//! Tests that Penstock does not change other programs' files, links and locks. The tests plant such entries wherever
+//! the core removes or truncates files, or renames over an existing name. A stage, a repair, an upload and the node
+//! cache must leave all of them unchanged.
 
 #![allow(clippy::disallowed_methods, reason = "tests write and remove files of their own")]
 
@@ -114,8 +114,8 @@ impl Strangers {
         self.planted.push((path.to_owned(), kind, facts(path)));
     }
 
-    /// Returns an error if anything in the outside folder has changed, or if a planted entry has changed for which
-    /// `is_kept` returns true.
+    /// Returns an error if anything in the outside folder has changed, or if a planted entry for which `is_kept` returns
+    /// true has changed.
     fn check(&self, is_kept: impl Fn(&Path, Kind) -> bool) -> Result<(), TestCaseError> {
         let now = tree(&self.outside);
         let all = self.before.keys().chain(now.keys());

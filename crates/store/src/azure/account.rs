@@ -92,7 +92,7 @@ fn connection(text: &str) -> Result<HashMap<String, String>> {
     let bad = |problem: &str| Error::config("AZURE_STORAGE_CONNECTION_STRING", problem);
     let mut parts = HashMap::new();
     for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
-        let (name, value) = part.split_once('=').ok_or_else(|| bad("a part of it is not Name=value"))?;
+        let (name, value) = part.split_once('=').ok_or_else(|| bad("every part must be Name=value"))?;
         parts.insert(name.to_ascii_lowercase(), value.to_owned());
     }
     if parts.get("usedevelopmentstorage").is_some_and(|value| value.eq_ignore_ascii_case("true")) {
@@ -113,26 +113,29 @@ impl Account {
         let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         let is_known = matches!(container, "$root" | "$web" | "$logs");
         if !is_known && (container.is_empty() || container.len() > 63 || !container.chars().all(is_name)) {
-            return Err(Error::config("container", format!("`{}` is not a container name", container.escape_debug())));
+            return Err(Error::config(
+                "container",
+                format!("`{}` is not a valid container name", container.escape_debug()),
+            ));
         }
         let account = settings.account.as_deref();
         if account.is_some_and(|name| name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')) {
-            return Err(Error::config("AZURE_STORAGE_ACCOUNT", "it is not an account name"));
+            return Err(Error::config("AZURE_STORAGE_ACCOUNT", "not a valid account name"));
         }
         let endpoint = match (&settings.endpoint, account) {
             (Some(endpoint), _) => endpoint.clone(),
             (None, Some(account)) => format!("https://{account}.blob.core.windows.net"),
             (None, None) => {
-                let problem = "it is not set; az:// URLs need it or AZURE_STORAGE_CONNECTION_STRING";
+                let problem = "not set; az:// URLs require this variable or AZURE_STORAGE_CONNECTION_STRING";
                 return Err(Error::config("AZURE_STORAGE_ACCOUNT", problem));
             }
         };
         // The errors do not contain the URL until it is certain that it has no password in it.
         let bad = |problem: &str| Error::config("AZURE_STORAGE_ENDPOINT", problem);
-        let uri: Uri = endpoint.parse().map_err(|_| bad("it is not a URL"))?;
-        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
+        let uri: Uri = endpoint.parse().map_err(|_| bad("not a valid URL"))?;
+        let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
         if authority.as_str().contains('@') || uri.query().is_some() {
-            return Err(bad("it contains a password or a query; put a SAS in AZURE_STORAGE_SAS_TOKEN"));
+            return Err(bad("the URL contains a password or a query; put a SAS in AZURE_STORAGE_SAS_TOKEN"));
         }
         let scheme = match uri.scheme_str() {
             Some("https") => "https",
@@ -143,7 +146,7 @@ impl Account {
                      network that you trust"
                 )));
             }
-            _ => return Err(bad("it begins with neither https:// nor http://")),
+            _ => return Err(bad("the URL must begin with https:// or http://")),
         };
         let shown = format!("{scheme}://{authority}");
         let mut path = uri.path().trim_end_matches('/').to_owned();

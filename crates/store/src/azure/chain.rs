@@ -104,7 +104,7 @@ struct Token {
 
 /// Parses the token in a response. Errors do not quote the response.
 fn token(answer: &[u8], whom: &str) -> Result<Credential> {
-    let odd = || Error::credential_invalid(format!("{whom} answered without a token"));
+    let odd = || Error::credential_invalid(format!("{whom} returned no token"));
     let token: Token = serde_json::from_slice(answer).map_err(|_| odd())?;
     let ends_s = match token.expires_on {
         Some(Seconds::Number(ends_s)) => Some(ends_s),
@@ -125,12 +125,16 @@ async fn managed(context: &Context, url: &str, header: &str, client: Option<&str
         .uri(format!("{url}?api-version=2019-08-01&resource={}{client}", quoted(RESOURCE)))
         .header("X-IDENTITY-HEADER", header)
         .body(Bytes::new())
-        .map_err(|_| Error::config_invalid("IDENTITY_ENDPOINT is not a URL, or IDENTITY_HEADER is not a header"))?;
+        .map_err(|_| {
+            Error::config_invalid(
+                "IDENTITY_ENDPOINT is not a valid URL, or IDENTITY_HEADER is not a valid header value",
+            )
+        })?;
     let answer = context.http_send(request).await?;
     match answer.status() {
         status if status.is_success() => token(answer.body(), "IDENTITY_ENDPOINT"),
         status => {
-            let text = format!("the managed identity at IDENTITY_ENDPOINT answered {}", status.as_u16());
+            let text = format!("the managed identity at IDENTITY_ENDPOINT returned HTTP {}", status.as_u16());
             Err(Error::permission_denied(text).set_retryable(status.as_u16() == 429 || status.is_server_error()))
         }
     }

@@ -119,7 +119,7 @@ impl Container {
             return Err(Error::NotFound { place: self.root.to_string() });
         }
         if name.encode_utf16().count() > 1024 {
-            return Err(self.refused(key, "it is longer than 1,024 characters"));
+            return Err(self.refused(key, "the name is longer than 1,024 characters"));
         }
         // Azure or a proxy may resolve `.` and `..` in a URL path.
         if name.split('/').any(|part| part == "." || part == "..") {
@@ -129,7 +129,7 @@ impl Container {
             return Err(self.refused(key, "Azure turns backslashes into slashes"));
         }
         if name.contains(|c: char| c.is_control() || matches!(c, '\u{fffe}' | '\u{ffff}')) {
-            return Err(self.refused(key, "it contains control characters, which Azure cannot list"));
+            return Err(self.refused(key, "the name contains control characters, which Azure cannot list"));
         }
         Ok(())
     }

@@ -52,7 +52,7 @@ impl GuardedClient {
             return match self.asks_metadata || is_named {
                 true => Ok(()),
                 false => Err(Error::config_invalid(format!(
-                    "the metadata address {host} is not used unless PENSTOCK_S3_IMDS, PENSTOCK_AZURE_IMDS or \
+                    "requests to the metadata address {host} are disabled unless PENSTOCK_S3_IMDS, PENSTOCK_AZURE_IMDS or \
                      PENSTOCK_GS_METADATA is 1"
                 ))),
             };
@@ -60,7 +60,7 @@ impl GuardedClient {
         if uri.scheme() == Some(&Scheme::HTTPS) || is_loopback(host) || is_named {
             return Ok(());
         }
-        Err(Error::config_invalid(format!("a token is not requested from {host} over plain http")))
+        Err(Error::config_invalid(format!("tokens are never requested over plain http (host {host})")))
     }
 }
 
@@ -87,11 +87,13 @@ impl HttpSend for GuardedClient {
                     }
                 })?;
             let (head, body) = answer.into_parts();
-            let body =
-                Limited::new(body, 1 << 20).collect().await.map_err(|_| broken("the answer broke off".into()))?;
+            let body = Limited::new(body, 1 << 20)
+                .collect()
+                .await
+                .map_err(|_| broken("the response was interrupted".into()))?;
             Ok(Response::from_parts(head, body.to_bytes()))
         };
-        tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| Err(broken("no answer in 10 s".into())))
+        tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| Err(broken("no response in 10 s".into())))
     }
 }
 

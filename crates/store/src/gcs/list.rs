@@ -78,8 +78,8 @@ impl Listing {
         let place = self.bucket.place_of(Some(&self.prefix));
         let body = body(answer.into_body(), PAGE_LIMIT, self.deadline, &place).await?;
         let server_error = |reason: String| Error::Server { place: place.clone(), status: 200, reason };
-        let page: Page = serde_json::from_slice(&body)
-            .map_err(|error| server_error(format!("the listing is malformed: {error}")))?;
+        let page: Page =
+            serde_json::from_slice(&body).map_err(|error| server_error(format!("malformed listing: {error}")))?;
         let next = page.next_page_token.filter(|token| !token.is_empty());
         self.is_done = !self.tokens.advance(next, &place)?;
         let objects = page.items.into_iter().map(Described::meta).collect::<Result<Vec<_>>>();

@@ -117,7 +117,7 @@ impl Gcs {
     pub fn new(bucket: &str, settings: &GcsSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if bucket.is_empty() || bucket.len() > 222 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
-            return Err(Error::config("bucket", format!("`{}` is not a bucket name", bucket.escape_debug())));
+            return Err(Error::config("bucket", format!("`{}` is not a valid bucket name", bucket.escape_debug())));
         }
         let shown = match &settings.emulator {
             Some(host) => emulator(host, settings.allows_http)?,
@@ -141,10 +141,10 @@ fn emulator(host: &str, allows_http: bool) -> Result<String> {
     // The errors do not contain the URL until it is certain that it has no password in it.
     let bad = |problem: &str| Error::config("STORAGE_EMULATOR_HOST", problem);
     let url = if host.contains("://") { host.to_owned() } else { format!("http://{host}") };
-    let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
-    let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
+    let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
+    let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
     if authority.as_str().contains('@') || uri.query().is_some() {
-        return Err(bad("it contains a password or a query"));
+        return Err(bad("the URL contains a password or a query"));
     }
     match uri.scheme_str() {
         Some("https") => {}
@@ -155,7 +155,7 @@ fn emulator(host: &str, allows_http: bool) -> Result<String> {
                  that you trust"
             )));
         }
-        _ => return Err(bad("it begins with neither https:// nor http://")),
+        _ => return Err(bad("the URL must begin with https:// or http://")),
     }
     Ok(format!("{}://{authority}", uri.scheme_str().unwrap_or("http")))
 }
@@ -189,7 +189,7 @@ impl Described {
     fn meta(self) -> Result<Meta> {
         let size = self.size.as_deref().and_then(|size| size.parse().ok());
         let size = size.ok_or_else(|| {
-            Error::corrupt("the store's answer", format!("has no size for `{}`", self.name.escape_debug()))
+            Error::corrupt("the store's response", format!("has no size for `{}`", self.name.escape_debug()))
         })?;
         let crc = self.crc32c.as_deref().and_then(|text| digest(Algorithm::Crc32c, text));
         let md5 = self.md5_hash.as_deref().and_then(|text| digest(Algorithm::Md5, text));
@@ -240,7 +240,7 @@ impl Bucket {
             match key.as_bytes() {
                 b"" => return Err(Error::NotFound { place }),
                 b"." | b".." => return Err(self.refused(key, "objects on Google cannot be named `.` or `..`")),
-                bytes if bytes.len() > 1024 => return Err(self.refused(key, "it is longer than 1024 bytes")),
+                bytes if bytes.len() > 1024 => return Err(self.refused(key, "the key is longer than 1,024 bytes")),
                 bytes if bytes.contains(&b'\r') || bytes.contains(&b'\n') => {
                     return Err(self.refused(key, "object names on Google cannot contain line breaks"));
                 }

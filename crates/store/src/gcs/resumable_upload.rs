@@ -134,7 +134,7 @@ impl MultipartStore for Gcs {
                 // The session has expired, or the bucket is gone. In both cases the caller starts a new session, which
                 // reports a missing bucket.
                 Error::NotFound { .. } => Error::NotFound { place: place.clone() },
-                Error::System { reason, .. } if reason.contains("answered 499") => {
+                Error::System { reason, .. } if reason.contains("returned HTTP 499") => {
                     Error::NotFound { place: place.clone() }
                 }
                 error => error,
@@ -196,7 +196,7 @@ impl MultipartStore for Gcs {
         match self.bucket.send(self.bucket.session(Method::DELETE, key, id), deadline).await {
             // Google returns 499 to confirm.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
-            Err(Error::System { reason, .. }) if reason.contains("answered 499") => Ok(()),
+            Err(Error::System { reason, .. }) if reason.contains("returned HTTP 499") => Ok(()),
             Err(error) => Err(error),
         }
     }

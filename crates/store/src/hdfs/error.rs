@@ -15,7 +15,7 @@ pub(super) fn shown(text: &str) -> String {
 
 /// Error for a response that caused a panic in the protocol library.
 pub(super) fn odd(place: &str) -> Error {
-    Error::Server { place: place.to_owned(), status: 0, reason: "the answer is malformed".to_owned() }
+    Error::Server { place: place.to_owned(), status: 0, reason: "malformed response".to_owned() }
 }
 
 /// Converts an error of an operation on `place` in the cluster with the URL `root`.
@@ -35,13 +35,15 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
             let reason = shown(text);
             match class.rsplit(['.', '$']).next().unwrap_or_default() {
                 "FileNotFoundException" => Error::NotFound { place },
-                "FileAlreadyExistsException" => Error::Precondition { place, reason: "it already exists".to_owned() },
+                "FileAlreadyExistsException" => {
+                    Error::Precondition { place, reason: "a file with this name already exists".to_owned() }
+                }
                 // The permission check returns this error even if permissions are disabled.
                 "AccessControlException" if reason.ends_with("(is not a directory)") => {
                     refused("a file exists where its folder should be")
                 }
                 "ParentNotDirectoryException" => refused("a file exists where its folder should be"),
-                "PathComponentTooLongException" => refused("a name in it is too long for this HDFS"),
+                "PathComponentTooLongException" => refused("a name in the path is too long for this HDFS"),
                 "InvalidPathException" => refused("HDFS does not accept this path"),
                 "AccessControlException" | "AuthorizationException" | "InvalidToken" | "SaslException" => {
                     Error::Denied { place, reason }
@@ -58,7 +60,7 @@ pub(super) fn of(place: &str, root: &str, error: &HdfsError) -> Error {
         HdfsError::IOError(error) => Error::Unreachable { place: root.to_owned(), reason: shown(&error.to_string()) },
         // The message lists every replica, so it is replaced.
         HdfsError::DataTransferError(text) if text.starts_with("All DataNodes failed") => {
-            Error::Unreachable { place, reason: "none of its DataNodes returned it".to_owned() }
+            Error::Unreachable { place, reason: "no DataNode returned the data".to_owned() }
         }
         HdfsError::DataTransferError(text) | HdfsError::OperationFailed(text) | HdfsError::BlocksNotFound(text) => {
             Error::Server { place, status: 0, reason: shown(text) }

@@ -87,11 +87,11 @@ impl Hdfs {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | ':' | '[' | ']');
         if !authority.chars().all(is_plain) {
             // The error does not contain the URL, because it may contain a password.
-            return Err(Error::config("url", "what follows hdfs:// is neither host:port nor a name service"));
+            return Err(Error::config("url", "hdfs:// must be followed by host:port or a name service"));
         }
         let root = Url { scheme: Scheme::Hdfs, authority: authority.to_owned(), key: Key::default() };
         if settings.is_strange {
-            let problem = "it belongs to a tenant without a HADOOP_USER_NAME; yours is not used for it";
+            let problem = "the tenant of this URL has no HADOOP_USER_NAME (that of other URLs is not used)";
             return Err(Error::config(root.to_string(), problem));
         }
         let cluster = Cluster { root, settings: settings.clone(), metrics, clients: Mutex::default() };
@@ -144,7 +144,7 @@ impl Cluster {
                     format!("no HDFS is configured for this URL ({reason}); check HADOOP_CONF_DIR"),
                 )
             }),
-            Err(_) => Err(Error::config("HADOOP_USER_NAME", "it is not set, and this user has no name")),
+            Err(_) => Err(Error::config("HADOOP_USER_NAME", "not set, and the current user has no name")),
         }
     }
 
@@ -193,7 +193,7 @@ impl Cluster {
             Err(_) => {
                 // The connection may be dead without an error, so the next call opens a new one.
                 *self.clients.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                let reason = format!("the NameNode did not answer for {} s", limit.as_secs());
+                let reason = format!("the NameNode did not respond for {} s", limit.as_secs());
                 Err(Error::Unreachable { place: self.root.to_string(), reason })
             }
         }
@@ -249,16 +249,16 @@ impl Cluster {
 /// `DFSUtilClient.isValidName`, and rejects keys that the protocol library cannot express.
 fn refusal(key: &[u8]) -> Option<&'static str> {
     if key.is_empty() {
-        return Some("it is empty");
+        return Some("the key is empty");
     }
     if std::str::from_utf8(key).is_err() {
         return Some("HDFS names must be UTF-8");
     }
     key.split(|&byte| byte == b'/').find_map(|name| match name {
-        b"" if key.starts_with(b"/") => Some("it begins with `/`"),
-        b"" => Some("it has an empty component"),
-        b"." | b".." => Some("it has a `.` or `..` component"),
-        name if name.contains(&0) => Some("it contains a NUL byte"),
+        b"" if key.starts_with(b"/") => Some("the key begins with `/`"),
+        b"" => Some("the key has an empty component"),
+        b"." | b".." => Some("the key has a `.` or `..` component"),
+        name if name.contains(&0) => Some("the key contains a NUL byte"),
         name if name.contains(&b':') => Some("HDFS names cannot contain `:`"),
         _ => None,
     })

@@ -94,12 +94,12 @@ async fn open(
             return Ok((meta, reader));
         }
         if pin.is_some() {
-            let have = if have == want { "one that is being written".to_owned() } else { have.0 };
+            let have = if have == want { "a file that is being written".to_owned() } else { have.0 };
             return Err(Error::Changed { place, want: want.0, have });
         }
         want = have;
     }
-    Err(Error::Changed { place, want: want.0, have: "one that is being written".to_owned() })
+    Err(Error::Changed { place, want: want.0, have: "a file that is being written".to_owned() })
 }
 
 impl Reading {

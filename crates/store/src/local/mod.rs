@@ -2,7 +2,8 @@
 //! Local folder as a store: `file:///folder/`. A key is a relative path of non-empty names.
 //!
 //! This module maps keys to files. Every path is resolved below the folder (see `rooted`). Keys that a folder cannot
-//! store are rejected. A version consists of inode, size and mtime, so a replaced or changed file has another version.
+//! store are rejected. A version consists of inode, size and mtime, so a replaced or changed file has a different
+//! version.
 
 mod direct;
 mod list;

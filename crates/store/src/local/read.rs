@@ -215,7 +215,7 @@ impl Reader {
         Error::Changed {
             place: self.place.to_string(),
             want: self.version.as_ref().map(ToString::to_string).unwrap_or_default(),
-            have: format!("one of {at} bytes"),
+            have: format!("{at} bytes"),
         }
     }
 }

@@ -96,7 +96,7 @@ fn rename(
 ) -> Result<()> {
     let as_error = |errno| match errno {
         Errno::ISDIR | Errno::NOTEMPTY => store.refused(key, "a folder with this name exists"),
-        Errno::NAMETOOLONG => store.refused(key, "it has a component that is too long for this file system"),
+        Errno::NAMETOOLONG => store.refused(key, "the key has a component that is too long for this file system"),
         errno => store.io(key, errno),
     };
     let refuse = |reason: String| Error::Precondition { place: store.place(key), reason };

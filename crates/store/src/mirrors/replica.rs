@@ -114,7 +114,7 @@ impl Replica {
     pub fn away(&self) -> Error {
         Error::Unreachable {
             place: self.url.clone(),
-            reason: "it did not answer; requests to it are paused".to_owned(),
+            reason: "the mirror did not respond; requests to it are paused".to_owned(),
         }
     }
 

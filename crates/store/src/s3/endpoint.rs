@@ -21,11 +21,11 @@ impl Endpoint {
     pub(super) fn new(bucket: &str, settings: &S3Settings) -> Result<Self> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if bucket.is_empty() || bucket.len() > 255 || !bucket.chars().all(is_name) || bucket.chars().all(|c| c == '.') {
-            return Err(Error::config("bucket", format!("`{}` is not a bucket name", bucket.escape_debug())));
+            return Err(Error::config("bucket", format!("`{}` is not a valid bucket name", bucket.escape_debug())));
         }
         let region = settings.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
         if !region.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
-            return Err(Error::config("AWS_REGION", format!("`{}` is not a region", region.escape_debug())));
+            return Err(Error::config("AWS_REGION", format!("`{}` is not a valid region name", region.escape_debug())));
         }
         let Some(url) = &settings.endpoint else {
             let domain = if region.starts_with("cn-") { "amazonaws.com.cn" } else { "amazonaws.com" };
@@ -40,15 +40,15 @@ impl Endpoint {
         };
         // The errors do not contain the URL until it is certain that it has no password in it.
         let bad = |problem: &str| Error::config("AWS_ENDPOINT_URL", problem);
-        let uri: Uri = url.parse().map_err(|_| bad("it is not a URL"))?;
-        let authority = uri.authority().ok_or_else(|| bad("it has no host"))?;
+        let uri: Uri = url.parse().map_err(|_| bad("not a valid URL"))?;
+        let authority = uri.authority().ok_or_else(|| bad("the URL has no host"))?;
         if authority.as_str().contains('@') {
             return Err(bad(
-                "it contains a user name or a password; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
+                "the URL contains a user name or a password; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead",
             ));
         }
         if uri.query().is_some() {
-            return Err(bad("it contains a query"));
+            return Err(bad("the URL contains a query"));
         }
         let scheme = match uri.scheme_str() {
             Some("https") => "https",
@@ -59,7 +59,7 @@ impl Endpoint {
                      network that you trust"
                 )));
             }
-            _ => return Err(bad("it begins with neither https:// nor http://")),
+            _ => return Err(bad("the URL must begin with https:// or http://")),
         };
         Ok(Self {
             scheme,

@@ -81,7 +81,7 @@ pub(super) fn of_status(
         }
         (_, "NoSuchBucket") => Error::NotFound { place: bucket.place_of(None) },
         (_, "KeyTooLongError" | "KeyTooLong") => match key {
-            Some(key) => bucket.refused(key, "it is longer than 1024 bytes"),
+            Some(key) => bucket.refused(key, "the key is longer than 1,024 bytes"),
             None => Error::NotFound { place },
         },
         (

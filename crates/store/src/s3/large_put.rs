@@ -67,7 +67,11 @@ pub(super) async fn begun(bucket: &Bucket, key: &Key, ask: Ask<'_>, deadline: De
         }
     })?;
     if upload.is_empty() {
-        return Err(Error::Server { place: bucket.place_of(Some(key)), status: 200, reason: "no UploadId".to_owned() });
+        return Err(Error::Server {
+            place: bucket.place_of(Some(key)),
+            status: 200,
+            reason: "the response has no UploadId".to_owned(),
+        });
     }
     Ok(upload)
 }
@@ -176,7 +180,7 @@ pub(super) async fn sent_part(
         _ => Err(Error::Server {
             place: bucket.place_of(Some(key)),
             status: 200,
-            reason: format!("no ETag for part {number}"),
+            reason: format!("the response has no ETag for part {number}"),
         }),
     }
 }

@@ -131,7 +131,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Page> {
         })
         .collect::<Result<Vec<_>>>()?;
     match (is_truncated, next) {
-        (true, None) => Err(bad("is truncated but names no next page".to_owned())),
+        (true, None) => Err(bad("is truncated, but has no token for the next page".to_owned())),
         (true, next) => Ok(Page { objects, next }),
         (false, _) => Ok(Page { objects, next: None }),
     }

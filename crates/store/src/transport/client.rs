@@ -176,7 +176,7 @@ impl Http {
             return answer.map_err(|error| refusal(&error));
         };
         let needs_auth =
-            || SendError::Proxy(format!("{proxy} needs a user and a password: http://USER:PASSWORD@HOST:PORT"));
+            || SendError::Proxy(format!("{proxy} requires a user and a password: http://USER:PASSWORD@HOST:PORT"));
         match answer {
             Ok(answer) if answer.status() == StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(needs_auth()),
             Ok(answer) => Ok(answer),
@@ -307,7 +307,7 @@ mod tests {
         assert!(heads.lock().unwrap().is_empty(), "NO_PROXY is direct");
         let error = get(&Http::by(named("").into()), "http://store.example/").await.unwrap_err().at("it");
         assert_eq!(error.code(), "config");
-        assert!(error.to_string().contains(&format!("http://{proxy}/ needs a user and a password")), "{error}");
+        assert!(error.to_string().contains(&format!("http://{proxy}/ requires a user and a password")), "{error}");
         let socks = Matcher::builder().all(format!("socks5://user:word@{proxy}")).build();
         let error = get(&Http::by(socks.into()), "http://store.example/").await.unwrap_err().at("it");
         assert!(!error.retryable() && error.to_string().contains("only proxies"), "{error}");

@@ -81,7 +81,7 @@ pub(crate) async fn body(body: Incoming, limit: usize, deadline: Deadline, place
         let body = Limited::new(body, limit).collect().await;
         let broken = |reason: String| Error::Unreachable {
             place: place.to_owned(),
-            reason: format!("the answer cannot be read: {reason}"),
+            reason: format!("the response cannot be read: {reason}"),
         };
         Ok(body.map_err(|error| broken(client::innermost(&*error)))?.to_bytes())
     })
@@ -168,7 +168,7 @@ pub(crate) fn unquoted(etag: &str) -> &str {
 pub(crate) fn quoted(version: &Version) -> Result<HeaderValue> {
     let text = if version.0.starts_with("W/") { version.0.clone() } else { format!("\"{}\"", version.0) };
     HeaderValue::from_str(&text)
-        .map_err(|_| Error::config("version", format!("`{}` is not an ETag", text.escape_debug())))
+        .map_err(|_| Error::config("version", format!("`{}` is not a valid ETag", text.escape_debug())))
 }
 
 /// Converts a user's text to a header value.

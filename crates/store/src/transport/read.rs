@@ -26,7 +26,7 @@ const AT_ONCE: usize = 16;
 pub(crate) fn length(remote: &dyn Remote, key: &Key, headers: &HeaderMap) -> Result<u64> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     length.ok_or_else(|| Error::Unsupported {
-        what: format!("{} (the answer has no Content-Length)", remote.place(key)),
+        what: format!("{} (the response has no Content-Length)", remote.place(key)),
         by: "Penstock".to_owned(),
     })
 }
@@ -222,7 +222,7 @@ async fn get(
 }
 
 pub(crate) fn odd(place: &str, what: &str) -> Error {
-    Error::Server { place: place.to_owned(), status: 0, reason: format!("the answer has {what}") }
+    Error::Server { place: place.to_owned(), status: 0, reason: format!("the response has {what}") }
 }
 
 /// Parses a Content-Range: `bytes 5-9/20` gives (5, 10, 20).
@@ -298,7 +298,7 @@ impl Body {
                     let cause = cause.unwrap_or_else(|| "the connection ended".to_owned());
                     return Err(Error::Unreachable {
                         place: self.shown.clone(),
-                        reason: format!("{} broke off {} bytes early ({cause})", self.place, self.left),
+                        reason: format!("the response for {} ended {} bytes early ({cause})", self.place, self.left),
                     });
                 }
             };
@@ -308,7 +308,7 @@ impl Body {
                 self.left = self
                     .left
                     .checked_sub(data.len() as u64)
-                    .ok_or_else(|| odd(&self.place, "more bytes than it announced"))?;
+                    .ok_or_else(|| odd(&self.place, "more bytes than announced"))?;
                 return Ok(Some(data));
             }
         }

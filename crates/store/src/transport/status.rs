@@ -54,7 +54,7 @@ pub(crate) fn of(
         416 => Error::corrupt(place, "has no bytes in the requested range"),
         405 | 501 => Error::Unsupported { what: format!("{method} {place} ({reason})"), by: by.to_owned() },
         408 | 500..=599 => Error::Server { place, status: status.as_u16(), reason },
-        status => Error::System { place, reason: format!("the store answered {status}: {reason}") },
+        status => Error::System { place, reason: format!("the store returned HTTP {status}: {reason}") },
     }
 }
 

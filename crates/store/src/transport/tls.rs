@@ -49,14 +49,14 @@ pub(super) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
 
 fn reason(problem: &CertificateError) -> String {
     match problem {
-        CertificateError::UnknownIssuer => "it is signed by an authority that this machine does not trust".to_owned(),
+        CertificateError::UnknownIssuer => "its issuer is unknown to this machine".to_owned(),
         CertificateError::Expired | CertificateError::ExpiredContext { .. } => "it has expired".to_owned(),
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => "it is not valid yet".to_owned(),
-        CertificateError::NotValidForName => "it is for another name".to_owned(),
+        CertificateError::NotValidForName => "it was issued for a different name".to_owned(),
         CertificateError::NotValidForNameContext { presented, .. } => {
             // rustls formats the names as `DnsName("a.example")`.
             let names: Vec<&str> = presented.iter().filter_map(|name| name.split('"').nth(1).or(Some(name))).collect();
-            format!("it is for {}", names.join(", "))
+            format!("it was issued for {}", names.join(", "))
         }
         other if format!("{other:?}").contains("CaUsedAsEndEntity") => {
             "it is a CA certificate (CA:TRUE), which a server cannot use".to_owned()

@@ -12,8 +12,8 @@ const DEPTH: usize = 16;
 /// Calls `found` at the end of each element with the element's path and its text. The text is empty for an element with
 /// children.
 pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> Result<()> {
-    let bad = |problem: &str| Error::corrupt("the store's answer", format!("is not valid XML: {problem}"));
-    let text = std::str::from_utf8(body).map_err(|_| bad("it is not UTF-8"))?;
+    let bad = |problem: &str| Error::corrupt("the store's response", format!("is not valid XML: {problem}"));
+    let text = std::str::from_utf8(body).map_err(|_| bad("not UTF-8"))?;
     let mut reader = Reader::from_str(text);
     let mut path: Vec<String> = Vec::new();
     let mut content = String::new();
@@ -22,7 +22,7 @@ pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> R
         match reader.read_event().map_err(|error| bad(&error.to_string()))? {
             Event::Start(start) => {
                 if path.len() == DEPTH {
-                    return Err(bad("it is nested too deep"));
+                    return Err(bad("too many levels of elements"));
                 }
                 path.push(start.local_name().into_inner().to_owned());
                 content.clear();
@@ -52,11 +52,11 @@ pub(crate) fn elements(body: &[u8], mut found: impl FnMut(&[&str], String)) -> R
                     "apos" => Some('\''),
                     _ => entity.resolve_char_ref().map_err(|error| bad(&error.to_string()))?,
                 };
-                content.push(known.ok_or_else(|| bad("it uses an unknown entity"))?);
+                content.push(known.ok_or_else(|| bad("unknown entity"))?);
             }
-            Event::DocType(_) => return Err(bad("it has a DOCTYPE")),
+            Event::DocType(_) => return Err(bad("a DOCTYPE is not allowed")),
             Event::Eof if path.is_empty() => return Ok(()),
-            Event::Eof => return Err(bad("it ends early")),
+            Event::Eof => return Err(bad("unexpected end")),
             Event::Decl(_) | Event::PI(_) | Event::Comment(_) => {}
         }
     }

@@ -64,9 +64,9 @@ impl Web {
     pub fn new(url: &Url, metrics: Arc<Metrics>) -> Result<Self> {
         // The errors do not contain the URL until it is certain that it has no password in it.
         let bad = |problem: &str| Error::config("url", problem);
-        let authority: Authority = url.authority.parse().map_err(|_| bad("it has no host"))?;
+        let authority: Authority = url.authority.parse().map_err(|_| bad("the URL has no host"))?;
         if authority.as_str().contains('@') {
-            return Err(bad("it contains a user name or a password, which Penstock does not send to web servers"));
+            return Err(bad("the URL contains a user name or a password, which Penstock does not send to web servers"));
         }
         let root = url.with_key(Key::default());
         let shown = format!("{}://{authority}", root.scheme.name());
@@ -132,7 +132,7 @@ impl Site {
                     status::reason_phrase(code),
                 ));
             }
-            let reason = format!("it redirects more than {} times", redirect::MAX_REDIRECTS);
+            let reason = format!("more than {} redirects", redirect::MAX_REDIRECTS);
             Err(Error::System { place: place.clone(), reason })
         };
         within(deadline, &what, work).await.inspect_err(|error| count_error(&self.metrics, error))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Runs the store test suite on a `PoolStore` with known objects. The suite chooses the keys, so each read creates a
-//! new `PoolStore` that knows the object it reads.
+//! new `PoolStore` whose listing contains the object that it reads.
 
 use penstock_store::suite;
 

@@ -121,7 +121,7 @@ impl Files {
             }
             if get("mfa_serial").is_some() {
                 return Err(bad(format!(
-                    "profile {profile} needs an MFA code, which a job cannot enter; use the keys of \
+                    "profile {profile} requires an MFA code, which a job cannot enter; use the keys of \
                      `aws sts get-session-token`, or a credential_process"
                 )));
             }

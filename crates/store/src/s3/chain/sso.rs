@@ -96,7 +96,8 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
         200 => {}
         401 => return Err(login(sso, "is no longer accepted")),
         status => {
-            let problem = format!("the SSO portal answered {status} for role {} of account {}", sso.role, sso.account);
+            let problem =
+                format!("the SSO portal returned HTTP {status} for role {} of account {}", sso.role, sso.account);
             return Err(Error::permission_denied(problem).set_retryable(status == 429 || status >= 500));
         }
     }
@@ -114,7 +115,7 @@ pub(super) async fn keys(context: &Context, sso: &Sso) -> Result<Credential> {
     struct Answer {
         role_credentials: Role,
     }
-    let odd = || Error::unexpected("the SSO portal's answer contains no keys");
+    let odd = || Error::unexpected("the SSO portal's response contains no keys");
     let Answer { role_credentials: role } = serde_json::from_slice(answer.body()).map_err(|_| odd())?;
     Ok(Credential {
         access_key_id: role.access_key_id,
@@ -138,7 +139,7 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
         .uri(format!("{}/token", base.trim_end_matches('/')))
         .header(header::CONTENT_TYPE, "application/json")
         .body(Bytes::from(body.to_string()))
-        .map_err(|_| Error::config_invalid("the SSO token service's address is not a URL"))?;
+        .map_err(|_| Error::config_invalid("the address of the SSO token service is not a valid URL"))?;
     let answer = context.http_send(request).await?;
     if !answer.status().is_success() {
         return Err(login(sso, &format!("could not be renewed ({})", answer.status().as_u16())));
@@ -151,7 +152,7 @@ async fn renewed(context: &Context, sso: &Sso, old: &Cached) -> Result<Cached> {
         refresh_token: Option<String>,
     }
     let answer: Answer = serde_json::from_slice(answer.body())
-        .map_err(|_| Error::unexpected("the SSO token service's answer contains no token"))?;
+        .map_err(|_| Error::unexpected("the SSO token service's response contains no token"))?;
     let ends = Timestamp::now() + Duration::from_secs(answer.expires_in);
     Ok(Cached {
         access_token: answer.access_token,

@@ -77,7 +77,7 @@ async fn ask(context: &Context, region: &str, form: &[(&str, &str)], by: Option<
         .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
         .header("x-amz-content-sha256", hash::hex_sha256(body.as_bytes()))
         .body(())
-        .map_err(|_| Error::config_invalid("the address of AWS's token service is not a URL"))?;
+        .map_err(|_| Error::config_invalid("the address of AWS's token service is not a valid URL"))?;
     let (mut head, ()) = request.into_parts();
     if let Some(by) = by {
         RequestSigner::new("sts", &region).sign_request(context, &mut head, Some(by), None).await?;
@@ -99,13 +99,14 @@ async fn ask(context: &Context, region: &str, form: &[(&str, &str)], by: Option<
     let action = form.first().map_or("", |(_, action)| action);
     if !status.is_success() {
         // The rest of the response may quote the request, so the error contains only the code.
-        let problem = format!("AWS's token service answered {action} with {} {code}", status.as_u16());
+        let problem = format!("AWS's token service returned HTTP {} {code} for {action}", status.as_u16());
         let passing = status.is_server_error() || status.as_u16() == 429 || code.contains("Throttl");
         return Err(Error::permission_denied(problem).set_retryable(passing));
     }
-    let ends = ends.parse().map_err(|_| Error::unexpected(format!("the answer to {action} has no expiration time")))?;
+    let ends =
+        ends.parse().map_err(|_| Error::unexpected(format!("the response to {action} has no expiration time")))?;
     if found.access_key_id.is_empty() || found.secret_access_key.is_empty() || token.is_empty() {
-        return Err(Error::unexpected(format!("the answer to {action} has no keys")));
+        return Err(Error::unexpected(format!("the response to {action} has no keys")));
     }
     Ok(Credential { session_token: Some(token), expires_in: Some(ends), ..found })
 }

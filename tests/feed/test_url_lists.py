@@ -60,7 +60,7 @@ def test_places_that_cannot_be_are_refused(place, problem):
 
 
 def test_hugging_face_hub_is_unsupported_with_the_address_that_works():
-    with pytest.raises(Unsupported, match="hf:// \(the Hugging Face Hub\) is not supported") as caught:
+    with pytest.raises(Unsupported, match=r"hf:// \(the Hugging Face Hub\) is not supported") as caught:
         penstock.open("hf://datasets/a/b")
     assert "https://huggingface.co/datasets/OWNER/NAME/resolve/main/FILE" in caught.value.hint
 

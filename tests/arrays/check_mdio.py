@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by MDIO's own environment: makes MDIO groups from SEG-Y files, and holds Penstock's groups against them.
+"""Checks Penstock's MDIO groups against groups that MDIO itself writes. Runs in MDIO's own environment.
 
-`check_mdio.py import FOLDER`: NAME.sgy -> theirs-NAME.mdio. `check_mdio.py compare FOLDER`: ours-NAME.mdio must have the same
-variables, types, values and attributes, and MDIO must export it to the same SEG-Y file.
+`check_mdio.py import FOLDER` converts each NAME.sgy to theirs-NAME.mdio. `check_mdio.py compare FOLDER` checks that
+ours-NAME.mdio has the same variables, types, values and attributes, and that MDIO exports it to the same SEG-Y file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by the environment of OSDU's record models: `check_osdu.py MANIFEST..` parses the data of each record by the model of its kind.
+"""Checks OSDU manifests with OSDU's record models: `check_osdu.py MANIFEST..`. Runs in the models' own environment.
 
-The models (osdu-python-models) are generated from the published schemas.
+The model of a record's kind parses the record's data. The models (osdu-python-models) are generated from the published
+schemas.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def main() -> None:
             data = module.Data.model_validate(record["data"])
             unknown = {*record["data"]} - {field.alias or name for name, field in type(data).model_fields.items()}
             if hasattr(module, "DatasetProperties"):
-                # The model of FileCollection.SEGY 1.3.0 leaves these fields of AbstractDataset out of `Data` (0.8.0).
+                # In osdu-python-models 0.8.0, `Data` of FileCollection.SEGY 1.3.0 lacks these fields of
+                # AbstractDataset.
                 module.DatasetProperties.model_validate(record["data"]["DatasetProperties"])
                 unknown -= {"DatasetProperties", "Endian"}
             if unknown:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SEG-Y files for tests, made byte by byte with NumPy: nothing of the product writes them."""
+"""Writes SEG-Y files for tests, byte by byte with NumPy and without code from Penstock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPES = {1: "u4", 2: "i4", 3: "i2", 5: "f4", 6: "f8", 8: "i1", 9: "i8", 10: "u4
 
 
 def ibm_words(values: np.ndarray) -> np.ndarray:
-    """Normalised IBM words of numbers: a slow model, by logarithms and rounding in float64."""
+    """Convert numbers to normalised IBM words: a slow reference, with logarithms and rounding in float64."""
     values = np.asarray(values, dtype=np.float64)
     magnitude = np.abs(values)
     exponent = np.zeros(values.shape, dtype=np.int64)
@@ -49,10 +49,10 @@ def write_segy(
     """Write traces [n, samples] with their grid numbers.
 
     Args:
-        fields: More trace header fields: first byte to (type, values).
-        random_bytes: Seed of bytes for all places of the headers that are not set otherwise.
-        binary: More binary header fields: first byte, from 3201, to (type, value).
-        words: Stored words of the samples, instead of encoded `samples`.
+        fields: Additional trace header fields: a mapping from the first byte to (type, values).
+        random_bytes: Seed of random bytes, which fill all header bytes that are not set otherwise.
+        binary: Additional binary header fields: a mapping from the first byte (3201 or above) to (type, value).
+        words: Words to store as samples, instead of encoded `samples`.
     """
     count, length = samples.shape
     rng = np.random.default_rng(random_bytes)
@@ -116,7 +116,7 @@ def write_segy(
 
 
 def grid_numbers(inlines: int, crosslines: int, first: tuple[int, int] = (100, 300)) -> tuple[np.ndarray, np.ndarray]:
-    """Inline and crossline of each trace, inline by inline."""
+    """Inline and crossline numbers of each trace, sorted by inline."""
     return (
         np.repeat(np.arange(first[0], first[0] + inlines), crosslines),
         np.tile(np.arange(first[1], first[1] + crosslines), inlines),

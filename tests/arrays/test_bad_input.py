@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged, hostile and contradictory volumes: one clear error each, and never a wrong number."""
+"""Tests that damaged, hostile and contradictory volumes each raise one clear error, and never return wrong values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INLINES, CROSSLINES = grid_numbers(10, 14)
 
 @pytest.fixture
 def segy(tmp_path):
-    """`segy(**options)`: a file of 140 traces of 60 samples."""
+    """Function `segy(**options)`, which writes a file of 140 traces with 60 samples each."""
 
     def make(**options):
         samples = options.pop("samples_", noise((140, 60)))
@@ -93,7 +93,7 @@ def test_wrong_sample_count_in_the_binary_header_is_named(segy):
     path = segy(binary={3221: ("u2", 37)})
     with pytest.raises(Corrupt):
         penstock.arrays.open(path)
-    # A count by which the file's size is whole traces by chance: the trace headers say another.
+    # With this wrong count, the file size happens to be a whole number of traces. The trace headers show the error.
     whole = segy(samples_=noise((140, 60)), binary={3221: ("u2", 40)}, fields={115: ("u2", 60)})
     body = whole.stat().st_size - 3600
     assert body % (240 + 40 * 4) == 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array` as a user runs it: info, convert, verify, diff and slice."""
+"""Tests `penstock array` on the command line: info, convert, verify, diff and slice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def segy(tmp_path):
 
 @pytest.fixture
 def run(run_cli):
-    """`run(*argv, code=0)`: what the command prints."""
+    """Function `run(*argv, code=0)`, which runs the command and returns its output."""
 
     def call(*argv: object, code: int = 0) -> str:
         found = run_cli("array", *map(str, argv))

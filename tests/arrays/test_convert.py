@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions lose nothing: SEG-Y comes back byte for byte through Zarr and HDF5, resumes, and excludes a second writer."""
+"""Tests that SEG-Y survives a round trip through Zarr and HDF5 byte for byte, and that conversions resume after a kill.
+
+Also tests that a second writer of a destination is rejected.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def unnormalised_ibm(path: Path) -> Path:
 
 
 def irregular(path: Path) -> Path:
-    """Missing and duplicate traces in no order, extended text headers, bytes after the last trace."""
+    """Write a file with missing and duplicate traces in random order, extended text headers and trailing bytes."""
     rng = np.random.default_rng(5)
     kept = np.sort(rng.permutation(240)[:220])
     order = rng.permutation(np.concatenate([kept, kept[:7]]))
@@ -119,7 +122,7 @@ def test_zarr_opens_in_xarray_and_zarr_python_without_a_plugin(tmp_path):
     assert np.array_equal(found.amplitude.values, samples.reshape(SHAPE))
     assert found.amplitude.sel(inline=105, crossline=303, time=40.0).item() == samples.reshape(SHAPE)[5, 3, 10]
     assert found.time.attrs["units"] == "ms"
-    # The scalar of -10 divides.
+    # A coordinate scalar of -10 means division by 10.
     assert found.cdp_x.values[0, 0] == (5000 + 125 * 300) / 10
     assert zarr.open_group(str(tmp_path / "a.zarr"), mode="r")["amplitude"].shards == (8, 16, 96)
 
@@ -156,7 +159,7 @@ def test_killed_conversion_resumes_and_repeats_only_what_was_in_flight(tmp_path)
         time.sleep(0.01)
     child.send_signal(signal.SIGKILL)
     child.wait()
-    # A killed write may leave its temporary file, which is not a marker.
+    # Names with a dot are temporary files that a killed write has left. They are not markers.
     before = {entry.name: entry.stat().st_mtime_ns for entry in done.iterdir() if not entry.name.startswith(".")}
     assert 10 <= len(before) < 64
     report = convert(source, tmp_path / "a.zarr", chunks="8,8,250", shards="none", threads=2)
@@ -185,7 +188,7 @@ def test_second_writer_is_refused_and_other_settings_too(tmp_path):
         child.wait()
     with pytest.raises(Mismatch, match="another codec"):
         convert(source, tmp_path / "a.zarr", codec="zstd")
-    # The dead process's lease ends with it, on this machine.
+    # The lease of a dead process on this machine can be taken over immediately.
     assert convert(source, tmp_path / "a.zarr").is_complete
     assert convert(source, tmp_path / "a.zarr").resumed == 1
 

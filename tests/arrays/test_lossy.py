@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zfp is lossy, and only when asked for: its error is measured, kept, printed, and not certified. Issue 15, point 2."""
+"""Tests lossy compression with zfp: its error is measured, stored and printed, and the result is not certified.
+
+Issue 15, point 2.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def test_zfp_is_within_its_tolerance_and_opens_in_zarr_python(shards, survey, tm
     there = penstock.arrays.open(tmp_path / "a.zarr")
     assert np.array_equal(there[...], got)
     assert there.attrs["penstock_lossy"] == report.lossy
-    # The headers of this file are random bytes.
+    # The headers (240 bytes of 240 traces) are not counted, because they are random and do not compress.
     assert report.stored_bytes - 240 * 240 < want.nbytes / 2
     assert (
         convert(survey, tmp_path / "a.zarr", codec="zfp:tolerance=0.01", chunks="4,8,32", shards=shards, **MAP).lossy
@@ -198,5 +201,5 @@ def test_prop_error_is_what_is_stated_and_within_the_tolerance(
     gap = np.abs(penstock.arrays.open(folder / "a.zarr")[...].astype(np.float64) - penstock.arrays.open(source)[...])
     assert report.lossy is not None
     assert report.lossy["max_error"] == gap.max()
-    # zfp promises its tolerance for exact arithmetic: float32 of 100 is rounded by up to 4e-6.
+    # zfp guarantees its tolerance for exact arithmetic. Near 100, float32 rounding adds up to 4e-6.
     assert gap.max() <= tolerance + 8e-6

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MDIO v1: what `--layout mdio` writes, held to facts of multidimio 1.1.3 and 1.2.3 and to the package itself. Issue 15, point 2."""
+"""Tests that `--layout mdio` writes what multidimio 1.1.3 and 1.2.3 write, and that the package itself can read it.
+
+Issue 15, point 2.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ _MAPS = {
 
 
 def stack(path: Path, **options: object) -> Path:
-    """6 × 7 traces, the last of which is missing."""
+    """A file of 6 × 7 traces, of which the last is missing."""
     inlines, crosslines = grid_numbers(6, 7)
     return write_segy(path, noise((41, 50)), inlines=inlines[:41], crosslines=crosslines[:41], **options)  # type: ignore[arg-type]
 
@@ -144,7 +147,7 @@ def test_layout_mdio_resumes_and_refuses_what_it_cannot_be(tmp_path):
 
 @pytest.mark.parametrize("form", [2, 3])
 def test_foreign_group_with_structured_headers_opens_with_the_standards_names(form, tmp_path):
-    """As MDIO writes it: `headers` is a structure; of version 2 and of version 3."""
+    """A group as MDIO writes it, with `headers` as a structure, in Zarr version 2 or 3."""
     kind = np.dtype(
         [("inline", "<i4"), ("energy_source_point_num", "<i4"), ("samples_per_trace", "<i2"), ("mine", "<f4")]
     )

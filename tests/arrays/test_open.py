@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One program reads SEG-Y, HDF5, NetCDF-4, Zarr and MDIO from files and S3, and gets the same numbers."""
+"""Tests that one program reads the same values from SEG-Y, HDF5, NetCDF-4, Zarr and MDIO, in files and on S3."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INLINES, CROSSLINES = grid_numbers(10, 14)
 
 @pytest.fixture(scope="module")
 def backends(tmp_path_factory):
-    """URLs of one volume on every backend, and the volume."""
+    """URLs of the same volume in every format, and the volume's values."""
     folder = tmp_path_factory.mktemp("volumes")
     samples = noise((140, 60))
     source = write_segy(folder / "a.sgy", samples, inlines=INLINES, crosslines=CROSSLINES)
@@ -53,7 +53,7 @@ def backends(tmp_path_factory):
 
 
 def program(url: str) -> list[np.ndarray]:
-    """An application: only its URL changes."""
+    """An application that reads a volume; only the URL differs between formats."""
     volume = penstock.arrays.open(url)
     inline, crossline, time = volume.read_many([np.s_[3], np.s_[:, 5], np.s_[:, :, 7]])
     return [
@@ -103,7 +103,7 @@ def test_slice_of_shards_costs_an_index_and_the_chunks_that_it_needs(backends):
     volume = penstock.arrays.open(urls["s3 a.zarr"])
     _ = volume[3]
     first = volume.stats()
-    # Two shards along crossline: an index of each, and one range of each.
+    # There are two shards along crossline. Each needs two requests: one for its index, and one for a range.
     assert first["requests"] <= 2 * 2
     _ = volume[5]
     assert volume.stats()["requests"] - first["requests"] <= 2 + 2
@@ -118,7 +118,7 @@ def test_segy_headers_are_scanned_once(tmp_path, monkeypatch):
     again = penstock.arrays.open(source)
     assert again.stats()["bytes_read"] < first.stats()["bytes_read"] / 10
     assert np.array_equal(again.coords["cdp_x"].values, first.coords["cdp_x"].values)
-    # Another version of the file is scanned again.
+    # A new version of the file is scanned again.
     write_segy(source, noise((140, 60)), inlines=INLINES + 5, crosslines=CROSSLINES)
     assert penstock.arrays.open(source).coords["inline"].values[0] == 105
 
@@ -302,7 +302,7 @@ def test_any_index_is_numpys(sides, data):
         has_list = has_list or kind in ("list", "mask")
     if data.draw(st.booleans()):
         keys = [*keys, ...] if data.draw(st.booleans()) or len(keys) < len(shape) else [*keys[:1], ..., *keys[1:]]
-    # A list of no numbers is of floats for NumPy.
+    # Converted to integers, because NumPy makes an empty list an array of floats.
     keys = [np.array(each, dtype=np.int64) if isinstance(each, list) else each for each in keys]
     key = tuple(keys)
     want = values[key]
@@ -313,7 +313,7 @@ def test_any_index_is_numpys(sides, data):
 
 
 def test_mdio_group_opens_read_only(tmp_path):
-    """A group laid out as MDIO version 1 does (checked against multidimio's own files in benches/peers/arrays)."""
+    """A group in the layout of MDIO version 1 (checked against multidimio's own files in benches/peers/arrays)."""
     group = zarr.open_group(str(tmp_path / "a.mdio"), mode="w", zarr_format=2)
     group.attrs["attributes"] = {"defaultVariableName": "amplitude"}
     values = noise((5, 6, 7)).reshape(5, 6, 7)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OSDU manifests of what was written, held to required properties and patterns of the published schemas. Issue 15, point 2.
+"""Tests that OSDU manifests have the required properties and match the patterns of the published schemas.
 
-The patterns below are those of Manifest 1.0.0, AbstractAccessControlList 1.0.0, AbstractLegalTags 1.0.0, AbstractDataset 1.0.1,
-AbstractFileCollection 1.0.1, AbstractFileSourceInfo 1.0.1, AbstractFile 1.0.1, AbstractWPCGroupType 1.2.0 and
-SeismicTraceData 1.6.0, as the OSDU Data Definition Group publishes them.
+Issue 15, point 2.
+
+The patterns below are from Manifest 1.0.0, AbstractAccessControlList 1.0.0, AbstractLegalTags 1.0.0,
+AbstractDataset 1.0.1, AbstractFileCollection 1.0.1, AbstractFileSourceInfo 1.0.1, AbstractFile 1.0.1,
+AbstractWPCGroupType 1.2.0 and SeismicTraceData 1.6.0, as the OSDU Data Definition Group publishes them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ KINDS = {
 
 
 def check(manifest: dict) -> tuple[dict, dict]:
-    """Hold a manifest to the schemas; returns the data of its dataset and of its component."""
+    """Check a manifest against the schemas. Returns the data of its dataset and of its component."""
     assert set(manifest) == {"kind", "ReferenceData", "MasterData", "Data"}
     assert re.fullmatch(r"[\w\-\.]+:[\w\-\.]+:[\w\-\.]+:[0-9]+.[0-9]+.[0-9]+", manifest["kind"])
     (dataset,), (component,) = manifest["Data"]["Datasets"], manifest["Data"]["WorkProductComponents"]
@@ -77,7 +79,7 @@ def check(manifest: dict) -> tuple[dict, dict]:
 
 @pytest.fixture(scope="module")
 def survey(tmp_path_factory):
-    """3-D, 41 of 42 traces, from 0 to 196 ms; converted to each format."""
+    """A 3-D volume with 41 of 42 traces, from 0 to 196 ms, converted to each format."""
     folder = tmp_path_factory.mktemp("osdu")
     inlines, crosslines = grid_numbers(6, 7)
     write_segy(folder / "a.sgy", noise((41, 50)), inlines=inlines[:41], crosslines=crosslines[:41])
@@ -191,7 +193,7 @@ def test_records_are_what_models_generated_from_the_schemas_take(survey, tmp_pat
     found = check_models(*paths)
     assert found.returncode == 0, found.stderr[-2000:]
     assert found.stdout.count("SeismicTraceData 1.6.0") == len(KINDS)
-    # The models do refuse what is wrong.
+    # The models reject wrong manifests, so the check above is meaningful.
     for old, new in (
         ('"SampleCount": 50', '"SampleCount": "fifty"'), ("--UnitOfMeasure:", "--Unit:"), ("FileCollectionPath", "Path"),
     ):  # fmt: skip

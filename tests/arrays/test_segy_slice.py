@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices as SEG-Y: the traces of the file with their headers byte for byte, or headers made from coordinates. Issue 15, point 2."""
+"""Tests slices written as SEG-Y: traces keep their headers byte for byte, or get headers made from coordinates.
+
+Issue 15, point 2.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ MAP = ["--map", "inline=189:i4,crossline=193:i4"]
 
 @pytest.fixture
 def run(run_cli):
-    """`run(*argv, code=0)`: what `penstock array slice` prints, errors included."""
+    """Function `run(*argv, code=0)`, which runs `penstock array slice` and returns its output, including errors."""
 
     def call(*argv: object, code: int = 0) -> str:
         found = run_cli("array", "slice", *map(str, argv))
@@ -32,7 +35,7 @@ def run(run_cli):
 
 
 def traces(path, which) -> bytes:
-    """The stored traces of a file with these numbers."""
+    """The stored bytes of the traces with these numbers."""
     content = path.read_bytes()
     return b"".join(content[3600 + TRACE * int(n) : 3600 + TRACE * (int(n) + 1)] for n in which)
 

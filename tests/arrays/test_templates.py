@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saved templates: a survey's geometry and overrides, stated once. Issue 15, point 2."""
+"""Tests saved templates, which store a survey's geometry and header corrections. Issue 15, point 2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INLINES, CROSSLINES = grid_numbers(10, 14)
 
 @pytest.fixture
 def survey(tmp_path):
-    """IEEE samples under an IBM header, lines at bytes 9 and 21, bytes after the last trace."""
+    """A file with IEEE samples under an IBM header, grid numbers at bytes 9 and 21, and trailing bytes."""
     fields = {9: ("i4", INLINES), 21: ("i4", CROSSLINES)}
     return write_segy(
         tmp_path / "a.sgy", noise((140, 60)), fields=fields, binary={3225: ("u2", 1)}, trailing=b"1234567"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that write one array at once lose nothing: boxes that cut an object are refused."""
+"""Tests that processes can write one array at once without losing data, and that a box of partial objects is
+rejected.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reverse time migration of one shot, and the stack of the images of all shots.
+"""Reverse time migration: images one shot, and stacks the images of all shots.
 
-A shot's image is the correlation of the source's wavefield with the residual of the gather, propagated backwards.
+A shot's image is the correlation of two wavefields: the source's, and the gather's residual propagated backwards.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ def migrate_shot(
             "disk" keeps the same snapshots in a file, and 32 MiB of them in memory. "revolver" keeps some checkpoints
             and repeats the steps between them: exact at each step, little memory, several times slower.
         snapshot_dir: Folder of the snapshot file, for "disk": a fast local disk with `survey.plan.snapshot_bytes` free.
-            The file has no name, so that it is gone when the process ends, whatever ends it.
+            The file has no name, so the system deletes it when the process ends for any reason.
         checkpoints: Checkpoints in memory, for "revolver".
     Returns:
-        Image and illumination, float32 [*shape]: time integrals of u v and of u u, where u is the source's wavefield and
-        v that of the residual.
+        Image and illumination, float32 [*shape]: time integrals of u v and of u u, where u is the source's wavefield
+        and v that of the residual.
     Raises:
         ConfigError: The shot, model, gather, method or folder is invalid or does not fit the survey.
         NoSpace, NotFound, Denied, SystemFault: The snapshot file cannot be written, or Devito cannot compile.
@@ -143,7 +143,8 @@ def tree_sum(arrays: Iterable[NDArray[Any]]) -> NDArray[np.float64]:
     Raises:
         ConfigError: The list is empty, shapes differ, or a value is not finite.
     """
-    # As in a binary counter: partial sums of 2^level arrays, and two of the same level make one of the next.
+    # As in a binary counter, `partial` contains sums of 2^level arrays. Two sums of one level are added to a sum of the
+    # next level.
     partial: list[tuple[int, NDArray[np.float64]]] = []
     for number, array in enumerate(arrays):
         total, level = np.array(array, dtype=np.float64), 0
@@ -194,13 +195,14 @@ def stack(images: Iterable[NDArray[Any]], illuminations: Iterable[NDArray[Any]])
 
 
 def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> list[int]:
-    """Depths at which a stacked image has its strongest reflectors: peaks of the envelope, whatever the wavelet's phase.
+    """Depths at which a stacked image has its strongest reflectors: peaks of the envelope, whatever the wavelet's
+    phase.
 
     Args:
         image: Stacked image [x, z] or [x, y, z] of flat reflectors.
         count: Number of reflectors.
         separation: Smallest distance of two reflectors, and of a reflector from the top and the bottom, samples. The
-            sources leave their mark at the top.
+            sources cause strong amplitudes at the top.
     Returns:
         At most `count` sample numbers, increasing.
     Raises:
@@ -213,7 +215,7 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
         )
     if min(count, separation) < 1:
         raise ConfigError(f"count and separation: must be at least 1 (got {min(count, separation)})")
-    # Only the middle half of each horizontal axis: a finite spread blurs the edges.
+    # Only the middle half of each horizontal axis is used, because a finite spread blurs the edges.
     middle = tuple(slice(n // 4, n - n // 4) for n in values.shape[:-1])
     trace = _envelope(values[middle].mean(axis=tuple(range(values.ndim - 1))))
     found: list[int] = []
@@ -230,7 +232,7 @@ def reflector_peaks(image: NDArray[Any], count: int, *, separation: int = 8) -> 
 def _envelope(trace: NDArray[np.float64]) -> NDArray[np.float64]:
     """Modulus of the analytic signal: the spectrum without its negative frequencies."""
     samples = len(trace)
-    # Zeros as long as the trace keep its top from appearing at its end.
+    # The trace is padded with zeros to twice its length, so that its top does not wrap around to its end.
     spectrum = np.fft.fft(trace, 2 * samples)
     spectrum[1:samples] *= 2
     spectrum[samples + 1 :] = 0
@@ -252,7 +254,7 @@ def _with_file(
     segments = [range(start, min(start + length, survey.samples)) for start in range(0, survey.samples, length)]
     segment_bytes = survey.snapshots_per_segment * 4 * math.prod(survey.padded_shape)
     try:
-        # Without a name in the folder: the system frees it when the process ends.
+        # The file has no name in the folder, so the system frees it when the process ends.
         with tempfile.TemporaryFile(dir=snapshot_dir, buffering=0) as file:
 
             def keep(number: int, snapshots: NDArray[Any]) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acoustic modelling of seismic shots with Devito.
 
-The settings of Devito (`DEVITO_LANGUAGE`, `DEVITO_PLATFORM`, ...) are the environment's: a GPU is a setting. A process
-computes one shot at a time, on as many threads as Devito is configured to use.
+Devito's settings (`DEVITO_LANGUAGE`, `DEVITO_PLATFORM`, ...) come from the environment; they can select a GPU. A
+process computes one shot at a time, with the number of threads that Devito is configured to use.
 """
 
 from __future__ import annotations
@@ -87,16 +87,16 @@ class Propagator:
         """Build and compile the operators, which takes seconds once per process, before the first shot.
 
         Args:
-            method: Also those of a migration by this method.
+            method: Also build the operators of a migration with this method.
         Raises:
-            SystemFault: The C compiler of Devito is missing or refused the code.
+            SystemFault: Devito's C compiler is missing, or it rejected the code.
         """
         with self.lock:
             for name in _OPERATORS_OF[method]:
                 self.operators.compiled(name)
 
     def load(self, model: NDArray[Any]) -> None:
-        """Set the velocities, km/s: those of the edges continue into the sponge."""
+        """Set the velocities, km/s. The velocities at the edges are continued into the sponge."""
         velocity = np.pad(np.asarray(model, dtype=np.float64), self.survey.sponge_points, mode="edge")
         self._function("m", space_order=2).data[:] = velocity**-2
         self._function("damp", space_order=2).data[:] = _sponge(self.survey) / velocity
@@ -382,12 +382,12 @@ class _Operators:
         """The operator `model`, `forward` (with snapshots), `adjoint`, `image` (snapshots) or `image_step` (Revolver).
 
         Raises:
-            SystemFault: The C compiler of Devito is missing or refused the code.
+            SystemFault: Devito's C compiler is missing, or it rejected the code.
         """
         if name not in self._compiled:
             operator = self._devito.Operator(getattr(self, f"_{name}")(), name=f"penstock_{name}")
             try:
-                # The property compiles and loads the code.
+                # Accessing this property compiles and loads the code.
                 with flushed_subnormals():
                     _ = operator.cfunction
             except (self._devito.exceptions.CompilationError, OSError, RuntimeError) as error:
@@ -445,14 +445,16 @@ def _devito() -> Any:
     require("penstock.rtm", "rtm")
     import devito
 
-    # By default Devito prints a line for each call of an operator. A level that the user chose stays.
+    # By default, Devito prints a line for each call of an operator. A log level that the user has set is not changed.
     if devito.configuration["log-level"] == "INFO":
         devito.set_log_level("WARNING")
     return devito
 
 
 def _sponge(survey: Survey) -> NDArray[np.float64]:
-    """[*padded_shape]: damping of the sponge times the velocity, 1/km; 0 in the model, and growing smoothly outwards."""
+    """[*padded_shape]: damping of the sponge times the velocity, 1/km; 0 in the model, and growing smoothly
+    outwards.
+    """
     points = survey.sponge_points
     strength = 2 * math.log(1 / _SPONGE_REFLECTION) / (points * survey.spacing_km)
     total = np.zeros(survey.padded_shape)

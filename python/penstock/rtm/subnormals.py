@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flushes subnormal numbers to zero while Devito computes, and only then.
+"""Flushes subnormal numbers to zero, only while Devito computes.
 
-Devito's compiled operators are linked with `-ffast-math`, whose start-up code sets this mode for the whole process when
-the first one is loaded: numbers below 1.2e-38 then become zero in every other library, too. Here the mode is set for each
-application of an operator, so that all shots are computed alike, and the caller's mode is restored.
+Devito's compiled operators are linked with `-ffast-math`. When the first operator is loaded, its start-up code sets
+this mode for the whole process, so numbers below 1.2e-38 become zero in every other library, too. This module sets the
+mode for each call of an operator, so that all shots are computed with the same mode, and then restores the caller's
+mode.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["flushed_subnormals"]
 
-# glibc's fenv_t on x86-64: 32 bytes, the last 4 are the MXCSR register. Its bits 15 and 6 flush results and operands.
+# glibc's fenv_t on x86-64 has 32 bytes. The last 4 are the MXCSR register, whose bits 15 and 6 flush results and
+# operands.
 _ENVIRONMENT_BYTES, _MXCSR_AT, _FLUSH = 32, 28, 0x8040
 
 
@@ -32,7 +34,7 @@ def _libm() -> Any:
 
 @contextmanager
 def flushed_subnormals() -> Iterator[None]:
-    """Set the mode of this thread, and of the threads that it starts; restore it at the end. x86-64 with glibc only."""
+    """Set the mode for this thread and threads that it starts, and restore it at the end. x86-64 with glibc only."""
     libm = _libm()
     if libm is None:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Survey of a migration: grid, times, positions of shots and receivers, and the checks that a model fits them."""
+"""Survey of a migration: grid, times, and positions of shots and receivers. Checks that a velocity model fits it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ SEGMENT_BYTES = 32 * 2**20
 HIGHEST_FREQUENCY = 2.5
 """Highest frequency of a Ricker wavelet, in peak frequencies: its spectrum is below 4 % of the peak from there on."""
 
-# Time step in h / vmax: about 0.8 of the stability limit at order 8, which keeps dispersion in time below that in space.
+# Time step in units of h / vmax. It is about 0.8 of the stability limit at order 8, so that dispersion in time is
+# smaller
+# than dispersion in space.
 _CFL = {2: 0.42, 3: 0.38}
 _SPONGE_POINTS = {2: 40, 3: 20}
 _SPONGE_REFLECTION = 1e-3  # amplitude that comes back from a sponge at normal incidence
@@ -64,7 +66,7 @@ def time_step_limit_s(spacing_km: float, vmax: float, dimensions: int, *, space_
     _check_space_order(space_order)
     half = space_order // 2
     # Weights of the central second derivative at distance j. At the Nyquist wavenumber their signs alternate, so the
-    # largest eigenvalue of the Laplacian is the sum of their sizes, once per dimension.
+    # largest eigenvalue of the Laplacian is the sum of their absolute values, times the number of dimensions.
     sizes = [
         2 * math.factorial(half) ** 2 / (j**2 * math.factorial(half - j) * math.factorial(half + j))
         for j in range(1, half + 1)
@@ -278,7 +280,7 @@ class Survey:
         """Check that a shot exists.
 
         Raises:
-            ConfigError: It is not a number from 0 to the number of shots less one.
+            ConfigError: The shot is not a number from 0 to the number of shots minus one.
         """
         if not 0 <= _whole("shot", shot) < self.shots:
             raise ConfigError(
@@ -288,12 +290,12 @@ class Survey:
             )
 
     def to_json(self) -> str:
-        """The survey as a JSON object, which `from_json` reads."""
+        """The survey as a JSON object that `from_json` can read."""
         return json.dumps({"schema_version": SCHEMA_VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Survey:
-        """The survey of a JSON object.
+        """Parse a survey from a JSON object.
 
         Raises:
             ConfigError: The text is not JSON, a key is unknown or missing, or a value is invalid.
@@ -451,7 +453,7 @@ def _sequence(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def _rounded_down(value: float) -> str:
-    """Three digits that do not exceed the value, for a hint that passes the check."""
+    """Round down to three digits, so that the value in a hint passes the check."""
     digits = 2 - math.floor(math.log10(value))
     return f"{math.floor(value * 10.0**digits) / 10.0**digits:g}"
 

@@ -36,7 +36,7 @@ def layered(
     vmin: float = 1.5,
     vmax: float = 3.5,
 ) -> NDArray[np.float32]:
-    """Flat layers, whose velocity grows with depth in equal steps.
+    """Create a model of flat layers, whose velocity increases with depth in equal steps.
 
     Args:
         shape: Grid samples, [x, z] or [x, y, z].
@@ -117,8 +117,8 @@ def two_way_time_s(model: NDArray[Any], spacing_km: float, depth: int | None = N
     Args:
         model: Velocities [x, z] or [x, y, z], km/s.
         spacing_km: Grid spacing, km.
-        depth: Samples from the surface. By default each column counts down to its deepest reflector, and a model
-            without reflectors takes no time.
+        depth: Depth in samples from the surface. By default, each column counts down to its deepest reflector; without
+            reflectors, the time is 0.
     Raises:
         ConfigError: A velocity, the spacing or the depth is invalid.
     """
@@ -143,8 +143,8 @@ def check_velocities(model: NDArray[Any]) -> None:
     """Check that an array can be a velocity model, in km/s.
 
     Raises:
-        ConfigError: It is not an array of real numbers with two or three dimensions, or a velocity is not finite, not
-            positive or above 20 km/s.
+        ConfigError: The model is not an array of real numbers with two or three dimensions, or a velocity is not
+            finite, not positive or above 20 km/s.
     """
     if not isinstance(model, np.ndarray) or model.ndim not in (2, 3) or model.dtype.kind not in "fiu" or not model.size:
         described = f"{model.dtype} {list(model.shape)}" if isinstance(model, np.ndarray) else type(model).__name__
@@ -189,7 +189,7 @@ def _jumps(velocities: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _gaussian_weights(samples: int, points: float) -> NDArray[np.float64]:
-    """Matrix [samples, samples] that smooths a vector; weight that falls outside goes to the sample at the edge."""
+    """Matrix [samples, samples] that smooths a vector. Weights outside the vector are added to its edge samples."""
     radius = min(math.ceil(4 * points), 10 * samples)
     offsets = np.arange(-radius, radius + 1)
     kernel = np.exp(-0.5 * (offsets / points) ** 2)

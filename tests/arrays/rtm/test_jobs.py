@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Migration jobs: one image on every backend, shots computed once, killed workers replaced, and batch scripts."""
+"""Tests migration jobs: all backends give one image, shots are computed once, and killed workers are replaced.
+
+Also tests the batch scripts.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,8 @@ def test_image_has_the_true_reflectors(finished):
     url, image = finished
     want = reflector_depths(MODEL)
     assert len(want) == 2
-    # The first is within a wavelength of the sources, whose artefacts are about as strong.
+    # The first reflector is within a wavelength of the sources, so source artefacts are about as strong as the
+    # reflector.
     found = reflector_peaks(image, 2)
     assert all(min(abs(depth - peak) for peak in found) <= 2 for depth in want), (want, found)
     report = stack_images(url)
@@ -202,7 +206,7 @@ def unstarted(tmp_path_factory):
 @pytest.mark.parametrize(
     ("free_bytes", "words"),
     [
-        # One worker needs about 0.22 GB, of which 12 MB are snapshots.
+        # A worker needs about 0.22 GB, of which 12 MB are snapshots.
         (1_000_000_000, ["pass --workers 4"]),
         (100_000_000, ["smaller --aperture", "pass --no-memory-check"]),
     ],
@@ -253,7 +257,7 @@ def test_memory_refusal_names_the_settings_that_fit(tmp_path, monkeypatch):
     assert f"--snapshot-factor {factor}" in hint
     assert "--snapshots-dir DIR" in hint
     assert "--workers" not in hint
-    # Each setting is enough; the factor is accepted by prepare.
+    # Each of the two settings in the hint is sufficient, and `prepare` accepts the factor.
     memory.check_memory(job, job.kinds, on_disk=True)
     again = prepare(
         tmp_path / "k",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the Slurm script of a migration: a real Slurm on four hosts runs it, and all shots end in one image."""
+"""Tests that a real Slurm on four hosts runs the batch script of a migration, and that the stacked image is correct."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster():
 
 
 def states(cluster: Cluster, job: str) -> dict[str, str]:
-    """Array task -> state."""
+    """Returns the state of each array task."""
     tasks = [
         dict(word.split("=", 1) for word in line.split() if "=" in word)
         for line in cluster.run(1, "scontrol", "--oneliner", "show", "job", job).stdout.splitlines()
@@ -78,11 +78,11 @@ def test_slurm_array_script_computes_all_shots_into_one_image(cluster, tmp_path)
     assert sent.returncode == 0, sent.stderr
     found = ended(cluster, sent.stdout.strip(), 200)
     logs = "\n".join(log.read_text(errors="replace") for log in sorted(cluster.folder.glob("penstock-rtm-*.log")))
-    # A task that leaves the last shot to its sibling has not failed.
+    # A task succeeds even if the other task computes the last shot.
     assert found == {"0": "COMPLETED", "1": "COMPLETED"}, logs
     marks = [json.loads(mark.read_text()) for mark in sorted((job_url / "done/migrate").iterdir())]
     assert [mark["shot"] for mark in marks] == [0, 1], logs
-    # Hosts of the Slurm cluster have computed them, not this one.
+    # The shots were computed on hosts of the Slurm cluster, and not on this machine.
     assert {mark["host"] for mark in marks} <= {"h1", "h2", "h3", "h4"}
     image = penstock.arrays.open(stack_images(job_url).image_url)[...]
     assert image.tobytes() == want.tobytes()

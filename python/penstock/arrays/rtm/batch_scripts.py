@@ -98,7 +98,8 @@ def _slurm(request: ScriptRequest, _scheduler: str) -> str:
     options += [] if request.memory_gb is None else [f"--mem={request.memory_gb * 1000:.0f}M"]
     options += [f"--partition={request.queue}"] if request.queue else []
     options += [f"--account={request.account}"] if request.account else []
-    # Slurm signals the batch shell, which forwards the signal and waits. The worker finishes its shot, then exits with 143.
+    # Slurm signals the batch shell, which forwards the signal and waits. The worker finishes its shot and exits with
+    # 143.
     body = f"""
 {_command(request)} &
 worker=$!
@@ -109,7 +110,7 @@ while :; do
   code=$?
   kill -0 $worker 2>/dev/null || break
 done
-# 143: the time was over and shots remain. The task runs again, and continues.
+# 143: the time limit was reached and shots remain. The task is requeued, and continues.
 if [ $code -eq 143 ]; then
   scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"
 fi
@@ -191,7 +192,7 @@ cluster = {cluster}(
 )
 
 if __name__ == "__main__":
-    # scale, not adapt: adaptive clusters cancel jobs before they had work.
+    # `scale` instead of `adapt`, because adaptive clusters cancel jobs before these get work.
     cluster.scale(jobs={request.tasks})
     with Client(cluster) as client:
         report = run_with_dask(

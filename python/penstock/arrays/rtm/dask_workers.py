@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the shots of a migration with Dask. Dask starts workers and distributes shots; markers in the store show progress.
+"""Runs a migration with Dask. Dask starts workers and distributes shots; markers in the store record finished shots.
 
 Tasks are functions of this module, so that each worker process builds its operators once. A task returns one word, and
 no data.
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["ALLOWED_FAILURES", "run_with_dask", "shot_task"]
 
 ALLOWED_FAILURES = 20
-"""Workers that may die under one task before Dask gives it up. Its default of 3 loses the shots of a preempted queue."""
+"""Workers that may die under one task before Dask gives it up. Its default of 3 loses the shots of a preempted
+queue.
+"""
 
 
 @lru_cache(maxsize=4)
@@ -80,8 +82,8 @@ def run_with_dask(
         client: Client of an existing cluster.
         address: Address of an existing scheduler, such as tcp://HOST:8786.
         stage, term_s, snapshots_dir: See `Worker`.
-        checks_memory: Compare the memory that workers need with the available memory. For a `LocalCluster`, this is done
-            once for all workers; otherwise, each worker checks its node.
+        checks_memory: Compare the memory that workers need with the available memory. For a `LocalCluster`, this is
+            done once for all workers; otherwise, each worker checks its node.
         on_shot: Called with `{"shot": ..., "outcome": ...}` for each finished shot.
         timeout_s: Limit of each request.
     Raises:

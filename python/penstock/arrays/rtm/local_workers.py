@@ -75,7 +75,7 @@ class LocalWorkers:
         self._count, self._on_shot, self._stage = workers, on_shot, stage
         cores = sorted(os.sched_getaffinity(0))
         self._threads = threads or max(1, len(cores) // workers)
-        # Cores of each worker. With more workers than cores, the later workers get an empty set, and are not pinned.
+        # Cores of each worker. With more workers than cores, no worker is pinned (see `_pin`).
         self._cores = [set(cores[at * self._threads : (at + 1) * self._threads]) for at in range(workers)]
         self._argv = [
             sys.executable, "-m", "penstock", "array", "rtm", "shots", self.job.location.url, "--stage", stage,

@@ -48,7 +48,7 @@ def worker_bytes(job: Job, kinds: Sequence[Kind], *, on_disk: bool = False, snap
             needs.append(plan.revolver_memory_bytes)
         else:
             needs.append(plan.disk_memory_bytes if on_disk else plan.memory_bytes)
-    # Setting a model needs three float64 arrays. Results cover the whole grid: image, illumination, and the gather twice.
+    # Setting a model needs three float64 arrays. Results cover the whole grid: image, illumination, and two gathers.
     set_model = 3 * 8 * plan.grid_points
     results = 2 * 4 * math.prod(whole.shape) + 2 * 4 * whole.samples * len(whole.receivers_km)
     return PROCESS_BYTES + max(needs) + set_model + results

@@ -53,7 +53,7 @@ def read_model(
         options: Arguments of `penstock.arrays.open`.
         unit: Unit of the velocities: km/s, m/s or ft/s. By default the unit that the volume states, else km/s.
     Returns:
-        Velocities in km/s, and the grid spacing in km, derived from the depths (None if this is impossible).
+        Velocities in km/s, and the grid spacing in km that the volume's depths state (None without depths).
     Raises:
         ConfigError: The unit is unknown, or the volume does not have 2 or 3 dimensions.
     """

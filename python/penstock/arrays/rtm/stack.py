@@ -38,7 +38,7 @@ _CHUNK = {2: (512, 512), 3: (64, 64, 64)}
 
 @dataclass(frozen=True)
 class StackReport:
-    """The stacked image.
+    """Result of `stack_images`.
 
     Attributes:
         image_url: Zarr group with the image (x, z) or (x, y, z) in km.

@@ -329,7 +329,7 @@ class Worker:
         return [grid.placed(part, self.job.survey.shape) for part in parts]
 
     def _gather(self, shot: int) -> np.ndarray[Any, Any]:
-        """Traces of a shot [receivers, samples]. They are read from the store, unless this worker has just modelled them."""
+        """Traces of a shot [receivers, samples], read from the store unless this worker has just modelled them."""
         if self._modelled is not None and self._modelled[0] == shot:
             return self._modelled[1]
         if self.job.gathers is None and shot not in self._gathers_of:

@@ -19,8 +19,7 @@ __all__ = ["measure", "stored_bytes", "upper_requests"]
 def stored_bytes(cost: Mapping[str, Any], *, images: bool) -> int:
     """Bytes of one run: the model and the gathers; with `images`, also an image of each shot."""
     each: int = cost["gather_bytes"] + (cost["image_bytes"] if images else 0)
-    total: int = cost["model_bytes"] + cost["shots"] * each
-    return total
+    return int(cost["model_bytes"] + cost["shots"] * each)
 
 
 def upper_requests(cost: Mapping[str, Any], per_shot: Mapping[str, float]) -> tuple[float, float]:
@@ -29,9 +28,10 @@ def upper_requests(cost: Mapping[str, Any], per_shot: Mapping[str, float]) -> tu
     Args:
         per_shot: Requests of a shot as measured on the small objects here: gets, heads, puts, lists, deletes.
     """
+    part_bytes: int = cost["part_bytes"]
 
     def parts(size_bytes: int) -> int:
-        return -(-size_bytes // cost["part_bytes"])
+        return -(-size_bytes // part_bytes)
 
     # A shot reads the model and its gather, and writes an image and an illumination. Azure bills lists as writes, and
     # no deletes.

@@ -30,8 +30,8 @@ NOT_COMPARABLE = """\
 - **Seconds of the volumes**: the article writes 20 to 23 GB over NFS at 64 MB/s, here it is a smaller volume on one machine. Rates
   and orders compare, seconds do not. The article's SEG-Y (25 MB/s) and HDF5 (24 MB/s) did not reach its 64 MB/s: its
   writers were the limit. Here SEG-Y and HDF5 are written in bulk, at the disk's rate. Zarr without shards is 1 MB an object,
-  written and synced one after another, so that the wait for each adds to its bytes; on S3 each waits for a request. The
-  article does not state its chunks. Our setting has the same chunks in shards, so that it has a tenth of the objects.
+  written by a thread for each core, and each object is synced: the wait adds to its bytes, and on S3 each waits for a
+  request. The article does not state its chunks. Our setting has the same chunks in shards: a tenth of the objects.
 - **The disk of 64 MB/s** is a loop device whose reads and writes are limited by the kernel. It has no network, no server and
   no NFS commits.
 - **S3 here** is an emulator on the same machine, which shares its cores and, in the column of 64 MB/s, its disk. The article's
@@ -109,7 +109,7 @@ def claims(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[
     rows = result.get("shots", [])
     if rows:
         digests = {row["sha256"] for row in rows}
-        claim("one image on all backends, bit for bit", f"{len(digests)} different in {len(rows)} runs",
+        claim("one image on all backends, bit for bit", f"{len(digests)} distinct in {len(rows)} runs",
               holds=len(digests) == 1, must=True)  # fmt: skip
         for count in sorted({row["workers"] for row in rows}):
             local, remote = (

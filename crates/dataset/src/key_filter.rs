@@ -58,7 +58,7 @@ impl KeyFilter {
             if texts.len() > MAX_PATTERNS {
                 return Err(Error::config(
                     flag,
-                    format!("{} patterns are given, at most {MAX_PATTERNS} are allowed", texts.len()),
+                    format!("at most {MAX_PATTERNS} patterns are allowed (got {})", texts.len()),
                 ));
             }
             texts.iter().map(|text| Pattern::new(flag, text.as_ref())).collect()

@@ -152,7 +152,7 @@ impl Blocks {
             row_bytes.push(row);
         }
         let Some(first) = columns.first() else {
-            return Err(Error::config("format", format!("{place}: no array is given")));
+            return Err(Error::config("format", format!("{place}: at least one array is required")));
         };
         let samples = first.spec.shape[0];
         if let Some(other) = columns.iter().find(|column| column.spec.shape[0] != samples) {

@@ -202,15 +202,15 @@ impl PatchSpec {
         if self.shape.len() != shape.len() || self.stride.len() != shape.len() {
             let (have, want) = (self.shape.len(), shape.len());
             return Err(refused(format!(
-                "{place}: `{name}` has shape {shape:?}, so a patch has {want} sides and strides (given: {have} and {}); \
-                 write 1 for the axis that 2-D patches are cut across",
+                "{place}: `{name}` has shape {shape:?}, so the patch shape and stride must have {want} numbers (got {have} and {}); \
+                 for 2-D patches, use 1 for the axis that they are perpendicular to",
                 self.stride.len()
             )));
         }
         let axis = |((&len, &patch), &stride): ((&usize, &usize), &usize)| {
             if patch == 0 || stride == 0 {
                 let (patch, stride) = (&self.shape, &self.stride);
-                return Err(refused(format!("a patch of {patch:?} with stride {stride:?} has a 0; use at least 1")));
+                return Err(refused(format!("shape and stride must be at least 1 (got {patch:?} and {stride:?})")));
             }
             if patch > len && (!self.pads || len == 0) {
                 let patch = &self.shape;
@@ -273,7 +273,7 @@ impl Blocks {
         find: FindChunk<'_>,
     ) -> Result<()> {
         let Some(first) = columns.first() else {
-            return Err(Error::config("format", format!("{place}: no array is given")));
+            return Err(Error::config("format", format!("{place}: at least one array is required")));
         };
         let shape = first.spec.shape.clone();
         if let Some(other) = columns.iter().find(|column| column.spec.shape != shape) {

@@ -276,7 +276,7 @@ impl<'a> Value<'a> {
         let (int, float) = match self {
             Self::Int(value) => (Some(i128::from(*value)), Some(*value as f64)),
             Self::Digits(text) => {
-                let text = std::str::from_utf8(text).map_err(|_| "it is not UTF-8".to_owned())?.trim();
+                let text = std::str::from_utf8(text).map_err(|_| "not UTF-8".to_owned())?.trim();
                 (text.parse::<i128>().ok(), text.parse::<f64>().ok())
             }
             _ => (None, None),
@@ -293,7 +293,7 @@ impl<'a> Value<'a> {
             (_, Some(value), _) => put_int(dtype, value, out),
             _ => false,
         };
-        if done { Ok(()) } else { Err(format!("it is not a valid {dtype}")) }
+        if done { Ok(()) } else { Err(format!("not a valid {dtype}")) }
     }
 }
 
@@ -360,7 +360,7 @@ pub fn convert(from: DType, bytes: &[u8], to: DType, out: &mut [u8]) -> Result<(
     if from == to {
         if bytes.len() != out.len() {
             return Err(format!(
-                "it has {} bytes, not {}",
+                "{} bytes instead of {}",
                 with_separators(bytes.len() as u64),
                 with_separators(out.len() as u64)
             ));
@@ -421,7 +421,7 @@ mod tests {
         let digits = Value::Digits(b"12x");
         assert_eq!(
             digits.write(&spec(DType::I64, &[]), &mut out[..8]).unwrap_err(),
-            "expects int64 [] (8 bytes), but the record contains the text `12x`: it is not a valid int64"
+            "expects int64 [] (8 bytes), but the record contains the text `12x`: not a valid int64"
         );
         assert_eq!(
             Value::Bytes(Cow::Borrowed(b"abc")).gather(&spec(DType::I16, &[])).unwrap_err(),

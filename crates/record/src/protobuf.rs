@@ -38,7 +38,7 @@ impl<'a> Message<'a> {
             let (number, wire) = self.tag()?;
             match wire {
                 START_GROUP => self.skip_group(number)?,
-                END_GROUP => return Err("ends a group that it is not in"),
+                END_GROUP => return Err("ends a group that was not started"),
                 wire => return Ok(Some((number, self.value(wire)?))),
             }
         }
@@ -74,7 +74,7 @@ impl<'a> Message<'a> {
                 (_, START_GROUP) if open.len() == MAX_NESTED => return Err("nests groups deeper than 100"),
                 (number, START_GROUP) => open.push(number),
                 (number, END_GROUP) if number == inner => drop(open.pop()),
-                (_, END_GROUP) => return Err("ends a group that it is not in"),
+                (_, END_GROUP) => return Err("ends a group that was not started"),
                 (_, wire) => drop(self.value(wire)?),
             }
         }
@@ -181,8 +181,8 @@ mod tests {
         assert_eq!(message.next(), Ok(None));
         assert_eq!(Message::new(&[0x0b; 101]).next(), Err("nests groups deeper than 100"));
         assert_eq!(Message::new(&[0x0b; 100]).next(), Err("ends inside a group"));
-        assert_eq!(Message::new(&[0x0b, 0x14]).next(), Err("ends a group that it is not in"));
-        assert_eq!(Message::new(&[0x0c]).next(), Err("ends a group that it is not in"));
+        assert_eq!(Message::new(&[0x0b, 0x14]).next(), Err("ends a group that was not started"));
+        assert_eq!(Message::new(&[0x0c]).next(), Err("ends a group that was not started"));
         assert_eq!(Message::new(&[0x00]).next(), Err("has a field numbered 0"));
         assert_eq!(Message::new(&[0x0e]).next(), Err("has a field of an unknown wire type"));
         assert_eq!(Message::new(&[0x0a, 5, 1]).next(), Err("ends inside a field"));

@@ -220,7 +220,7 @@ fn gzip_wrong_trailer_is_named() {
     let error = decompress_into_checked(Codec::Gzip, &damaged, &mut out, LIMIT, GzipCheck::SizeOnly, "p").unwrap_err();
     assert_eq!(
         error.to_string(),
-        "p has a wrong size in gzip member 1 (inflates to 7 bytes, but its trailer has 6 modulo 2³²)"
+        "p has a wrong size in gzip member 1 (inflates to 7 bytes, but its trailer states 6 modulo 2³²)"
     );
     assert!(out.is_empty());
 }

@@ -224,11 +224,11 @@ impl Column {
             (Field::Modified, Cell::Real(modified)) => entry.modified_s = Some(modified),
             (Field::Encoding, Cell::Bytes(encoding)) => entry.encoding = Some(text(&encoding)?),
             (Field::Codec, Cell::Bytes(codec)) => {
-                entry.codec = text(&codec)?.parse().map_err(|_| bad("is not a codec"))?;
+                entry.codec = text(&codec)?.parse().map_err(|_| bad("is not a valid codec"))?;
             }
             (Field::Format, Cell::Bytes(format)) => {
                 let named = RecordFormat::ALL.into_iter().find(|known| known.name().as_bytes() == &format[..]);
-                entry.format = named.ok_or_else(|| bad("is not a record format"))?;
+                entry.format = named.ok_or_else(|| bad("is not a valid record format"))?;
             }
             (Field::Records, Cell::Count(records)) => entry.records = Some(records),
             (Field::Digest(algorithm), Cell::Bytes(value)) => {
@@ -237,7 +237,7 @@ impl Column {
             }
             (Field::PartDigests, Cell::Bytes(words)) => {
                 for digest in of_words(&text(&words)?) {
-                    entry.digests.push(digest.ok_or_else(|| bad("is not a list of digests"))?);
+                    entry.digests.push(digest.ok_or_else(|| bad("is not a valid list of digests"))?);
                 }
             }
             (Field::DecompressedSize, Cell::Count(size)) => {
@@ -264,12 +264,12 @@ impl Column {
             (Field::OriginChecked, Cell::Bytes(checked)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
                 for digest in of_words(&text(&checked)?) {
-                    origin.checked.push(digest.ok_or_else(|| bad("is not a list of digests"))?);
+                    origin.checked.push(digest.ok_or_else(|| bad("is not a valid list of digests"))?);
                 }
             }
             (Field::OriginDecoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                origin.decoded = text(&codec)?.parse().map_err(|_| bad("is not a codec"))?;
+                origin.decoded = text(&codec)?.parse().map_err(|_| bad("is not a valid codec"))?;
             }
             (Field::OriginCodecSource, Cell::Bytes(source)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
@@ -279,7 +279,7 @@ impl Column {
             }
             (Field::OriginEncoded, Cell::Bytes(codec)) => {
                 let origin = entry.origin.as_mut().ok_or_else(no_origin)?;
-                origin.encoded = text(&codec)?.parse().map_err(|_| bad("is not a codec"))?;
+                origin.encoded = text(&codec)?.parse().map_err(|_| bad("is not a valid codec"))?;
             }
             (Field::OriginTransform, Cell::Bytes(transform)) => {
                 entry.origin.as_mut().ok_or_else(no_origin)?.transform = Some(normal_transform(text(&transform)?));

@@ -60,7 +60,7 @@ pub(super) fn decode(input: &[u8], out: &mut [u8], place: &str) -> Result<()> {
         let data = &input[HEADER..];
         if data.len() != out.len() {
             return Err(corrupt(format!(
-                "it contains {} bytes (want {})",
+                "its content has {} bytes (want {})",
                 with_separators(data.len() as u64),
                 with_separators(size as u64)
             )));

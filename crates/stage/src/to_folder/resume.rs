@@ -139,7 +139,7 @@ pub(crate) fn resume(
     if let Some((first, what)) = foreign.first() {
         let others = match foreign.len() - 1 {
             0 => String::new(),
-            more => format!(", and {more} more like it"),
+            more => format!(" (and {more} more)"),
         };
         return Err(Error::Precondition {
             place: dest_dir.place(first.as_bytes()),

@@ -127,7 +127,7 @@ impl WorkList {
         let Some(first) = foreign.next() else { return Ok(()) };
         let others = match foreign.count() {
             0 => String::new(),
-            more => format!(", and {more} more like it"),
+            more => format!(" (and {more} more)"),
         };
         Err(Error::Precondition {
             place: format!("{}{}", to.url, first.item.target),

@@ -59,7 +59,7 @@ fn reason(problem: &CertificateError) -> String {
             format!("it was issued for {}", names.join(", "))
         }
         other if format!("{other:?}").contains("CaUsedAsEndEntity") => {
-            "it is a CA certificate (CA:TRUE), which a server cannot use".to_owned()
+            "it is a CA certificate (CA:TRUE), which servers must not use".to_owned()
         }
         other => other.to_string(),
     }

@@ -53,7 +53,8 @@ fn login(sso: &Sso, why: &str) -> Error {
 }
 
 fn place(context: &Context, sso: &Sso) -> Result<PathBuf> {
-    let home = context.home_dir().ok_or_else(|| Error::config_invalid("HOME is not set, so there is no SSO cache"))?;
+    let home =
+        context.home_dir().ok_or_else(|| Error::config_invalid("HOME is not set, so the SSO cache cannot be found"))?;
     Ok(home.join(".aws/sso/cache").join(format!("{}.json", hash::hex_sha1(sso.cached_as.as_bytes()))))
 }
 

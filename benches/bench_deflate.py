@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compression throughput: `penstock stage --compress gzip` beside `pigz` and `gzip`, on one and two cores, at equal ratio.
+"""Compares the compression throughput of `penstock stage --compress gzip`, `pigz` and `gzip`, on one and two cores.
 
 There are two sets: many objects of some MB, and one large object (where the block sizes of pigz and Penstock matter).
 Each contestant writes its files to a folder on the same disk as the originals, with a warm cache. The compression ratio

@@ -6,7 +6,8 @@
 
 Four threads write the files, as objects arrive. Cached writes use each size in `--writes`; O_DIRECT writes use 512 KiB.
 The files are synced and then all are read once, as a first epoch does. Each repeat runs all variants in a random order,
-and ratios are relative to the first variant. Decisions 0415 and 0420 rest on this. Rows go to runs/bench/disk.jsonl.
+and ratios are relative to the first variant. Decisions 0415 and 0420 are based on this. Rows go to
+runs/bench/disk.jsonl.
 """
 
 from __future__ import annotations

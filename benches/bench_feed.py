@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads gzip'd TFRecord volumes into batches: our loader beside the standard library's gzip and NumPy, interleaved.
+"""Compares our loader with the standard library's gzip and NumPy: both read gzip'd TFRecord volumes into batches.
 
 Rows go to runs/bench/feed.jsonl. The result is the ratio. Both contestants read the same files from a warm cache, and
 their bytes are compared first. Our loader checks every CRC-32C. The other side uses our record decoder, which also

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of one record in a gzip'd shard of many records: the whole shard is inflated to read one. See decision 0519.
+"""Measures the cost of reading one record of a gzip'd shard, for which the whole shard is inflated. See decision 0519.
 
     python benches/bench_gzip_points.py [--records 1024] [--bytes 65536] [--json]
 

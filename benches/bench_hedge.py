@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs from a store with a slow tail, with and without hedged requests: the cost of late requests and the saving.
+"""Measures epochs from a store in which a few requests are slow, with and without hedged requests.
 
 The store is our emulator on loopback: 5 ms to the first byte, and 500 ms for one request in fifty. The output is median
 wall seconds and their ratio. The order of the samples must be the same in all runs.

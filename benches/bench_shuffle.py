@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quality of a shuffle window compared with a full shuffle: serial correlation of positions, and a training curve.
+"""Compares a shuffle window with a full shuffle: serial correlation of positions, and a training curve.
 
     python benches/bench_shuffle.py [--objects 200] [--each 100]
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of byte-plane copies in the cache in the first epoch, and their saving in later epochs: decision 0531.
+"""Measures what byte-plane copies in the cache cost in the first epoch, and save in later epochs. See decision 0531.
 
     .venv/bin/python benches/peers/feed/figures.py prepare DIR          # the volumes
     .venv/bin/python benches/bench_transcode.py DIR/volumes [--names 64] [--epochs 8] [--repeats 3] [--json]
 
-Each variant runs by turns in its own process with its own cache. The results are CPU-ms and wall-ms per sample of the
-first epoch and of the median later epoch, and the size of the cache. Only epochs from the
+The variants run in turns, each in its own process with its own cache. The results are CPU-ms and wall-ms per sample of
+the first epoch and of the median later epoch, and the size of the cache. Only epochs from the
 fourth on count as later ones, since copies were still being made when the second epoch's objects were fetched. The
 bytes of all batches are hashed, and the hashes must be equal.
 """

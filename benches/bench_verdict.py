@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Confusion matrix of the bench verdict over synthetic sweeps of every kind, with tuned and with held-out parameters.
+"""Prints the confusion matrix of the bench verdict over synthetic sweeps, with tuned and with held-out parameters.
 
 python -m benches.bench_verdict [--sweeps 60] [--noise 0.05] [--margin 1.5]
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training rate of a GPU fed from files, beside batches resident in GPU memory; and loader scaling over CPU cores.
+"""Measures a GPU's training rate with data from files and with batches resident in GPU memory, and loader scaling.
 
     python benches/gpu_feed.py FOLDER [--what cosmoflow,resnet50,cores] [--steps 200] [--rounds 5] [--device cuda] [--json]
 

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JPEG decoding rate of one thread in images per second: Penstock beside Pillow and torchvision on the same images.
+"""Compares the JPEG decoding rates (images per second, one thread) of Penstock, Pillow and torchvision.
 
     cargo build --release -p penstock-record --example image_rate
     python benches/image_decode.py target/release/examples/image_rate
 
-Pillow (or Pillow-SIMD) and torchvision are measured if they can be imported. Rounds are interleaved. Each program keeps
-its best round, since other work on a machine can only slow it down. Only the ratios carry over to other machines.
+Pillow (or Pillow-SIMD) and torchvision are measured if they can be imported. Rounds are interleaved. The best
+round of each program counts, since other work on the machine can only slow it down. Only the ratios carry over to other
+machines.
 """
 
 import io

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that loses a host in mid-epoch: a pool on four hosts, a dataset staged into it in shares, and four ranks.
+"""Runs a job that loses a host in mid-epoch: a pool on four hosts, a dataset staged into it in shares, and four ranks.
 
     python benches/pool_loss.py --engine hdfs --copies 1 --bytes 2000000000
 

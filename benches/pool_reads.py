@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read rates on a node of an HDFS pool: its own blocks, beside plain files and hdfs-native, and another node's blocks.
+"""Measures read rates on a node of an HDFS pool: of its own blocks, another node's blocks, plain files and hdfs-native.
 
     python benches/pool_reads.py --bytes 500000000
 
 Needs root: it makes two hosts (network namespaces) on this machine, joined by a link of a given rate. The first host
 writes the only copy, so all blocks are its own. There are four variants. `own` is a loader with the pool's context.
 `engine` is a loader without it. `plain` reads hard links to the same block files. `copied` reads the files that were
-staged. Each run is one warm epoch over the same objects. The variants run by turns in a rotating order, and the ratios
+staged. Each run is one warm epoch over the same objects. The variants run in turns in a rotating order, and the ratios
 are medians over the turns. Prints one JSON line.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scaling of a stage with the number of objects: time and peak memory of listing, planning and journaling.
+"""Measures how a stage scales with the number of objects: time and peak memory of listing, planning and journaling.
 
     python benches/scale.py stage 327680     # tiny objects in a folder, staged, then staged again (nothing to do)
     python benches/scale.py list 327680      # the same folder through our S3 emulator: index only

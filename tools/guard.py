@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the guards that no test runner or linter covers. Exit 0 if all hold, else 1 with one line per breach."""
+"""Run the guards that no test runner or linter covers. Exit 0 if all hold, else 1 with one line per violation."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cost of `import penstock` and `penstock --help` over a bare interpreter, best of n, against the budgets of DESIGN §6.
+"""Measures the time of `import penstock` and `penstock --help` beyond a bare interpreter's (best of n runs).
 
-Prints each cost beside its budget. The guard in tests/house fails only at a gross breach, as the clock of a shared
-machine cannot show small ones.
+Prints each time and its budget (DESIGN §6). The test in tests/house fails only if a budget is exceeded by far, because
+times on a shared machine vary.
 """
 
 from __future__ import annotations

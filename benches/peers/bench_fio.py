@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench storage` beside fio: CPU per I/O in memory, where the tool's cost shows, and I/O rates on a disk.
+"""Compares `penstock bench storage` with fio: CPU per I/O in memory, where the tool's cost shows, and disk I/O rates.
 
     python benches/peers/bench_fio.py FOLDER_IN_MEMORY FOLDER_ON_DISK [--seconds 3] [--rounds 3]
 
-Both tools read or write the same file with the same engine, depth, size and order, by turns (ABBA), for a fixed time.
+Both tools read or write the same file with the same engine, depth, size and order, in turns (ABBA), for a fixed time.
 fio's CPU is that of the whole process by wait4, minus that of a run that does nothing; it includes io_uring's kernel
 workers, which fio's own `usr_cpu` leaves out. Caches are dropped before each buffered disk run, which needs root. With
 the defaults it takes about four minutes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tier book: the limits of stores by name and year, each number with its source. Does not enforce the limits."""
+"""Tier book: limits of stores, indexed by name and year. Each number has a source. Does not enforce the limits."""
 
 from __future__ import annotations
 

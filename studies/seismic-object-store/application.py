@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The application of the first table: it writes a model volume, and reads it back. The backend is one line, `BACKENDS`.
+"""Application of the first table: writes a model volume, or reads it. A line of `BACKENDS` selects the backend.
 
-A process of its own, started by volumes.py: `application.py JSON` prints one JSON line; with `options` of a written volume
-it reads instead. Seconds are of the write and of
-bringing it to the disk; CPU seconds are of this process and all its threads, without imports and without an S3 server.
+volumes.py starts it as a separate process: `application.py JSON` prints one JSON line. With the `options` of a written
+volume, it reads; otherwise it writes. Seconds cover the write and the flush to the disk. CPU seconds cover all threads
+of this process, without imports and without the S3 server.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Third table: the published migration on file services billed by capacity, and on object storage billed by use."""
+"""Third table: cost of the published migration with file services (billed by capacity) and object storage (by use)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of the study: three tables with published figures beside those from here, and the claims. No measuring."""
+"""Writes the study's report: three tables that compare published figures with this repeat, and the claims."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeat study D, an HPC application on object storage: volumes, shots and cost, published beside here.
+"""Repeats study D, an HPC application on object storage: compares volumes, shots and cost with the published figures.
 
     .venv/bin/python studies/seismic-object-store/run.py [--size NAME] [--only volumes,shots,costs]
         [--out runs/studies/seismic-object-store] [--scratch DIR]
 
-It writes results.json and report.md to the folder of --out. The disk of 64 MB/s needs root; without, its columns are
-empty. Exit code 0: all backends hold the same bytes, and all images are the same. 1: they do not.
+It writes results.json and report.md to the folder of --out. The disk of 64 MB/s needs root; without root, its columns
+are empty. The exit code is 0 if all backends contain the same bytes and all images are the same, else 1.
 """
 
 from __future__ import annotations

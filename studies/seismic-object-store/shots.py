@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Second table: seconds of a shot by backend, by number of workers and by store, with I/O and compute apart."""
+"""Second table: seconds of a shot for each backend, number of workers and store, split into I/O and compute."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First table: a model volume written by one application to five backends, on the local disk and on one of 64 MB/s."""
+"""First table: one application writes a model volume to five backends, on the local disk and on a disk of 64 MB/s."""
 
 from __future__ import annotations
 

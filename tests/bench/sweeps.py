@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synthetic sweeps with known limits, made by several storage models; the classifier fits none of these models.
 
-Each model gives the rate of a closed loop of `c` workers on objects of `size` bytes, and the resource that limits it.
-`margin` is the ratio of the limiting time to the next largest one: 2 means twice as slow. Cells near 1 have no right
-answer.
+Each model computes the rate of a closed loop of `c` workers on objects of `size` bytes, and the resource that limits
+it. `margin` is the ratio of the limiting time to the next largest one: 2 means twice as slow. Cells near 1 have no
+right answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests A/B comparison: the error rate with a check after each block, detection of real differences, real commands."""
+"""Tests A/B comparison: its error rate holds with a check after each block, and it detects real differences."""
 
 from __future__ import annotations
 

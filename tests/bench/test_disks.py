@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests tiers of the disk book as real block devices, and the limits that a trace of a run finds."""
+"""Tests that tiers of the disk book are emulated by real block devices, and that a disk trace finds their limits."""
 
 from __future__ import annotations
 

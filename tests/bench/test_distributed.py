@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a bench on many hosts with real processes: sums, agreed starts, one error if a host dies. Issue 6, point 1."""
+"""Tests a benchmark on many hosts, with real processes: rows are summed, and a dead host causes one error.
+
+Issue 6, point 1.
+"""
 
 from __future__ import annotations
 

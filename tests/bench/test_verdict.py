@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the classifier on sweeps with known limits: synthetic ones of models that it does not fit, and published ones."""
+"""Tests the classifier on sweeps with known limits: published sweeps, and synthetic ones made with other models."""
 
 from __future__ import annotations
 

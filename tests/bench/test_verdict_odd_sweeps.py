@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the classifier on incomplete sweeps with known laws: few points, few columns, or a single thread count."""
+"""Tests the classifier on incomplete sweeps with known limits: few points, few columns, or a single thread count."""
 
 from __future__ import annotations
 

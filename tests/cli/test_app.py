@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests every command from outside: help, unknown words, errors without tracebacks, narrow and wide terminals."""
+"""Tests every command on the command line: help, unknown words, errors without tracebacks, terminal widths."""
 
 from __future__ import annotations
 

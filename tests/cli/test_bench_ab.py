@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `penstock bench ab` from outside: real commands, exit codes, usage errors."""
+"""Tests `penstock bench ab` on the command line: real commands, exit codes, usage errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `penstock bench classify` from outside."""
+"""Tests `penstock bench classify` on the command line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `penstock run` with faulty nodes: one clear error that names the node, nothing left. Issue 5, bad input."""
+"""Tests `penstock run` with faulty nodes: one clear error names the node, and nothing remains on other nodes.
+
+Issue 5, bad input.
+"""
 
 from __future__ import annotations
 

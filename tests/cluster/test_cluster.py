@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the cluster commands as API and CLI, and third-party launchers by their entry point. Issue 5, points 1 and 2."""
+"""Tests the cluster commands (API and CLI), and that third-party launchers are loaded through their entry point.
+
+Issue 5, points 1 and 2.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `penstock.toml` in the current folder before and after consent, and what a hostile one reaches. Issue 19, P2."""
+"""Tests which settings `penstock.toml` in the current folder can change before and after consent. Issue 19, P2."""
 
 from __future__ import annotations
 

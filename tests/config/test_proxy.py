@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a store that is reachable only through a forward proxy, which HTTP_PROXY names as for other programs."""
+"""Tests that a store behind a forward proxy is reached through HTTP_PROXY, as in other programs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests credentials from outside: files, programs and metadata addresses, as users have them. Issue 4, point 3.
+"""Tests credentials as users configure them: files, programs and metadata addresses. Issue 4, point 3.
 
-The responses of each token service are tested beside the code (`crates/store`), against recorded responses.
+Tests in `crates/store` check each token service against its recorded responses.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the reason that the report gives if the step model did not predict a rehearsal."""
+"""Tests the explanation in the report for a rehearsal that the step model did not predict."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the engine `beeond` with a stand-in that accepts BeeOND's command-line grammar.
+"""Tests the `beeond` engine with a stand-in that accepts BeeOND's command-line grammar.
 
 The stand-in is the file `beeond` in this folder; BeeGFS itself cannot run here.
 """

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that every engine, also a third party's, passes the suite and rejects bad input. Issue 5, point 3."""
+"""Tests that every engine, including a third-party engine, passes the suite and rejects bad input.
+
+Issue 5, point 3.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which Hadoop jars run: only those in the user's own cache, on this machine and on nodes."""
+"""Tests that only Hadoop jars in the user's own cache are run, on this machine and on nodes."""
 
 from __future__ import annotations
 

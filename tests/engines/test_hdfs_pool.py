@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the engine `hdfs` on three hosts: the suite, owner reads, lost hosts, and rejected settings. Issue 5."""
+"""Tests the `hdfs` engine on three hosts: the suite, owner reads, lost hosts, and rejected settings. Issue 5."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the engine `moosefs` on three hosts: the suite through its FUSE mounts, and a lost host. Issue 5, point 3."""
+"""Tests the `moosefs` engine on three hosts: the suite through its FUSE mounts, and a lost host. Issue 5, point 3."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that pool commands never remove files in the pool's location that are not the pool's. Issue 19, line 1."""
+"""Tests that pool commands never remove other programs' files in the pool's folder. Issue 19, line 1."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests ssh keys between nodes with real sshds: made by one, accepted by all, removed with the pool. Issue 5, point 2."""
+"""Tests ssh keys with real sshds: one node creates the key, all nodes accept it, and the pool removes it at its end.
+
+Issue 5, point 2.
+"""
 
 from __future__ import annotations
 

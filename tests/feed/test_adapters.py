@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the adapters for JAX, TensorFlow and torch trainers: the same order, whole and sharded.
+"""Tests the adapters for JAX, TensorFlow and torch trainers: all deliver the same order, whole and sharded.
 
-Each test runs in its own process, since each library owns devices and threads.
+Each test runs in a separate process, because each library claims devices and starts threads.
 """
 
 from __future__ import annotations

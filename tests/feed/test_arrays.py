@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests Zarr arrays and HDF5 datasets as samples: every layout gives zarr-python's or h5py's rows in the same order."""
+"""Tests Zarr arrays and HDF5 datasets as samples: in every layout, rows and order match zarr-python or h5py."""
 
 from __future__ import annotations
 

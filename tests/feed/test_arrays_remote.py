@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests Zarr and HDF5 in a bucket: the local folder's rows and order, one request per range, and the node's cache."""
+"""Tests Zarr and HDF5 in a bucket: rows and order match the local folder, and each range takes one request.
+
+Also tests the node's cache.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests damaged, missing and unusual input: one clear error at the affected batch, and a loader that can continue."""
+"""Tests damaged, missing and unusual input: the affected batch raises one clear error, and the loader can continue."""
 
 from __future__ import annotations
 

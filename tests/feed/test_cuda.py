@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests batches on a CUDA device: with a stand-in that copies late, and also on a real GPU if torch finds one."""
+"""Tests batches on a CUDA device: with a stand-in that copies late, and with a real GPU if torch finds one."""
 
 from __future__ import annotations
 

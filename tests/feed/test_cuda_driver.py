@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests registering batch memory with a CUDA driver stand-in: once, released in time, with a fallback on errors."""
+"""Tests, with a stand-in CUDA driver, that batch memory is registered once and released in time, or used unregistered.
+
+It is used unregistered if the driver reports an error.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests elastic resume across processes: 8, 6, 32, 1 ranks, 64 to 48 by launcher variables, torch's DCP, 10^9 records."""
+"""Tests elastic resume across processes: from 8 ranks to 6, 32 and 1, and from 64 to 48 with launcher variables.
+
+Also tests torch's DCP, and 10^9 records.
+"""
 
 from __future__ import annotations
 

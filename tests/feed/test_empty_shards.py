@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests shards without records, as Beam, Spark and TFX write them: they hold 0 samples anywhere, and cause a notice."""
+"""Tests shards without records, as Beam, Spark and TFX write them: they count as 0 samples, and cause a notice."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that every format, codec and world size gives each sample once, in the same order; and the record index."""
+"""Tests that every format, codec and world size delivers each sample once, in the same order.
+
+Also tests the record index.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests damaged HDF5 files: whatever h5py raises, the reader raises Penstock's own errors."""
+"""Tests damaged HDF5 files: the reader converts every exception of h5py to one of Penstock's errors."""
 
 from __future__ import annotations
 

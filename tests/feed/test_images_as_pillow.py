@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests JPEG decoding against Pillow: stray bytes, and the error of decoding at a reduced scale."""
+"""Tests JPEG decoding against Pillow: files with stray bytes, and the deviation when a reduced scale is decoded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests functions over samples: the same batches in this process and in workers, and the handling of their errors."""
+"""Tests `map`: this process and workers return the same batches, and errors in the function are handled."""
 
 from __future__ import annotations
 

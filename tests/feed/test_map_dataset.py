@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests samples by index inside torch's own DataLoader: any start method of workers, any sampler."""
+"""Tests `MapDataset` in torch's own DataLoader, with any start method of workers and any sampler."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests epochs of a MapDataset: new augmentation in each, in any kind of worker, and a warning if no epoch is ever set."""
+"""Tests epochs of a MapDataset: each epoch has new augmentation, in any kind of worker.
+
+Also tests the warning if no epoch is ever set.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the pipes of map's workers: only one thread of one process uses them, whichever thread drops a batch."""
+"""Tests that only one thread of one process uses the pipes of map's workers, even if another thread drops a batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests MosaicML's MDS: columns by their declared encodings, folders by their index, and errors that name the cause."""
+"""Tests MosaicML's MDS: columns are read in their declared encodings, and folders as their index describes them.
+
+Also tests that errors name the cause.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests take, shard, repeat and mixtures: their samples, on any ranks and after any restart."""
+"""Tests take, shard, repeat and mixtures: samples are correct with any number of ranks and after any restart."""
 
 from __future__ import annotations
 

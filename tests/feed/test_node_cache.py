@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the node's cache behind a loader: each object leaves the store once, despite kills, full disks and bit rot."""
+"""Tests the node's cache behind a loader: each object is read from the store once, despite kills and full disks.
+
+Also tests bit rot in the cache.
+"""
 
 from __future__ import annotations
 

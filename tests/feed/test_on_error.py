@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests samples that cannot be read: raised, left out or substituted, in the same way on every rank, and counted."""
+"""Tests samples that cannot be read: every rank raises the same error, leaves them out or substitutes them.
+
+Also tests that they are counted.
+"""
 
 from __future__ import annotations
 

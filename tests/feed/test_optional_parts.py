@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests parts that records may lack: defaults for tensors and bytes, no items for ragged fields, and schema()."""
+"""Tests record parts that may be missing: tensors and bytes get defaults, and ragged fields get no items.
+
+Also tests how `schema()` reports them.
+"""
 
 from __future__ import annotations
 

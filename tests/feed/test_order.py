@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the order guarantee: each sample once, and the same sequence for any ranks, batch sizes, paths and restarts."""
+"""Tests the order guarantee: each sample is delivered once, in a sequence that does not depend on how it is read.
+
+The sequence is the same for any ranks, batch sizes, paths and restarts.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests faults during a pass: stores that go away, keys that expire, disks that fill, compression bombs."""
+"""Tests faults during a pass: stores that become unreachable, keys that expire, full disks, compression bombs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests reads in a pool: own files first, then the engine, then the bucket; a node's own part. Issue 5, point 4.
+"""Tests reads in a pool: a node reads its own files first, then from the engine, then from the bucket.
 
-Lost hosts and HDFS itself are in tests/job/test_lost_host.py.
+Also tests a node's own part. tests/job/test_lost_host.py covers lost hosts and HDFS. Issue 5, point 4.
 """
 
 from __future__ import annotations

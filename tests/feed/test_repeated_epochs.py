@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the warning for a loop that breaks off its epochs and would read the same batches in each."""
+"""Tests the warning for a loop that leaves each epoch early, and would therefore read the same batches in each."""
 
 from __future__ import annotations
 

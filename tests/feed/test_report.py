@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the report: every second is in one class, the limit is named, and the numbers add up."""
+"""Tests the report: every second belongs to one class, the limit is named, and the numbers add up."""
 
 from __future__ import annotations
 

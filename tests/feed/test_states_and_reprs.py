@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a loader's repr, its errors for a state that does not fit, and its default tail."""
+"""Tests a loader's repr, its errors for a state of another dataset, and the default of `tail`."""
 
 from __future__ import annotations
 

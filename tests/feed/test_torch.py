@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the torch adapter: the same order, no copy, empty slices, the process group."""
+"""Tests the torch adapter: it keeps the order, does not copy, allows empty slices, and uses the process group."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the node's cache in byte planes: the same samples as stored, despite bit rot, kills and other settings."""
+"""Tests the node's cache in byte planes: samples stay the same despite bit rot, kills and changed settings."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the unindexed mode: no count, each record once, and a state that is valid only for its own rank and world."""
+"""Tests the unindexed mode: records are not counted, and each is delivered once.
+
+Also tests that a state is valid only for its own rank and world size.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real HDFS for tests: one NameNode and two DataNodes on loopback, on their own ports, ended with their owner.
+"""A real HDFS for tests: one NameNode and two DataNodes on loopback. They stop when the process that started them ends.
 
 The Rust tests and pytest both run it: `python3 tests/hdfs/cluster.py`. It uses only the standard library. It prints one
 line of JSON when all DataNodes are live, and reads commands on stdin (`start N` restarts DataNode N; a line confirms

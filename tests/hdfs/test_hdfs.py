@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests index, stage, feed and put over a real HDFS, also while a DataNode dies or hangs."""
+"""Tests index, stage, feed and put over a real HDFS, including while a DataNode dies or hangs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that each guard finds a planted breach and accepts a clean tree. `make guards` checks this repository."""
+"""Tests that each guard finds a planted violation and accepts a clean tree. `make guards` checks this repository."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_length_reason_in_code_does_not_count(tree):
     assert len(length.find(tree(a_dot_py=text))) == 1
 
 
-# Written in pieces, so that this file itself is not a breach.
+# The strings are concatenated, so that the guard does not flag this file itself.
 LEAKS = {
     "home": ("data = '/ro" + "ot/data'", "an absolute path of somebody's machine"),
     "worktree": ("see /wo" + "rk/main/x.py", "an absolute path of somebody's machine"),

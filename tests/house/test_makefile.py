@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the set-up of the main Makefile targets as far as possible without a bare machine: homes, targets, pins."""
+"""Tests the setup of the main Makefile targets (homes, targets, pins), as far as possible without a bare machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests direction rule 5 (heavy libraries are imported at use) by loaded modules; a time limit finds gross breaches."""
+"""Tests that heavy libraries are imported only when they are used (direction rule 5), by a list of loaded modules.
+
+Also tests the start-up time against a generous limit.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests which environment variables go to other machines: credentials, but no folder of this user."""
+"""Tests which environment variables are sent to other machines: credentials, but no paths of this user's folders."""
 
 from __future__ import annotations
 

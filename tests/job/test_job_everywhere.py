@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests one job file with every launcher on four hosts: ssh, sbatch and srun in a real Slurm, mpirun; and containers.
+"""Tests one job file with every launcher on four hosts: ssh, sbatch and srun in a real Slurm, and mpirun.
 
-Acceptance test of issue 5.
+Also tests containers. Acceptance test of issue 5.
 """
 
 from __future__ import annotations

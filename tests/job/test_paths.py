@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests one job over several paths, compared: pool, stream, staged and a FUSE client's mount. Issue 5, point 6."""
+"""Tests the comparison of one job over several paths: pool, stream, staged and a FUSE client's mount.
+
+Issue 5, point 6.
+"""
 
 from __future__ import annotations
 

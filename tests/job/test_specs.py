@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests one job file as other systems' specifications, checked by their own validators; and one node's part of a job.
+"""Tests that a job file becomes valid specifications of other systems, which their own validators check.
 
-Issue 5, point 1.
+Also tests one node's part of a job. Issue 5, point 1.
 """
 
 from __future__ import annotations

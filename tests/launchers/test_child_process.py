@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a child process ends with the block that started it, however the block ends."""
+"""Tests that a child process ends with the `with` block that started it, even after an exception or a signal."""
 
 from __future__ import annotations
 

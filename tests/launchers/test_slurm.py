@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the launchers `slurm` and `mpi` inside a real Slurm of four hosts, and mpirun on one machine. Issue 5, point 1."""
+"""Tests the `slurm` and `mpi` launchers inside a real Slurm of four hosts, and mpirun on one machine.
+
+Issue 5, point 1.
+"""
 
 from __future__ import annotations
 

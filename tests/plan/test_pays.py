@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests when a pool pays off: the arithmetic of STUDIES A, and the direction of each change. Issue 5, point 3."""
+"""Tests when a pool pays off: the arithmetic of study A, and the direction of each change. Issue 5, point 3."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the planner gives the published study's table from its rates (reference/measure.md, sections 6 and 7)."""
+"""Tests that the planner computes the published study's table from its rates.
+
+The rates are in reference/measure.md, sections 6 and 7.
+"""
 
 import pytest
 

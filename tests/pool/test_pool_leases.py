@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that a start takes down only its own pool, and that `pool up` removes nothing. Issue 19, line 1."""
+"""Tests that a job takes down only its own pool, and that `pool up` removes nothing. Issue 19, line 1."""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the repository's reference runs are readable and small, and give a verdict and a page. Issue 6, point 7."""
+"""Tests that the repository's reference runs are readable and small.
+
+Also tests that `penstock report` produces a verdict and an HTML page from each. Issue 6, point 7.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the page of measured phases: made from rows alone, complete, escaped, drawn by a browser; and its images."""
+"""Tests the page of measured phases: it needs only rows, is complete and escaped, and a browser can draw it.
+
+Also tests its images.
+"""
 
 from __future__ import annotations
 

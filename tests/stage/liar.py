@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An S3 endpoint on loopback whose responses a test controls, true or false. It checks no signature."""
+"""An S3 endpoint on loopback that returns correct or wrong responses, as a test chooses. It checks no signatures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy in front of a store: forwards bytes, rejects for a while, breaks connections in an upload, or is slow."""
+"""A TCP proxy before a store: forwards bytes, rejects connections for a while, breaks them in an upload, or is slow."""
 
 from __future__ import annotations
 

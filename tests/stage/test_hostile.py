@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests stores that lie and keys that attack: each has a documented outcome (docs/concepts/hostile-input.md). Issue 4."""
+"""Tests stores that return wrong data, and malicious keys: each has the outcome that the documentation states.
+
+See docs/concepts/hostile-input.md. Issue 4.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests one dataset in two stores: reads are spread, and neither a lying nor a dead store costs an object."""
+"""Tests one dataset in two stores: reads are distributed, and no object is lost if one store is dead or damaged."""
 
 from __future__ import annotations
 

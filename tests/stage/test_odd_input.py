@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests odd external input: each ends in one clear error and its exit code. Issue 4."""
+"""Tests unusual external input: each case ends with one clear error and the right exit code. Issue 4."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests multipart uploads with checksums of parts only: a checksum of checksums is compared with the bytes. Issue 4."""
+"""Tests objects whose only checksum is a checksum of part checksums: the bytes are checked against it. Issue 4."""
 
 from __future__ import annotations
 

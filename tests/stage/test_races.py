@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests two launches of different sizes into one folder, as after an elastic restart: no file is published incomplete.
+"""Tests two launches of different sizes into one folder, as after an elastic restart: all published files are complete.
 
 Issue 19, point 3.
 """

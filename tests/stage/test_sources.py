@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests index, stage and feed from other stores than S3: Azure Blob (Azurite), GCS (fake-gcs-server), plain HTTP."""
+"""Tests index, stage and feed from stores other than S3: Azure Blob (Azurite), GCS (fake-gcs-server), plain HTTP."""
 
 from __future__ import annotations
 

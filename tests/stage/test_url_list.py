@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests a published dataset by a list of its URLs, from web servers with and without ranges. Issue 4, both directions."""
+"""Tests a dataset that is published as a list of URLs, on web servers with and without range support.
+
+Issue 4, both directions.
+"""
 
 from __future__ import annotations
 

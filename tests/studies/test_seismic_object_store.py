@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Study D: it runs end to end on tiny sizes, its costs are those computed by hand, and its claims follow from the rows."""
+"""Tests study D: it runs end to end on tiny sizes, its costs are correct, and its claims follow from its rows."""
 
 from __future__ import annotations
 

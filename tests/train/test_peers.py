@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests how ranks watch each other on a real store: which cause came first, and which rank is dead."""
+"""Tests, on a real store, that ranks detect a dead rank, and that all report the first cause."""
 
 from __future__ import annotations
 

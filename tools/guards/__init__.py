@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Guards: each module checks one rule of the repository; its `find(root)` returns one line per breach."""
+"""Guards: each module checks one rule of the repository; its `find(root)` returns one line per violation."""

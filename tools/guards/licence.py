@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every source file says its licence in one SPDX line, first (after a `#!` line, where there is one)."""
+"""Checks that every source file starts with one SPDX licence line (after the `#!` line, if it has one)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts constructions that plain technical English does without; no count may exceed its ceiling in `prose.json`.
+"""Counts phrases that plain technical English avoids. No count may exceed its ceiling in `prose.json`.
 
 `python -m tools.guards.prose` prints the counts. With `--write` it lowers the ceilings to the counts, and never raises
 one.

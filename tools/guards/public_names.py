@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the public names: at most 25, each with a page entry; and that the compiled module's list equals its stub's."""
+"""Checks that there are at most 25 public names, each with a page entry.
+
+Also checks that the compiled module's list of names equals its stub's.
+"""
 
 from __future__ import annotations
 

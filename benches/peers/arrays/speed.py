@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Volumes beside other programs: SEG-Y to Zarr and back, writes of SEG-Y and Zarr, slices over 20 ms requests.
+"""Compares Penstock with other programs on volumes: SEG-Y to Zarr and back, SEG-Y and Zarr writes, and slices.
 
     .venv/bin/python benches/peers/arrays/speed.py --peer-python PEERS/bin/python [convert] [back] [segy] [zarr] [slices]
         [whole] [writers] [--side 768] [--samples 512] [--repeats 3] [--scratch DIR]
 
-The peers' environment: `uv venv --python 3.12 PEERS; uv pip install multidimio segyio zarr tensorstore h5py s3fs obstore
-"dask[array]"`. Each contestant is a process of its own; CPU seconds are of it and its children, the wall clock of the
-work alone (imports apart, in `start`). The contestants take turns. Rows go to runs/bench/peers-arrays.jsonl; the table has
-medians, and the ratio peer over penstock: above 1, penstock is ahead. What each wrote or read is compared by SHA-256 of the
-samples, every time. The slices are of a bucket of `penstock emulate` whose requests take 20 ms; each contestant reads another
-slice of the same direction first, so that connections and shard indexes are there.
+The peers' environment: `uv venv --python 3.12 PEERS; uv pip install multidimio segyio zarr tensorstore h5py s3fs
+obstore "dask[array]"`. Each contestant is a separate process. CPU seconds cover the process and its children. Wall time
+covers only the work; imports are in `start`. The contestants take turns. Rows go to runs/bench/peers-arrays.jsonl. The
+table has medians, and the ratio peer over Penstock: above 1, Penstock is faster. After every run, the SHA-256 of the
+samples that a contestant wrote or read is checked. The slices are read from a bucket of `penstock emulate` whose
+requests take 20 ms. Each contestant first reads another slice in the same direction, so that connections are open and
+shard indexes are cached.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench accelerator` beside DLIO: the same workload file, the same files, the same disk, by turns.
+"""Compares `penstock bench accelerator` with DLIO, with the same workload file, data and disk, in turns.
 
     make setup-peers-measure
     python benches/peers/measure/bench_dlio.py FOLDER [--rounds 2] [--only cosmoflow] [--rates 60,100]

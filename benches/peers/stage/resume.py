@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much a stage reads again after it was killed, and how evenly it divides the objects among many nodes.
+"""Measures how much a stage reads again after a kill, and how evenly it divides the objects among many nodes.
 
     .venv/bin/python benches/peers/stage/resume.py [--kills 20] [--seed 1] [--scratch DIR]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stage beside other copiers that produce the same files: CPU seconds per GB and wall time, interleaved.
+"""Compares a stage with other copiers that produce the same files: CPU seconds per GB and wall time, interleaved.
 
     .venv/bin/python benches/peers/stage/speed.py [inflate] [plain] [small] [md5] [verification] [--repeats 5] [--objects 32]
         [--copiers s5cmd rclone aws-crt aws] [--scratch DIR]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class `Cluster`: runs commands and copies files on a set of nodes, with a deadline and one Exit per rank."""
+"""The `Cluster` class: runs commands on a set of nodes by a deadline, returns one `Exit` per rank, and copies files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats for `penstock.open(url, format=...)`, for properties that names and contents of objects do not show.
+"""Formats for `penstock.open(url, format=...)`: state properties that cannot be detected from an object.
 
-Each function returns a `Format`. The name of a function, given as a string, means the format without arguments.
+Each function returns a `Format`. A string with the name of a function selects its format without arguments.
 """
 
 from __future__ import annotations

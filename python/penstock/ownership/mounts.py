@@ -60,13 +60,13 @@ def unmount(path: str) -> bool:
 
 
 def unmount_device(path: str, number: str) -> bool:
-    """Unmount a path. Proof: its topmost mount has the device `major:minor` that the caller mounted."""
+    """Unmount a path, but only if its topmost mount has the device number `major:minor` that the caller mounted."""
     at = [device for point, device in _mounts() if point == os.fsencode(os.path.realpath(path))]
     return at[-1:] == [number] and _tried(["umount", path])
 
 
 def detach_loop(device: str, image: str) -> bool:
-    """Detach a loop device. Proof: its backing file is the image that the caller created."""
+    """Detach a loop device, but only if its backing file is the image that the caller created."""
     try:
         with open(f"/sys/block/{os.path.basename(device)}/loop/backing_file") as file:
             backing = file.read().removesuffix("\n")

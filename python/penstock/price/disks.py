@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Disk book: limits of block devices by name and year, each number with its source."""
+"""Disk book: limits of block devices, indexed by name and year. Each number has a source."""
 
 from __future__ import annotations
 

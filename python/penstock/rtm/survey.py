@@ -33,8 +33,7 @@ SEGMENT_BYTES = 32 * 2**20
 HIGHEST_FREQUENCY = 2.5
 """Highest frequency of a Ricker wavelet, in peak frequencies: its spectrum is below 4 % of the peak from there on."""
 
-# Time step in units of h / vmax. It is about 0.8 of the stability limit at order 8, so that dispersion in time is
-# smaller
+# Time step in units of h / vmax. It is about 0.8 of the stability limit at order 8, so that dispersion in time is less
 # than dispersion in space.
 _CFL = {2: 0.42, 3: 0.38}
 _SPONGE_POINTS = {2: 40, 3: 20}

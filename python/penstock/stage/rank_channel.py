@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channel between the ranks of a running job that exchanges the state of their stage: over torch's store or MPI
-messages.
+"""Lets the ranks of a running job exchange the state of a stage, over torch's store or MPI messages.
 
-It is a star: ranks send to the first rank, and the first rank broadcasts. A reader gets the newest value of a kind, or
-None. Nothing here waits inside a collective operation, because collectives have timeouts (torch's end a job after
-minutes), but a stage may take hours. No call blocks the main thread in native code, where signal handlers cannot run.
-Both libraries are used only if the script has loaded them, and are never imported here.
+The channel is a star: ranks send to the first rank, and the first rank broadcasts. A reader gets the newest value of a
+kind, or None. Nothing here waits inside a collective operation, because collectives have timeouts (torch's end a job
+after minutes), but a stage may take hours. No call blocks the main thread in native code, where signal handlers cannot
+run. Both libraries are used only if the script has loaded them, and are never imported here.
 """
 
 from __future__ import annotations

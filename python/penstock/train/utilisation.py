@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Utilisation test: checks whether storage keeps emulated accelerators busy.
+"""Utilisation test: measures whether storage keeps emulated accelerators busy.
 
 Each measurement is a `train` run with an emulated accelerator. This module also measures the overhead of the training
 loop itself, with batches in memory. If that overhead is too high, the test returns `refused` instead of a verdict.

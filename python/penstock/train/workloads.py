@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workload registry: finds and loads workloads by name, from the entry points `penstock.workloads`."""
+"""Workload registry: finds and loads workloads by name, from the `penstock.workloads` entry-point group."""
 
 from __future__ import annotations
 

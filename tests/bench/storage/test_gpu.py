@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `--gpu`: a clear error without a GPU; with a stand-in driver, every block arrives and all memory is freed."""
+"""Tests `--gpu`: without a GPU, it reports a clear error; with a fake driver, all blocks arrive and memory is freed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that the clean-up after a lost bench run removes that run's trees, and nothing of an earlier run."""
+"""Tests that the clean-up after an aborted benchmark removes that run's trees, and nothing of an earlier run."""
 
 from __future__ import annotations
 

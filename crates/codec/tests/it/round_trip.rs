@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests every codec on whole objects and on streams: content survives a round trip, and damaged input gives an error
+//! Tests every codec on whole objects and on streams: content survives a round trip, and damaged input causes an error
 //! and never panics.
 
 use penstock_codec::{Codec, GzipCheck, Inflated, StreamDecoder, compress, decompress_into, decompress_into_checked};

@@ -114,8 +114,8 @@ impl Strangers {
         self.planted.push((path.to_owned(), kind, facts(path)));
     }
 
-    /// Returns an error if anything in the outside folder has changed, or if a planted entry for which `is_kept` returns
-    /// true has changed.
+    /// Returns an error if an entry of the outside folder has changed, or if a planted entry for which `is_kept`
+    /// returns true has changed.
     fn check(&self, is_kept: impl Fn(&Path, Kind) -> bool) -> Result<(), TestCaseError> {
         let now = tree(&self.outside);
         let all = self.before.keys().chain(now.keys());

@@ -128,7 +128,8 @@ def _pbs(request: ScriptRequest, _scheduler: str) -> str:
     ]  # fmt: skip
     options += [f"-q {request.queue}"] if request.queue else []
     options += [f"-A {request.account}"] if request.account else []
-    # PBS sends SIGTERM before SIGKILL: the worker gives its claim back at once. exec, so that it is the one signalled.
+    # PBS sends SIGTERM before SIGKILL, and the worker then releases its claim. `exec` replaces the shell, so that
+    # `timeout` and the worker receive the signal.
     limit = f"timeout --signal=USR1 {request.limit_s - _NOTICE_S:.0f} "
     body = f'cd "$PBS_O_WORKDIR" || exit 3\nexec {limit}{_command(request)}'
     return _shell(request, [f"#PBS {option}" for option in options], str(request.cores), body)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Driver that represents a ten-line script by an expert: reads a file, inflates it with libdeflate, parses its records,
-and copies them into a batch.
+"""Driver that imitates a ten-line expert script: reads a file, inflates it with libdeflate, parses its records, and
+copies them into a batch.
 
 One thread per core, because libdeflate's binding releases the GIL. It has no shuffle, no resume, no memory limit and no
 object stores.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench accelerator`: measure whether a storage can keep (emulated) accelerators busy."""
+"""`penstock bench accelerator`: measure whether storage can keep emulated accelerators busy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["command"]
     type=BYTES,
     help="Size of the checkpoint of all ranks together.  [default: the file's, else 1GiB]",
 )
-@click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, as 2GiB.")
+@click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, such as 2GiB.")
 @click.option(
     "--summary",
     metavar="FILE",
@@ -75,11 +75,11 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Feed emulated accelerators, and print how busy the storage at DATA keeps them.
+    """Feed emulated accelerators from the storage at DATA, and print their utilisation.
 
-    MODEL is cosmoflow, unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml); the default of DATA
-    is that file's data folder. `penstock dataset` makes the data. The harness is measured first on batches in memory;
-    if it costs over 1 % of a step, there is no verdict. Exit code 1: the required utilisation was not reached.
+    MODEL is cosmoflow, unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml); the default of DATA is
+    that file's data folder. `penstock dataset` generates the data. The harness is first measured with batches in
+    memory; if it costs over 1 % of a step, no verdict is given. Exit code 1: the required utilisation was not reached.
 
     \b
     penstock bench accelerator unet3d s3://train/unet3d/ --accelerator h100 --ranks 4

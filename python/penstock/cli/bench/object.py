@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock bench object`: measure the requests of an object store, its throttling, and the cost of back-off."""
+"""`penstock bench object`: measure an object store's request rate, latency and throttling, and the cost of back-off."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OPERATIONS = "put,get,range,list,head,delete"
     type=int,
     default=256,
     show_default=True,
-    help="Number of objects to make; with --existing, the maximum to read.",
+    help="Number of objects to create; with --existing, the maximum number to read.",
 )
 @click.option(
     "--prefixes", type=int, default=16, show_default=True, help="Number of prefixes that the objects are spread over."
@@ -66,20 +66,18 @@ _OPERATIONS = "put,get,range,list,head,delete"
     default="0s",
     show_default=True,
     metavar="TIME",
-    help="Time over which the workers start, one after the other; shown as a series.",
+    help="Time over which the workers start one after the other; the result has a time series of it.",
 )
 @loads("workers", "Time limit of each phase.  [default: each object once]")
 @click.option("--request-limit", type=int, metavar="N", help="End a phase after N requests.")
-@click.option(
-    "--until-stable", is_flag=True, help="End a phase when the last 7 of 25 samples lie within 7.5 % of each other."
-)
+@click.option("--until-stable", is_flag=True, help="End a phase when the last 7 of 25 samples differ by at most 7.5 %.")
 @click.option(
     "--attempt-timeout",
     type=SECONDS,
     default="30s",
     show_default=True,
     metavar="TIME",
-    help="Time without a byte after which an attempt fails.",
+    help="Time without received data after which an attempt fails.",
 )
 @click.option(
     "--retry-timeout",
@@ -87,20 +85,20 @@ _OPERATIONS = "put,get,range,list,head,delete"
     default="5min",
     show_default=True,
     metavar="TIME",
-    help="Time of refusals after which a request fails and ends the benchmark.",
+    help="Time of failed attempts after which a request fails and ends the benchmark.",
 )
 @click.option("--list-keys", type=int, default=1000, show_default=True, help="Number of keys that one LIST reads.")
 @click.option(
     "--existing",
     is_flag=True,
-    help="Read existing objects below URL. Otherwise objects are made in a new folder, and only those are touched.",
+    help="Read existing objects below URL. Without this flag, the objects are created in a new folder, and no other objects are changed.",
 )
 @on_hosts
 @outputs
 def command(url: str, **given: Any) -> None:
     """Measure the store of URL: s3://, az://, gs://, hdfs://, http(s):// or a folder.
 
-    Objects are created below URL in a folder named penstock-bench-..., and deleted at the end, also after Ctrl-C. With
+    Objects are created below URL in a folder named penstock-bench-..., and deleted at the end, even after Ctrl-C. With
     --nodes, or a --launcher other than `local`, all nodes run the benchmark together, each in its own folder.
     """
     from penstock.bench.distributed.config import Objects

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hadoop for the engine `hdfs`: installs the jars and writes the configuration of the daemons."""
+"""Hadoop for the `hdfs` engine: installs the jars and writes the configuration of the daemons."""
 
 from __future__ import annotations
 

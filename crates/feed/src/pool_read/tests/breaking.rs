@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Test store: a pool whose next reads fail in a way that the test sets. Such a read returns some zeros in place of the
-//! bytes, then an error.
+//! Test store: a pool whose next reads fail as a test specifies. Such a read returns some zeros instead of the bytes,
+//! and then an error.
 
 use penstock_types::lock;
 use std::collections::VecDeque;

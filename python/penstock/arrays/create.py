@@ -58,6 +58,9 @@ _METRES = {"m": 1.0, "km": 1000.0, "metre": 1.0, "meter": 1.0, "metres": 1.0, "m
 _MILLISECONDS = {"ms": 1.0, "s": 1000.0, "us": 0.001, "µs": 0.001}
 _BLOCK_BYTES = 16 << 20
 
+_MAX_PUTS = 16
+"""Objects of a store that are written at a time; each is in memory twice."""
+
 _NO_EXCEPTIONS = np.empty(0, dtype=EXCEPTION)
 
 
@@ -182,7 +185,7 @@ def create_volume(
             )
             target.write(cell, box, source.read(box, None)[0], None, _NO_EXCEPTIONS)
 
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if location.is_local else _MAX_PUTS) as pool:
             for written in [pool.submit(write, cell) for cell in np.ndindex(*chunking.grid) if cell not in done]:
                 written.result()
         target.finish()

@@ -77,6 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # The tier `system`: tests of whole systems of processes (launchers, pools, ranks, demo runs, documentation pages), and
 # tests that look at the whole machine. A test is selected by file, by folder or by its fixtures.
 _SYSTEM = (
+    "arrays/rtm/",
     "bench/test_disks.py",
     "bench/test_distributed.py",
     "bench/test_objects.py",
@@ -104,6 +105,7 @@ _SYSTEM = (
     "stage/test_ranks_end.py",
     "stage/test_scale.py",
     "stage/test_signals.py",
+    "studies/",
     "train/",
 )
 _SYSTEM_FIXTURES = {"charliecloud", "hdfs", "hosts", "jars", "slurm_hosts", "ssh", "sshds"}

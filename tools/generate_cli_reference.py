@@ -21,8 +21,8 @@ _HEAD = """<!-- Written by tools/generate_cli_reference.py (`make generate`). Do
 # The command line
 
 A flag `--max-in-flight` of `penstock stage` is also the key `max-in-flight` in `[stage]` of a [settings file](environment.md#settings-files)
-and the variable `PENSTOCK_STAGE_MAX_IN_FLIGHT`. Flag > environment > file > default. Data goes to stdout, talk to stderr;
-[exit codes](exit-codes.md) tell the truth.
+and the variable `PENSTOCK_STAGE_MAX_IN_FLIGHT`. Flag > environment > file > default. Data goes to stdout, messages to stderr.
+The meaning of exit codes is in [exit codes](exit-codes.md).
 """
 
 

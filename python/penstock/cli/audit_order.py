@@ -80,14 +80,14 @@ def command(
     against: Path | None,
     as_json: bool,
 ) -> int:
-    """Prove that the dataset at URL is delivered in one order.
+    """Check that the dataset at URL is delivered in the same order for any number of ranks and threads.
 
     Reads one epoch for each number of ranks and threads through the loader, as a training does, and hashes each step:
-    the expected records and the bytes that were read. A staged or decompressed copy gives the same hashes, so two
-    paths can be compared: --output on one, --against on the other. Without --field, the fields are those of the first
-    record.
+    the expected records and the bytes that were read. A staged or decompressed copy has the same hashes, so two paths
+    can be compared: write an audit of one path with --output, and audit the other path with --against. Without --field,
+    the fields are those of the first record.
 
-    Exit code 0: all orders are equal. 1: they differ; the first step that differs is named.
+    Exit code 0: all orders are equal. 1: they differ; the output names the first step that differs.
     """
     import penstock
     from penstock.feed.audit import SCHEMA_VERSION, audit, first_difference, guess_fields

@@ -73,7 +73,7 @@ def show(ctx: click.Context, origin: bool, as_json: bool) -> None:
 def allow_file(file: Path, revokes: bool) -> None:
     """Consent to a folder's own penstock.toml.
 
-    Without consent it sets quantities and choices only. Consent holds for the content as it is now.
+    Without consent, the file can set only quantities and choices. Consent applies only to the file's current content.
     """
     if revokes:
         click.echo(f"{file}: {revoke(read(), file)} consents withdrawn", err=True)

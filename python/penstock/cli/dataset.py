@@ -22,12 +22,12 @@ __all__ = ["command"]
 
 @click.group(name="dataset")
 def command() -> None:
-    """Make realistic datasets to try things on: they compress, decode and train like the real data."""
+    """Generate realistic datasets for experiments: they compress, decode and train like the real data."""
 
 
 @command.command()
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option("--samples", type=int, required=True, help="Number of samples to make, one file each.")
+@click.option("--samples", type=int, required=True, help="Number of samples to generate, each in its own file.")
 @click.option(
     "--voxels",
     type=int,
@@ -53,7 +53,7 @@ def command() -> None:
     type=int,
     default=0,
     show_default=True,
-    help="Number of the first universe; a validation set continues where training ended.",
+    help="Number of the first universe; for a validation set, use the number after the last universe of the training set.",
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, help="Seed of the generator; equal seeds give equal bytes."
@@ -77,10 +77,10 @@ def cosmoflow(
     compress: Codec,
     as_json: bool,
 ) -> None:
-    """Make CosmoFlow-like volumes in the folder OUT.
+    """Generate CosmoFlow-like volumes in folder OUT.
 
     Each sample is int16 particle counts [V, V, V, 4] at four redshifts (x) and four cosmological parameters in [-1, 1]
-    (y), in a TFRecord of its own. The parameters can be learnt from the volumes.
+    (y), in its own TFRecord file. The parameters can be learnt from the volumes.
     """
     from dataclasses import asdict
 
@@ -115,7 +115,7 @@ def cosmoflow(
 @command.command()
 @click.argument("model")
 @click.argument("out", type=click.Path(file_okay=False))
-@click.option("--files", type=click.IntRange(1), help="Number of files to make.  [default: as many as were published]")
+@click.option("--files", type=click.IntRange(1), help="Number of files to generate.  [default: the published number]")
 @click.option(
     "--records-per-file", type=click.IntRange(1), help="Number of records in each file, instead of the model's."
 )
@@ -141,10 +141,10 @@ def emulated(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Make the files that MODEL reads in the folder OUT, for `penstock bench accelerator`.
+    """Generate in folder OUT the files that MODEL reads, for `penstock bench accelerator`.
 
-    MODEL is unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml). The files have the names, the sizes
-    and the formats of DLIO's own.
+    MODEL is unet3d, resnet50, retinanet or dlrm, or a workload file of DLIO (*.yaml). The files have the same names,
+    sizes and formats as DLIO's files.
     """
     from dataclasses import asdict, replace
 

@@ -49,14 +49,15 @@ LEARNT = 0.9  # share of the MAE of a constant prediction; above it, the model h
 @click.option("--keep", is_flag=True, help="Keep the generated data in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout instead of the table.")
 def command(output: Path, size: str, seed: int, keep: bool, as_json: bool) -> int:
-    """Show the whole path on real input, in about two minutes.
+    """Train one model over four storage paths and compare them, in about two minutes.
 
-    Makes gzip'd samples, serves them from an emulated object store, and runs one short training over four paths: raw files
-    through a mount as published, gzip streamed from the Hot and from the Premium tier, and staged to the local disk first.
-    Real steps show that all paths learn the same; emulated accelerators show what each storage does to them. Ends with a
-    table and one HTML report: what every path measured, what limits it, and what the published job would cost on it.
+    Generates gzip'd samples, serves them from an emulated object store, and runs one short training over four paths:
+    raw files through a mount (as published), gzip streamed from the Hot tier, gzip streamed from the Premium tier, and
+    gzip that is first staged to the local disk. Real training steps show that all paths have the same losses; emulated
+    accelerators show how each storage affects the utilisation. Prints a table and writes one HTML report: the
+    measurements of each path, its limit, and the cost of the published job on it.
 
-    Exits 1 when the paths' losses differ or the model did not learn.
+    Exit code 1: the losses of the paths differ, or the model did not learn.
     """
     from penstock.extras import require
 

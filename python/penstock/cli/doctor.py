@@ -27,7 +27,7 @@ __all__ = ["command"]
     default=1,
     show_default=True,
     metavar="N",
-    help="Number of replicas that a pool would keep.",
+    help="Number of replicas of each object in the pool.",
 )
 @reaching("60s")
 @json_flag
@@ -43,7 +43,7 @@ def command(
 ) -> int:
     """List what each node lacks for each engine. Without --nodes: this machine.
 
-    Exit code 1: only the engine `local` would run. 3: a node did not answer.
+    Exit code 1: only the `local` engine can run. 3: a node did not respond.
     """
     from penstock.cli.cluster.run import print_failures
     from penstock.cluster.facts import gather_facts

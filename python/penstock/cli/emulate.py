@@ -40,7 +40,7 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     default="127.0.0.1:0",
     show_default=True,
     metavar="ADDRESS:PORT",
-    help="Address and port to listen on; port 0 takes a free one.",
+    help="Address and port to listen on; port 0 selects a free port.",
 )
 @click.option(
     "--scale",
@@ -48,7 +48,7 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     default=1.0,
     show_default=True,
     metavar="F",
-    help="Factor on the tier's rates, not its latency: to rehearse a cluster on a laptop.",
+    help="Factor on the tier's rates, to rehearse a cluster on a laptop; the latency is not scaled.",
 )
 @click.option(
     "--size",
@@ -56,7 +56,7 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     default="2GiB",
     show_default=True,
     metavar="SIZE",
-    help="Size of a disk's file system; its rates are those of the size in its study.",
+    help="Size of an emulated disk's file system; the rates are those of the disk size in its study.",
 )
 @click.option(
     "--credits",

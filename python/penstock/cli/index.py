@@ -29,15 +29,15 @@ __all__ = ["command"]
     help="Format of the manifest.  [default: by FILE's suffix; without one, Parquet from 100,000 objects on]",
 )
 @patterns
-@click.option("--records", is_flag=True, help="Read each object once, and write where its records lie.")
+@click.option("--records", is_flag=True, help="Read each object once, and store the offsets of its records.")
 @click.option(
-    "--dry-run", is_flag=True, help="With --records: print what would be read and what it costs; read nothing."
+    "--dry-run", is_flag=True, help="With --records: print the number of bytes to read and the cost; read nothing."
 )
 @click.option("--timeout", type=SECONDS, metavar="TIME", help="Time limit of the whole command (10min, 2h).")
 @click.option(
     "--retry-timeout", type=SECONDS, metavar="TIME", help="Longest time to retry one request that the store throttles."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line of facts.")
+@click.option("--json", "as_json", is_flag=True, help="Print a summary as one JSON line.")
 def command(
     url: str,
     output: Path | None,
@@ -50,17 +50,17 @@ def command(
     retry_timeout: float | None,
     as_json: bool,
 ) -> int:
-    """List the dataset at URL once, and print what it holds.
+    """List the dataset at URL once, and print a summary of its objects.
 
-    URL is a folder of objects or one object: s3://bucket/prefix/, file:///path/ or a plain path; or a pattern, as
-    s3://bucket/train/*.gz (quote it). No object is opened: codec and record format are taken from the names. With -o
+    URL is a folder of objects or one object: s3://bucket/prefix/, file:///path/ or a plain path; or a pattern, such as
+    s3://bucket/train/*.gz (quote it). No object is opened: codec and record format are taken from the names. With -o,
     the list is written as a manifest. `penstock stage --manifest` and `penstock.open(url, manifest=...)` read it
     instead of listing again, and read exactly the listed versions.
 
-    With --records, each object without an index is read once. The offsets of its records are kept in PENSTOCK_CACHE,
+    With --records, each object without an index is read once. The offsets of its records are stored in PENSTOCK_CACHE,
     and loaders use them to read single records. The bytes to read and their cost are printed first; with --dry-run,
-    nothing else is done. An object is not read if a stage has noted its offsets, or if another program left an index
-    (DALI's .idx, wids' index.json).
+    nothing else is done. An object is not read if a stage has recorded its offsets, or if another program wrote an
+    index (DALI's .idx, wids' index.json).
     """
     from penstock import stage
     from penstock.errors import ConfigError

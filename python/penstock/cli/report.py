@@ -16,7 +16,7 @@ __all__ = ["command"]
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of the page.  [default: report.html in DIR, or beside DIR if it is a file]",
+    help="File for the page.  [default: report.html in DIR, or beside DIR if it is a file]",
 )
 @click.option(
     "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Also write each chart to this folder."
@@ -43,9 +43,9 @@ __all__ = ["command"]
 def command(
     path: Path, output: Path | None, pictures: Path | None, picture_format: str, csv_file: Path | None, as_json: bool
 ) -> None:
-    """Make a page of results that opens offline. The verdict is computed again from the raw rows.
+    """Create a page of results that can be opened offline. The verdict is computed again from the raw rows.
 
-    DIR is what `penstock bench`, `train` or `demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
+    DIR is a folder that `penstock bench`, `train` or `demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
     """
     from penstock.errors import ConfigError
 

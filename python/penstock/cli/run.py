@@ -50,7 +50,9 @@ __all__ = ["command"]
     metavar="FORM",
     help="Print the job as slurm, slurm-prolog, slurm-epilog, or (experimental) pbs, k8s, azureml, azure-batch.",
 )
-@click.option("--node-only", is_flag=True, help="Run the part of one node here; something else starts the other nodes.")
+@click.option(
+    "--node-only", is_flag=True, help="Run only this node's part of the job; another program starts the other nodes."
+)
 @click.option("--node", type=int, metavar="I", help="Number of this node, from 0. [from the launcher's variables]")
 @click.option("--nodes", type=int, metavar="N", help="Number of nodes of the job. [from the launcher's variables]")
 @click.option(

@@ -28,7 +28,7 @@ _MAX_SHOWN = 20
 @click.option(
     "--compress",
     type=click.Choice(["gzip", "zstd"]),
-    help="Compress uncompressed objects. In a store the name stays and Content-Encoding names the codec; in a folder the name gains .gz or .zst.",
+    help="Compress uncompressed objects. In a store, the name is unchanged and Content-Encoding names the codec; in a folder, .gz or .zst is added to the name.",
 )
 @click.option("--level", type=int, metavar="N", help="Level of --compress: gzip 0 to 12 [6], zstd 1 to 22 [3].")
 @click.option("--node", type=int, metavar="I", help="Number of this node, from 0; with --nodes. [from the launcher]")
@@ -43,9 +43,9 @@ _MAX_SHOWN = 20
 @click.option(
     "--share-by",
     metavar="RULE",
-    help="Rule of the shares: `bytes` [default], or `name:PATTERN`, where {} is the number of an object's group.",
+    help="Rule that divides the objects: `bytes` [default], or `name:PATTERN`, where {} stands for the number of an object's group.",
 )
-@click.option("--weights", metavar="W,W,..|@FILE", help="Weight of each node's share, as 1,1,2,2. [equal]")
+@click.option("--weights", metavar="W,W,..|@FILE", help="Weights of the nodes' shares, such as 1,1,2,2. [equal]")
 @click.option(
     "--mirror",
     "mirrors",
@@ -53,7 +53,7 @@ _MAX_SHOWN = 20
     metavar="URL",
     help="Another URL with the same objects, to spread the reads over; repeatable.",
 )
-@click.option("--dry-run", is_flag=True, help="Print what would be moved, and each node's share; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be copied, and each node's share; change nothing.")
 @click.option(
     "--price-tier",
     metavar="NAME",
@@ -77,14 +77,16 @@ _MAX_SHOWN = 20
     help="Maximum decompressed size of one object. [the highest ratio that its codec can reach]",
 )
 @click.option(
-    "--allow-case-collisions", is_flag=True, help="Stage keys that differ only by case; the disk must tell them apart."
+    "--allow-case-collisions",
+    is_flag=True,
+    help="Stage keys that differ only by case; the file system must be case-sensitive.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace files or objects in DST that were not staged from SRC.")
 @click.option(
     "--journal",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Folder where a stage to a store records what it has sent. [~/.local/state/penstock/stage]",
+    help="Folder for the journal of a stage to a store. [~/.local/state/penstock/stage]",
 )
 @click.option(
     "--timeout",
@@ -99,13 +101,13 @@ _MAX_SHOWN = 20
     "--max-requests-per-s",
     type=click.FloatRange(0, min_open=True),
     metavar="N",
-    help="Maximum requests per second of the whole job; each node takes its share.",
+    help="Maximum requests per second of the whole job, divided among the nodes.",
 )
 @click.option(
     "--max-bytes-per-s",
     type=RATE,
     metavar="RATE",
-    help="Maximum bytes per second of the whole job (500MB/s, 10Gbit/s); each node takes its share.",
+    help="Maximum bytes per second of the whole job (500MB/s, 10Gbit/s), divided among the nodes.",
 )
 @click.option(
     "--object-timeout", type=SECONDS, metavar="TIME", help="Time limit of one object; only that object fails."
@@ -114,13 +116,13 @@ _MAX_SHOWN = 20
     "--idle-timeout",
     type=SECONDS,
     metavar="TIME",
-    help="Time without a byte after which a read is sent again, from where it was. [30s]",
+    help="Time without received data after which a read is sent again, from the last received byte. [30s]",
 )
 @click.option(
     "--wait-timeout",
     type=SECONDS,
     metavar="TIME",
-    help="Longest time that the node's other ranks wait for a sign of life of the rank that stages. [600s for the first, then 120s]",
+    help="Longest time that the node's other ranks wait for a heartbeat of the rank that stages. [600s for the first, then 120s]",
 )
 @options
 @click.option(
@@ -151,13 +153,14 @@ def command(
 ) -> int:
     """Copy the objects under SRC to DST, a folder or s3://, az:// or gs://, and verify them.
 
-    A file or object appears under its final name only when it is complete and verified. A stage that was stopped or
-    killed continues where it was; a finished one moves nothing. Under Slurm, PBS, Flux, MPI, torchrun or Horovod each
-    node copies its share: its first rank works, the others wait for it.
+    A file or object appears under its final name only when it is complete and verified. If a stage is stopped or
+    killed, the same command continues it. A finished stage copies nothing. Under Slurm, PBS, Flux, MPI, torchrun or
+    Horovod each node copies its share: its first rank stages, and its other ranks wait.
 
-    SRC may be a pattern, as s3://bucket/train/*.tfrecord.gz (quote it). Shares are equal in stored bytes, and in
-    written bytes if the objects allow it; each node computes the same plan. --share-by name:'*_{}.tfrecord*' shares
-    groups of objects by a number in their names instead: of 64 groups, node 0 of 16 takes the first four.
+    SRC may be a pattern, such as s3://bucket/train/*.tfrecord.gz (quote it). Shares are equal in stored bytes, and in
+    written bytes if the objects allow it; each node computes the same plan. --share-by name:'*_{}.tfrecord*' divides
+    groups of objects by a number in their names instead: with 64 groups and 16 nodes, node 0 copies the first four
+    groups.
 
     --dry-run prints the objects, bytes and requests, each node's share, and the cost of the requests with the date of
     the price.

@@ -39,7 +39,7 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     "--data",
     metavar="URL",
     required=True,
-    help="Training data: s3://, file://, a folder; dummy://N costs nothing to read.",
+    help="Training data: s3://, file:// or a folder; dummy://N uses N samples in memory.",
 )
 @click.option("--validation", metavar="URL", help="Validation data; the metric is computed after each epoch.")
 @click.option(
@@ -80,9 +80,9 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 @click.option(
     "--threads",
     type=click.IntRange(1),
-    help="Number of torch's CPU threads per rank; losses are bit-identical at equal numbers.",
+    help="Number of torch's CPU threads per rank; equal numbers give bit-identical losses.",
 )
-@click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, as 2GiB.")
+@click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, such as 2GiB.")
 @click.option("--max-in-flight", type=click.IntRange(1), help="Maximum number of requests in flight.")
 @click.option(
     "--manifest",
@@ -95,7 +95,7 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     type=click.IntRange(1),
     help="Also write a checkpoint every N steps, not only after each epoch.",
 )
-@click.option("--resume", is_flag=True, help="Continue from the checkpoint in --checkpoint, if there is one.")
+@click.option("--resume", is_flag=True, help="Continue from the checkpoint in --checkpoint, if it exists.")
 @click.option("--archive", metavar="URL", help="URL to copy the run's folder and checkpoint to at the end.")
 @click.option(
     "-o",
@@ -112,7 +112,7 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     help="Tier whose prices apply: s3-standard, gcs-standard, azure-hot, azure-premium. [by the URL]",
 )
 @click.option("--no-save", is_flag=True, help="Do not save the result.")
-@click.option("--label", default="", help="Name of the data's path, for reports.")
+@click.option("--label", default="", help="Name of the storage path in reports.")
 @click.option("--allow-debug", is_flag=True, help="Save the row of a debug build, marked INVALID.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line on stdout.")
 def command(

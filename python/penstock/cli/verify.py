@@ -31,7 +31,7 @@ _MAX_SHOWN = 20
     "--journal",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Journal folder, as of `penstock stage`, for --repair in a store.",
+    help="Journal folder of `penstock stage`, for --repair in a store.",
 )
 @click.option(
     "--concurrency",
@@ -73,14 +73,15 @@ def command(
 
     Bytes are read from the disk or the store, not from the page cache. Files that were not staged are reported and not
     touched. --repair fetches damaged and missing objects again from their source, at the staged version; if the source
-    is gone or was replaced, the file stays as it is.
+    is missing or was replaced, the file is not changed.
 
-    --select and --exclude match paths below DST; other files are neither read nor repaired nor reported.
+    --select and --exclude match paths below DST; other files are not read, repaired or reported.
 
     An unfinished stage (killed, still running, or with failed objects) is reported: the files may be correct, but some
     are missing.
 
-    Exit code 0: all objects are correct. 1: some are damaged or missing; they are listed. 3: DST holds no stage.
+    Exit code 0: all objects are correct. 1: some are damaged or missing; they are listed. 3: DST contains no staged
+    copy.
     """
     from penstock import stage
 

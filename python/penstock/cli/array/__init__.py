@@ -13,10 +13,10 @@ __all__ = ["VERBS", "command"]
 VERBS: dict[str, str] = {
     "info": "Describe a volume; rank the geometries that a SEG-Y file's headers allow.",
     "convert": "Convert between SEG-Y, Zarr and HDF5 without loss, resumable.",
-    "verify": "Certify that a converted volume gives back the same bytes.",
+    "verify": "Certify that a converted volume can be converted back to the same bytes.",
     "diff": "Compare the samples and coordinates of two volumes.",
-    "slice": "Take a slice as a picture, a NumPy file or a SEG-Y file.",
-    "create": "Make a model volume, to try things on.",
+    "slice": "Write a slice as a picture, a NumPy file or a SEG-Y file.",
+    "create": "Create a synthetic volume for experiments.",
     "rtm": "Image a volume by reverse time migration, shot by shot.",
 }
 

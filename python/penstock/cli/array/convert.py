@@ -47,29 +47,29 @@ def segy_overrides(command: Callable[..., Any]) -> Callable[..., Any]:
                 "--map",
                 "map_",
                 metavar="DIM=BYTE:TYPE,..",
-                help="Header fields that number the dimensions, as inline=189:i4,crossline=193:i4. [the best of info --scan]",
+                help="Header fields that number the dimensions, such as inline=189:i4,crossline=193:i4. [the best of info --scan]",
             ),
             click.option(
                 "--vertical",
                 type=click.Choice(["time", "depth"]),
                 default="time",
                 show_default=True,
-                help="What the samples of a trace are along.",
+                help="Vertical axis of the samples.",
             ),
             click.option(
                 "--format", "format_", type=int, metavar="CODE", help="Sample format: 1 IBM, 5 IEEE, ... [header]"
             ),
             click.option("--byte-order", type=click.Choice(["big", "little"]), help="Byte order. [header]"),
-            click.option("--samples", type=int, metavar="N", help="Samples of each trace. [header]"),
+            click.option("--samples", type=int, metavar="N", help="Number of samples per trace. [header]"),
             click.option(
                 "--allow-trailing",
                 is_flag=True,
-                help="Keep bytes after the last whole trace, instead of refusing them.",
+                help="Accept and keep bytes after the last complete trace, instead of reporting an error.",
             ),
             click.option(
                 "--template",
                 metavar="NAME|FILE",
-                help="Take these flags from a saved template; a flag that is given is preferred.",
+                help="Read these flags from a saved template; flags on the command line take precedence.",
             ),
         ]
     ):
@@ -82,7 +82,7 @@ def save_template(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--save-template",
         metavar="NAME|FILE",
-        help="SEG-Y: save the geometry and the flags about the file for --template.",
+        help="SEG-Y: save the geometry and the flags above as a template, for --template.",
     )(command)
 
 
@@ -111,7 +111,7 @@ def write_template(name: str, template: Template) -> None:
 @click.option(
     "--layout",
     type=click.Choice(["plain", "mdio"]),
-    help="Layout of a Zarr group: plain, or what MDIO v1 opens. [plain; mdio for the suffix .mdio]",
+    help="Layout of a Zarr group: plain, or mdio, which MDIO v1 can open. [plain; mdio for the suffix .mdio]",
 )
 @click.option("--array", metavar="NAME", help="Array of an HDF5 file or a Zarr group. [its main one]")
 @click.option(
@@ -119,9 +119,9 @@ def write_template(name: str, template: Template) -> None:
     default="balanced",
     show_default=True,
     metavar="DIM,..",
-    help="What the chunks are chosen for: dimensions that slices are taken across (inline,time), balanced, shots or train.",
+    help="Access pattern that determines the chunk shape: the dimensions across which slices are read (inline,time), balanced, shots or train.",
 )
-@click.option("--chunks", metavar="N,N,..", help="Shape of a chunk. [chosen for --access]")
+@click.option("--chunks", metavar="N,N,..", help="Shape of a chunk. [determined by --access]")
 @click.option(
     "--shards", metavar="N,N,..|none", help="Shape of a shard; none stores each chunk as an object. [about 64 MiB]"
 )
@@ -143,10 +143,19 @@ def write_template(name: str, template: Template) -> None:
     "--osdu-set",
     multiple=True,
     metavar="NAME=VALUE,..",
-    help="What --osdu needs: partition, owners, viewers, legal-tags and countries. Repeatable.",
+    help="Value that --osdu requires: partition, owners, viewers, legal-tags and countries; repeatable.",
 )
-@click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Objects under way at a time. [cores]")
-@click.option("--dry-run", is_flag=True, help="Print the chunks and why, and what slices will cost; write nothing.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    metavar="N",
+    help="Maximum number of objects that are processed concurrently. [number of cores]",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the chunk shape with the reason, and the cost of reading slices; write nothing.",
+)
 @click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def command(
@@ -162,14 +171,15 @@ def command(
     access: str,
     **options: Any,
 ) -> int:
-    """Convert the volume SRC to DST without loss, unless --codec zfp asks for it.
+    """Convert the volume SRC to DST without loss, unless --codec zfp is given.
 
-    SEG-Y, Zarr and HDF5 convert into each other; each of them may be in a store. A conversion from SEG-Y keeps all
-    headers, so that the way back gives the same bytes: `penstock array verify` certifies it. The Zarr that is written
-    opens in xarray and zarr-python.
+    SRC and DST may be SEG-Y, Zarr or HDF5, each in a folder or a store. A conversion from SEG-Y stores all headers, so
+    that the reverse conversion produces the same bytes; `penstock array verify` certifies this. The written Zarr can be
+    opened with xarray and zarr-python.
 
-    A killed conversion to Zarr or SEG-Y continues when the same command is repeated. Started on many nodes by one
-    launcher, the ranks share the objects of a Zarr. A second conversion to the same destination is refused.
+    A killed conversion to Zarr or SEG-Y continues when the same command is repeated. If a launcher starts it on many
+    nodes, the ranks divide the objects of the Zarr array among themselves. A second concurrent conversion to the same
+    destination is rejected.
     """
     from pathlib import Path
 

@@ -18,14 +18,14 @@ __all__ = ["command"]
     type=click.Choice(["seismic", "layered", "constant"]),
     default="seismic",
     show_default=True,
-    help="Recorded-like seismic, velocity layers, or one velocity.",
+    help="Content: seismic (similar to recorded data), layered (velocity layers), or constant (one velocity).",
 )
 @click.option(
     "--shape",
     default="64,96,256",
     show_default=True,
     metavar="I,X,Z",
-    help="Inlines, crosslines and samples; the volume is made in memory.",
+    help="Number of inlines, crosslines and samples; the volume is created in memory.",
 )
 @click.option(
     "--interval",
@@ -33,7 +33,7 @@ __all__ = ["command"]
     default=4.0,
     show_default=True,
     metavar="MS",
-    help="Sample interval in ms; of depths in m.",
+    help="Sample interval in ms, or in m for a depth axis.",
 )
 @click.option("--to", type=click.Choice(["zarr", "segy", "hdf5"]), help="Format of DST. [its suffix: .zarr, .sgy, .h5]")
 @click.option("--codec", metavar="NAME[:LEVEL]", help="Compression, as in convert.")
@@ -51,7 +51,7 @@ def command(
     seed: int,
     as_json: bool,
 ) -> int:
-    """Make a model volume DST, to try things on: SEG-Y, HDF5 or Zarr, on any store."""
+    """Create a synthetic volume DST for experiments: SEG-Y, HDF5 or Zarr, on any store."""
     from penstock.arrays.convert.chunking import parse_shape
     from penstock.arrays.convert.run import format_of
     from penstock.arrays.create import create_volume

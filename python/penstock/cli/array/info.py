@@ -37,7 +37,7 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """Describe VOLUME: its dimensions, coordinates, chunks and, of a SEG-Y file, its headers."""
+    """Describe VOLUME: its dimensions, coordinates, chunks, and the headers of a SEG-Y file."""
     from penstock.arrays import open as open_array
     from penstock.arrays.location import Location
     from penstock.arrays.segy.geometry import candidates, describe

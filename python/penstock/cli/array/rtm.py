@@ -35,7 +35,7 @@ def command() -> None:
 @click.argument("job", metavar="JOB")
 @click.option("--model", metavar="VOLUME", help="Velocity model (x, z) or (x, y, z). [five layers of 1.5 to 3.5 km/s]")
 @click.option("--shape", default="201,201", show_default=True, metavar="X,[Y,]Z", help="Grid of the layered model.")
-@click.option("--spacing", type=float, metavar="KM", help="Grid spacing in km. [what the model states, or 0.01]")
+@click.option("--spacing", type=float, metavar="KM", help="Grid spacing in km. [the model's spacing, or 0.01]")
 @click.option("--shots", type=click.IntRange(1), default=16, show_default=True, metavar="N", help="Number of shots.")
 @click.option(
     "--frequency", type=float, default=15.0, show_default=True, metavar="HZ", help="Peak frequency of the source."
@@ -45,24 +45,27 @@ def command() -> None:
     type=click.Choice(["segy", "hdf5", "zarr", "zarr-blosc"]),
     default="zarr-blosc",
     show_default=True,
-    help="Format in which the model volumes are kept.",
+    help="Format of the model volumes.",
 )
 @click.option("--volumes", metavar="FOLDER", help="Folder of the model volumes, on any store. [below JOB]")
 @click.option(
-    "--aperture", type=float, metavar="KM", help="Half width of the part of the grid that a shot computes. [all]"
+    "--aperture",
+    type=float,
+    metavar="KM",
+    help="Half width of the part of the grid that is computed for a shot. [the whole grid]",
 )
 @click.option(
     "--method",
     type=click.Choice(["snapshots", "revolver"]),
     default="snapshots",
     show_default=True,
-    help="How the forward field is kept.",
+    help="Method for storing the forward field.",
 )
 @click.option(
     "--snapshot-factor",
     type=click.IntRange(1),
     metavar="N",
-    help="Time steps between two snapshots: more of them take less memory. [at most 8, and what the frequency allows]",
+    help="Number of time steps between two snapshots; a larger number takes less memory. [up to 8, limited by the frequency]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
 def prepare_command(
@@ -122,10 +125,13 @@ def prepare_command(
     type=click.Choice(["model", "migrate", "all"]),
     default="all",
     show_default=True,
-    help="Gathers, images, or both.",
+    help="Stage to compute: model (gathers), migrate (images), or all.",
 )
 @click.option(
-    "--workers", type=click.IntRange(1), metavar="N", help="Worker processes on this machine. [work in this one]"
+    "--workers",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of worker processes on this machine. [compute in the current process]",
 )
 @click.option("--dask", metavar="ADDRESS|local", help="Compute with Dask: the address of a scheduler, or local.")
 @click.option(
@@ -133,20 +139,22 @@ def prepare_command(
     type=SECONDS,
     default=60.0,
     metavar="TIME",
-    help="Time after which a dead worker's shot is taken over. [60s]",
+    help="Time after which another worker computes the shot of a dead worker. [60s]",
 )
-@click.option("--no-wait", is_flag=True, help="End when others have the remaining shots, instead of waiting for them.")
+@click.option(
+    "--no-wait", is_flag=True, help="End when other workers compute the remaining shots, instead of waiting for them."
+)
 @click.option("--no-memory-check", is_flag=True, help="Start even if the memory seems too small for the workers.")
 @click.option(
     "--snapshots-dir",
     type=click.Path(file_okay=False),
     metavar="DIR",
-    help="Keep snapshots in a file on this disk, not in memory.",
+    help="Store snapshots in a file in this folder, not in memory.",
 )
 @click.option(
     "--redo", type=click.IntRange(0), multiple=True, metavar="SHOT", help="Compute a finished shot again. Repeatable."
 )
-@click.option("--first", type=click.IntRange(0), metavar="I", help="Shot to begin with. [any]")
+@click.option("--first", type=click.IntRange(0), metavar="I", help="First shot to compute. [any]")
 @click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
 @click.option("--events", is_flag=True, help="Print one JSON line for each finished shot, and a report.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line.")
@@ -165,14 +173,15 @@ def shots_command(
     events: bool,
     as_json: bool,
 ) -> int:
-    """Compute the shots of JOB until all are finished. Start it on as many machines as you like.
+    """Compute the shots of JOB until all are finished. Can run on any number of machines at the same time.
 
-    SIGUSR1 lets the worker finish its shot and end; Ctrl-C and SIGTERM give the shot back at once. Settings of Devito
-    (DEVITO_LANGUAGE, DEVITO_PLATFORM) pass through, so that a GPU is a setting.
+    After SIGUSR1, the worker finishes its shot and ends. After Ctrl-C or SIGTERM, it releases the shot at once. Devito
+    reads its own variables (DEVITO_LANGUAGE, DEVITO_PLATFORM), which can select a GPU.
 
-    Before it starts, it compares the memory that the workers need with the available memory, and refuses with both.
+    Before the first shot, the command compares the memory that the workers need with the available memory. If the
+    memory is too small, it ends with an error that contains both numbers.
 
-    Exit code 0: all shots are finished; with --no-wait, also if other workers have the shots that remain. 1: shots
+    Exit code 0: all shots are finished; with --no-wait, also if other workers compute the remaining shots. 1: shots
     remain. 143: stopped by a signal, and shots remain.
     """
     from penstock.arrays.rtm.dask_workers import run_with_dask
@@ -316,15 +325,22 @@ def status_command(job: str, as_json: bool) -> int:
     required=True,
     help="Batch system. pbs and dask-pbs are experimental.",
 )
-@click.option("--tasks", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Workers.")
-@click.option("--cores", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Cores of each.")
-@click.option("--memory-gb", type=float, metavar="GB", help="Memory of each. [the site's default]")
+@click.option("--tasks", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Number of workers.")
+@click.option(
+    "--cores", type=click.IntRange(1), default=8, show_default=True, metavar="N", help="Number of cores per worker."
+)
+@click.option("--memory-gb", type=float, metavar="GB", help="Memory per worker in GB. [the site's default]")
 @click.option("--time", "limit", type=SECONDS, default=7200.0, metavar="TIME", help="Time limit of a task. [2h]")
 @click.option("--queue", metavar="NAME", help="Queue or partition.")
-@click.option("--account", metavar="NAME", help="Account.")
+@click.option("--account", metavar="NAME", help="Account to charge.")
 @click.option("--local-dir", default="/tmp", show_default=True, metavar="DIR", help="Fast local disk of the nodes.")  # noqa: S108
-@click.option("--keep-snapshots", is_flag=True, help="Keep snapshots on the local disk, instead of in memory.")
-@click.option("--setup", multiple=True, metavar="LINE", help="Line that runs first, as `module load ...`. Repeatable.")
+@click.option("--keep-snapshots", is_flag=True, help="Store snapshots on the local disk, instead of in memory.")
+@click.option(
+    "--setup",
+    multiple=True,
+    metavar="LINE",
+    help="Shell command that runs first, such as `module load ...`; repeatable.",
+)
 def script_command(
     job: str,
     scheduler: str,
@@ -338,9 +354,10 @@ def script_command(
     keep_snapshots: bool,
     setup: tuple[str, ...],
 ) -> int:
-    """Print a script that computes the shots of JOB on a batch system: an array of workers, or a Dask program.
+    """Print a script that computes the shots of JOB on a batch system.
 
-    The Slurm script is tested with a real Slurm. The PBS scripts have not run on a PBS server yet.
+    The script runs an array of workers, or a Dask program. The Slurm script was tested with a real Slurm. The PBS
+    scripts have not been tested on a PBS server yet.
     """
     from penstock.arrays.rtm.batch_scripts import ScriptRequest, batch_script
     from penstock.env import read

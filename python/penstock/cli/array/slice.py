@@ -40,10 +40,10 @@ def command(
     format_: int | None,
     **options: Any,
 ) -> int:
-    """Take a slice of VOLUME, and write it as a picture, a NumPy file or a SEG-Y file.
+    """Write a slice of VOLUME as a picture, a NumPy file or a SEG-Y file.
 
-    Without --at, the middle of the first dimension of a volume is taken. A SEG-Y file has the trace headers of VOLUME if
-    there are any, else headers from its coordinates; it is not replaced if it exists.
+    Without --at, the slice is at the middle of the first dimension. A SEG-Y slice has the trace headers of VOLUME; if
+    VOLUME has none, headers are computed from its coordinates. An existing SEG-Y file is not replaced.
     """
     import io
     from pathlib import Path

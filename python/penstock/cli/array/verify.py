@@ -20,12 +20,12 @@ __all__ = ["command"]
 @click.option("--timeout", type=SECONDS, default=600.0, metavar="TIME", help="Time limit of one request. [10min]")
 @click.option("--json", "as_json", is_flag=True, help="Print the certificate as one JSON line.")
 def command(source: str, target: str, output: str | None, timeout: float, as_json: bool) -> int:
-    """Certify that VOLUME, which was converted from SEGY, gives back the same file.
+    """Certify that VOLUME, which was converted from SEGY, can be converted back to the same file.
 
-    Reads every byte of both, makes the SEG-Y file again in memory, and compares. The certificate has SHA-256 digests of
-    the source, of the objects of the volume, and of the way back.
+    Reads every byte of both, recreates the SEG-Y file in memory, and compares the bytes. The certificate contains
+    SHA-256 digests of the source, of the volume's objects, and of the recreated file.
 
-    Of a lossy volume (zfp) it prints the error of the samples, and certifies nothing.
+    For a lossy volume (zfp), the command prints the error of the samples, and certifies nothing.
 
     Exit code 0: the bytes are identical. 1: they differ, or the volume is lossy.
     """

@@ -11,16 +11,16 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verbs and their descriptions. A table, so that `penstock bench --help` does not import any of them.
 VERBS = {
-    "storage": "Measure disks, pools and anything else with a path.",
-    "object": "Measure an object store: its requests, and what it refuses.",
-    "disk-trace": "Run a command, and say which limit of its disk it hits.",
-    "accelerator": "Feed emulated accelerators, and say how busy the storage keeps them.",
-    "ab": "Say which of two commands is better, or that none is shown to be.",
-    "classify": "Name the limit of each point of a sweep, measured by any tool.",
-    "feed": "Read a dataset with our loader and with others, side by side.",
+    "storage": "Measure a disk, a pool or any other mounted file system.",
+    "object": "Measure the rate, latency and throttling of an object store.",
+    "disk-trace": "Run a command, and report which limit of its disk it reaches.",
+    "accelerator": "Feed emulated accelerators, and report their utilisation.",
+    "ab": "Compare two commands, and report which is better or that no difference was found.",
+    "classify": "Report the limit of each point of a sweep that any tool measured.",
+    "feed": "Compare Penstock's loader with other loaders on one dataset.",
 }
 
 
 @click.group("bench", cls=LazyGroup, package=__name__, verbs=VERBS)
 def command() -> None:
-    """Measure a path; name its limit and what to change."""
+    """Measure a storage path, and report its limit and what to change."""

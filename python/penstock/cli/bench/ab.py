@@ -31,7 +31,7 @@ _BETWEEN = "--vs"
 @click.option(
     "--pattern",
     metavar="REGEX",
-    help="Regular expression that finds the printed number; its first group, if it has one.",
+    help="Regular expression that matches the printed number. If it has a group, the first group is the number.",
 )
 @click.option(
     "--max-runs",
@@ -45,7 +45,7 @@ _BETWEEN = "--vs"
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.05,
     show_default=True,
-    help="Probability of a false difference, over all looks at the data.",
+    help="Probability that a reported difference is false, over all interim evaluations.",
 )
 @click.option(
     "--margin",
@@ -72,7 +72,7 @@ def command(
     seed: int,
     as_json: bool,
 ) -> int:
-    """Compare two commands by blocks of A B B A until the answer is clear.
+    """Run two commands in blocks of A B B A until it is clear whether they differ.
 
     Exit code 0: the commands differ. 1: no difference found, or any remaining difference is below --margin.
     """

@@ -21,10 +21,10 @@ __all__ = ["command"]
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(file: Path, as_json: bool) -> None:
-    """Name the limit of each point of a sweep, and what to change.
+    """Report the limit of each point of a sweep, and what to change.
 
-    FILE is an elbencho CSV, fio's JSON, what IOR printed or its JSON or CSV, what mdtest printed, a folder of these, or
-    one that `penstock bench` wrote. Nothing is measured.
+    FILE is an elbencho CSV, fio's JSON, IOR's output (text, JSON or CSV), mdtest's output, a folder of these, or a
+    folder that `penstock bench` wrote. Nothing is measured.
     """
     import msgspec
 

@@ -28,10 +28,10 @@ _LEVELS = " ▁▂▃▄▅▆▇█"
     help="Block device, or a path on one; repeatable.  [default: the one below the working folder]",
 )
 @click.option("--tier", metavar="NAME", help="Compare with a disk of the tier book (aws-gp2@2018).")
-@click.option("--size", type=BYTES, metavar="SIZE", help="Size of the tier's disk.  [default: its study's]")
+@click.option("--size", type=BYTES, metavar="SIZE", help="Size of the tier's disk.  [default: the size in its study]")
 @click.option("--scale", type=float, default=1.0, show_default=True, metavar="F", help="Factor on the tier's rates.")
-@click.option("--max-iops", type=float, metavar="N", help="Compare with a limit of this many I/Os per second.")
-@click.option("--max-rate", type=RATE, metavar="RATE", help="Compare with a limit of this rate.")
+@click.option("--max-iops", type=float, metavar="N", help="Limit to compare with, in I/Os per second.")
+@click.option("--max-rate", type=RATE, metavar="RATE", help="Limit to compare with, in bytes per second.")
 @click.option(
     "--every", type=SECONDS, default="250ms", show_default=True, metavar="TIME", help="Interval between samples."
 )

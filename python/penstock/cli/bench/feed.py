@@ -32,7 +32,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     multiple=True,
     metavar="NAME,NAME,...",
     callback=_names,
-    help="Loaders to compare with: tfdata, webdataset, litdata, ..., or planes (Penstock's transposed copies); a wrong name lists all.",
+    help="Loaders to compare with: tfdata, webdataset, litdata, ..., or planes (Penstock's transposed copies); an unknown name lists all.",
 )
 @click.option(
     "--peers",
@@ -52,7 +52,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     type=click.Choice(["numpy", "torch"]),
     default="numpy",
     show_default=True,
-    help="Memory limit of Penstock's loader.",
+    help="Array type of the batches of Penstock's loader.",
 )
 @click.option("--cores", type=click.IntRange(1), help="Number of cores that each loader may use.  [default: all]")
 @click.option(
@@ -70,7 +70,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...])
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Number of epochs of the training that is priced.",
+    help="Number of epochs of the training whose cost is computed.",
 )
 @click.option(
     "--price-tier",
@@ -110,7 +110,7 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> int:
-    """Read the dataset at URL with Penstock's loader and, in turns, with other installed loaders.
+    """Read the dataset at URL with Penstock's loader and with other installed loaders, alternately.
 
     \b
     penstock bench feed /data/train --against tfdata,libdeflate --peers .tools/peers
@@ -118,10 +118,10 @@ def command(
 
     Each loader runs in its own process with the same objects, fields, batch size and cores. Its first pass is hashed
     and not measured. Then passes alternate (ABBA): cold passes, for which the files are dropped from the page cache,
-    and warm ones. Ratios are medians over Penstock's: above 1, Penstock is faster. A loader that is not installed or
-    cannot read the format is named and left out.
+    and warm ones. A ratio is a loader's median time divided by Penstock's; above 1, Penstock is faster. A loader that
+    is not installed or cannot read the format is skipped, and the output names it.
 
-    Exit code 0: all loaders gave the same samples. 1: they did not, or a loader failed.
+    Exit code 0: all loaders returned the same samples. 1: the samples differ, or a loader failed.
     """  # noqa: D301 - click reads the \b, and not its spelling
     import os
 

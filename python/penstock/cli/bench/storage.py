@@ -74,12 +74,12 @@ _ROOM_SHARE, _ROOM_BYTES = 0.25, 4 << 30
     "--scale",
     type=float,
     metavar="F",
-    help="Share of a sweep's number of files.  [default: what fits into 4 GiB per point]",
+    help="Fraction of the sweep's number of files.  [default: as fits into 4 GiB per point]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["threads", "io_uring"]),
-    help="I/O engine: pread and pwrite, or one io_uring per thread.  [default: as --depth needs]",
+    help="I/O engine: pread and pwrite, or one io_uring per thread.  [default: determined by --depth]",
 )
 @click.option("--random", "is_random", is_flag=True, help="Visit the blocks of a file in random order, each once.")
 @click.option("--direct", is_flag=True, help="Bypass the page cache (O_DIRECT).")
@@ -117,7 +117,7 @@ def command(path: Path, **given: Any) -> None:
 
     Each phase starts with cold caches if possible and ends when the slowest thread ends; the result also has the time
     at which the first thread ended. Files are created, fsynced, read and deleted in PATH; a run that fails or is
-    stopped leaves none.
+    stopped deletes them, too.
 
     With --nodes, or a --launcher other than `local`, all nodes run the benchmark together: phases start at the same
     time, each node has its own folder in PATH (which may be shared; {node} in it is the node's name), and rows cover

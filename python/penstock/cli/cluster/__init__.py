@@ -13,13 +13,13 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verbs and their descriptions. A table, so that `penstock cluster --help` does not import any of them.
 VERBS: dict[str, str] = {
-    "nodes": "List the nodes, and ask each for what it has.",
+    "nodes": "List the nodes with the hardware of each.",
     "run": "Run a command on all nodes, or on some.",
     "copy": "Copy a file or folder to the nodes, or from one.",
-    "rehearse": "Make hosts of their own on this machine, to rehearse a cluster on.",
+    "rehearse": "Create isolated hosts on this machine, to rehearse a cluster.",
 }
 
 
 @click.group("cluster", cls=LazyGroup, package=__name__, verbs=VERBS)
 def command() -> None:
-    """Reach a set of nodes by ssh, Slurm, MPI, or on this machine."""
+    """Run commands on a set of nodes through ssh, Slurm or MPI, or on this machine."""

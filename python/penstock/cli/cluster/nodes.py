@@ -21,7 +21,7 @@ def command(
 ) -> int:
     """List the nodes with their cores, memory, GPUs and links, networks and disks.
 
-    Exit code 3: a node did not answer.
+    Exit code 3: a node did not respond.
     """
     from penstock.cluster.facts import gather_facts
     from penstock.units import format_bytes

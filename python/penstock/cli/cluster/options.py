@@ -25,10 +25,10 @@ def reaching(default_s: str) -> Callable[[Callable[..., Any]], Callable[..., Any
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in (
-            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Time limit of the whole command; nodes that did not answer by then are named."),
-            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of the launcher, as user=alice or hosts=rehearsal; repeatable."),
+            click.option("--timeout", type=SECONDS, default=default_s, show_default=True, metavar="TIME", help="Time limit of the whole command; the error names the nodes that did not respond by then."),
+            click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Setting of the launcher, such as user=alice or hosts=rehearsal; repeatable."),
             click.option("--on", multiple=True, metavar="NODE", help="Use this node only; repeatable."),
-            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Number of nodes (local), or their names (ssh; @FILE has one per line). Slurm and MPI know theirs."),
+            click.option("--nodes", metavar="N|HOST,HOST|@FILE", help="Number of nodes (local), or their names (ssh; @FILE has one per line). Slurm and MPI provide their own."),
             click.option("--launcher", default="local", show_default=True, metavar="NAME", help="Launcher that starts commands on nodes: local, ssh, slurm, mpi, pbs (experimental), or a plug-in's."),
         ):  # fmt: skip
             command = option(command)

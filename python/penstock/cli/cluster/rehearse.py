@@ -16,14 +16,17 @@ __all__ = ["command"]
 @click.argument("name", metavar="NAME")
 @click.option("--nodes", type=click.IntRange(1, 64), default=3, show_default=True, metavar="N")
 @click.option(
-    "--rate", type=RATE, metavar="RATE", help="Bandwidth of each host's link, each way, as 1Gbit/s. [unlimited]"
+    "--rate",
+    type=RATE,
+    metavar="RATE",
+    help="Bandwidth of each host's link in each direction, such as 1Gbit/s. [unlimited]",
 )
 @click.option("--end", is_flag=True, help="Stop the hosts of this name, and all processes in them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout.")
 def command(name: str, nodes: int, rate: float | None, end: bool, as_json: bool) -> int:
-    """Make hosts h1, h2, .. on this machine: each with its own network, name, processes and disk.
+    """Create hosts h1, h2, .. on this machine, each with its own network, name, processes and disk.
 
-    They stay until --end. `--launcher local --set hosts=NAME` reaches them. Needs root.
+    The hosts exist until --end. `--launcher local --set hosts=NAME` uses them. Needs root.
     """
     from penstock.launchers.netns_hosts import Hosts
 

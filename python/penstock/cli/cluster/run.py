@@ -21,7 +21,14 @@ __all__ = ["command"]
 @click.command("run", context_settings={"ignore_unknown_options": True})
 @reaching("10min")
 @click.option("--leader", is_flag=True, help="Run on the first node only.")
-@click.option("--ranks-per-node", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="N")
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(1, 4096),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Number of ranks on each node.",
+)
 @click.option("--cwd", metavar="DIR", help="Working directory of the command on the node.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder for one log per node."
@@ -46,7 +53,7 @@ def command(
     """Run a command on all nodes at once.
 
     Words are passed unchanged, without a shell; {rank}, {world}, {local_rank} and {node} are replaced by each rank's
-    values. Exit code 1: a node failed; stderr says which, and why.
+    values. Exit code 1: a node failed; stderr shows which node, and the reason.
     """
     from penstock.protocols import RunRequest
 

@@ -11,13 +11,13 @@ __all__ = ["VERBS", "command"]
 
 # Sub-verbs and their descriptions. A table, so that `penstock pool --help` does not import any of them.
 VERBS: dict[str, str] = {
-    "up": "Start a pool on the nodes: ready in time, or rolled back.",
+    "up": "Start a pool on the nodes; if it is not ready in time, remove it.",
     "status": "Show the state of each node of a pool.",
-    "down": "Stop a pool, and leave nothing on the nodes.",
+    "down": "Stop a pool, and remove everything that it created on the nodes.",
     "audit": "Search the nodes for leftovers of a pool.",
 }
 
 
 @click.group("pool", cls=LazyGroup, package=__name__, verbs=VERBS, unlisted=("exec",))
 def command() -> None:
-    """Bring an existing file system up on the job's own nodes, for the length of the job."""
+    """Run a file system on the job's own nodes for the duration of the job."""

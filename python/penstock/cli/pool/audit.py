@@ -26,7 +26,7 @@ def command(
 ) -> int:
     """Search for processes, mounts, folders, ports and keys of a pool. Exit code 1: something was found.
 
-    After `pool down` this machine has no record of the pool: name its nodes and its disk.
+    After `pool down`, this machine has no record of the pool; give its nodes and disk with --nodes and --disk.
     """
     from penstock.errors import ConfigError
     from penstock.pool import lifecycle

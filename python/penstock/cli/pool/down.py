@@ -15,7 +15,11 @@ __all__ = ["command"]
 @click.command("down")
 @named("2min")
 @click.option("--keep-data", is_flag=True, help="Keep the pool's data on the nodes' disks.")
-@click.option("--forget-lost", is_flag=True, help="Forget the nodes that do not answer, and what is on their disks.")
+@click.option(
+    "--forget-lost",
+    is_flag=True,
+    help="Remove the nodes that do not respond from the record; their disks are not cleaned.",
+)
 def command(
     name: str,
     engine: str | None,
@@ -28,10 +32,11 @@ def command(
     forget_lost: bool,
     as_json: bool,
 ) -> int:
-    """Stop a pool: its processes, mounts and folders, also those that a killed `up` left. Running it twice is safe.
+    """Stop a pool: its processes, mounts and folders, including those that a killed `up` left. Running it twice is
+    safe.
 
-    Removes only what holds a lease of this pool. Exit code 3: a node did not answer (run the same command again when
-    it does), or a node refused because the folder there is not this pool's.
+    Removes only what has a lease of this pool. Exit code 3: a node did not respond (run the same command again when it
+    does), or the folder on a node does not belong to this pool.
     """
     from penstock.pool import lifecycle
 

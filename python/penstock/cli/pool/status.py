@@ -24,8 +24,8 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Show the state of each node: up, degraded (it answers but does not serve) or lost. Exit code 1: a node is not
-    up.
+    """Show the state of each node: up, degraded (it responds, but does not serve data) or lost. Exit code 1: a node is
+    not up.
     """
     from penstock.errors import NotFound
     from penstock.pool import lifecycle

@@ -20,7 +20,7 @@ __all__ = ["command"]
     default="local",
     show_default=True,
     metavar="NAME",
-    help="Engine: local, hdfs, moosefs, mount, fuse, beeond (experimental), or one that a package brings.",
+    help="Engine: local, hdfs, moosefs, mount, fuse, beeond (experimental), or an engine from a plug-in.",
 )
 @click.option(
     "--disk",
@@ -44,7 +44,7 @@ __all__ = ["command"]
     help="Number of replicas of each object.",
 )
 @click.option(
-    "--min-free", type=BYTES, default="0", metavar="SIZE", help="Free space that each node's disk must have, at least."
+    "--min-free", type=BYTES, default="0", metavar="SIZE", help="Minimum free space on the disk of each node."
 )
 @click.option(
     "--engine-set", "engine_settings", multiple=True, metavar="NAME=VALUE", help="Setting of the engine; repeatable."
@@ -65,7 +65,8 @@ def command(
     timeout: float,
     as_json: bool,
 ) -> int:
-    """Start a pool. If it is not ready within --timeout, it is removed completely. If it already runs, nothing is done.
+    """Start a pool. If it is not ready within --timeout, it is removed completely. If it is already running, nothing is
+    done.
 
     To copy objects into it, run `penstock stage SRC URL` on the nodes, with the URL that this command prints.
     """

@@ -69,6 +69,6 @@ def _refused(error: OSError, path: Path) -> PenstockError:
         return Denied(
             f"{path} cannot be written: {error.strerror}",
             where=str(path),
-            hint="check the owner and the mode of the folder",
+            hint="check the owner and mode of the folder",
         )
     return SystemFault(f"{path}: {error.strerror}", where=str(path))

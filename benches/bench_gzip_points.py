@@ -5,8 +5,8 @@
 
 One shard is stored twice: plain with an index, and gzip'd. The script measures CPU-seconds per sample of one rank's
 epoch for several world sizes (a rank decodes only its own records), and of single random reads. Nothing is cached
-between epochs. The output also gives the best possible cost with seek points every MiB: only the stretches that hold a
-wanted record are inflated, at the streaming inflater's rate.
+between epochs. The output also contains the best possible cost with seek points every MiB: only the stretches that hold
+a wanted record are inflated, at the streaming inflater's rate.
 """
 
 from __future__ import annotations

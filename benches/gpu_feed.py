@@ -152,7 +152,8 @@ def timed(batches: Iterator[Any], step: Callable[[Any], None], steps: int, devic
 
 
 def compare(dataset: penstock.Dataset, batch: int, step: Callable[[Any], None], device: str) -> int:
-    """Compares batches that stay on the device during training with those of the NumPy loader; returns their number.
+    """Compares batches that stay on the device during training with batches of the NumPy loader; returns the number of
+    batches.
 
     Raises:
         SystemExit: The bytes of a batch differ.

@@ -55,7 +55,7 @@ def fill(folder: Path, count: int) -> None:
 
 
 def synthetic(path: Path, count: int) -> None:
-    """Writes a manifest of `count` objects as an S3 listing would give it."""
+    """Writes a manifest of `count` objects, like that of an S3 listing."""
     root = Path(__file__).resolve().parent.parent
     example = ("--quiet", "-p", "penstock-dataset", "--example", "synthetic_manifest", "--", str(path), str(count))
     subprocess.run(["cargo", "run", *example], cwd=root, check=True)

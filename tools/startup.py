@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["BUDGETS_S", "GROSS", "Startup", "measure"]
 
 BUDGETS_S = {"import penstock": 0.150, "penstock --help": 0.250}
-# A cost above this multiple of its budget is a gross breach, and fails.
+# A time above this multiple of its budget is an error.
 GROSS = 4.0
 
 

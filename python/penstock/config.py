@@ -190,7 +190,7 @@ def allow(environment: Mapping[str, str], path: Path) -> Path:
 
 
 def revoke(environment: Mapping[str, str], path: Path) -> int:
-    """Withdraw all consents to the file, for any content. Return their number."""
+    """Withdraw all consents to the file, for any content. Return the number of withdrawn consents."""
     record = _record(environment, path, b"")
     found = [
         old

@@ -70,7 +70,7 @@ def is_same_order(here: Mapping[str, float], published: Mapping[str, float], tie
 
 
 def claims(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each claim with what was found; `holds` is None if it was not measured. `must` claims decide the exit code."""
+    """Each claim with its result; `holds` is None if it was not measured. `must` claims determine the exit code."""
     wanted, found = expected["claims"], []
 
     def claim(text: str, here: str, *, holds: bool | None, must: bool = False) -> None:

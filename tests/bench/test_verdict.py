@@ -232,7 +232,7 @@ def test_classify_time_lost_to_refusals_outranks_a_machine_that_others_keep_busy
 
 @pytest.mark.parametrize(("own", "regime"), [(1.8, "client"), (0.4, "bandwidth")])
 def test_classify_machine_that_others_keep_busy_is_no_client_limit(own, regime):
-    """Two busy processors: the bench uses 1.8 of them, or only 0.4 because builds run beside it."""
+    """Two busy processors: the bench uses 1.8 of them, or only 0.4 because builds run at the same time."""
     rows = []
     for size in (64 * KIB, MIB, 16 * MIB):
         for c in (1, 4, 16, 64):

@@ -228,7 +228,7 @@ def test_jax_loader_gives_sharded_global_arrays(tmp_path):
 @pytest.mark.needs_adapters
 @pytest.mark.parametrize("mode", ["narrow", "wide"])
 def test_jax_loader_cuts_no_value_and_names_fields_that_are_no_arrays(tmp_path, mode):
-    """64-bit values that do not fit in 32 bits give one error, unless x64 is on."""
+    """64-bit values that do not fit in 32 bits raise one error, unless x64 is on."""
     arrays = {
         "small.npy": np.array([0, 1, -(2**31), 2**31 - 1]),
         "odd.npy": np.array([np.nan, np.inf, -np.inf, np.inf]),

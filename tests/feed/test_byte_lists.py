@@ -44,7 +44,7 @@ def test_bytes_lists_are_shuffled_like_other_fields(tmp_path, indexed):
         for batch in penstock.Loader(dataset, batch_size=3)
         for number, words in zip(batch["id"], batch["words"], strict=True)
     ]
-    # A record that lacks the feature gives an empty list.
+    # For a record without the feature, the list is empty.
     assert sorted(found) == sorted([*2 * list(enumerate(WORDS)), (4, [])])
 
 

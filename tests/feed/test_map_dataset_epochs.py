@@ -35,7 +35,7 @@ def pictures(tmp_path):
 
 
 def of_loader(ds, epoch):
-    """All samples of an epoch, as a Loader gives them."""
+    """All samples of an epoch, as a Loader delivers them."""
     loader = penstock.Loader(ds, batch_size=ds.samples, rank=0, world=1)
     loader.set_epoch(epoch)
     (batch,) = loader

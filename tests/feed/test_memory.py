@@ -36,7 +36,7 @@ from .parquet import (
 GB = 10**9
 BLOCK = bytes(1 << 26)
 HEADROOM = 1 << 30
-"""Address space that a child may add to what it has after its imports: threads take some 400 MiB of it."""
+"""Address space that a child may allocate after its imports. Threads take about 400 MiB of it."""
 
 CHILD = """
 import resource, sys, time

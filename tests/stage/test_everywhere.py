@@ -289,7 +289,8 @@ def test_seats_follow_the_launcher_or_else_the_hosts():
 
     result = [{"host": "a", "launcher": [r // 2, 2, r % 2, 4]} for r in range(4)]
     assert _assign_nodes(result) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [1, 2, 1]]
-    # The ranks are placed one by one, or unevenly: the launcher's variables do not give their nodes, but the hosts do.
+    # The ranks are placed one by one, or unevenly: the launcher's variables do not state their nodes, so the host names
+    # are used.
     uneven = [{"host": host, "launcher": None} for host in "aaba"]
     assert _assign_nodes(uneven) == [[0, 2, 0], [0, 2, 1], [1, 2, 0], [0, 2, 2]]
     contradicting = [{"host": host, "launcher": [0, 1, 0, 2]} for host in "ab"]

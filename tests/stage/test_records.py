@@ -14,7 +14,7 @@ from penstock import _native
 
 
 def record(sample: int) -> bytes:
-    # Records have different lengths, so that an object's size does not give its record count.
+    # Records have different lengths, so that the record count cannot be computed from an object's size.
     return _native.encode_tfrecord({"y": [float(sample)], "p": bytes(sample % 3 * 7)})
 
 

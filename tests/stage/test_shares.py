@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests many nodes and ranks: shares by launcher variables, and ranks that wait for the one that stages. Issue 2."""
+"""Tests many nodes and ranks: launcher variables define the shares, and ranks wait for the staging rank. Issue 2."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def volume(side: int, samples: int) -> np.ndarray:
 
 
 def digest(path: Path, python: str, scratch: Path) -> str:
-    """SHA-256 of the samples of what a contestant wrote."""
+    """SHA-256 of the samples that a contestant wrote."""
     code = "import penstock.arrays as p\nv = p.open(a['path'])\nmark(); mark()\nfor i in range(0, v.shape[0], 64): note(v[i:i + 64])"
     found = run(python, code, {"path": str(path)}, scratch)
     if "error" in found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the data for the feed benchmarks: the same parameters always give the same bytes."""
+"""Generates the data for the feed benchmarks. The same parameters always produce the same bytes."""
 
 from __future__ import annotations
 

@@ -72,7 +72,9 @@ def environment(endpoint: str, home: Path) -> dict[str, str]:
 
 
 def copy_command(name: str, bucket: str, dst: Path, *, options: Sequence[str] = ()) -> list[str]:
-    """Command that copies `bucket/set/` to a folder, with the flags that the copier's documentation gives for speed."""
+    """Command that copies `bucket/set/` to a folder, with the flags that the copier's documentation recommends for
+    speed.
+    """
     aws = [str(TOOLS / "awscrt/bin/aws"), "s3", "cp", "--recursive", "--only-show-errors", *options]
     commands: dict[str, list[str]] = {
         "penstock": [str(PENSTOCK), "stage", f"s3://{bucket}/set/", str(dst), "--quiet", *options],

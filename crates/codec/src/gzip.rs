@@ -69,7 +69,7 @@ impl HeaderWalk {
         Self { field: Field::Fixed, bytes: [0; 10], have: 0, flags: 0, crc: Crc::new() }
     }
 
-    /// Consumes the header bytes at the start of `input`; returns their number, or an error text.
+    /// Consumes the header bytes at the start of `input`; returns how many, or an error text.
     fn push(&mut self, input: &[u8]) -> Result<usize, String> {
         let mut at = 0;
         while at < input.len() {

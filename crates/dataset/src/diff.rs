@@ -19,7 +19,7 @@ pub struct Change {
     pub reason: String,
 }
 
-/// Differences between two manifests, and the number of equal objects by kind of evidence.
+/// Differences between two manifests, and the number of equal objects for each kind of evidence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Difference {
     /// Objects only in the second manifest.

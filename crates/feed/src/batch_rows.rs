@@ -59,7 +59,7 @@ pub enum Column {
     Ragged {
         /// Items of all rows, concatenated.
         values: Tensor,
-        /// Offsets as int64; their number is the number of rows plus one.
+        /// Offsets as int64: one more than there are rows.
         offsets: Tensor,
         /// Only for lists of byte strings: string offsets as int64. String j is `values[strings[j]..strings[j + 1]]`.
         /// In this case, `offsets` are indices into the strings.

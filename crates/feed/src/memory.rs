@@ -68,8 +68,8 @@ pub(crate) struct PartHold<'a> {
 }
 
 impl PartHold<'_> {
-    /// Reserves memory for a value of `bytes` bytes, and releases that of the previous value. Waits until other threads
-    /// release enough; a waiting thread holds no memory.
+    /// Reserves memory for a value of `bytes` bytes, and releases the memory of the previous value. Waits until other
+    /// threads release enough; a waiting thread holds no memory.
     pub fn take(&self, what: &str, bytes: u64) -> Result<()> {
         self.give_back();
         if bytes > self.memory.limit {

@@ -30,7 +30,7 @@ enum Layout {
     Rows(HeadRows, Bytes),
 }
 
-/// Cache of record offsets by object; see the module documentation.
+/// Cache of the record offsets of each object; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct OffsetCache {
     /// One cell per object. Empty if the dataset has too many objects.

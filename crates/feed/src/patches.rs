@@ -387,7 +387,8 @@ impl Blocks {
         Some((WINDOW_BYTES / most.saturating_mul(patch).max(1)).clamp(2, MAX_WINDOW))
     }
 
-    /// Maximum stored size of a block's chunks that other blocks also use, in bytes, and that of all blocks together.
+    /// Maximum stored size of a block's chunks that other blocks also use, in bytes, first for one block and then for
+    /// all blocks together.
     pub fn shared(&self) -> (u64, u64) {
         let of = |block: &Block| block.pieces.iter().filter(|piece| piece.is_shared()).map(Piece::bytes).sum();
         (self.blocks.iter().map(of).max().unwrap_or(0), self.shared_bytes)

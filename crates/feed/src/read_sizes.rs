@@ -5,7 +5,7 @@ use penstock_dataset::manifest::Entry;
 use penstock_types::ByteRange;
 
 /// Part size in bytes. An object larger than two parts is read in concurrent parts, because one connection to a public
-/// cloud gives only 50 to 90 MB/s (reference: AWS and Azure performance guides).
+/// cloud reaches only 50 to 90 MB/s (reference: AWS and Azure performance guides).
 pub(super) const PART: u64 = 8 << 20;
 
 /// Maximum size of an object that is read in one request, in bytes.

@@ -105,7 +105,7 @@ impl Line {
 struct Head {
     penstock_journal: u32,
     from: String,
-    /// Sequence number of this stage among all stages of this source into this folder; it gives their order without a
+    /// Sequence number of this stage among all stages of this source into this folder; it defines their order without a
     /// clock. Missing if a repair opened the journal, and in old journals that did not record how a stage ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<u64>,

@@ -35,7 +35,7 @@ pub struct Mapping {
 
 // SAFETY: only this value owns the memory; its owner controls access to the bytes.
 unsafe impl Send for Mapping {}
-// SAFETY: only this value owns the memory, and a shared reference gives only the address.
+// SAFETY: only this value owns the memory, and a shared reference exposes only the address.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

@@ -51,7 +51,7 @@ _FIELDS = {
     "inline": "inline", "crossline": "crossline", "cdp": "cdp", "offset": "offset", "shot": "field_record",
     "channel": "channel", "trace": "trace_in_line",
 }  # fmt: skip
-"""Dimension -> header field that numbers it."""
+"""Header field that numbers each dimension."""
 
 _POSITIONS = ("cdp_x", "cdp_y", "source_x", "source_y", "receiver_x", "receiver_y")
 _METRES = {"m": 1.0, "km": 1000.0, "metre": 1.0, "meter": 1.0, "metres": 1.0, "meters": 1.0}
@@ -59,7 +59,7 @@ _MILLISECONDS = {"ms": 1.0, "s": 1000.0, "us": 0.001, "µs": 0.001}
 _BLOCK_BYTES = 16 << 20
 
 _MAX_PUTS = 16
-"""Objects of a store that are written at a time; each is in memory twice."""
+"""Maximum number of objects that are written at a time. Each is in memory twice."""
 
 _NO_EXCEPTIONS = np.empty(0, dtype=EXCEPTION)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["open_hdf5"]
 
 _MAX_COORDINATE = 64 << 20
-"""Bytes of a coordinate that is read when the file is opened."""
+"""Maximum size, in bytes, of a coordinate that is read when the file is opened."""
 
 
 def open_hdf5(location: Location, *, array: str | None = None) -> Array:

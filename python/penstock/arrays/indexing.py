@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Box", "Selection", "select"]
 
 Box = tuple[tuple[int, int], ...]
-"""Start and end of each axis."""
+"""A box: start and end along each axis."""
 
 
 @dataclass(frozen=True)

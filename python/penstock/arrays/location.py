@@ -15,7 +15,7 @@ __all__ = ["Entry", "Location"]
 
 
 _TEMPORARY = ".penstock-tmp-"
-"""Start of the names of files that the core's local store is writing."""
+"""Prefix of the names of temporary files, to which the core's local store writes."""
 
 
 @dataclass(frozen=True)

@@ -66,13 +66,13 @@ BINARY_FIELDS: dict[str, tuple[int, str]] = {
 """Fields of `segy_file_header.binaryHeader`: name, first byte in the file (from 1), and type."""
 
 DIMENSIONS = {"shot": "shot_point"}
-"""Our dimension -> MDIO's, where they differ."""
+"""MDIO's names of Penstock's dimensions, if they differ."""
 
 COORDINATES = {
     "source_x": "source_coord_x", "source_y": "source_coord_y", "receiver_x": "group_coord_x",
     "receiver_y": "group_coord_y",
 }  # fmt: skip
-"""Our coordinate -> MDIO's, where they differ."""
+"""MDIO's names of Penstock's coordinates, if they differ."""
 
 TEMPLATES: dict[tuple[str, ...], tuple[str, str, str, tuple[int, ...]]] = {
     ("inline", "crossline"): ("PostStack3D", "3D", "stacked", (128, 128, 128)),
@@ -81,7 +81,7 @@ TEMPLATES: dict[tuple[str, ...], tuple[str, str, str, tuple[int, ...]]] = {
     ("cdp", "offset"): ("CdpOffsetGathers2D", "2D", "cdp", (16, 64, 1024)),
     ("shot_point", "channel"): ("StreamerShotGathers2D", "2D", "common_source", (16, 32, 2048)),
 }
-"""Dimensions before the vertical one -> name of MDIO's template, survey type, gather type and chunks."""
+"""For the dimensions before the vertical one: name of MDIO's template, survey type, gather type and chunks."""
 
 
 def struct_dtype(data_type: Any) -> np.dtype[Any] | None:

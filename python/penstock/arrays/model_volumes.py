@@ -19,8 +19,8 @@ KINDS = ("seismic", "layered", "constant")
 
 _FREQUENCY_HZ = 25.0
 _NOISE = 0.2
-"""Noise of `seismic`, as a share of its standard deviation: such a volume compresses 1.1 to 1.2 times, as recorded
-ones do.
+"""Noise of `seismic`, as a share of its standard deviation. The volume then compresses 1.1 to 1.2 times, like
+recorded data.
 """
 
 _SPACING_M = 12.5

@@ -3,9 +3,9 @@
 
 Source: the schemas that the OSDU Data Definition Group publishes: Manifest 1.0.0,
 work-product-component--SeismicTraceData 1.6.0, and dataset--FileCollection.SEGY 1.3.0, --FileCollection.TGS.MDIO 1.0.0,
---File.HDF5 1.1.0 and
---FileCollection.Generic 1.1.0. The last describes Zarr groups, for which OSDU has no specific kind. This module sends
-nothing. It leaves out facts that the volume does not state (coordinate reference system, survey, processing).
+--File.HDF5 1.1.0 and --FileCollection.Generic 1.1.0. The last describes Zarr groups, for which OSDU has no specific
+kind. This module sends nothing. It leaves out facts that the volume does not state (coordinate reference system,
+survey, processing).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["picture", "place_of"]
 
 _CLIP = 99.0
-"""Percentile of the amplitudes at which the colours end."""
+"""Percentile of the amplitudes at which the colour scale ends."""
 
 _VERTICAL = ("time", "depth")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ZarrNode", "find_node", "open_zarr"]
 
 _MAX_COORDINATE = 64 << 20
-"""Bytes of a coordinate that is read when a group is opened."""
+"""Maximum size, in bytes, of a coordinate that is read when a group is opened."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sequential test for a difference: its error rate holds although it is evaluated after every block.
 
-Each block gives one number: the mean logarithm of B's runs minus that of A's. Without a difference, these numbers are
+Each block yields one number: the mean logarithm of B's runs minus that of A's. Without a difference, these numbers are
 symmetric about 0. The evidence is a Bayes factor for "the mean is not 0" with unknown scale (right Haar prior),
 averaged over three widths of the effect. Without a difference, it is a non-negative martingale. Therefore, the
 probability that it *ever* exceeds 1/alpha is at most alpha (Ville's inequality; exact for Gaussian blocks, conservative

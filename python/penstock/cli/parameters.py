@@ -109,7 +109,7 @@ def settable(command: click.Command) -> dict[str, click.Option]:
 def is_harmless(option: click.Option) -> bool:
     """Whether a settings file that the user has not read may set the option. True for a quantity or a fixed choice.
 
-    A text or a path could be a program, an endpoint or a file to overwrite, and a flag could give a permission.
+    A text or a path could be a program, an endpoint or a file to overwrite, and a flag could grant a permission.
     """
     kind = option.type.one if isinstance(option.type, Several) else option.type
     kinds = (_Quantity, click.types.IntParamType, click.types.FloatParamType, click.Choice)

@@ -16,7 +16,7 @@ __all__ = ["list_source", "money_lines"]
 
 
 def list_source(job: Job, nodes: int, *, timeout_s: float | None = None) -> dict[str, Any]:
-    """List the job's source, and return the bytes and requests of a fresh stage by node.
+    """List the job's source, and return the bytes and requests that each node needs for a fresh stage.
 
     Raises:
         Deadline: Listing takes longer than `timeout_s`.

@@ -117,7 +117,7 @@ def generate(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """Write a dataset. The same arguments give the same bytes.
+    """Write a dataset. The same arguments produce the same bytes.
 
     Args:
         out: Folder; created if missing. It must contain only samples of this dataset.

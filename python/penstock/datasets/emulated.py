@@ -51,7 +51,7 @@ def generate(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Summary:
-    """Write a dataset. The same arguments give the same bytes.
+    """Write a dataset. The same arguments produce the same bytes.
 
     Args:
         out: Folder; created if missing. It must contain only files of this dataset.

@@ -146,7 +146,7 @@ def npz() -> Format:
 
 
 def parquet() -> Format:
-    """Parquet. Rows are the records, and their parts are the columns by path (`image.bytes`).
+    """Parquet. A record is a row, and its parts are columns, which are named by their path (`image.bytes`).
 
     Numbers become tensors. Lists become ragged fields, or tensors if all have the same length. Strings and binaries
     become raw bytes or images. Files are fetched whole, but only the columns that fields use are decoded.

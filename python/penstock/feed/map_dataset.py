@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Map-style dataset: samples by index, for samplers and loaders with their own order: `penstock.torch.MapDataset`.
+"""Map-style dataset, `penstock.torch.MapDataset`: returns the sample at an index, for loaders with their own order.
 
 Each process creates its own feed at first use, so that the dataset works with fork, spawn and forkserver. The index
 contains the positions of records, so only the required byte ranges of an uncompressed object are read. Compressed or

@@ -91,7 +91,7 @@ class _Worker:
         self.dropped: deque[tuple[int, int]] = deque()
 
     def input(self, size: int) -> tuple[int, mmap.mmap]:
-        """Return a slot for a task. If the free slots are too small, replaces one by a larger slot."""
+        """Return a slot for a task. If the free slots are too small, replaces one with a larger slot."""
         for slot in self.free_inputs:
             if len(self.inputs[slot]) >= size:
                 self.free_inputs.remove(slot)

@@ -42,7 +42,8 @@ def evict_lost_objects(
     *,
     timeout_s: float,
 ) -> int:
-    """Delete objects without a complete copy, so that the next stage step fetches them again; return their number.
+    """Delete objects without a complete copy, so that the next stage step fetches them again. Return the number of
+    deleted objects.
 
     The engine may not have detected the loss yet. So objects that it still locates, but only on lost nodes, are deleted
     too.

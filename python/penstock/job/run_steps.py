@@ -175,7 +175,7 @@ class Execution:
         return self._state.steps
 
     def run(self, *, resume: bool) -> list[StepRow]:
-        """Run all steps. If this job started the pool, it is taken down at the end, also after a failure or Ctrl-C.
+        """Run all steps. If this job started the pool, it is taken down at the end, even after a failure or Ctrl-C.
 
         Raises:
             ConfigError: The folder contains an earlier run and `resume` is false, or a run of another job.
@@ -433,7 +433,7 @@ class Execution:
                     self.cluster, self._pool, section.settings, list(self.lost), self._commands, timeout_s=limit_s
                 )
             except PenstockError as error:
-                # The whole pool may be lost, for example with its first node. Then replace it by a new, empty pool.
+                # The whole pool may be lost, for example with its first node. Then replace it with a new, empty pool.
                 # A pool that still runs is kept, and the error is raised.
                 record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._is_up(record):

@@ -65,7 +65,7 @@ class Hosts:
 
         Args:
             rate_bytes_per_s: Rate of each host's link, in each direction; None means unlimited.
-            stays: Keep the hosts until `down`, also after this process has ended.
+            stays: Keep the hosts until `down`, even after this process has ended.
 
         Raises:
             ConfigError: The name or the number is invalid, or the name is in use.

@@ -301,7 +301,7 @@ class SshLauncher:
             raise Denied(f"{node.name}: a key cannot be read: {error}", where=node.name) from error
         except (asyncssh.Error, OSError) as error:
             number = getattr(error, "errno", None) or 0
-            # asyncio replaces the system's error message by its own text; restore the system's message.
+            # asyncio replaces the system's error message with its own text; restore the system's message.
             why = os.strerror(number) if number > 0 else str(getattr(error, "strerror", None) or error)
             why = "no response" if isinstance(error, TimeoutError) else why
             raise Unreachable(f"{node.name}: {why}", where=node.name) from error

@@ -153,7 +153,7 @@ class Engine(Protocol):
     def down(
         self, spec: PoolSpec, runner: Runner, *, lease: str, keep_data: bool, timeout_s: float
     ) -> dict[str, dict[str, Any]]:
-        """Remove everything of the pool from every node that responds, also after a failed `up`. Safe to call twice.
+        """Remove everything of the pool from every node that responds, even after a failed `up`. Safe to call twice.
 
         With a `lease`, only the pool that was started with it is removed; with an empty `lease`, any pool of this name.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the Vega-Lite charts of a comparison.
 
-Colours are names such as `@path1`, which the page replaces by those of its light or dark scheme. Imports altair only
-when it builds the first chart.
+Colours are names such as `@path1`, which the page replaces with the colours of its light or dark scheme. Imports altair
+only when it builds the first chart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the Vega-Lite charts of a sweep: surfaces with regimes, latencies, time series, disk limits, lost time.
 
-Colours are names such as `@path1`, as in `charts`. A page replaces them by those of its light or dark scheme,
-`image_export` by those of the light scheme.
+Colours are names such as `@path1`, as in `charts`. A page replaces them with the colours of its light or dark
+scheme, and `image_export` with the colours of the light scheme.
 """
 
 from __future__ import annotations

@@ -298,14 +298,14 @@ def _check_gather(survey: Survey, gather: NDArray[Any]) -> None:
     if not isinstance(gather, np.ndarray) or list(gather.shape) != want or gather.dtype.kind not in "fiu":
         described = f"{gather.dtype} {list(gather.shape)}" if isinstance(gather, np.ndarray) else type(gather).__name__
         raise ConfigError(
-            f"gather: must be an array of real numbers of shape {want} (samples, receivers), got {described}",
+            f"gather: must be an array of real numbers {want} (samples, receivers), but is {described}",
             hint="resample the gather to the survey's time step and record length, samples first",
             where="gather",
         )
     if not np.isfinite(gather).all():
         raise ConfigError(
             f"gather: {int((~np.isfinite(gather)).sum()):,} of {gather.size:,} samples are not finite",
-            hint="replace dead samples by 0",
+            hint="replace dead samples with 0",
             where="gather",
         )
 

@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 Method = Literal["snapshots", "revolver", "disk"]
-"""Where migration takes the forward wavefield from: snapshots in memory, repeated steps, or snapshots in a file."""
+"""Source of the forward wavefield in migration: snapshots in memory, repeated steps, or snapshots in a file."""
 
 Precision = Literal["float32", "float64"]
 

@@ -25,13 +25,15 @@ __all__ = ["DEFAULT_CHECKPOINTS", "Plan", "Survey", "surface_spread", "time_step
 
 SCHEMA_VERSION = 1
 DEFAULT_CHECKPOINTS = 20
-"""Checkpoints of Revolver by default. With 200, a shot of 1,378 steps takes 10 % less time and 10 times the memory."""
+"""Default number of checkpoints of Revolver. With 200, a shot of 1,378 steps takes 10 % less time and 10 times the
+memory.
+"""
 
 SEGMENT_BYTES = 32 * 2**20
 """Memory for the snapshots of one segment when migration stores them in a file."""
 
 HIGHEST_FREQUENCY = 2.5
-"""Highest frequency of a Ricker wavelet, in peak frequencies: its spectrum is below 4 % of the peak from there on."""
+"""Highest frequency of a Ricker wavelet, in peak frequencies. Above it, the spectrum is below 4 % of its peak."""
 
 # Time step in units of h / vmax. It is about 0.8 of the stability limit at order 8, so that dispersion in time is less
 # than dispersion in space.

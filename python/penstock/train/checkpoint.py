@@ -39,7 +39,7 @@ def write(folder: Path, state: Mapping[str, Any]) -> Path:
 
 
 class _SavedState:
-    """File wrapper that stores the OSError of a failed write, because torch replaces it by its own error."""
+    """File wrapper that stores the OSError of a failed write, because torch replaces it with its own error."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

@@ -152,7 +152,9 @@ class Driver:
         self.group.join(self.device)
 
     def _share_losses(self) -> None:
-        """Replace this rank's losses by the mean over all ranks. This is the batch's loss, because slices are equal."""
+        """Replace this rank's losses with the mean over all ranks. This is the batch's loss, because slices are
+        equal.
+        """
         everyone = self.group.gather(self._unshared)
         if self.rank.world == 1:
             self.losses += self._unshared

@@ -54,7 +54,7 @@ class TorchBaseline:
     """A `Feed` that uses only torch, not Penstock.
 
     Raises:
-        ConfigError: The data is in a store, or in a format that needs a package besides torch (TFRecord).
+        ConfigError: The data is in a store, or in a format that needs a package other than torch (TFRecord).
         NotFound: The folder contains no file of the required format.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests migration jobs: all backends give one image, shots are computed once, and killed workers are replaced.
+"""Tests migration jobs: all backends produce the same image, shots are computed once, and killed workers are replaced.
 
 Also tests the batch scripts.
 """

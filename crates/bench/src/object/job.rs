@@ -269,8 +269,8 @@ pub async fn keys_of(url: &str, settings: &StoreSettings, most: usize) -> Result
     Ok(found)
 }
 
-/// Deletes all objects below a folder that the benchmark made. Returns their number. Uses the retry settings in
-/// `settings`.
+/// Deletes all objects below a folder that the benchmark created. Returns the number of deleted objects. Uses the retry
+/// settings in `settings`.
 pub async fn clear(url: &str, settings: &StoreSettings) -> Result<u64> {
     let url: Url = url.parse()?;
     let Opened { store, prefix } = open(&url, settings, Arc::default())?;

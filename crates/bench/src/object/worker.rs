@@ -133,7 +133,7 @@ async fn request(
     Ok(())
 }
 
-/// Failed attempts of one request. They are counted on drop, also when the request is cancelled. Otherwise, a time
+/// Failed attempts of one request. They are counted on drop, even if the request is cancelled. Otherwise, a time
 /// limit during heavy throttling would lose most of them.
 struct Attempts<'a> {
     shared: &'a Shared,

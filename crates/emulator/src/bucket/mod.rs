@@ -3,7 +3,7 @@
 //!
 //! This module handles operations on the bucket itself. Submodules handle the others: reads of an object (`read`,
 //! `attributes`), writes and deletes (`write`, `copy`), listings (`pages`), multipart uploads (`uploads`, `parts`) and
-//! tags (`tags`). `headers` defines what is stored with an object besides its bytes.
+//! tags (`tags`). `headers` defines the metadata that is stored with an object.
 
 mod attributes;
 mod copy;

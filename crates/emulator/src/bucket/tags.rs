@@ -10,11 +10,11 @@ use s3s::{S3Error, S3ErrorCode, S3Request, S3Response, S3Result};
 use super::{Bucket, blocking};
 use crate::preconditions::no_such_key;
 
-/// Tag values by key.
+/// Tags: a map from key to value.
 pub(super) type Tags = BTreeMap<String, String>;
 
 const MAX_TAGS: usize = 10;
-/// Maximum length of a tag's key, in Unicode characters; below, that of its value.
+/// Maximum length of a tag's key, in Unicode characters. The next constant limits its value.
 const MAX_TAG_KEY: usize = 128;
 const MAX_TAG_VALUE: usize = 256;
 

@@ -29,7 +29,7 @@ pub use transcode::Transcode;
 use transcode::Transcoder;
 
 /// Part size for fetching a whole object when a read needs only ranges of it; several parts are fetched concurrently.
-/// One connection to a public cloud gives 50 to 90 MB/s (reference: AWS and Azure performance guides).
+/// One connection to a public cloud reaches 50 to 90 MB/s (reference: AWS and Azure performance guides).
 const PART: u64 = 8 << 20;
 
 /// Maximum number of concurrent parts per object.

@@ -19,7 +19,7 @@ pub(super) struct OriginStore {
     opened: Opened,
     /// Folder of the pool that keys are relative to.
     base: Key,
-    /// Origin objects by the names that they may have in the pool. Listed when the first object is lost.
+    /// Origin objects, indexed by the names that they may have in the pool. Listed when the first object is lost.
     listed: OnceCell<HashMap<Vec<u8>, Entry>>,
 }
 

@@ -314,7 +314,7 @@ pub(super) fn may_be_prefixed(chunk: &ColumnChunkMetaData) -> bool {
     chunk.encodings().any(|encoding| encoding == Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Skips a list of delta-encoded integers; returns their number.
+/// Skips a list of delta-encoded integers; returns how many they are.
 fn skip_deltas(input: &mut Input<'_>) -> Result<u64, Problem> {
     let (block, minis, count) = (input.varint()?, input.varint()?, input.varint()?);
     input.varint()?; // the first value

@@ -59,7 +59,7 @@ pub(crate) struct MultipartUpload<'a> {
     /// Parts that the store has received, in any order.
     pub parts: Vec<Part>,
     in_flight: JoinSet<Result<Part>>,
-    /// Bytes after the last complete part; below, their number and their offset in the object.
+    /// Bytes after the last complete part. The next two fields are the length and the offset of these bytes.
     buffer: Vec<Bytes>,
     buffered_bytes: u64,
     offset: u64,

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["SHARD_BYTES", "Chunking", "choose", "parse_shape", "whole_traces"]
 
 CHUNK_BYTES = 1 << 20
-"""A chunk is what a slice reads whole: small enough for slices, large enough for one request at 20 ms and 90 MB/s."""
+"""Target size of a chunk: small enough for slices, and large enough for one request at 20 ms and 90 MB/s."""
 
 SHARD_BYTES = 64 << 20
-"""A shard is an object, and what one writer owns."""
+"""Target size of a shard. A shard is one object, and has one writer."""
 
 
 @dataclass(frozen=True)

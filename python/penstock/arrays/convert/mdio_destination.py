@@ -38,7 +38,7 @@ _TIMES = {"ms": "ms", "s": "s"}
 _LENGTHS = ("m", "ft", "km")
 _POSITIONS = ("cdp_x", "cdp_y", "source_x", "source_y")
 _ALONG = {"cdp": ("inline", "crossline", "cdp"), "source": ("shot",)}
-"""Dimensions that MDIO has positions along."""
+"""Dimensions along which MDIO stores each kind of position."""
 
 
 @dataclass

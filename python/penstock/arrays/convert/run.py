@@ -35,7 +35,7 @@ __all__ = ["FORMATS", "LAYOUTS", "ConversionReport", "convert", "format_of"]
 
 FORMATS = ("zarr", "segy", "hdf5")
 LAYOUTS = ("plain", "mdio")
-"""Layouts of a Zarr group: our own, which is plain CF, and MDIO v1."""
+"""Layouts of a Zarr group: Penstock's own (plain CF), and MDIO v1."""
 
 _SUFFIXES = {
     ".zarr": "zarr",

@@ -35,7 +35,7 @@ SEGY_ARRAYS = (
     "duplicate_index",
     "ibm_words",
 )
-"""Arrays, beside the samples, from which a SEG-Y file can be written again byte for byte."""
+"""Arrays that are stored in addition to the samples, so that the SEG-Y file can be restored byte for byte."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["STATE", "ZarrDestination", "byte_box"]
 
 STATE = ".penstock"
-"""Name of the folder that holds the state."""
+"""Name of the folder that contains the state."""
 
 _SIDE_BYTES = 4 << 20
 """Target size, in bytes, of a chunk of the arrays other than the samples."""

@@ -22,7 +22,7 @@ CODECS = {
     "blosc-zstd": [{"name": "blosc", "configuration": {"cname": "zstd", "clevel": 5}}],
     "gzip": [{"name": "gzip", "configuration": {"level": 5}}],
 }
-"""Codecs by name; `lz4` and `blosc-zstd` are Blosc with its byte shuffle. NAME:LEVEL sets the level."""
+"""Codecs and their names; `lz4` and `blosc-zstd` are Blosc with its byte shuffle. NAME:LEVEL sets the level."""
 
 Document = dict[str, Any]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["LOSSY", "ErrorSum", "ZfpSettings", "ZfpWriter", "lossy_of", "parse_zfp"]
 
 LOSSY = "penstock_lossy"
-"""Attribute of an array whose samples are not those of its source: codec, setting, largest and RMS error."""
+"""Attribute of a lossy array. It contains the codec, its setting, and the largest and RMS error."""
 
 # Numbers of zfp's modes, from `zfp_mode` in zfp.h.
 _MODES = {"rate": 2, "precision": 3, "tolerance": 4}

@@ -21,10 +21,10 @@ __all__ = ["SCHEDULERS", "ScriptRequest", "batch_script"]
 SCHEDULERS = ("slurm", "pbs", "dask-slurm", "dask-pbs")
 
 _NOTICE_S = 120
-"""Seconds before the end of a Slurm task at which its worker takes no more shots."""
+"""Seconds before the end of a task at which its worker stops taking shots."""
 
 _PASSED = ("DEVITO_", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
-"""Variables that go into the script. Secrets do not: nodes take them from their own files or from the batch system."""
+"""Prefixes of variables that the script exports. Secrets are not exported: nodes read them from their own files."""
 
 
 @dataclass(frozen=True)

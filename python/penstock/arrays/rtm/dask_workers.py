@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["ALLOWED_FAILURES", "run_with_dask", "shot_task"]
 
 ALLOWED_FAILURES = 20
-"""Workers that may die under one task before Dask gives it up. Its default of 3 loses the shots of a preempted
-queue.
+"""Number of workers that may die during a task before Dask gives up on it.
+
+Dask's default is 3, which is too low for a queue whose jobs are often preempted.
 """
 
 

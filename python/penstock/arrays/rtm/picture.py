@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["picture"]
 
 _CLIP = 99.0
-"""Percentile of the amplitudes at which the colours end."""
+"""Percentile of the amplitudes at which the colour scale ends."""
 
 
 def picture(image: NDArray[Any], survey: Survey, *, title: str = "") -> bytes | None:

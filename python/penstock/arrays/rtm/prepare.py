@@ -37,7 +37,7 @@ BACKENDS: dict[str, tuple[str, str | None, str]] = {
     "zarr": ("zarr", "none", ".zarr"),
     "zarr-blosc": ("zarr", "lz4", ".zarr"),
 }
-"""Backend of the model volumes -> format, codec and suffix. Zarr on S3 is Zarr at an s3:// URL."""
+"""Format, codec and suffix of each backend of model volumes. Zarr on S3 is the Zarr backend with an s3:// URL."""
 
 _KM = {"km": 1.0, "m": 0.001, "ft": 0.0003048}
 _KM_PER_S = {"km/s": 1.0, "km s-1": 1.0, "m/s": 0.001, "m s-1": 0.001, "ft/s": 0.0003048}

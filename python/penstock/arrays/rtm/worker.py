@@ -40,10 +40,10 @@ Stage = Literal["model", "migrate", "all"]
 STAGES: tuple[Stage, ...] = ("model", "migrate", "all")
 
 Outcome = Literal["done", "present", "held", "lost", "failed"]
-"""Outcome of a shot: computed, found finished, claimed by another worker, taken over by one, or not computable."""
+"""Outcome of a shot: computed, already finished, claimed by another worker, taken over by another worker, or failed."""
 
 LEASE_TERM_S = 60.0
-"""Time after which the claim of a worker that died on another host is taken over."""
+"""Time after which another worker can take over the claim of a worker that died on another host."""
 
 # Errors that concern only one shot, so that other shots may succeed. Any other error ends the worker.
 _SHOT_FAULTS = (ConfigError, Corrupt, Changed)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "Geometry", "KeyField", "candidates", "describe", "grid", "parse_map", "scaled"]
 
 _SPARSEST = 0.02
-"""Least share of the grid that has traces: a grid of two unrelated numbers is mostly empty."""
+"""Minimum share of grid positions with a trace. A grid of two unrelated header fields is mostly empty."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Candidate:
     keys: tuple[KeyField, ...]
     shape: tuple[int, ...]
     filled: float
-    """Share of the grid that has a trace."""
+    """Share of grid positions with a trace."""
     duplicates: int
     """Number of traces at a grid position that another trace already has."""
     score: float
@@ -86,7 +86,7 @@ class Geometry:
 
     keys: tuple[KeyField, ...]
     axes: tuple[np.ndarray[Any, Any], ...]
-    """Numbers of each dimension, ascending."""
+    """Grid numbers along each dimension, ascending."""
     trace_index: np.ndarray[Any, Any]
     """For each grid position, the number of its trace in file order; -1 if the trace is missing. int64."""
     duplicates: np.ndarray[Any, Any] = field(default_factory=lambda: np.empty(0, dtype=np.int64))

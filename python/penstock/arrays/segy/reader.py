@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["EXCEPTION", "SegyBackend", "SegyFile", "open_segy"]
 
 EXCEPTION = np.dtype([("trace", "<u8"), ("sample", "<u8"), ("word", "<u4")])
-"""An IBM word that float32 does not hold."""
+"""An IBM word that float32 cannot represent exactly."""
 
 _LOOK_TRACES = 64
-"""Traces whose samples are looked at for IBM words under an IEEE header, and the other way round."""
+"""Number of traces whose samples are checked for a sample format that contradicts the header (IBM or IEEE)."""
 
 
 class SegyFile:

@@ -29,10 +29,10 @@ SCANNED = (
     "elevation_scalar", "coordinate_scalar", "source_x", "source_y", "receiver_x", "receiver_y", "coordinate_units",
     "delay_time", "samples", "sample_interval", "cdp_x", "cdp_y", "inline", "crossline", "shot_point",
 )  # fmt: skip
-"""Fields that geometry and coordinates come from."""
+"""Header fields from which geometry and coordinates are derived."""
 
 _BATCH = 1 << 16
-"""Traces of a read: 16 MB of headers."""
+"""Number of traces per read; their headers have 16 MB."""
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Leader"]
 
 _JOIN_S = 60.0
-# Number of clock requests per host. The request with the shortest round trip gives the most accurate offset.
+# Number of clock requests per host. The request with the shortest round trip has the most accurate offset.
 _ASKED = 16
 # Delay between the start message and the start of a phase. The message must reach every host before the start.
 _LEAD_S = 0.25

@@ -162,7 +162,8 @@ def _limit(cell: Cell, seen: Seen) -> tuple[str, dict[str, float], str]:
     if seen.several_workers and (seen.sweep.several_sizes or not sweep.moves_bytes):
         return _largest(shares, cell, seen), shares, "fit over threads and sizes"
     if all(c.workers == 1 for c in sweep.cells):
-        # Without a second thread count, the bandwidth of one stream cannot be separated from that of the storage.
+        # Without a second thread count, the bandwidth of one stream cannot be separated from the bandwidth of the
+        # storage.
         return "own", shares, "one request at a time; no other concurrency was tried"
     if not seen.several_workers:
         # With one thread count, time that grows with the size belongs to bytes. The rest belongs to the operation, in

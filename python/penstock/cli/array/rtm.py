@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock array rtm`: reverse time migration, shot by shot. The state of a job is kept in its store."""
+"""`penstock array rtm`: reverse time migration, shot by shot. The state of a job is in its store."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def shots_command(
     Before the first shot, the command compares the memory that the workers need with the available memory. If the
     memory is too small, it ends with an error that contains both numbers.
 
-    Exit code 0: all shots are finished; with --no-wait, also if other workers compute the remaining shots. 1: shots
+    Exit code 0: all shots are finished; with --no-wait, other workers may still compute the remaining shots. 1: shots
     remain. 143: stopped by a signal, and shots remain.
     """
     from penstock.arrays.rtm.dask_workers import run_with_dask

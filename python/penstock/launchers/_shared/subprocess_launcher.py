@@ -68,7 +68,7 @@ def transfer_argv(python: str, verb: str, path: str) -> list[str]:
 
 
 def display_argv(argv: Sequence[str]) -> list[str]:
-    """Shorten a command line for display: replace embedded scripts by their names."""
+    """Shorten a command line for display: replace embedded scripts with their names."""
     names = {_node_script(name): f"<{name}>" for name in ("rank_wrapper.py", "file_transfer.py")}
     return [names.get(arg, arg) for arg in argv]
 

@@ -214,9 +214,9 @@ def test_raw_values_of_a_batch_beyond_the_budget_are_refused(tmp_path):
         write_npz(tmp_path / f"{name}.npz", 100_000_000)
     batches = RAW.replace("batch_size=1", "batch_size=4")
     answer = bounded(tmp_path, batches)
-    assert answer.startswith("budget field `x` (all its variable-length values in one batch) needs 300,000,000 bytes"), (
-        answer
-    )
+    assert answer.startswith(
+        "budget field `x` (all its variable-length values in one batch) needs 300,000,000 bytes"
+    ), answer
 
 
 def item_sizes(kind):

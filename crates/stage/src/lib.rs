@@ -4,9 +4,9 @@
 //!
 //! [`StageRequest`] is the input; `run` executes it; `plan` computes the targets and rejects unsafe keys. `to_folder`
 //! downloads into `dest_dir`, which no key can leave; `to_store` uploads. `verify` compares a copy with its records and
-//! fetches damaged files again. `journal` makes a stage resumable, `launch` keeps launches apart, and `node_status`
-//! reports progress to the other ranks of a node. `LimitStore` limits the request rate. A file gets its final name only
-//! when it is complete, verified and on disk.
+//! fetches damaged files again. `journal` makes a stage resumable, `launch_lock` keeps launches apart, and
+//! `node_status` reports progress to the other ranks of a node. `LimitStore` limits the request rate. A file gets its
+//! final name only when it is complete, verified and on disk.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
@@ -19,10 +19,10 @@ mod dest_dir;
 mod digests;
 mod job;
 mod journal;
-mod launch;
+mod launch_lock;
 mod node_status;
 mod ofd_lock;
-mod page_cache;
+mod page_cache_fit;
 mod parallel_decode;
 mod plan;
 mod progress;
@@ -47,6 +47,6 @@ pub use run::StageJob;
 pub use settings::{StageSettings, VerifySettings};
 pub use status_record::WireError;
 pub use summary::Summary;
-pub use to_folder::records::{Unfinished, recorded_manifest};
+pub use to_folder::inventory::{Unfinished, recorded_manifest};
 pub use verify::store::recorded_remotely;
 pub use verify::{FailedFile, Verified, VerifyJob, VerifyRequest};

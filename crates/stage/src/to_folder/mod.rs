@@ -2,15 +2,15 @@
 //! Stages into a folder: finds the objects that are missing, downloads them and writes the new manifest.
 
 pub(crate) mod context;
-pub(crate) mod download;
-pub(crate) mod io_buffers;
-pub(crate) mod object;
+pub(crate) mod inventory;
+pub(crate) mod multipart_download;
 pub(crate) mod part_files;
-pub(crate) mod records;
-pub(crate) mod resumable;
-pub(crate) mod resume;
+pub(crate) mod part_transfer;
+pub(crate) mod remaining_work;
 pub(crate) mod sink;
+pub(crate) mod small_object;
 pub(crate) mod workers;
+pub(crate) mod write_buffer;
 
 use std::sync::Arc;
 
@@ -26,8 +26,8 @@ use crate::node_status::replace_own_with;
 use crate::plan::Item;
 use crate::progress::Failure;
 use crate::request::StageRequest;
-use crate::to_folder::records::manifest_name;
-use crate::to_folder::resume::{Resumed, resume, sweep};
+use crate::to_folder::inventory::manifest_name;
+use crate::to_folder::remaining_work::{Resumed, resume, sweep};
 use crate::to_folder::workers::Workers;
 use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 

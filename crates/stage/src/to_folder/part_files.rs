@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The two files of a partly downloaded object: its data, and the list of parts that have arrived.
 
-use crate::to_folder::io_buffers::IoBuffer;
+use crate::to_folder::write_buffer::IoBuffer;
 use penstock_store::WRITE_BYTES;
 use penstock_store::owned::OwnedFile;
 use serde::{Deserialize, Serialize};

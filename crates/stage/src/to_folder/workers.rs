@@ -12,13 +12,13 @@ use crate::commit::{Committer, MAX_WAITING, is_fatal};
 use crate::concurrent::{Concurrency, ObjectTasks};
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
-use crate::page_cache;
+use crate::page_cache_fit;
 use crate::plan::{BUSY, Item, PART_BYTES, StageOptions};
 use crate::progress::Progress;
 use crate::source::Source;
 use crate::source_reader::SourceReader;
 use crate::to_folder::context::DownloadContext;
-use crate::to_folder::resumable;
+use crate::to_folder::multipart_download;
 use penstock_dataset::manifest::Manifest;
 
 /// Maximum number of objects that are being decompressed, written or synced, in addition to those with requests in
@@ -61,7 +61,7 @@ impl Workers {
             max_whole,
             buffers: Mutex::default(),
             is_busy: items.len() >= BUSY,
-            is_direct: !page_cache::keeps(bytes),
+            is_direct: !page_cache_fit::keeps(bytes),
             options,
         });
         let (finished, inbox) = mpsc::channel(MAX_WAITING);
@@ -80,7 +80,7 @@ impl Workers {
             async move {
                 let entry = &manifest.objects[item.object];
                 let made = match entry.size > PART_BYTES {
-                    true => resumable::make(&context, &item, entry).await?,
+                    true => multipart_download::make(&context, &item, entry).await?,
                     false => context.make(&item, entry).await?,
                 };
                 // If the channel is closed, the committer has failed; its own error is returned below.

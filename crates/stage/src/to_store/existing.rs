@@ -11,10 +11,10 @@ use penstock_types::{Deadline, Error, Key, Result};
 use crate::journal::{Journal, Line};
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
-use crate::to_folder::records::Document;
+use crate::to_folder::inventory::Document;
 use crate::to_store::manifests::is_manifest;
 use crate::to_store::target::Target;
-use crate::to_store::upload::UploadItem;
+use crate::to_store::upload_types::UploadItem;
 use penstock_dataset::manifest::{Entry, Manifest};
 
 /// Existing objects with target names of this stage, and the names of existing manifests.

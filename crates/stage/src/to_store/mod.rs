@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stages to a store: finds the objects that are missing, uploads them and writes the new manifest.
 //!
-//! `object` uploads one object; `upload_journal` is the journal of one multipart upload. The journal of the stage is a
-//! local file; the store holds only objects and, at the end, their manifest.
+//! `upload_object` uploads one object; `upload_journal` is the journal of one multipart upload. The journal of the
+//! stage is a local file; the store holds only objects and, at the end, their manifest.
 
 pub(crate) mod existing;
 pub(crate) mod manifests;
 pub(crate) mod multipart;
-pub(crate) mod object;
 pub(crate) mod stream_upload;
 pub(crate) mod target;
-pub(crate) mod upload;
 pub(crate) mod upload_journal;
+pub(crate) mod upload_object;
+pub(crate) mod upload_types;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -28,17 +28,17 @@ use crate::concurrent::{Concurrency, ObjectTasks};
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::journal::{Journal, Line};
-use crate::launch::Launch;
+use crate::launch_lock::Launch;
 use crate::plan::StageOptions;
 use crate::progress::{Failure, Progress};
 use crate::source::Source;
 use crate::source_reader::SourceReader;
 use crate::status_record::FOLDER;
-use crate::to_folder::records::share_of;
+use crate::to_folder::inventory::share_of;
 use crate::to_store::existing::{WorkList, existing};
 use crate::to_store::manifests::{documents, manifest_names, staged_manifest, write_manifest};
 use crate::to_store::target::Target;
-use crate::to_store::upload::{UploadContext, UploadItem};
+use crate::to_store::upload_types::{UploadContext, UploadItem};
 use penstock_dataset::manifest::Manifest;
 
 /// Maximum number of objects in progress in addition to those with requests in flight.

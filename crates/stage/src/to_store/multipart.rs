@@ -20,8 +20,8 @@ use crate::digests::StoredDigests;
 use crate::plan::PART_BYTES;
 use crate::progress::Progress;
 use crate::to_store::target::PART;
-use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
 use crate::to_store::upload_journal::{Head, PreviousUpload, SentParts};
+use crate::to_store::upload_types::{Transform, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
 /// Maximum number of ranged reads in flight for one object.

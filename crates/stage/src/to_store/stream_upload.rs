@@ -25,7 +25,7 @@ use crate::plan::PART_BYTES;
 use crate::progress::Progress;
 use crate::to_store::multipart::{MultipartUpload, PartSink, value};
 use crate::to_store::target::PART;
-use crate::to_store::upload::{UploadContext, UploadItem, Written};
+use crate::to_store::upload_types::{UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
 /// Number of first bytes of an object that are read to choose the transform.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A destination store: its URL and client, the target names of objects, and the plan.
 //!
-//! `existing` finds the objects that already exist, `object` uploads objects, and `manifests` reads and writes the
-//! manifests in the store.
+//! `existing` finds the objects that already exist, `upload_object` uploads objects, and `manifests` reads and writes
+//! the manifests in the store.
 
 use std::collections::HashMap;
 use std::sync::Arc;

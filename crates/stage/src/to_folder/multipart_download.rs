@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Resumable download of a large object in parts; after a kill, a later stage continues it.
 //!
-//! Stored bytes are written at their offsets in `HASH.part` (`download`); `HASH.done` lists each part with its CRC. The
-//! next run accepts a part only if its bytes still have that CRC. Neither file needs a sync: data that a power failure
-//! destroys are fetched again. If a sync fails, the parts are removed, because the page cache would show data that the
-//! disk does not have. When all parts are present, the object is verified as a whole. It is then decompressed, or
-//! renamed if it needs no change.
+//! Stored bytes are written at their offsets in `HASH.part` (`part_transfer`); `HASH.done` lists each part with its
+//! CRC. The next run accepts a part only if its bytes still have that CRC. Neither file needs a sync: data that a power
+//! failure destroys are fetched again. If a sync fails, the parts are removed, because the page cache would show data
+//! that the disk does not have. When all parts are present, the object is verified as a whole. It is then decompressed,
+//! or renamed if it needs no change.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -28,8 +28,8 @@ use crate::plan::{Item, PART_BYTES};
 use crate::progress::Progress;
 use crate::source_reader::DamageRetry;
 use crate::to_folder::context::DownloadContext;
-use crate::to_folder::download::{Arrived, Stream, range_of};
 use crate::to_folder::part_files::{Part, PartialDownload};
+use crate::to_folder::part_transfer::{Arrived, Stream, range_of};
 use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
@@ -348,7 +348,7 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
 mod tests {
     use super::*;
     use crate::dest_dir::DestDir;
-    use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffer};
+    use crate::to_folder::write_buffer::{IO_BUFFER_BYTES, IoBuffer};
 
     #[test]
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {

@@ -22,7 +22,7 @@ use crate::plan::Item;
 use crate::source_reader::DamageRetry;
 use crate::to_store::SentObject;
 use crate::to_store::target::{SMALL, keeps_names};
-use crate::to_store::upload::{Transform, UploadContext, UploadItem, Written};
+use crate::to_store::upload_types::{Transform, UploadContext, UploadItem, Written};
 use penstock_dataset::manifest::Entry;
 
 /// Maximum decompressed size of a small object that is transformed in memory; a larger one is streamed.

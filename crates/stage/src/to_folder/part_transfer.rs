@@ -18,8 +18,8 @@ use crate::blocking::blocking;
 use crate::digests::StoredDigests;
 use crate::plan::{Item, MAX_STREAMED, PART_BYTES};
 use crate::to_folder::context::DownloadContext;
-use crate::to_folder::io_buffers::{IO_BUFFER_BYTES, IoBuffer};
 use crate::to_folder::part_files::{Part, PartialDownload};
+use crate::to_folder::write_buffer::{IO_BUFFER_BYTES, IoBuffer};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 

@@ -47,11 +47,11 @@ struct Content {
 
 /// Lock that permits writes to a destination; released when dropped.
 #[derive(Debug)]
-pub(crate) struct Launch {
+pub(crate) struct LaunchLock {
     _file: File,
 }
 
-impl Launch {
+impl LaunchLock {
     /// Joins the launch of `identity`, or starts it. Returns `Busy` while another launch runs.
     pub async fn join(dest_dir: &Arc<DestDir>, folder: &Arc<OwnedFd>, identity: &Identity) -> Result<Self> {
         Self::take(dest_dir, folder, Some(identity.clone())).await
@@ -202,31 +202,31 @@ mod tests {
     async fn launch_is_shared_by_its_nodes_and_refuses_all_others() {
         let inside = tempfile::tempdir().unwrap();
         let (dest_dir, folder) = place(&inside);
-        let first = Launch::join(&dest_dir, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
+        let first = LaunchLock::join(&dest_dir, &folder, &identity(0, 2, Some("job-1"))).await.unwrap();
         // The second and third processes are a restarted node, and a node that was started by hand and thus has no
         // launch id.
-        let second = Launch::join(&dest_dir, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
+        let second = LaunchLock::join(&dest_dir, &folder, &identity(1, 2, Some("job-1"))).await.unwrap();
         drop(first);
-        let again = Launch::join(&dest_dir, &folder, &identity(0, 2, None)).await.unwrap();
+        let again = LaunchLock::join(&dest_dir, &folder, &identity(0, 2, None)).await.unwrap();
         for other in [
             identity(0, 1, Some("job-1")),
             identity(0, 2, Some("job-2")),
             Identity { request: "s3://b/".to_owned(), ..identity(0, 2, Some("job-1")) },
         ] {
-            let holder = busy(Launch::join(&dest_dir, &folder, &other).await);
+            let holder = busy(LaunchLock::join(&dest_dir, &folder, &other).await);
             let pid = std::process::id();
             assert!(
                 holder.contains("of 2 is writing to it (launch job-1, process ") && holder.contains(&pid.to_string()),
                 "{holder}"
             );
         }
-        assert!(busy(Launch::repair(&dest_dir, &folder).await).contains("stage"));
+        assert!(busy(LaunchLock::repair(&dest_dir, &folder).await).contains("stage"));
         drop((second, again));
-        let repair = Launch::repair(&dest_dir, &folder).await.unwrap();
-        assert!(busy(Launch::join(&dest_dir, &folder, &identity(0, 1, None)).await).contains("verify --repair"));
-        assert!(busy(Launch::repair(&dest_dir, &folder).await).contains("verify --repair"));
+        let repair = LaunchLock::repair(&dest_dir, &folder).await.unwrap();
+        assert!(busy(LaunchLock::join(&dest_dir, &folder, &identity(0, 1, None)).await).contains("verify --repair"));
+        assert!(busy(LaunchLock::repair(&dest_dir, &folder).await).contains("verify --repair"));
         drop(repair);
-        Launch::join(&dest_dir, &folder, &identity(0, 1, None)).await.unwrap();
+        LaunchLock::join(&dest_dir, &folder, &identity(0, 1, None)).await.unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread")]

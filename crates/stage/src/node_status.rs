@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::blocking::blocking;
 use crate::dest_dir::{DestDir, open_own, open_to_read};
-use crate::launch_lock::Launch;
+use crate::launch_lock::LaunchLock;
 use crate::ofd_lock::{Mode, is_locked, try_lock};
 use crate::status_record::{FOLDER, HEARTBEAT, Identity, LOOK, Process, Record, State, WireError, read_record};
 use crate::summary::Summary;
@@ -36,7 +36,7 @@ pub(crate) struct Leader {
     /// Dropping the sender ends the heartbeat task between two beats.
     stop: oneshot::Sender<()>,
     _lock: File,
-    _launch: Launch,
+    _launch: LaunchLock,
 }
 
 impl Leader {
@@ -47,7 +47,7 @@ impl Leader {
             let dest_dir = dest_dir.clone();
             Arc::new(blocking(move || dest_dir.make_folder(FOLDER.as_bytes())).await?)
         };
-        let launch = Launch::join(dest_dir, &folder, &identity).await?;
+        let launch = LaunchLock::join(dest_dir, &folder, &identity).await?;
         let process = Process::current();
         let lock = {
             let (dest_dir, folder, identity, process) =

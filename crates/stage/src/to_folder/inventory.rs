@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Records of a destination: its manifests list the files that must exist; its journals describe each file and its
-//! source.
+//! Inventory of a destination, read from its manifests and journals. The manifests list the files that must exist; the
+//! journals describe each file and its source.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -113,8 +113,8 @@ impl Document {
     }
 }
 
-/// All records of a destination.
-pub(crate) struct Recorded {
+/// All records of a destination, and the shares that are unfinished.
+pub(crate) struct Inventory {
     /// Records of all files, sorted by target.
     pub records: Vec<Record>,
     pub unfinished: Vec<Unfinished>,
@@ -133,7 +133,7 @@ pub struct Unfinished {
 }
 
 /// Reads all records of a destination; `None` if no stage has written to it.
-pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
+pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Inventory>> {
     let documents = documents(dest_dir)?;
     let (mut lines, stages) = journal_lines(dest_dir)?;
     if documents.is_empty() && lines.is_empty() && stages.is_empty() {
@@ -169,7 +169,7 @@ pub(crate) fn read(dest_dir: &DestDir) -> Result<Option<Recorded>> {
     }
     let mut records: Vec<Record> = records.into_values().filter(|record| !is_own(&record.target)).collect();
     records.sort_by(|a, b| a.target.cmp(&b.target));
-    Ok(Some(Recorded { records, unfinished: unfinished(&stages) }))
+    Ok(Some(Inventory { records, unfinished: unfinished(&stages) }))
 }
 
 /// Shares with missing objects. A later complete launch of the same source on another number of nodes replaces earlier
@@ -189,7 +189,7 @@ fn unfinished(stages: &[LastStage]) -> Vec<Unfinished> {
 /// Manifest of a folder that `penstock stage` has filled, with the shares of all nodes; `None` for any other folder.
 pub fn recorded_manifest(folder: &Path) -> Result<Option<Manifest>> {
     let dest_dir = DestDir::open_existing(folder)?;
-    let Some(Recorded { records, .. }) = read(&dest_dir)? else { return Ok(None) };
+    let Some(Inventory { records, .. }) = read(&dest_dir)? else { return Ok(None) };
     let source = records.first().and_then(|record| record.source.clone());
     let is_one = records.iter().all(|record| record.source == source);
     let objects = records

@@ -27,7 +27,7 @@ use crate::plan::Item;
 use crate::progress::Failure;
 use crate::request::StageRequest;
 use crate::to_folder::inventory::manifest_name;
-use crate::to_folder::remaining_work::{Resumed, resume, sweep};
+use crate::to_folder::remaining_work::{RemainingWork, remaining_work, sweep};
 use crate::to_folder::workers::Workers;
 use penstock_dataset::manifest::{Entry, Head, Manifest, ManifestFormat, write};
 
@@ -36,13 +36,13 @@ pub(crate) async fn transfer(context: StageContext<'_>) -> Result<String> {
     let StageContext { request, from: source, manifest, plan, site, progress, deadline, cancelled } = context;
     let options = &request.options;
     let node = format!("{}-of-{}", options.node, options.nodes);
-    let resumed = {
+    let work = {
         let (StateDir { dest_dir, folder }, node, url) = (site.clone(), node.clone(), source.url.clone());
         let (progress, manifest) = (progress.clone(), Arc::new(manifest));
         let options = options.clone();
-        blocking(move || resume(&dest_dir, &folder, &node, &url, &progress, manifest, plan, &options)).await?
+        blocking(move || remaining_work(&dest_dir, &folder, &node, &url, &progress, manifest, plan, &options)).await?
     };
-    let Resumed { journal, parts, missing, done, manifest } = resumed;
+    let RemainingWork { journal, parts, missing, done, manifest } = work;
     let workers = Workers {
         source,
         dest_dir: site.dest_dir.clone(),

@@ -29,7 +29,7 @@ use crate::progress::Progress;
 use crate::source_reader::DamageRetry;
 use crate::to_folder::context::DownloadContext;
 use crate::to_folder::part_files::{Part, PartialDownload};
-use crate::to_folder::part_transfer::{Arrived, Stream, range_of};
+use crate::to_folder::part_transfer::{Arrived, PartTransfer, range_of};
 use crate::to_folder::sink::Sink;
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
@@ -57,15 +57,15 @@ pub(crate) async fn make(context: &Arc<DownloadContext>, item: &Item, entry: &En
             blocking(move || open(&context, &item, &entry, &names)).await?
         };
         let partial = Arc::new(partial);
-        let stream = Stream::new(context, item, entry, &partial);
-        let (known, arrived) = if stream.comes_whole(&missing) {
-            let arrived = stream.whole().await?;
+        let transfer = PartTransfer::new(context, item, entry, &partial);
+        let (known, arrived) = if transfer.comes_whole(&missing) {
+            let arrived = transfer.whole().await?;
             (WholeMeta::default(), Some(arrived))
         } else {
             if asked.is_none() {
                 asked = Some(known_of(context, item, entry).await?);
             }
-            stream.parts(missing).await?;
+            transfer.parts(missing).await?;
             (asked.clone().unwrap_or_default(), None)
         };
         let core = context.cores.clone().acquire_owned().await.map_err(|_| Error::Interrupted)?;
@@ -348,11 +348,11 @@ fn inflated_hint(codec: Codec, data: &File, size: u64) -> std::io::Result<u64> {
 mod tests {
     use super::*;
     use crate::dest_dir::DestDir;
-    use crate::to_folder::write_buffer::{IO_BUFFER_BYTES, IoBuffer};
+    use crate::to_folder::write_buffer::{WRITE_BUFFER_BYTES, WriteBuffer};
 
     #[test]
     fn partial_holds_the_same_bytes_past_the_page_cache_and_through_it() {
-        let body: Vec<u8> = (0..IO_BUFFER_BYTES + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
+        let body: Vec<u8> = (0..WRITE_BUFFER_BYTES + 4096 + 77).map(|at| ((at * 31) >> 7) as u8).collect();
         for is_direct in [false, true] {
             // Not in /tmp, which may be an in-memory file system that does not support O_DIRECT.
             let inside = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
@@ -366,7 +366,7 @@ mod tests {
             let partial = PartialDownload { data, direct, state, state_name: "state".to_owned() };
             let mut at = 0;
             while at < body.len() {
-                let mut piece = IoBuffer::new().unwrap();
+                let mut piece = WriteBuffer::new().unwrap();
                 let took = piece.fill(&body[at..]);
                 let part = (at + took == body.len()).then_some(Part { at: 0, crc: 5 });
                 partial.write(&piece, at as u64, part).unwrap();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The two files of a partly downloaded object: its data, and the list of parts that have arrived.
 
-use crate::to_folder::write_buffer::IoBuffer;
+use crate::to_folder::write_buffer::WriteBuffer;
 use penstock_store::WRITE_BYTES;
 use penstock_store::owned::OwnedFile;
 use serde::{Deserialize, Serialize};
@@ -55,7 +55,7 @@ impl PartialDownload {
     }
 
     /// Writes a piece at `offset`. If a part ends with the piece, also adds the part to the list.
-    pub fn write(&self, piece: &IoBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
+    pub fn write(&self, piece: &WriteBuffer, offset: u64, part: Option<Part>) -> std::io::Result<()> {
         match &self.direct {
             Some(direct) if piece.is_aligned(offset) => direct.write_all_at(piece.bytes(), offset)?,
             _ => {

@@ -19,18 +19,18 @@ use crate::digests::StoredDigests;
 use crate::plan::{Item, MAX_STREAMED, PART_BYTES};
 use crate::to_folder::context::DownloadContext;
 use crate::to_folder::part_files::{Part, PartialDownload};
-use crate::to_folder::write_buffer::{IO_BUFFER_BYTES, IoBuffer};
+use crate::to_folder::write_buffer::{WRITE_BUFFER_BYTES, WriteBuffer};
 use penstock_dataset::detect_codec::HEAD_BYTES;
 use penstock_dataset::manifest::Entry;
 
 /// Maximum number of parts of one object in flight; other objects use the remaining requests.
 const PARTS_AT_ONCE: usize = 64;
 /// Memory reserved per read: one write buffer, plus the same amount for the connection's own buffers.
-const ROOM: u64 = 2 * IO_BUFFER_BYTES as u64;
+const ROOM: u64 = 2 * WRITE_BUFFER_BYTES as u64;
 
-/// A large object being downloaded.
+/// Transfer of the parts of one large object.
 #[derive(Clone)]
-pub(crate) struct Stream {
+pub(crate) struct PartTransfer {
     context: Arc<DownloadContext>,
     item: Arc<Item>,
     entry: Arc<Entry>,
@@ -51,7 +51,7 @@ pub(crate) fn range_of(entry: &Entry, parts: &Range<u64>) -> ByteRange {
     ByteRange::new(start, (parts.end * PART_BYTES).min(entry.size) - start)
 }
 
-impl Stream {
+impl PartTransfer {
     pub fn new(context: &Arc<DownloadContext>, item: &Item, entry: &Entry, partial: &Arc<PartialDownload>) -> Self {
         let (item, entry) = (Arc::new(item.clone()), Arc::new(entry.clone()));
         Self { context: context.clone(), item, entry, partial: partial.clone() }
@@ -117,7 +117,7 @@ impl Stream {
         let reader = &self.context.reader;
         let range = range_of(&self.entry, &parts);
         let (mut part, mut crc) = (parts.start, Crc32c::new());
-        let mut piece = IoBuffer::new().map_err(|error| Error::from_io("memory", &error))?;
+        let mut piece = WriteBuffer::new().map_err(|error| Error::from_io("memory", &error))?;
         let mut at = range.start;
         while let Some(bytes) = reader.next(got).await? {
             let mut bytes = &bytes[..];
@@ -152,7 +152,7 @@ impl Stream {
     }
 
     /// Writes a piece that ends at offset `end`. If a part ends with it, also records that part.
-    async fn write(&self, mut piece: IoBuffer, end: u64, part: Option<Part>) -> Result<IoBuffer> {
+    async fn write(&self, mut piece: WriteBuffer, end: u64, part: Option<Part>) -> Result<WriteBuffer> {
         let this = self.clone();
         blocking(move || {
             let written = this.partial.write(&piece, end - piece.bytes().len() as u64, part);

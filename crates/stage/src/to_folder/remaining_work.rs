@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resumes a stage into a folder: finds the work that earlier stages left, and checks the free space for it.
+//! Finds the work that earlier stages into a folder left, so that a stage resumes, and checks the free space for it.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -29,7 +29,7 @@ use penstock_dataset::manifest::{CodecSource, Entry, Manifest};
 const HONEST_RATIO: u64 = 32;
 
 /// Finished and remaining objects after earlier runs.
-pub(crate) struct Resumed {
+pub(crate) struct RemainingWork {
     pub journal: Journal,
     pub parts: Arc<OwnedFd>,
     pub missing: Vec<Item>,
@@ -72,7 +72,7 @@ fn trailer_of(folder: Option<&Path>, item: &Item, entry: &Entry) -> Option<u64> 
 }
 
 #[expect(clippy::too_many_arguments, reason = "one caller; a struct would only rename the list")]
-pub(crate) fn resume(
+pub(crate) fn remaining_work(
     dest_dir: &DestDir,
     folder: &OwnedFd,
     node: &str,
@@ -81,7 +81,7 @@ pub(crate) fn resume(
     manifest: Arc<Manifest>,
     plan: StagePlan,
     options: &StageOptions,
-) -> Result<Resumed> {
+) -> Result<RemainingWork> {
     let place = dest_dir.place(FOLDER.as_bytes());
     let mut journal = Journal::open(folder, &format!("journal-{node}.jsonl"), source, &place)?;
     journal.begin_stage()?;
@@ -150,7 +150,7 @@ pub(crate) fn resume(
     if need > free {
         return Err(Error::NoSpace { place: dest_dir.path().display().to_string(), need, free });
     }
-    Ok(Resumed { journal, parts, missing, done, manifest })
+    Ok(RemainingWork { journal, parts, missing, done, manifest })
 }
 
 /// Removes files that killed runs left behind: those of finished objects or, if no other node shares the folder, of any

@@ -12,7 +12,7 @@ use crate::commit::{Committer, MAX_WAITING, is_fatal};
 use crate::concurrent::{Concurrency, ObjectTasks};
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
-use crate::page_cache_fit;
+use crate::page_cache_fit::fits_page_cache;
 use crate::plan::{BUSY, Item, PART_BYTES, StageOptions};
 use crate::progress::Progress;
 use crate::source::Source;
@@ -61,7 +61,7 @@ impl Workers {
             max_whole,
             buffers: Mutex::default(),
             is_busy: items.len() >= BUSY,
-            is_direct: !page_cache_fit::keeps(bytes),
+            is_direct: !fits_page_cache(bytes),
             options,
         });
         let (finished, inbox) = mpsc::channel(MAX_WAITING);

@@ -7,27 +7,27 @@ use penstock_store::{Buffer, BufferPool};
 
 /// Buffer size in bytes: small enough that a full buffer is still in the CPU cache when it is written, large enough
 /// that an object needs few write calls.
-pub(crate) const IO_BUFFER_BYTES: usize = 512 << 10;
+pub(crate) const WRITE_BUFFER_BYTES: usize = 512 << 10;
 /// O_DIRECT requires memory, offsets and lengths to be multiples of the disk's block size; no disk needs more than
 /// this. The pool's memory has this alignment.
 const ALIGNED: usize = 4096;
 
-/// A buffer of at most [`IO_BUFFER_BYTES`] bytes. Dropping it returns its memory to the process's pool.
+/// A buffer of at most [`WRITE_BUFFER_BYTES`] bytes. Dropping it returns its memory to the process's pool.
 #[derive(Debug)]
-pub(crate) struct IoBuffer {
+pub(crate) struct WriteBuffer {
     memory: Buffer,
     len: usize,
 }
 
-impl IoBuffer {
+impl WriteBuffer {
     /// Creates an empty buffer.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { memory: BufferPool::of_process().take(IO_BUFFER_BYTES)?, len: 0 })
+        Ok(Self { memory: BufferPool::of_process().take(WRITE_BUFFER_BYTES)?, len: 0 })
     }
 
     /// Copies bytes until the buffer is full; returns the number of bytes copied.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
-        let took = bytes.len().min(IO_BUFFER_BYTES - self.len);
+        let took = bytes.len().min(WRITE_BUFFER_BYTES - self.len);
         self.memory[self.len..self.len + took].copy_from_slice(&bytes[..took]);
         self.len += took;
         took
@@ -38,7 +38,7 @@ impl IoBuffer {
     }
 
     pub fn is_full(&self) -> bool {
-        self.len == IO_BUFFER_BYTES
+        self.len == WRITE_BUFFER_BYTES
     }
 
     /// True if the buffer can be written at `offset` with O_DIRECT.
@@ -56,15 +56,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn io_buffer_takes_what_it_has_room_for_and_is_aligned_when_full() {
-        let mut buffer = IoBuffer::new().unwrap();
+    fn write_buffer_takes_what_it_has_room_for_and_is_aligned_when_full() {
+        let mut buffer = WriteBuffer::new().unwrap();
         assert!(buffer.bytes().as_ptr().addr().is_multiple_of(ALIGNED));
         assert_eq!(buffer.fill(&[1; 1000]), 1000);
         assert!(!buffer.is_aligned(0) && !buffer.is_full());
-        assert_eq!(buffer.fill(&vec![2; IO_BUFFER_BYTES]), IO_BUFFER_BYTES - 1000);
+        assert_eq!(buffer.fill(&vec![2; WRITE_BUFFER_BYTES]), WRITE_BUFFER_BYTES - 1000);
         assert_eq!(buffer.fill(&[3]), 0);
-        assert_eq!((buffer.bytes()[999], buffer.bytes()[1000], buffer.bytes().len()), (1, 2, IO_BUFFER_BYTES));
-        let after = IO_BUFFER_BYTES as u64;
+        assert_eq!((buffer.bytes()[999], buffer.bytes()[1000], buffer.bytes().len()), (1, 2, WRITE_BUFFER_BYTES));
+        let after = WRITE_BUFFER_BYTES as u64;
         assert!(buffer.is_full() && buffer.is_aligned(after) && !buffer.is_aligned(after + 512));
         buffer.clear();
         assert!(buffer.bytes().is_empty());

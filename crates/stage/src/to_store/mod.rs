@@ -28,7 +28,7 @@ use crate::concurrent::{Concurrency, ObjectTasks};
 use crate::context::{StageContext, StateDir};
 use crate::dest_dir::DestDir;
 use crate::journal::{Journal, Line};
-use crate::launch_lock::Launch;
+use crate::launch_lock::LaunchLock;
 use crate::plan::StageOptions;
 use crate::progress::{Failure, Progress};
 use crate::source::Source;
@@ -160,7 +160,7 @@ pub(crate) async fn again(
         Ok((dest_dir, folder))
     })
     .await?;
-    let _launch = Launch::repair(&dest_dir, &folder).await?;
+    let _launch = LaunchLock::repair(&dest_dir, &folder).await?;
     let (dest_dir, folder, journal) = blocking(move || {
         let journal = Journal::open(&folder, "journal-repair.jsonl", &source, &dest_dir.place(FOLDER.as_bytes()))?;
         let parts = dest_dir.make_folder(format!("{FOLDER}/parts").as_bytes())?;

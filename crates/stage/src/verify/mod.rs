@@ -29,7 +29,7 @@ use crate::digests::ContentDigest;
 use crate::job::Job;
 use crate::progress::Progress;
 use crate::status_record::FOLDER;
-use crate::to_folder::inventory::{Record, Recorded, Unfinished, read};
+use crate::to_folder::inventory::{Inventory, Record, Unfinished, read};
 use penstock_dataset::key_filter::KeyFilter;
 use penstock_dataset::manifest::is_own;
 
@@ -135,7 +135,7 @@ async fn run(
     let (dest_dir, records, unfinished) = blocking(move || {
         let dest_dir = DestDir::open_existing(&path)?;
         match read(&dest_dir)? {
-            Some(Recorded { records, unfinished }) => {
+            Some(Inventory { records, unfinished }) => {
                 let place = path.display().to_string();
                 Ok((Arc::new(dest_dir), only(&select, records, &place, |record| &record.target)?, unfinished))
             }

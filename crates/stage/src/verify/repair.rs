@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use crate::blocking::blocking;
 use crate::dest_dir::DestDir;
 use crate::journal::Journal;
-use crate::launch_lock::Launch;
+use crate::launch_lock::LaunchLock;
 use crate::plan::{Item, StageOptions};
 use crate::progress::Progress;
 use crate::source::Source;
@@ -61,7 +61,7 @@ pub(crate) async fn repair(
         let dest_dir = dest_dir.clone();
         Arc::new(blocking(move || dest_dir.make_folder(FOLDER.as_bytes())).await?)
     };
-    let _launch = Launch::repair(dest_dir, &folder).await?;
+    let _launch = LaunchLock::repair(dest_dir, &folder).await?;
     for ((source, journal, decompress, transform), group) in groups {
         let own = Arc::new(Progress::default());
         let mut options = StageOptions {

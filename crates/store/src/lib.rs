@@ -6,6 +6,7 @@
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests write and remove files of their own"))]
 
+mod available_memory;
 mod azure;
 mod buffer_pool;
 mod checksum;
@@ -19,7 +20,6 @@ mod http_date;
 mod limit;
 mod local;
 mod memory;
-mod memory_limit;
 mod metered;
 mod mirrors;
 mod multipart;
@@ -33,17 +33,18 @@ mod rate_backoff;
 mod read_all;
 mod resuming_stream;
 mod retry;
+mod retry_policy;
 pub mod rooted;
 mod s3;
 mod scoped_settings;
 mod settings;
+mod simulated_throttle;
 mod store;
 pub mod suite;
-mod throttle;
 mod transport;
-mod tries;
 mod web;
 
+pub use available_memory::memory_available;
 pub use azure::{Azure, AzureSettings};
 pub use buffer_pool::{Buffer, BufferPool, Mapping, advise_huge};
 pub use checksum::{Digester, cheapest, combined};
@@ -54,7 +55,6 @@ pub use hedge::Hedge;
 pub use limit::{AdaptiveLimit, LimitStore, Rates};
 pub use local::{Local, LocalReads, WRITE_BYTES, plan};
 pub use memory::Memory;
-pub use memory_limit::memory_available;
 pub use metered::MeteredStore;
 pub use mirrors::{MirrorReport, Mirrors};
 pub use multipart::{MultipartLimits, MultipartStore, Part, PartSpec, UploadId};
@@ -63,9 +63,9 @@ pub use object_writer::ObjectWriter;
 pub use open::{open, open_mirrored};
 pub use read_all::read_whole;
 pub use retry::Retry;
+pub use retry_policy::RetryPolicy;
 pub use s3::S3;
 pub use settings::{S3Settings, StoreSettings};
+pub use simulated_throttle::{ThrottleConfig, ThrottledStore};
 pub use store::{ListStream, Opened, Store};
-pub use throttle::{ThrottleConfig, ThrottledStore};
-pub use tries::RetryPolicy;
 pub use web::Web;

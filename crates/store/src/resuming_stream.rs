@@ -5,7 +5,7 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use penstock_types::{ByteRange, Error, Key, Result};
 
-use crate::tries::Tries;
+use crate::retry_policy::Tries;
 use crate::{Chunk, Meta, ObjectRef, Version};
 
 /// A read in progress and its position.

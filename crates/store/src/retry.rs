@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url};
 
 use crate::resuming_stream::{self, Source};
-use crate::tries::{RetryPolicy, Shared, Tries};
+use crate::retry_policy::{RetryPolicy, Shared, Tries};
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, checksum};
 
 /// Store wrapper that retries failed requests.

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use penstock_types::{Error, unix_now};
 use serde_json::json;
 
-use super::sign::Sign;
+use super::authorize::Sign;
 use crate::StoreSettings;
 use crate::credentials::test_token_server::{TestTokenServer, head, variables};
 

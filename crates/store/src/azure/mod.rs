@@ -7,13 +7,13 @@
 //! order of keys, so its listings fail with an error. No error or `Debug` output contains a key, SAS or token.
 
 mod account;
+mod authorize;
 mod block_list;
 mod chain;
 #[cfg(test)]
 mod chain_tests;
 mod list;
 mod put;
-mod sign;
 
 pub use self::account::AzureSettings;
 
@@ -30,10 +30,10 @@ use hyper::body::Incoming;
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
 
 use self::account::Account;
-use self::sign::Sign;
+use self::authorize::Sign;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{Remote, delete_each, error_body, quoted, read, status, text, unquoted, within, xml};
+use crate::transport::{Remote, delete_each, error_body, quoted, ranged_get, status, text, unquoted, within, xml};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -247,7 +247,7 @@ impl Remote for Container {
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
         let answer = self.send(Ask::new(Method::HEAD, Metric::Heads, Some(key)), deadline).await?;
-        let size = read::length(self, key, answer.headers())?;
+        let size = ranged_get::length(self, key, answer.headers())?;
         Ok(self.meta(key, size, answer.headers()))
     }
 
@@ -306,7 +306,7 @@ impl Store for Azure {
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let remote: Arc<dyn Remote> = self.container.clone();
-        read::ranges(&remote, object, ranges, self.verifies, deadline).await
+        ranged_get::ranges(&remote, object, ranges, self.verifies, deadline).await
     }
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {

@@ -7,7 +7,7 @@ use std::path::Path;
 use penstock_types::Error;
 use serde_json::json;
 
-use super::sign::Sign;
+use super::authorize::Sign;
 use crate::StoreSettings;
 use crate::credentials::test_token_server::{TestTokenServer, head, variables};
 

@@ -6,13 +6,13 @@
 //! repeats failed requests. Objects are read as stored: decompressive transcoding is disabled. No error or `Debug`
 //! output contains a key or token.
 
+mod authorize;
 mod chain;
 #[cfg(test)]
 mod chain_tests;
 mod list;
 mod put;
 mod resumable_upload;
-mod sign;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,10 +29,10 @@ use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric,
 use percent_encoding::percent_encode;
 use serde::Deserialize;
 
-use self::sign::Sign;
+use self::authorize::Sign;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{QUERY, Remote, body, delete_each, error_body, is_loopback, read, status, text, within};
+use crate::transport::{QUERY, Remote, body, delete_each, error_body, is_loopback, ranged_get, status, text, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -314,10 +314,10 @@ impl Bucket {
         let place = self.place_of(Some(key));
         let body = body(answer.into_body(), ONE, deadline, &place).await?;
         let described: Described =
-            serde_json::from_slice(&body).map_err(|_| read::odd(&place, "no object metadata"))?;
+            serde_json::from_slice(&body).map_err(|_| ranged_get::odd(&place, "no object metadata"))?;
         let meta = described.meta()?;
         if meta.key != *key {
-            return Err(read::odd(&place, "the metadata of another object"));
+            return Err(ranged_get::odd(&place, "the metadata of another object"));
         }
         Ok(meta)
     }
@@ -419,7 +419,7 @@ impl Store for Gcs {
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let remote: Arc<dyn Remote> = self.bucket.clone();
-        read::ranges(&remote, object, ranges, self.verifies, deadline).await
+        ranged_get::ranges(&remote, object, ranges, self.verifies, deadline).await
     }
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {

@@ -11,7 +11,7 @@ use http::header::{self, HeaderMap};
 use penstock_types::{Algorithm, Deadline, Digest, Error, Metric, PartDigest, Result};
 
 use super::{Ask, Bucket, is_encrypted};
-use crate::transport::{quoted, read, text, unquoted};
+use crate::transport::{quoted, ranged_get, text, unquoted};
 use crate::{Meta, checksum};
 
 /// Composite checksum from the headers, with the number of parts.
@@ -84,7 +84,7 @@ async fn length_of(bucket: &Bucket, meta: &Meta, number: u64, deadline: Deadline
         ask.headers.insert(header::IF_MATCH, quoted(version)?);
     }
     match bucket.send(ask, deadline).await {
-        Ok(answer) => read::length(bucket, &meta.key, answer.headers()).map(Some),
+        Ok(answer) => ranged_get::length(bucket, &meta.key, answer.headers()).map(Some),
         // moto compares If-Match with the ETag of the part and returns 412. Ignoring this error is safe: reads are
         // pinned to the object's version, so they return `Changed` for a replaced object.
         Err(Error::Changed { .. }) => Ok(None),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! HEAD and GET requests for one key, which `transport::read` uses for reads.
+//! HEAD and GET requests for one key, which `transport::ranged_get` uses for reads.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use penstock_types::{Deadline, Key, Metric, Metrics, Result};
 
 use super::{Ask, Bucket, composite_checksum};
-use crate::transport::{Remote, quoted, read};
+use crate::transport::{Remote, quoted, ranged_get};
 use crate::{Meta, Version};
 
 const MODE: &str = "x-amz-checksum-mode";
@@ -33,7 +33,7 @@ impl Remote for Bucket {
         let mut ask = Ask::new(Method::HEAD, Metric::Heads, Some(key));
         ask.headers.insert(MODE, HeaderValue::from_static("ENABLED"));
         let answer = self.send(ask, deadline).await?;
-        let size = read::length(self, key, answer.headers())?;
+        let size = ranged_get::length(self, key, answer.headers())?;
         self.vouched(self.meta(key, size, answer.headers()), answer.headers(), deadline).await
     }
 

@@ -32,7 +32,7 @@ use self::endpoint::Endpoint;
 use self::sign::Sign;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{Remote, read, text, unquoted, within};
+use crate::transport::{Remote, ranged_get, text, unquoted, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, S3Settings, Store, Version,
     http_date,
@@ -258,7 +258,7 @@ impl Store for S3 {
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let remote: Arc<dyn Remote> = self.bucket.clone();
-        read::ranges(&remote, object, ranges, self.verifies, deadline).await
+        ranged_get::ranges(&remote, object, ranges, self.verifies, deadline).await
     }
 
     async fn put(&self, key: &Key, parts: Vec<Bytes>, options: &PutOptions, deadline: Deadline) -> Result<Meta> {

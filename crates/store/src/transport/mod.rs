@@ -3,7 +3,7 @@
 
 pub(crate) mod client;
 mod proxy;
-pub(crate) mod read;
+pub(crate) mod ranged_get;
 pub(crate) mod status;
 mod tls;
 pub(crate) mod xml;
@@ -31,7 +31,7 @@ use crate::{Meta, Precondition, Version};
 pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~');
 pub(crate) const PATH: &AsciiSet = &QUERY.remove(b'/');
 
-/// HTTP store as used by `read`: sends single requests and interprets their responses.
+/// HTTP store as used by `ranged_get`: sends single requests and interprets their responses.
 #[async_trait]
 pub(crate) trait Remote: Send + Sync + 'static {
     /// URL of a key, for error messages.

@@ -23,7 +23,7 @@ use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, S
 
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
-use crate::transport::{Remote, error_body, header_of, quoted, read, status, text, unquoted, uri, within};
+use crate::transport::{Remote, error_body, header_of, quoted, ranged_get, status, text, unquoted, uri, within};
 use crate::{
     Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, Version, http_date,
 };
@@ -184,7 +184,7 @@ impl Remote for Site {
             }
             answer => answer?,
         };
-        let size = read::length(self, key, answer.headers())?;
+        let size = ranged_get::length(self, key, answer.headers())?;
         if size > 0 {
             self.probe(key, deadline).await?;
         }
@@ -265,7 +265,7 @@ impl Store for Web {
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
         let remote: Arc<dyn Remote> = self.site.clone();
-        read::ranges(&remote, object, ranges, true, deadline).await
+        ranged_get::ranges(&remote, object, ranges, true, deadline).await
     }
 
     async fn put(&self, key: &Key, _: Vec<Bytes>, _: &PutOptions, _: Deadline) -> Result<Meta> {

@@ -31,10 +31,10 @@ pub(crate) fn is_ours(existing: &Meta, size: u64, whole: &[Digest]) -> bool {
 
 macro_rules! again {
     ($self:ident, $what:literal, $key:ident, $deadline:ident, $limit:expr, $call:expr) => {{
-        let mut tries = $self.tries($what, $key, $deadline);
+        let mut attempts = $self.attempts($what, $key, $deadline);
         loop {
-            match tries.attempt($limit, $call).await {
-                Err(error) => tries.after(error).await?,
+            match attempts.attempt($limit, $call).await {
+                Err(error) => attempts.after(error).await?,
                 done => break done,
             }
         }
@@ -93,17 +93,17 @@ impl MultipartStore for Retry {
         let size: u64 = parts.iter().map(|part| part.size).sum();
         // Allow more time for large objects, because stores join the parts before they respond.
         let limit = self.attempt_timeout() + Duration::from_micros(size / 10);
-        let mut tries = self.tries("POST", key, deadline);
+        let mut attempts = self.attempts("POST", key, deadline);
         let mut is_doubtful = false;
         loop {
-            match tries.attempt(limit, inner.complete(key, id, parts, whole, options, deadline)).await {
+            match attempts.attempt(limit, inner.complete(key, id, parts, whole, options, deadline)).await {
                 Err(error @ (Error::Precondition { .. } | Error::NotFound { .. })) if is_doubtful => {
                     let existing = self.head(key, deadline).await?;
                     return if is_ours(&existing, size, whole) { Ok(existing) } else { Err(error) };
                 }
                 Err(error) => {
                     is_doubtful |= !matches!(error, Error::Throttled { .. });
-                    tries.after(error).await?;
+                    attempts.after(error).await?;
                 }
                 done => return done,
             }

@@ -5,7 +5,7 @@ use futures::stream::{self, BoxStream};
 use futures::{StreamExt, TryStreamExt};
 use penstock_types::{ByteRange, Error, Key, Result};
 
-use crate::retry_policy::Tries;
+use crate::retry_policy::Attempts;
 use crate::{Chunk, Meta, ObjectRef, Version};
 
 /// A read in progress and its position.
@@ -65,27 +65,27 @@ impl Source {
 }
 
 struct State {
-    tries: Tries,
+    attempts: Attempts,
     source: Source,
     chunks: BoxStream<'static, Result<Chunk>>,
 }
 
-/// Streams the chunks of `source` across interruptions, within the retry budget of `tries`.
+/// Streams the chunks of `source` across interruptions, within the retry budget of `attempts`.
 pub(crate) fn stream(
-    tries: Tries,
+    attempts: Attempts,
     source: Source,
     chunks: BoxStream<'static, Result<Chunk>>,
 ) -> BoxStream<'static, Result<Chunk>> {
-    stream::try_unfold(State { tries, source, chunks }, next).boxed()
+    stream::try_unfold(State { attempts, source, chunks }, next).boxed()
 }
 
 async fn next(mut state: State) -> Result<Option<(Chunk, State)>> {
-    state.tries.asked();
+    state.attempts.asked();
     loop {
-        let limit = state.tries.shared.policy.stall_after;
-        let error = match state.tries.silent_no_longer(limit, state.chunks.try_next()).await {
+        let limit = state.attempts.shared.policy.stall_after;
+        let error = match state.attempts.silent_no_longer(limit, state.chunks.try_next()).await {
             Ok(Some(chunk)) => {
-                state.tries.progressed();
+                state.attempts.progressed();
                 let chunk = state.source.take(chunk)?;
                 return Ok(Some((chunk, state)));
             }
@@ -94,20 +94,20 @@ async fn next(mut state: State) -> Result<Option<(Chunk, State)>> {
                 if rest == 0 {
                     return Ok(None);
                 }
-                let place = crate::place(state.tries.shared.inner.root(), &state.source.key);
+                let place = crate::place(state.attempts.shared.inner.root(), &state.source.key);
                 Error::Server { place, status: 0, reason: format!("the response ended {rest} bytes early") }
             }
             Err(error) => error,
         };
         state.chunks = stream::empty().boxed();
-        state.tries.after(error).await?;
+        state.attempts.after(error).await?;
         let rest = state.source.rest();
         if rest.is_empty() {
             return Ok(None);
         }
         let object = ObjectRef { key: state.source.key.clone(), version: state.source.version.clone() };
-        let (inner, deadline) = (state.tries.shared.inner.clone(), state.tries.deadline);
-        match state.tries.attempt(limit, inner.get_ranges(&object, &rest, deadline)).await {
+        let (inner, deadline) = (state.attempts.shared.inner.clone(), state.attempts.deadline);
+        match state.attempts.attempt(limit, inner.get_ranges(&object, &rest, deadline)).await {
             Ok(got) if got.meta.size == state.source.size => state.chunks = got.chunks,
             Ok(got) => {
                 let place = crate::place(inner.root(), &state.source.key);

@@ -13,7 +13,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 use penstock_types::{ByteRange, Deadline, Error, Key, Metric, Metrics, Result, Url};
 
 use crate::resuming_stream::{self, Source};
-use crate::retry_policy::{RetryPolicy, Shared, Tries};
+use crate::retry_policy::{Attempts, RetryPolicy, Shared};
 use crate::{Capabilities, GetResult, ListStream, Meta, MultipartStore, ObjectRef, PutOptions, Store, checksum};
 
 /// Store wrapper that retries failed requests.
@@ -42,9 +42,9 @@ impl Retry {
         self.shared.policy.stall_after
     }
 
-    pub(crate) fn tries(&self, what: &str, key: &Key, deadline: Deadline) -> Tries {
+    pub(crate) fn attempts(&self, what: &str, key: &Key, deadline: Deadline) -> Attempts {
         let what = format!("{what} {}", crate::place(self.shared.inner.root(), key));
-        Tries::new(self.shared.clone(), what, deadline)
+        Attempts::new(self.shared.clone(), what, deadline)
     }
 }
 
@@ -66,15 +66,19 @@ impl Store for Retry {
             after: Option<Key>,
             /// Error that caused a restart; cleared when the next key arrives.
             broke: Option<Error>,
-            tries: Tries,
+            attempts: Attempts,
         }
         let prefix = prefix.clone();
-        let state =
-            Listing { stream: None, after: after.cloned(), broke: None, tries: self.tries("LIST", &prefix, deadline) };
+        let state = Listing {
+            stream: None,
+            after: after.cloned(),
+            broke: None,
+            attempts: self.attempts("LIST", &prefix, deadline),
+        };
         stream::try_unfold(state, move |mut state| {
             let prefix = prefix.clone();
             async move {
-                state.tries.asked();
+                state.attempts.asked();
                 loop {
                     let begins = state.stream.is_none();
                     let stream = state
@@ -82,9 +86,9 @@ impl Store for Retry {
                         .get_or_insert_with(|| self.shared.inner.list(&prefix, state.after.as_ref(), deadline));
                     let limit = self.shared.policy.stall_after;
                     let next = if begins {
-                        state.tries.attempt(limit, stream.try_next()).await
+                        state.attempts.attempt(limit, stream.try_next()).await
                     } else {
-                        state.tries.silent_no_longer(limit, stream.try_next()).await
+                        state.attempts.silent_no_longer(limit, stream.try_next()).await
                     };
                     match next {
                         Ok(None) => return Ok(None),
@@ -93,14 +97,14 @@ impl Store for Retry {
                                 Some(error) if state.after.as_ref().is_some_and(|after| meta.key <= *after) => {
                                     return Err(error);
                                 }
-                                _ => state.tries.progressed(),
+                                _ => state.attempts.progressed(),
                             }
                             state.after = Some(meta.key.clone());
                             return Ok(Some((meta, state)));
                         }
                         Err(error) => {
                             state.stream = None;
-                            state.tries.after(error.clone()).await?;
+                            state.attempts.after(error.clone()).await?;
                             state.broke = Some(error);
                         }
                     }
@@ -111,22 +115,22 @@ impl Store for Retry {
     }
 
     async fn head(&self, key: &Key, deadline: Deadline) -> Result<Meta> {
-        let mut tries = self.tries("HEAD", key, deadline);
+        let mut attempts = self.attempts("HEAD", key, deadline);
         loop {
-            match tries.attempt(self.shared.policy.stall_after, self.shared.inner.head(key, deadline)).await {
+            match attempts.attempt(self.shared.policy.stall_after, self.shared.inner.head(key, deadline)).await {
                 Ok(meta) => return Ok(meta),
-                Err(error) => tries.after(error).await?,
+                Err(error) => attempts.after(error).await?,
             }
         }
     }
 
     async fn get_ranges(&self, object: &ObjectRef, ranges: &[ByteRange], deadline: Deadline) -> Result<GetResult> {
-        let mut tries = self.tries("GET", &object.key, deadline);
+        let mut attempts = self.attempts("GET", &object.key, deadline);
         let got = loop {
             let work = self.shared.inner.get_ranges(object, ranges, deadline);
-            match tries.attempt(self.shared.policy.stall_after, work).await {
+            match attempts.attempt(self.shared.policy.stall_after, work).await {
                 Ok(got) => break got,
-                Err(error) => tries.after(error).await?,
+                Err(error) => attempts.after(error).await?,
             }
         };
         let size = got.meta.size;
@@ -138,7 +142,7 @@ impl Store for Retry {
             _ => None,
         };
         let source = Source::new(object.key.clone(), &got.meta, ranges);
-        let chunks = resuming_stream::stream(tries, source, got.chunks);
+        let chunks = resuming_stream::stream(attempts, source, got.chunks);
         let chunks = match digest {
             Some(digest) => checksum::verified(chunks, &digest, place),
             None => chunks,
@@ -150,11 +154,11 @@ impl Store for Retry {
         let size: u64 = parts.iter().map(|part| part.len() as u64).sum();
         // A large object takes longer, so the timeout assumes at least 1 MB/s.
         let limit = self.shared.policy.stall_after + Duration::from_micros(size);
-        let mut tries = self.tries("PUT", key, deadline);
+        let mut attempts = self.attempts("PUT", key, deadline);
         let mut is_doubtful = false;
         loop {
             let work = self.shared.inner.put(key, parts.clone(), options, deadline);
-            match tries.attempt(limit, work).await {
+            match attempts.attempt(limit, work).await {
                 Ok(meta) => return Ok(meta),
                 // An earlier attempt may have succeeded although its connection broke, so the existing object may be
                 // the one that this call wrote.
@@ -168,7 +172,7 @@ impl Store for Retry {
                 }
                 Err(error) => {
                     is_doubtful |= !matches!(error, Error::Throttled { .. });
-                    tries.after(error).await?;
+                    attempts.after(error).await?;
                 }
             }
         }
@@ -179,11 +183,11 @@ impl Store for Retry {
     }
 
     async fn delete(&self, keys: &[Key], deadline: Deadline) -> Result<()> {
-        let mut tries = self.tries("DELETE", &Key::default(), deadline);
+        let mut attempts = self.attempts("DELETE", &Key::default(), deadline);
         loop {
-            match tries.attempt(self.shared.policy.stall_after, self.shared.inner.delete(keys, deadline)).await {
+            match attempts.attempt(self.shared.policy.stall_after, self.shared.inner.delete(keys, deadline)).await {
                 Ok(()) => return Ok(()),
-                Err(error) => tries.after(error).await?,
+                Err(error) => attempts.after(error).await?,
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attempts of one call, with back-off, time budgets and an idle timeout.
+//! Retry policy: back-off, time budgets and an idle timeout; and the attempts of one call, which follow it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,7 +62,7 @@ impl Shared {
 }
 
 /// The attempts of one call and their time budget.
-pub(crate) struct Tries {
+pub(crate) struct Attempts {
     pub(crate) shared: Arc<Shared>,
     what: String,
     pub(crate) deadline: Deadline,
@@ -73,7 +73,7 @@ pub(crate) struct Tries {
     step: u32,
 }
 
-impl Tries {
+impl Attempts {
     pub(crate) fn new(shared: Arc<Shared>, what: String, deadline: Deadline) -> Self {
         Self { shared, what, deadline, started: Stopwatch::start(), sent: 0, refused: 0, step: 0 }
     }
@@ -153,7 +153,7 @@ impl Tries {
             return Err(self.exhausted(error, elapsed));
         }
         if self.deadline.left().is_some_and(|left| left <= wait) {
-            return Err(self.deadline.error(&format!("{} ({}, last error: {error})", self.what, self.tries())));
+            return Err(self.deadline.error(&format!("{} ({}, last error: {error})", self.what, self.attempts())));
         }
         self.shared.metrics.count(Metric::Retries);
         tokio::time::sleep(wait).await;
@@ -163,20 +163,20 @@ impl Tries {
         Ok(())
     }
 
-    fn tries(&self) -> String {
+    fn attempts(&self) -> String {
         if self.sent == 1 { "1 try".to_owned() } else { format!("{} tries", self.sent) }
     }
 
     /// Adds the number of attempts and their duration to the last error.
     fn exhausted(&self, error: Error, elapsed: Duration) -> Error {
-        let tries = format!(" ({} in {:.1} s)", self.tries(), elapsed.as_secs_f64());
+        let attempts = format!(" ({} in {:.1} s)", self.attempts(), elapsed.as_secs_f64());
         match error {
             Error::Throttled { place, retry_after, status, .. } => {
                 let (refused, sent) = (self.refused, self.sent);
                 Error::Throttled { place, refused, sent, window: elapsed, retry_after, status }
             }
-            Error::Unreachable { place, reason } => Error::Unreachable { place, reason: reason + &tries },
-            Error::Server { place, status, reason } => Error::Server { place, status, reason: reason + &tries },
+            Error::Unreachable { place, reason } => Error::Unreachable { place, reason: reason + &attempts },
+            Error::Server { place, status, reason } => Error::Server { place, status, reason: reason + &attempts },
             other => other,
         }
     }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Store wrapper that limits the speed of a store: latency, bytes/s and requests/s. For tests, and for cases that
-//! neither the block layer nor the emulator can simulate. Bytes above the rate wait in a queue of limited length.
-//! Requests that arrive while the queue is full, or that exceed the burst, are throttled with 503, as in real stores.
+//! Simulates a slow store that throttles: a store wrapper that limits latency, bytes/s and requests/s. For tests, and
+//! for cases that neither the block layer nor the emulator can simulate. Bytes above the rate wait in a queue of limited
+//! length. Requests that arrive while the queue is full, or that exceed the burst, are throttled with 503, as in real
+//! stores.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

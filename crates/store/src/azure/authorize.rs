@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signs requests with a key, a SAS or a token from the credential cache.
+//! Authorizes requests: a signature by key, a SAS, or a token from the credential cache.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ const ADVICE: &str = "set AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, log in w
 
 static KEEPERS: Shared<Credential> = Shared::new();
 
-/// Signs requests with the cached credential (see `credentials`).
-pub(super) struct Sign {
+/// Authorizes requests with the cached credential (see `credentials`).
+pub(super) struct Authorizer {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
 }
 
-impl Sign {
+impl Authorizer {
     pub(super) fn new(settings: &AzureSettings, given: Option<Credential>) -> Self {
         let signer = RequestSigner::new();
         if settings.is_anonymous {
@@ -51,7 +51,7 @@ impl Sign {
         Self { keeper: Some(keeper), signer }
     }
 
-    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
+    pub(super) async fn authorize(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
         let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }

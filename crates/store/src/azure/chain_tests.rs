@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use penstock_types::{Error, unix_now};
 use serde_json::json;
 
-use super::authorize::Sign;
+use super::authorize::Authorizer;
 use crate::StoreSettings;
 use crate::credentials::test_token_server::{TestTokenServer, head, variables};
 
@@ -38,11 +38,11 @@ fn recorded(request: &str) -> (u16, String) {
 
 async fn token(env: &HashMap<String, String>) -> Result<String, Error> {
     let settings = StoreSettings::from_env(env).unwrap().azure;
-    let sign = Sign::new(&settings, None);
+    let authorizer = Authorizer::new(&settings, None);
     let mut last = String::new();
     for _ in 0..4 {
         let mut request = head("https://acc.blob.example/c/k");
-        sign.sign(&mut request, "az://c/k").await?;
+        authorizer.authorize(&mut request, "az://c/k").await?;
         last = request.headers["authorization"].to_str().unwrap().to_owned();
     }
     Ok(last)

@@ -30,7 +30,7 @@ use hyper::body::Incoming;
 use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric, Metrics, Result, Scheme, Url};
 
 use self::account::Account;
-use self::authorize::Sign;
+use self::authorize::Authorizer;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
 use crate::transport::{Remote, delete_each, error_body, quoted, ranged_get, status, text, unquoted, within, xml};
@@ -53,7 +53,7 @@ pub(crate) struct Container {
     root: Url,
     account: Account,
     http: Http,
-    sign: Sign,
+    authorizer: Authorizer,
     metrics: Arc<Metrics>,
 }
 
@@ -89,9 +89,9 @@ impl Azure {
     pub fn new(container: &str, settings: &AzureSettings, metrics: Arc<Metrics>) -> Result<Self> {
         let account = Account::new(container, settings)?;
         let http = Http::new();
-        let sign = Sign::new(settings, account.credential());
+        let authorizer = Authorizer::new(settings, account.credential());
         let root = Url { scheme: Scheme::Azure, authority: container.to_owned(), key: Key::default() };
-        let container = Container { root, account, http, sign, metrics };
+        let container = Container { root, account, http, authorizer, metrics };
         Ok(Self { container: Arc::new(container), verifies: true })
     }
 
@@ -152,7 +152,7 @@ impl Container {
             *request.uri_mut() = self.account.uri(ask.key.map(Key::as_bytes), &ask.query)?;
             *request.headers_mut() = ask.headers;
             let (mut head, ()) = request.into_parts();
-            let stamp = self.sign.sign(&mut head, &place).await?;
+            let stamp = self.authorizer.authorize(&mut head, &place).await?;
             self.metrics.count(Metric::Requests);
             self.metrics.count(ask.kind);
             self.metrics.add(Metric::BytesSent, ask.body.left());
@@ -175,7 +175,7 @@ impl Container {
             if let Some(code) = text(&head.headers, "x-ms-error-code") {
                 problem.0 = status::shown(code);
             }
-            if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
+            if head.status == StatusCode::UNAUTHORIZED && self.authorizer.renews(stamp) {
                 // `Retry` sends the request again with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Adds the token from the credential cache to requests.
+//! Authorizes requests: adds the token from the credential cache.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ const ADVICE: &str = "set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth appli
 static KEEPERS: Shared<Credential> = Shared::new();
 
 /// Adds the cached token to requests (see `credentials`).
-pub(super) struct Sign {
+pub(super) struct Authorizer {
     keeper: Option<Arc<CredentialCache<Credential>>>,
     signer: RequestSigner,
 }
 
-impl Sign {
+impl Authorizer {
     pub(super) fn new(settings: &GcsSettings, is_anonymous: bool) -> Self {
         let signer = RequestSigner::new("storage").with_scope(SCOPE);
         if is_anonymous {
@@ -50,7 +50,7 @@ impl Sign {
         Self { keeper: Some(keeper), signer }
     }
 
-    pub(super) async fn sign(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
+    pub(super) async fn authorize(&self, head: &mut request::Parts, place: &str) -> Result<Stamp> {
         let signed = credentials::sign(self.keeper.as_deref(), &self.signer, head).await;
         signed.map_err(|error| unsigned(&error, place, ADVICE))
     }

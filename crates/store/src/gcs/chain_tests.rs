@@ -7,7 +7,7 @@ use std::path::Path;
 use penstock_types::Error;
 use serde_json::json;
 
-use super::authorize::Sign;
+use super::authorize::Authorizer;
 use crate::StoreSettings;
 use crate::credentials::test_token_server::{TestTokenServer, head, variables};
 
@@ -34,11 +34,11 @@ fn recorded(request: &str) -> (u16, String) {
 
 async fn token(env: &HashMap<String, String>) -> Result<String, Error> {
     let settings = StoreSettings::from_env(env).unwrap().gcs;
-    let sign = Sign::new(&settings, false);
+    let authorizer = Authorizer::new(&settings, false);
     let mut last = String::new();
     for _ in 0..8 {
         let mut request = head("https://storage.example/storage/v1/b/b/o/k");
-        sign.sign(&mut request, "gs://b/k").await?;
+        authorizer.authorize(&mut request, "gs://b/k").await?;
         last = request.headers["authorization"].to_str().unwrap().to_owned();
     }
     Ok(last)

@@ -29,7 +29,7 @@ use penstock_types::{Algorithm, ByteRange, Deadline, Digest, Error, Key, Metric,
 use percent_encoding::percent_encode;
 use serde::Deserialize;
 
-use self::authorize::Sign;
+use self::authorize::Authorizer;
 use crate::metered::count_error;
 use crate::transport::client::{Http, Parts};
 use crate::transport::{QUERY, Remote, body, delete_each, error_body, is_loopback, ranged_get, status, text, within};
@@ -98,7 +98,7 @@ pub(crate) struct Bucket {
     root: Url,
     shown: String,
     http: Http,
-    sign: Sign,
+    authorizer: Authorizer,
     metrics: Arc<Metrics>,
 }
 
@@ -125,9 +125,9 @@ impl Gcs {
         };
         let http = Http::new();
         // Do not send a token to an emulator.
-        let sign = Sign::new(settings, settings.is_anonymous || settings.emulator.is_some());
+        let authorizer = Authorizer::new(settings, settings.is_anonymous || settings.emulator.is_some());
         let root = Url { scheme: Scheme::Gcs, authority: bucket.to_owned(), key: Key::default() };
-        Ok(Self { bucket: Arc::new(Bucket { root, shown, http, sign, metrics }), verifies: true })
+        Ok(Self { bucket: Arc::new(Bucket { root, shown, http, authorizer, metrics }), verifies: true })
     }
 
     /// Disables the checksum verification of whole objects, because the caller (`Retry`) does it.
@@ -261,7 +261,7 @@ impl Bucket {
             *request.uri_mut() = uri;
             *request.headers_mut() = ask.headers;
             let (mut head, ()) = request.into_parts();
-            let stamp = self.sign.sign(&mut head, &place).await?;
+            let stamp = self.authorizer.authorize(&mut head, &place).await?;
             self.metrics.count(Metric::Requests);
             self.metrics.count(ask.kind);
             self.metrics.add(Metric::BytesSent, ask.body.left());
@@ -275,7 +275,7 @@ impl Bucket {
                 return Ok(answer);
             }
             let (head, body) = answer.into_parts();
-            if head.status == StatusCode::UNAUTHORIZED && self.sign.renews(stamp) {
+            if head.status == StatusCode::UNAUTHORIZED && self.authorizer.renews(stamp) {
                 // `Retry` sends the request again with a new token.
                 return Err(Error::Server { place, status: 401, reason: "the token expired".to_owned() });
             }

@@ -32,7 +32,7 @@ from penstock.bench.storage.spec import Point
 from penstock.datasets.files import prepare_folder
 from penstock.demo import run as demo
 from penstock.engines._remote import node_agent, ssh_keys_agent
-from penstock.engines._shared.folder import FolderAccess
+from penstock.engines._shared.folder_access import FolderAccess
 from penstock.errors import PenstockError
 from penstock.feed.scan_lock import held
 from penstock.launchers import netns_hosts as hosts_module

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.engines._shared import ssh_keys
 from penstock.engines._shared.agent_client import AgentClient, down_receipts, node_states, pool_root
-from penstock.engines._shared.folder import SharedFolderEngine
+from penstock.engines._shared.folder_access import SharedFolderEngine
 from penstock.errors import ConfigError, Deadline, PenstockError, Unsupported
 from penstock.plugins import parse_settings
 from penstock.protocols import Pool

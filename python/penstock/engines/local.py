@@ -16,7 +16,7 @@ from penstock.engines._shared.agent_client import (
     node_states,
     pool_root,
 )
-from penstock.engines._shared.folder import FolderAccess
+from penstock.engines._shared.folder_access import FolderAccess
 from penstock.errors import Unsupported
 from penstock.plugins import parse_settings
 from penstock.protocols import Pool

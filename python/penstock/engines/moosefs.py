@@ -28,7 +28,7 @@ from penstock.engines._shared.agent_client import (
     pool_root,
     pool_roots,
 )
-from penstock.engines._shared.folder import FolderAccess
+from penstock.engines._shared.folder_access import FolderAccess
 from penstock.errors import ConfigError, Deadline, PenstockError, SystemFault
 from penstock.plugins import parse_settings
 from penstock.protocols import Located, Pool

@@ -64,7 +64,7 @@ class StepCommands:
         ]  # fmt: skip
 
     def pool_exec(self, engine: str, node: str, requests: str) -> list[str]:
-        """Command that runs pool requests (see `pool.exec_requests`) on a node. It reads the pool from stdin."""
+        """Command that runs pool requests (see `pool.object_operations`) on a node. It reads the pool from stdin."""
         return [*self._penstock, "pool", "exec", engine, node, requests]
 
     def stage(self, data: str) -> list[str]:

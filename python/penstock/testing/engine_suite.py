@@ -2,7 +2,7 @@
 """Test suite for engines: checks that an engine fulfils the contract. Run `EngineSuite(engine, ...).run()` in a test.
 
 The suite starts one pool and takes it down at the end. All checks share this pool and run in the order of `CHECKS`. It
-runs `penstock.pool.exec_requests` on the nodes to read and write objects, so Penstock must be installed there.
+runs `penstock.pool.object_operations` on the nodes to read and write objects, so Penstock must be installed there.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class EngineSuite:
         disk: A folder that can be created on every node. If nodes share it, the path must contain `{node}`.
         files: A folder with the same path on this machine and on every node.
         shared: True if every node can read objects of all nodes; False if only its own, as with the engine `local`.
-        environment: Environment variables for `penstock.pool.exec_requests` on the nodes, for example the path of an
-            external package.
+        environment: Environment variables for `penstock.pool.object_operations` on the nodes, for example the path of
+            an external package.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class EngineSuite:
     # ------------------------------------------------------------ helpers for the checks
 
     def do(self, node: str, *requests: list[Any]) -> list[Any]:
-        """Run requests of `penstock.pool.exec_requests` on a node."""
+        """Run requests of `penstock.pool.object_operations` on a node."""
         assert self.pool is not None
-        argv = [sys.executable, "-m", "penstock.pool.exec_requests", self.engine, node, json.dumps(requests)]
+        argv = [sys.executable, "-m", "penstock.pool.object_operations", self.engine, node, json.dumps(requests)]
         ended = self.cluster.run(
             argv,
             on=[self.cluster.node(node)],

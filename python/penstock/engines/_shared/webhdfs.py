@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.atomic_file import PART_PREFIX
-from penstock.engines._shared.folder import validated_name
+from penstock.engines._shared.folder_access import validated_name
 from penstock.errors import Deadline, NoSpace, NotFound, ServerError, Unreachable
 from penstock.protocols import Located
 

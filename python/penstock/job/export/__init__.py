@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
 from penstock.job.export.azure import azure_batch, azureml
-from penstock.job.export.batch import pbs, slurm, slurm_epilog, slurm_prolog
 from penstock.job.export.kubernetes import kubernetes
+from penstock.job.export.slurm_pbs import pbs, slurm, slurm_epilog, slurm_prolog
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "names", "parse_settings"]
 
-_ARTICLE = {str: "a text", int: "a whole number", bool: "true or false", float: "a number"}
+_ARTICLE = {str: "a string", int: "a whole number", bool: "true or false", float: "a number"}
 
 
 def names(group: str) -> list[str]:

@@ -173,7 +173,7 @@ def test_what_zfp_cannot_hold_is_refused(survey, tmp_path):
         convert(source, tmp_path / "b.zarr", codec="zfp:tolerance=0.1")
     with pytest.raises(Unsupported, match="zfp does not support 5 dimensions"):
         parse_zfp("zfp:rate=8", np.dtype(np.float32), 5)
-    with pytest.raises(ConfigError, match="not one of none, gzip for HDF5"):
+    with pytest.raises(ConfigError, match="HDF5 does not support `zfp:rate=8`, only none, gzip"):
         convert(survey, tmp_path / "b.h5", codec="zfp:rate=8", **MAP)
     assert not h5py.is_hdf5(tmp_path / "b.h5") if (tmp_path / "b.h5").exists() else True
 

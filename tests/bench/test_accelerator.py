@@ -85,9 +85,9 @@ def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
         ("dataset: 7", "the section `dataset` is missing"),
         ("train: [1]", "`train` is not a table"),
         ("{", "is not valid YAML"),
-        ("reader: {batch_size: many}", "batch_size is 'many', not a number"),
+        ("reader: {batch_size: many}", r"batch_size must be a number \(got 'many'"),
         ("reader: {preprocess_time: 0.1}", "preprocessing time"),
-        ("dataset: {format: npz}", "record_length is None"),
+        ("dataset: {format: npz}", r"record_length must be a number \(got None"),
     ],
 )
 def test_workload_file_that_cannot_be_is_refused_with_the_reason(tmp_path, change, why):

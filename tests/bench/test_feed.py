@@ -104,7 +104,7 @@ def test_a_peer_that_breaks_is_told_and_the_rest_is_measured(tmp_path, twin, mon
 
 
 def test_unknown_peer_is_refused_with_those_that_there_are(tmp_path):
-    with pytest.raises(ConfigError, match="no peer `tensorfow`") as caught:
+    with pytest.raises(ConfigError, match="unknown peer `tensorfow`") as caught:
         feed.run(request(write(tmp_path / "d"), "tensorfow"))
     assert "tfdata" in caught.value.hint
 

@@ -262,9 +262,9 @@ def test_rows_of_version_1_keep_their_errors_and_losses(tmp_path):
 @pytest.mark.parametrize(
     ("text", "output"),
     [
-        ("{}", "line 1 is not a row"),
+        ("{}", "line 1 is not a valid row"),
         ('{"schema_version": 99}', "schema version 99"),
-        ("not json", "line 1 is not a row"),
+        ("not json", "line 1 is not a valid row"),
     ],
 )
 def test_rows_broken_are_told_with_their_line(tmp_path, text, output):

@@ -62,7 +62,7 @@ def test_verbs_reach_all_the_leader_and_those_that_are_named(cluster, tmp_path):
     raise_for_failures([cluster.copy_from_leader(str(tmp_path / "b"), tmp_path / "c")], "copy")
     assert (tmp_path / "c").read_bytes() == b"abc"
     assert cluster.barrier() >= 0
-    with pytest.raises(NotFound, match="no node `n9`; the nodes are n0, n1, n2"):
+    with pytest.raises(NotFound, match="unknown node `n9`; the nodes are n0, n1, n2"):
         cluster.node("n9")
     with pytest.raises(NotFound):
         Cluster.open("local", {"nodes": 3}, only=["n1", "nx"])
@@ -179,7 +179,7 @@ def test_cli_doctor_says_what_each_engine_lacks_by_node(run_cli):
         assert result.code == 0, result.err  # `mount` finds the root file system
         lacks = json.loads(result.out)["missing"]
         assert lacks["local"] == []
-        assert lacks["hdfs"][-1] == "5 copies need as many nodes, but there are 2"
+        assert lacks["hdfs"][-1] == "5 copies require at least 5 nodes (got 2)"
         people = run_cli("doctor", *flags)
         assert "h1  " in people.out
         hosts.kill("h2")

@@ -66,7 +66,7 @@ def test_load_named_file_missing_is_not_found(tmp_path):
 @pytest.mark.parametrize("content", [b"[haul", b"\xff\xfe", b"a = 1\na = 2\n"])
 def test_load_no_toml_names_the_file(tmp_path, content):
     (tmp_path / "penstock.toml").write_bytes(content)
-    with pytest.raises(ConfigError, match=r"penstock\.toml is not TOML"):
+    with pytest.raises(ConfigError, match=r"penstock\.toml is not valid TOML"):
         load({}, tmp_path)
 
 

@@ -131,9 +131,9 @@ def test_beeond_says_what_nodes_lack():
     made = engine_plugins.load("beeond", {})
     assert made.probe(PoolSpec("p", "/x"), facts) == [
         "h2: beeond is not installed (package `beeond` of BeeGFS)",
-        "h2: BeeOND needs root to mount, but this is user 7",
+        "h2: BeeOND requires root to mount, but the user is 7",
     ]
-    assert "2 copies need mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
+    assert "2 copies require mirrors_storage" in made.probe(PoolSpec("p", "/x", copies=2), {})[0]
     with pytest.raises(SystemFault, match=r"enterprise|licensed"):
         lifecycle._raise_for_problems(PoolSpec("p", "/x"), made.probe(PoolSpec("p", "/x", copies=2), {}), {})
 

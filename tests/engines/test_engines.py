@@ -72,7 +72,7 @@ def test_strange_engine_comes_by_the_same_door_and_passes_the_suite(home, tmp_pa
 @pytest.mark.needs_root
 def test_mount_that_nodes_do_not_share_is_refused_and_taken_back(cluster, hosts):
     spec = PoolSpec("apart", hosts.own_disk)
-    with pytest.raises(ConfigError, match=r"h2: it does not see .* the mount is not shared"):
+    with pytest.raises(ConfigError, match=r"h2: .* is not visible: the mount is not shared"):
         lifecycle.up(cluster, spec, "mount", {}, timeout_s=60)
     assert list(hosts.disk("h1").iterdir()) == []
 
@@ -155,11 +155,11 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
     ("engine", "settings", "spec", "kind", "word"),
     [
         ("nonesuch", {}, PoolSpec("p", "/x"), ConfigError, "no engine `nonesuch`"),
-        ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "no setting `colour`"),
+        ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "unknown setting `colour`"),
         ("local", {}, PoolSpec("../p", "/x"), ConfigError, "not a valid pool name"),
         ("local", {}, PoolSpec("p", "x"), ConfigError, "not an absolute path"),
         ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "2 copies"),
-        ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies need as many nodes"),
+        ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies require at least 3 nodes"),
         ("local", {}, PoolSpec("p", "/proc/none"), NotFound, "n0"),
     ],
 )  # fmt: skip
@@ -174,7 +174,7 @@ def test_lacks_of_nodes_are_told_by_name():
     facts = {"h1": {"java": "openjdk 17", "unresolved": []}, "h2": {"java": None, "unresolved": ["h9"]}}
     assert made.probe(PoolSpec("p", "/x"), facts) == [
         "h2: Java (11 or 17) is not installed",
-        "h2: it cannot resolve h9",
+        "h2: the host names h9 cannot be resolved",
     ]
     with pytest.raises(SystemFault, match=r"h1: its clock differs by \+90 s"):
         lifecycle._raise_for_problems(PoolSpec("p", "/x"), [], {"h1": {"skew_s": 90.0}})

@@ -101,7 +101,7 @@ def test_loader_has_one_iterator_at_a_time(shuffled):
         ({"batch_size": 0}, "0 is not a valid batch size"),
         ({"batch_size": 2**64}, "is not a valid batch size"),
         ({"batch_size": 2, "rank": 1}, "both rank and world"),
-        ({"batch_size": 2, "rank": 2, "world": 2}, "2 is not one of 2"),
+        ({"batch_size": 2, "rank": 2, "world": 2}, "got 2, with a world of 2"),
         ({"batch_size": 2, "tail": "curly"}, "curly"),
         ({"batch_size": 2, "memory_bytes": 0}, "memory_bytes"),
     ],

@@ -29,7 +29,7 @@ def test_state_of_a_grown_dataset_has_both_counts_and_a_hint(made, tmp_path):
         match="20 samples then and now, but different objects, or different parts or weights of a mixture",
     ):
         other.load_state_dict(state)
-    with pytest.raises(penstock.errors.ConfigError, match="its seed is 1 but this loader's is 2") as caught:
+    with pytest.raises(penstock.errors.ConfigError, match="seed is 1, but this loader's seed is 2") as caught:
         penstock.Loader(dataset(write(tmp_path / "again", [2] * 10)).shuffle(2), batch_size=2).load_state_dict(state)
     assert "shuffle()" in caught.value.hint
 

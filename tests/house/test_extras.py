@@ -83,7 +83,7 @@ def test_command_of_a_bare_install_names_the_extra(bare, arguments, what, extra)
 def test_import_in_a_bare_install_names_the_extra(bare, module, package, extra):
     done = bare("-c", f"import penstock; penstock.{module}")
     assert done.stderr.splitlines()[-2:] == [
-        f"penstock.errors.MissingPackage: penstock.{module} needs {package}, which is not installed",
+        f"penstock.errors.MissingPackage: penstock.{module} requires {package}, which is not installed",
         f"pip install 'penstock[{extra}]'",
     ]
     tried = bare(
@@ -103,7 +103,7 @@ def test_listing_and_schema_of_a_bare_install_work_and_a_loader_names_the_extra(
     assert done.stdout == "bytes 1\n"
     assert "MissingPackage: penstock.Loader requires numpy, which is not installed\npip install" in done.stderr
     hdf5 = bare("-c", "import penstock, sys; penstock.open(sys.argv[1], format=penstock.formats.hdf5('x'))", tmp_path)
-    assert "MissingPackage: format hdf5 needs h5py" in hdf5.stderr
+    assert "MissingPackage: format hdf5 requires h5py" in hdf5.stderr
 
 
 def test_missing_package_is_what_import_raises_and_unsupported():

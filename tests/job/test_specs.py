@@ -164,7 +164,7 @@ def test_azure_lines_lay_down_the_very_file(form, exported, tmp_path):
         ("azure-batch", {"mpi": "slurm"}, "", "launcher = mpi"),
         ("slurm", {"mpi": "ssh"}, "", "launcher = slurm or mpi"),
         ("slurm", {}, 'args = ["--a\\n#SBATCH --b"]', "must be a single line"),
-        ("slurm-prolog", {}, "", "the job file has no"),
+        ("slurm-prolog", {}, "", "requires a [pool] in the job file"),
         ("pbs", {"nodes = 4": "nodes = 0"}, "", "submit.nodes: must be at least 1 (got 0)"),
         ("jcl", {}, "", "is not one of slurm"),
     ],
@@ -302,7 +302,7 @@ def test_nodes_that_each_do_their_part_make_the_whole_job(tmp_path):
     ("words", "word"),
     [
         (["--node", "0"], "--nodes: missing"),
-        (["--node", "3", "--nodes", "3", "--rendezvous", "h:1"], "not below"),
+        (["--node", "3", "--nodes", "3", "--rendezvous", "h:1"], "got 3 of 3 nodes"),
         (["--node", "0", "--nodes", "2"], "--rendezvous"),
         (["--node", "0", "--nodes", "2", "--rendezvous", "h"], "not HOST:PORT"),
     ],

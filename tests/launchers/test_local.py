@@ -148,9 +148,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     ("settings", "word"),
     [
         ({"nodes": 0}, "between 1 and 1024"),
-        ({"nodes": "x"}, "not a whole number"),
-        ({"colour": 1}, "no setting `colour`"),
-        ({"nodes": True}, "not a whole number"),
+        ({"nodes": "x"}, "must be a whole number"),
+        ({"colour": 1}, "unknown setting `colour`"),
+        ({"nodes": True}, "must be a whole number"),
     ],
 )
 def test_local_bad_setting_is_refused(settings, word):

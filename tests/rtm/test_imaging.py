@@ -118,7 +118,7 @@ def test_gather_that_does_not_fit_the_survey_is_refused(shot):
     dead = gather.copy()
     dead[5, 6] = np.nan
     for bad, message in (
-        (gather.T, r"float32 \[61, \d+\] is not an array of real numbers \[\d+, 61\] \(samples, receivers\)"),
+        (gather.T, r"must be an array of real numbers \[\d+, 61\] \(samples, receivers\), but is float32 \[61, \d+\]"),
         (gather[:-1], "not an array of real numbers"),
         (gather.astype(complex), "complex128"),
         (None, "NoneType"),
@@ -198,7 +198,7 @@ def test_tree_sum_does_not_change_its_inputs():
     ("arrays", "message"),
     [
         ([], "no images"),
-        ([np.ones(2), np.ones(3)], r"image 1: shape \[3\] differs from \[2\]"),
+        ([np.ones(2), np.ones(3)], r"image 1: shape \[3\] differs from the earlier images' \[2\]"),
         ([np.ones(2), np.array([1, np.nan])], "image 1: contains values that are not finite"),
     ],
 )
@@ -245,5 +245,5 @@ def test_reflector_peaks_are_apart_and_at_most_the_count():
     for bad in (np.full((4, 9), np.nan), np.ones(9), np.zeros((0, 9))):
         with pytest.raises(ConfigError, match="image: "):
             reflector_peaks(bad, 3)
-    with pytest.raises(ConfigError, match="less than 1"):
+    with pytest.raises(ConfigError, match="must be at least 1"):
         reflector_peaks(image, 0)

@@ -407,7 +407,7 @@ def test_workload_claimed_twice_is_refused(stranger):
     rival.mkdir()
     (rival / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 1.0\n")
     (rival / "entry_points.txt").write_text("[penstock.workloads]\ncounting = rival:workload\n")
-    with pytest.raises(ConfigError, match="claimed by 2"):
+    with pytest.raises(ConfigError, match="provided by 2"):
         load_workload("counting")
 
 

@@ -66,7 +66,7 @@ def compare(
         if name not in a.coords or name not in b.coords:
             found.problems.append(f"coordinate {name}: only in {'the first' if name in a.coords else 'the second'}")
         elif not np.array_equal(a.coords[name].values, b.coords[name].values, equal_nan=True):
-            found.problems.append(f"coordinate {name}: its values differ")
+            found.problems.append(f"coordinate {name}: the values differ")
     if a.shape != b.shape:
         return found
     # A block consists of whole chunks of the first volume, so that few objects are read more than once.

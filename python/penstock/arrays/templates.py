@@ -126,7 +126,7 @@ def load_template(environment: Mapping[str, str], name: str) -> Template:
     return Template(**{key.replace("-", "_"): value for key, value in stated.items()})
 
 
-_ARTICLES = {str: "a text", int: "a whole number", bool: "true or false"}
+_ARTICLES = {str: "a string", int: "a whole number", bool: "true or false"}
 
 
 def save_template(environment: Mapping[str, str], name: str, template: Template) -> Path:

@@ -109,7 +109,7 @@ def command(
     if (left := len(found["failed"]) - _MAX_SHOWN) > 0:
         click.echo(f"... and {left:,} more (--json lists all)", err=True)
     if found["failed"] and not repair:
-        click.echo("  hint: run penstock verify DST --repair to fetch exactly these again", err=True)
+        click.echo("  hint: run penstock verify DST --repair to download only these again", err=True)
     for share in found["unfinished"]:
         click.echo(f"{click.style('unfinished', fg='red', bold=True)}: {_unfinished(share)}", err=True)
     if found["unfinished"]:

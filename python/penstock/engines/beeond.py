@@ -125,11 +125,11 @@ class BeeondEngine(SharedFolderEngine):
             if not found["programs"].get("beeond"):
                 lacks.append(f"{node}: beeond is not installed (package `beeond` of BeeGFS)")
             if found["user"] != 0:
-                lacks.append(f"{node}: BeeOND needs root to mount, but this is user {found['user']}")
+                lacks.append(f"{node}: BeeOND requires root to mount, but the user is {found['user']}")
         if spec.copies > 1 and not self._settings["mirrors_storage"]:
-            lacks.append(f"{spec.copies} copies need mirrors_storage, a licensed feature of BeeGFS")
+            lacks.append(f"{spec.copies} copies require mirrors_storage, a licensed feature of BeeGFS")
         if spec.copies > 2:
-            lacks.append(f"{spec.copies} copies exceed the two that BeeGFS mirroring keeps")
+            lacks.append(f"{spec.copies} copies are more than the two that BeeGFS mirroring supports")
         return lacks
 
     # ------------------------------------------------------------ up

@@ -58,9 +58,9 @@ class HdfsEngine(AgentManagedEngine):
             if not found["java"] and self._settings["java"] == "java":
                 lacks.append(f"{node}: Java (11 or 17) is not installed")
             if found["unresolved"]:
-                lacks.append(f"{node}: it cannot resolve {', '.join(found['unresolved'])}")
+                lacks.append(f"{node}: the host names {', '.join(found['unresolved'])} cannot be resolved")
         if spec.copies > len(facts):
-            lacks.append(f"{spec.copies} copies need as many nodes, but there are {len(facts)}")
+            lacks.append(f"{spec.copies} copies require at least {spec.copies} nodes (got {len(facts)})")
         return lacks
 
     # ------------------------------------------------------------ up

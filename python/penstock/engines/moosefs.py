@@ -68,7 +68,7 @@ class MooseFsEngine(AgentManagedEngine):
             if not found["fuse"]:
                 lacks.append(f"{node}: /dev/fuse cannot be opened")
         if spec.copies > min(len(facts), _MAX_COPIES):
-            lacks.append(f"{spec.copies} copies need as many nodes, but there are {len(facts)}")
+            lacks.append(f"{spec.copies} copies require at least {spec.copies} nodes (got {len(facts)})")
         return lacks
 
     # ------------------------------------------------------------ up

@@ -50,8 +50,7 @@ class Unindexed:
         if global_batch % world:
             raise ConfigError(
                 f"global_batch: must be a multiple of the number of ranks for an unindexed dataset (got {global_batch} "
-                "for "
-                f"{world} ranks)",
+                f"for {world} ranks)",
                 where="global_batch",
             )
         self.dataset, self.rank, self.world, self.tail = dataset, rank, world, tail

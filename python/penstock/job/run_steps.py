@@ -483,7 +483,7 @@ class Execution:
         if ended.refused:
             raise PreconditionFailed(f"pool down: {', '.join(ended.refused.values())}")
         if ended.unreached:
-            text = f"{', '.join(ended.unreached)} did not answer; the pool still has files there"
+            text = f"{', '.join(ended.unreached)} did not respond; the pool still has files there"
             if set(ended.unreached) <= set(self.lost):
                 return text
             raise PenstockError(

@@ -108,7 +108,7 @@ class _Torch:
         try:
             return self._worker.call(call, self._answer_s)
         except Empty:
-            why = f"did not answer for {self._answer_s:.0f} s"
+            why = f"did not respond for {self._answer_s:.0f} s"
         except (RuntimeError, OSError) as error:
             why = f"does not respond ({(str(error).strip().splitlines() or ['no message'])[0][:200]})"
         raise RankFailed(f"rank 0 failed: the process group's store {why}", rank=0)

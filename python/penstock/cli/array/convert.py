@@ -270,7 +270,7 @@ def _readable(report: ConversionReport, dry_run: bool) -> str:
     rate = format_rate(report.sample_bytes / report.seconds) if report.seconds else "at once"
     parts = [f"{report.blocks:,} blocks in {format_seconds(report.seconds)}, {rate}"]
     if report.resumed:
-        parts.append(f"{report.resumed:,} were there already")
+        parts.append(f"{report.resumed:,} were already written")
     if report.stored_bytes:
         parts.append(f"{format_bytes(report.stored_bytes)} stored")
     if report.ibm_words:

@@ -95,7 +95,7 @@ def command(
     spec, demand = _spec(model, data, file, rest)
     document = _asked(spec, demand)
     for name in file.passed_over if file else ():
-        click.echo(f"{name} has no effect here and is ignored", err=True)
+        click.echo(f"{name} has no effect in the emulation and is ignored", err=True)
     if dry_run:
         _print(document, as_json)
         return

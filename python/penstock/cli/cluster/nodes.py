@@ -35,7 +35,7 @@ def command(
     for node in rows:
         found = facts.get(str(node["node"]))
         if found is None:
-            click.echo(f"{node['node']}  {node['address']}  did not answer")
+            click.echo(f"{node['node']}  {node['address']}  did not respond")
             continue
         gpus = f", {len(found['gpus'])} x {found['gpus'][0]}" if found["gpus"] else ""
         click.echo(

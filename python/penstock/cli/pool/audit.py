@@ -49,7 +49,7 @@ def command(
         if not any(left.values()):
             click.echo(f"pool {name}: nothing is left on {len(left)} nodes")
     for node in ended.unreached:
-        click.echo(f"error[unreachable]: {node}: it did not answer", err=True)
+        click.echo(f"error[unreachable]: {node}: did not respond", err=True)
     if ended.unreached:
         return 3
     return 1 if any(left.values()) else 0

@@ -60,13 +60,13 @@ def command(
             counts = ", ".join(f"{len(found)} {what}" for what, found in receipt.items() if found) or "nothing was left"
             click.echo(f"{node}  {counts}")
     for node in ended.unreached:
-        click.echo(f"error[unreachable]: {node}: it did not answer, so the pool's files are still there", err=True)
+        click.echo(f"error[unreachable]: {node}: did not respond, so the pool's files are still there", err=True)
     for text in ended.refused.values():
         click.echo(f"error[precondition]: {text}", err=True)
     if ended.refused:
-        click.echo(f"  hint: run penstock pool audit --name {name} to list what is left", err=True)
+        click.echo(f"  hint: run penstock pool audit --name {name} to list the remaining files and processes", err=True)
         return 3
     if ended.unreached and not forget_lost:
-        click.echo("  hint: run the same command when it answers again, or with --forget-lost", err=True)
+        click.echo("  hint: repeat the command when the node responds again, or with --forget-lost", err=True)
         return 3
     return 0

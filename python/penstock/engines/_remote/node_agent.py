@@ -121,7 +121,7 @@ def prepare(request: dict[str, Any]) -> dict[str, Any]:
         raise AgentError(code, f"{error.filename or root}: {error.strerror}") from error
     free = shutil.disk_usage(root).free
     if free < request.get("need_bytes", 0):
-        raise AgentError("no-space", f"{root} has {free:,} bytes free, but the pool needs {request['need_bytes']:,}")
+        raise AgentError("no-space", f"{root} has {free:,} bytes free, but the pool requires {request['need_bytes']:,}")
     return {
         "ports": free_ports(request["address"], request.get("ports", 0), request.get("fixed", [])),
         "free_bytes": free,

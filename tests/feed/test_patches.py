@@ -243,6 +243,7 @@ def test_node_cache_reads_shared_chunks_once(tmp_path, emulator, monkeypatch):
 @pytest.mark.needs_torch
 def test_patches_by_torch_and_by_index(tmp_path):
     import torch
+
     from penstock.torch import Loader, MapDataset
 
     dataset = write(tmp_path, "blosc").patches((8, 8, 8), stride=6).shuffle(seed=4)

@@ -11,7 +11,7 @@ use penstock_record::tf_example::Feature;
 use penstock_record::tf_sequence_example::FeatureList;
 use penstock_types::{DType, TensorSpec, with_separators};
 
-use crate::patches::Patch;
+use crate::chunked_arrays::Patch;
 
 /// A named value of a record.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,7 +8,7 @@ use penstock_types::{Error, Result, TensorSpec};
 
 use super::{Each, Framing, Record, RecordId};
 use crate::chunked_arrays::{Blocks, Extent};
-use crate::patches::{FILE, ORIGIN, Patch};
+use crate::chunked_arrays::{FILE, ORIGIN, Patch};
 use crate::value::{Array, Value};
 use penstock_dataset::record_index::Span;
 

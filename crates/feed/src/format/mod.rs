@@ -32,8 +32,8 @@ pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
 pub use zarr::ZarrMetadata;
 
 use super::chunked_arrays::Blocks;
+use super::chunked_arrays::PatchSpec;
 use super::memory::PartHold;
-use super::patches::PatchSpec;
 use super::value::Value;
 use penstock_dataset::manifest::{Manifest, RecordFormat, codec_text};
 use penstock_dataset::record_index::Span;

@@ -13,7 +13,7 @@ use penstock_record::chunk::decode_into;
 use penstock_types::{ByteRange, DType, Error, Result, TensorSpec, with_separators};
 use serde::{Deserialize, Serialize};
 
-use crate::chunked_arrays::{Block, Blocks, Column, Extent, FindChunk, Layout, MAX_CHUNKS, Piece, Stored};
+use super::{Block, Blocks, Column, Extent, FindChunk, Layout, MAX_CHUNKS, Piece, Stored};
 
 /// Name of the part with the index of a patch's first element.
 pub(crate) const ORIGIN: &str = "origin";
@@ -405,7 +405,7 @@ impl Blocks {
     }
 
     /// Shape of the box that contains a block's patches, and the index of its first element in the array.
-    pub(super) fn patch_box(&self, numbers: &[Range<usize>]) -> (Vec<usize>, Vec<usize>) {
+    pub(crate) fn patch_box(&self, numbers: &[Range<usize>]) -> (Vec<usize>, Vec<usize>) {
         let (mut shape, mut start) = (Vec::new(), Vec::new());
         for (axis, numbers) in numbers.iter().enumerate() {
             let Some(spec) = &self.patches else { break };

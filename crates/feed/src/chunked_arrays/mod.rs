@@ -14,9 +14,13 @@ use std::ops::Range;
 use penstock_record::chunk::{Step, copy_rows, decode_into};
 use penstock_types::{ByteRange, DType, Error, Key, Result, TensorSpec, with_separators};
 
-use crate::patches::{FILE, ORIGIN, PatchSpec};
 use penstock_dataset::manifest::{Entry, Manifest};
 use penstock_dataset::record_index::Span;
+
+mod patches;
+
+pub use self::patches::PatchSpec;
+pub(crate) use self::patches::{FILE, ORIGIN, Patch};
 
 /// Maximum number of chunks per dataset. Each chunk takes about 100 bytes of memory while the dataset is open.
 pub(super) const MAX_CHUNKS: usize = 1 << 22;

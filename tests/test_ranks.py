@@ -178,7 +178,7 @@ def test_rank_under_pbs_is_found_by_host_or_by_pbsdsh(tmp_path):
     assert "pbsdsh" in (detect(_pbs(tmp_path, lines, PBS_ENVIRONMENT="PBS_BATCH"), host="n1").note or "")
 
 
-def test_rank_under_pbs_is_refused_where_it_cannot_be_told(tmp_path):
+def test_rank_under_pbs_unknown_number_is_refused(tmp_path):
     for env, host in [
         (_pbs(tmp_path, ["n1", "n2"]), "elsewhere"),
         ({"PBS_NODEFILE": str(tmp_path / "none")}, "n1"),

@@ -185,7 +185,7 @@ def test_map_places_fields_anywhere(tmp_path):
     assert list(volume.coords["inline"].values[:2]) == [300, 303]
 
 
-def test_missing_traces_are_nan_and_told(tmp_path):
+def test_missing_traces_are_nan_and_counted(tmp_path):
     kept = np.delete(np.arange(140), [3, 77])
     path = write_segy(tmp_path / "a.sgy", noise((140, 60))[kept], inlines=INLINES[kept], crosslines=CROSSLINES[kept])
     volume = penstock.arrays.open(path)

@@ -134,7 +134,7 @@ def test_runner_printed_number_is_the_last_that_fits(pattern, value):
         (python("print('x')"), Metric("printed", "(x)"), ConfigError, "not a number"),
     ],
 )
-def test_runner_run_that_gives_nothing_is_told(argv, metric, kind, output):
+def test_runner_run_without_output_is_reported(argv, metric, kind, output):
     with pytest.raises(kind, match=output):
         runner(metric)(argv, "A")
 

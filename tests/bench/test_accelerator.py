@@ -61,7 +61,7 @@ def test_verdict_is_refused_where_the_loop_costs_too_much():
     assert "1900.0 us of it in barriers" in ranks.reason
 
 
-def test_workload_file_of_dlio_is_read_and_what_means_nothing_is_told(tmp_path):
+def test_dlio_workload_file_unused_keys_are_reported(tmp_path):
     file = tmp_path / "unet3d.yaml"
     file.write_text(UNET)
     output = dlio.read(file)

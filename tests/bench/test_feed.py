@@ -116,7 +116,7 @@ def test_contestant_that_is_silent_for_too_long_is_ended():
     silent.end()
 
 
-def test_contestant_that_died_says_its_last_words():
+def test_contestant_killed_shows_end_of_stderr():
     gone = interleaved.Participant("gone", [sys.executable, "-c", "raise SystemExit('no such thing')"], {}, limit_s=20)
     with pytest.raises(RankFailed, match="gone: the process ended: no such thing"):
         gone.ask({"do": "pass"})

@@ -227,12 +227,12 @@ def test_folder_with_data_beside_the_results_reads_their_beginnings_alone(tmp_pa
     assert len(read_any(tmp_path).rows) == 1
 
 
-def test_mdtest_that_was_killed_before_its_summary_is_told():
+def test_mdtest_killed_before_summary_is_reported():
     with pytest.raises(Corrupt, match="the summary of rates is missing"):
         ior.parse_mdtest(MDTEST.partition("SUMMARY")[0], "out.txt")
 
 
-def test_folder_without_results_is_told(tmp_path):
+def test_report_folder_without_results_is_reported(tmp_path):
     (tmp_path / "notes").write_text("x")
     with pytest.raises(NotFound, match="contains no known results"):
         read_any(tmp_path)

@@ -154,7 +154,7 @@ def test_error_with_debug_shows_where_it_was_raised(failing):
         (KeyError("x"), "error[bug]: KeyError: 'x'", 1),
     ],
 )
-def test_error_of_python_s_own_is_told_in_our_words(failing, capsys, error, line, code):
+def test_error_of_python_becomes_penstock_error(failing, capsys, error, line, code):
     failing(error)
     with pytest.raises(SystemExit) as ended:
         app.main(["fail"])

@@ -84,7 +84,7 @@ def test_classify_folder_of_rows_is_judged_again(run_cli, tmp_path):
         ("empty.csv", render([]), 3, "no point that can be classified"),
     ],
 )
-def test_classify_nothing_to_judge_is_told(run_cli, tmp_path, name, content, code, output):
+def test_classify_without_rows_is_reported(run_cli, tmp_path, name, content, code, output):
     file = tmp_path / name
     if content is not None:
         file.write_text(content)

@@ -86,7 +86,7 @@ def test_emulate_refusals_name_the_thing_and_exit_as_documented(tmp_path, run_cl
         assert len(ran.err.splitlines()) <= 3
 
 
-def test_emulate_port_that_is_taken_is_told(tmp_path, run_cli):
+def test_emulate_port_in_use_is_reported(tmp_path, run_cli):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -72,7 +72,7 @@ def instance(tmp_path):
         ("gs://bucket/", "PENSTOCK_GS_METADATA"),
     ],
 )
-def test_metadata_addresses_are_not_asked_unless_told(url, leave, instance, tmp_path):
+def test_metadata_addresses_need_opt_in(url, leave, instance, tmp_path):
     name, log = instance
     program = Path(sys.executable).with_name("penstock")
     home = tmp_path / "home"
@@ -143,7 +143,7 @@ def test_login_of_az_gives_the_token(azure, run_cli, tmp_path):
     assert seen == ["Bearer cli-token"]
 
 
-def test_login_of_az_that_is_over_is_told_without_what_az_said(azure, run_cli, tmp_path):
+def test_azure_expired_login_hides_az_output(azure, run_cli, tmp_path):
     port, seen = azure
     path = _az(tmp_path / "bin", "echo secret-of-az >&2; exit 1")
     env = {"PATH": path, "AZURE_STORAGE_ACCOUNT": "acc", "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/acc"}

@@ -222,7 +222,7 @@ def test_link_out_of_the_folder_is_no_object(s3, served, tmp_path):
     assert s3("get_object", Key="dir/mine")["Body"].read() == b"x"
 
 
-def test_bucket_that_is_not_there_is_told(served):
+def test_bucket_missing_is_reported(served):
     client = served.client()
     assert [one["Name"] for one in client.list_buckets()["Buckets"]] == [served.bucket]
     assert client.get_bucket_location(Bucket=served.bucket)["LocationConstraint"] is None

@@ -129,7 +129,7 @@ def test_hdfs_without_jars_or_with_a_port_in_use_is_refused_and_rolled_back(clus
 
 
 @pytest.mark.needs_pool
-def test_hdfs_daemon_that_dies_is_told_with_its_last_words(cluster, hosts, jars):
+def test_hdfs_killed_daemon_shows_end_of_log(cluster, hosts, jars):
     with pytest.raises(PenstockError, match=r"h\d: .*(ended|heap)"):
         lifecycle.up(
             cluster, PoolSpec("p", hosts.own_disk), "hdfs", {"hadoop": jars, "datanode_heap_mb": 1}, timeout_s=90

@@ -182,7 +182,7 @@ def test_config_whose_last_line_of_ours_is_missing_keeps_all_that_follows(trusti
     ("old", "new"),
     [("Host *\n# ", "# "), ("IdentityFile", "User bob\nIdentityFile"), ("Host 10", "Match all\nHost 10")],
 )
-def test_config_whose_block_was_changed_stays_and_is_told(old, new, trusting, ssh):
+def test_config_changed_block_stays_and_is_reported(old, new, trusting, ssh):
     path = ssh / "config"
     path.write_text(path.read_text().replace(old, new, 1))
     changed = path.read_text()

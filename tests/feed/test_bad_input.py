@@ -66,7 +66,7 @@ def test_bad_object_errs_at_its_batch_names_itself_and_ends_the_iterator(made, c
     assert batches(mended) == [[2, 3], [4, 5]]
 
 
-def test_object_replaced_since_the_listing_is_told(made):
+def test_object_replaced_since_listing_is_changed(made):
     folder = made([1] * 4)
     loader = penstock.Loader(dataset(folder), batch_size=2)
     assert len(loader) == 2
@@ -174,7 +174,7 @@ def test_counts_declared_or_alike_need_no_scan(made, caplog):
     assert caplog.messages == []
 
 
-def test_names_that_hold_no_records_are_left_aside_and_said(made, caplog):
+def test_names_without_records_are_skipped_with_warning(made, caplog):
     folder = made([1] * 3)
     (folder / "README.md").write_text("# hello")
     (folder / ".penstock").mkdir()

@@ -470,7 +470,7 @@ def test_a_loader_that_has_run_on_a_device_pickles(made, late):
 
 
 @pytest.mark.parametrize(("count", "output"), [(0, "sees no CUDA devices"), (2, "sees 2 CUDA devices")])
-def test_a_device_that_is_not_here_is_told(made, monkeypatch, count, output):
+def test_gpu_missing_device_raises(made, monkeypatch, count, output):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     with pytest.raises(Unsupported, match=f"{output}, but cuda:3 was requested") as caught:

@@ -194,7 +194,7 @@ def test_a_driver_that_refuses_costs_a_copy(made, driver, tmp_path, refuses, pin
     assert (tmp_path / "held").read_text() == "0"
 
 
-def test_a_machine_without_the_driver_is_told(tmp_path):
+def test_gpu_missing_driver_raises(tmp_path):
     (tmp_path / "libcuda.so.1").write_bytes(b"")  # hides a real driver, if one is installed
     ran = _with_driver(tmp_path, tmp_path, "from penstock import _native; _native.CudaDevice(0)")
     assert "Unsupported: registering memory with CUDA device 0 is not supported by this machine:" in ran.stderr

@@ -71,7 +71,7 @@ def test_prop_damaged_hdf5_reads_or_raises_one_of_ours(tmp_path, content):
         pass
 
 
-def test_hdf5_with_a_damaged_group_is_corrupt_and_has_h5pys_words(tmp_path):
+def test_hdf5_damaged_group_is_corrupt_with_h5py_message(tmp_path):
     content = bytearray(made("latest", "chunked"))
     at = content.index(b"OHDR", content.index(b"OHDR") + 1)  # the header of group `a`
     content[at + 8] ^= 0xFF

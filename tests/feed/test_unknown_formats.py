@@ -156,7 +156,7 @@ def test_images_are_read_beside_small_tables_and_arrays(tmp_path, caplog):
     assert caplog.text.count("3 objects are ignored, because their names are not names of images objects") == 2
 
 
-def test_gzip_under_a_plain_name_is_named_and_read_when_told(tmp_path):
+def test_gzip_under_plain_name_is_read_with_codec_set(tmp_path):
     # TensorFlow's compression_type="GZIP" adds no suffix.
     (tmp_path / "a.tfrecord").write_bytes(gzip.compress(RECORDS))
     for ask in (lambda opened: opened.samples, lambda opened: opened.schema()):

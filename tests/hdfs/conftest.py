@@ -23,7 +23,7 @@ class Hdfs:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
-        self._told: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
         self._read()
 
     def _read(self) -> None:
@@ -31,11 +31,11 @@ class Hdfs:
         line = self._process.stdout.readline()
         if not line:
             pytest.fail("HDFS did not start; `make setup-peers` installs it", pytrace=False)
-        self._told = json.loads(line)
+        self._facts = json.loads(line)
 
     @property
     def url(self) -> str:
-        return f"hdfs://{self._told['authority']}"
+        return f"hdfs://{self._facts['authority']}"
 
     @property
     def env(self) -> dict[str, str]:
@@ -44,11 +44,11 @@ class Hdfs:
     @property
     def default_env(self) -> dict[str, str]:
         """Environment for `hdfs:///`, whose authority comes from the Hadoop configuration."""
-        return {**self.env, "HADOOP_CONF_DIR": self._told["conf"]}
+        return {**self.env, "HADOOP_CONF_DIR": self._facts["conf"]}
 
     @property
     def nodes(self) -> list[int]:
-        return list(self._told["nodes"])
+        return list(self._facts["nodes"])
 
     def start_node(self, node: int) -> None:
         assert self._process.stdin is not None
@@ -59,7 +59,7 @@ class Hdfs:
     def put(self, path: str, body: bytes) -> None:
         """Writes a file by WebHDFS, as a third-party client."""
         query = "op=CREATE&overwrite=true&noredirect=true&user.name=foreign"
-        where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
+        where = f"http://127.0.0.1:{self._facts['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
         with urllib.request.urlopen(urllib.request.Request(where, method="PUT"), timeout=30) as answer:
             location = json.load(answer)["Location"]
         request = urllib.request.Request(location, data=body, method="PUT")
@@ -69,13 +69,13 @@ class Hdfs:
     def owner(self, path: str) -> str:
         """Owner of a file, by WebHDFS."""
         query = "op=GETFILESTATUS&user.name=foreign"
-        where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
+        where = f"http://127.0.0.1:{self._facts['http']}/webhdfs/v1{urllib.parse.quote(path)}?{query}"
         with urllib.request.urlopen(where, timeout=30) as answer:
             return str(json.load(answer)["FileStatus"]["owner"])
 
     def get(self, path: str) -> bytes:
         """Reads by WebHDFS."""
-        where = f"http://127.0.0.1:{self._told['http']}/webhdfs/v1{urllib.parse.quote(path)}?op=OPEN&user.name=foreign"
+        where = f"http://127.0.0.1:{self._facts['http']}/webhdfs/v1{urllib.parse.quote(path)}?op=OPEN&user.name=foreign"
         with urllib.request.urlopen(where, timeout=60) as answer:
             return bytes(answer.read())
 

@@ -144,7 +144,7 @@ def test_job_by_sbatch(hosts):
     _check(hosts, "bysbatch")
 
 
-def test_job_that_slurm_refuses_is_told_in_its_words(hosts):
+def test_slurm_rejected_job_shows_slurm_message(hosts):
     job = _write(hosts, "refused", "slurm", container=f'[submit]\nnodes = {HOSTS + 60}\nqueue = "nowhere"')
     ran = hosts.run(1, _PROGRAM, "run", job, "--submit", "--output", hosts.folder / "runs")
     assert (ran.returncode, "Invalid partition name" in ran.stderr) == (3, True), ran.stderr
@@ -319,7 +319,7 @@ with Cluster.open(sys.argv[1], {}) as cluster:
 
 
 @pytest.mark.parametrize("launcher", ["slurm", pytest.param("mpi", marks=pytest.mark.needs_pool)])
-def test_host_that_is_lost_is_told_from_those_that_answer(launcher, hosts, tmp_path):
+def test_lost_host_is_separated_from_responding_hosts(launcher, hosts, tmp_path):
     line = hosts.line(1, "salloc", "-Q", "-N3", sys.executable, "-c", _WHO_IS_LOST, launcher, tmp_path)
     asking = subprocess.Popen(line, env=hosts.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

@@ -45,12 +45,12 @@ def patient(ask, *words):
 limit = time.monotonic() + 120
 while not (out / "go").exists() and time.monotonic() < limit:
     time.sleep(0.1)
-told = {}
+checksums = {}
 for each in sorted(n for n in patient(access.names, "data/") if n.endswith(".bin"))[rank::world]:
     fast = patient(access.fast_path, each)
     body = fast.read_bytes() if fast else patient(access.read, each, 0, 1 << 24)
-    told[each.removeprefix("data/")] = [zlib.crc32(body), fast is not None]
-(out / f"rank-{rank}-of-{world}.json").write_text(json.dumps(told))
+    checksums[each.removeprefix("data/")] = [zlib.crc32(body), fast is not None]
+(out / f"rank-{rank}-of-{world}.json").write_text(json.dumps(checksums))
 """
 
 

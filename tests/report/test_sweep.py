@@ -224,7 +224,7 @@ def test_report_of_training_runs_shows_where_their_time_went(run_cli, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["missing", "empty"])
-def test_report_of_nothing_is_told(run_cli, tmp_path, what):
+def test_report_without_rows_is_reported(run_cli, tmp_path, what):
     (tmp_path / "empty").mkdir()
     done = run_cli("report", str(tmp_path / what))
     assert (done.code, done.out) == (3, "")

@@ -39,12 +39,12 @@ if rank == options.pop("absent", None):
     sys.exit(0)
 try:
     staged = penstock.stage(source, folder.replace("NODE", str(node)), progress=shown.append, **options)
-    told = dict(by=staged.coordinator, node=staged.node, nodes=staged.nodes, objects=staged.objects, folder=str(staged.folder),
+    outcome = dict(by=staged.coordinator, node=staged.node, nodes=staged.nodes, objects=staged.objects, folder=str(staged.folder),
                 manifest=staged.manifest.exists(), bytes=staged.bytes_written, seconds=staged.seconds, shown=len(shown))
 except penstock.errors.PenstockError as error:
-    told = dict(error=type(error).__name__, text=str(error), hint=error.hint)
+    outcome = dict(error=type(error).__name__, text=str(error), hint=error.hint)
 with open(os.path.join(out, f"rank{rank}"), "w") as file:
-    json.dump(told, file)
+    json.dump(outcome, file)
 if kind == "torch":
     sys.stdout.flush()
     os._exit(0)  # torch's own teardown aborts now and then
@@ -138,7 +138,7 @@ def test_stage_of_two_nodes_in_one_group_shares_and_waits_for_both(source, tmp_p
     folder, want = source
     ranks = _ranks(tmp_path, folder, 4, str(tmp_path / "dstNODE"), {}, decompress=True)
     assert [one.wait(90) for one in ranks] == [0] * 4
-    result = [_told(tmp_path, rank) for rank in range(4)]
+    result = [_outcome(tmp_path, rank) for rank in range(4)]
     assert not [one for one in result if "error" in one], result
     assert [(one["node"], one["nodes"]) for one in result] == [(0, 2), (0, 2), (1, 2), (1, 2)]
     trees = [tree(tmp_path / f"dst{node}") for node in range(2)]
@@ -156,7 +156,7 @@ def test_stage_in_a_group_ends_on_all_when_a_leader_is_killed(victim, slow_bucke
     ranks[victim].wait()
     others = [rank for rank in range(4) if rank != victim]
     assert [ranks[rank].wait(60) for rank in others] == [0, 0, 0]
-    result = [_told(tmp_path, rank) for rank in others]
+    result = [_outcome(tmp_path, rank) for rank in others]
     assert [one.get("error") for one in result] == ["RankFailed"] * 3, result
     assert all(f"rank {victim}" in one["text"] for one in result), result
 
@@ -198,7 +198,7 @@ def _start(tmp_path, source, rank: int, world: int, env=None, **options):
     )
 
 
-def _told(tmp_path, rank: int):
+def _outcome(tmp_path, rank: int):
     return json.loads((tmp_path / f"out/rank{rank}").read_text())
 
 
@@ -207,7 +207,7 @@ def test_stage_in_plain_processes_goes_by_the_files(source, tmp_path):
     ranks = [_start(tmp_path, folder, rank, 3, decompress=True) for rank in (2, 0, 1)]
     assert [one.wait(60) for one in ranks] == [0, 0, 0]
     assert tree(tmp_path / "dst") == want
-    result = [_told(tmp_path, rank) for rank in range(3)]
+    result = [_outcome(tmp_path, rank) for rank in range(3)]
     assert {one["by"] for one in result} == {"files"}
     assert {one["objects"] for one in result} == {40}
 
@@ -215,7 +215,7 @@ def test_stage_in_plain_processes_goes_by_the_files(source, tmp_path):
 def test_stage_in_plain_processes_fails_alike_on_all_ranks(tmp_path):
     ranks = [_start(tmp_path, tmp_path / "nothing-here", rank, 3) for rank in range(3)]
     assert [one.wait(60) for one in ranks] == [0, 0, 0]
-    result = [_told(tmp_path, rank) for rank in range(3)]
+    result = [_outcome(tmp_path, rank) for rank in range(3)]
     assert [one["error"] for one in result] == ["NotFound"] * 3
     assert result[0] == result[1] == result[2]
 
@@ -229,7 +229,7 @@ def test_stage_whose_leader_is_killed_ends_on_the_others(slow_bucket, tmp_path):
     leader.send_signal(signal.SIGKILL)
     leader.wait()
     assert waiter.wait(40) == 0
-    assert _told(tmp_path, 1)["error"] == "RankFailed"
+    assert _outcome(tmp_path, 1)["error"] == "RankFailed"
 
 
 def test_stage_whose_leader_is_interrupted_ends_on_the_others(slow_bucket, tmp_path):
@@ -240,8 +240,8 @@ def test_stage_whose_leader_is_interrupted_ends_on_the_others(slow_bucket, tmp_p
     leader.send_signal(signal.SIGINT)
     assert waiter.wait(40) == 0
     assert leader.wait(40) == -signal.SIGINT
-    assert _told(tmp_path, 1)["error"] == "RankFailed"
-    assert _told(tmp_path, 1)["text"].startswith("rank 0 failed: penstock.stage raised Interrupted")
+    assert _outcome(tmp_path, 1)["error"] == "RankFailed"
+    assert _outcome(tmp_path, 1)["text"].startswith("rank 0 failed: penstock.stage raised Interrupted")
 
 
 def test_stage_alone_returns_what_was_done_and_raises_what_was_not(source, tmp_path):
@@ -272,7 +272,7 @@ def test_stage_to_a_store_returns_its_urls(source, emulator, tmp_path, monkeypat
         penstock.stage(folder.as_posix(), "https://127.0.0.1:9/copy")
 
 
-def test_stage_with_objects_that_fail_raises_unless_told(tmp_path):
+def test_stage_failed_objects_raise_by_default(tmp_path):
     folder = tmp_path / "set"
     folder.mkdir()
     (folder / "good").write_bytes(b"x")

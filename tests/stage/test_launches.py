@@ -83,7 +83,7 @@ def test_mpirun_inside_slurm_shares_by_its_own_ranks(cluster, source):
 
 
 @pytest.mark.needs_root
-def test_mpirun_on_fewer_hosts_than_slurm_gave_is_told(cluster, source):
+def test_mpirun_on_fewer_hosts_than_slurm_raises(cluster, source):
     folder, want = source
     ran = cluster.run(
         1, "salloc", "-Q", f"-N{HOSTS}", "mpirun.openmpi", "--allow-run-as-root", "-np", "2", "--host", "h1:2",

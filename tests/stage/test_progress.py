@@ -96,7 +96,7 @@ def test_board_folder_that_cannot_be_is_nobodys_trouble(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", "no json", "[]", '{"objects": "many"}', "{" * 5000, json.dumps(_now(beat=None) | {"bytes": None})]
 )
-def test_board_odd_files_are_not_heard(text, tmp_path):
+def test_board_odd_files_are_ignored(text, tmp_path):
     board = SharedProgress(tmp_path / "launch", 0, 2, period_s=0.02)
     _wait((tmp_path / "launch").exists)
     (tmp_path / "launch/1.json").write_text(text)

@@ -285,7 +285,7 @@ def test_error_of_a_rank_comes_back_as_itself():
     assert "multiple" in (caught.value.hint or "")
 
 
-def test_rank_that_dies_without_a_word_is_told(tmp_path, monkeypatch):
+def test_rank_killed_silently_is_reported(tmp_path, monkeypatch):
     info = tmp_path / "mortal-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mortal\nVersion: 1.0\n")
@@ -392,7 +392,7 @@ def test_workload_of_a_stranger_comes_through_the_same_door(stranger):
     assert result["metrics"][-1]["mae"] == 7.0
 
 
-def test_workload_that_does_not_load_or_is_none_is_told(stranger):
+def test_workload_invalid_plugin_raises(stranger):
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_workload("broken")
     with pytest.raises(ConfigError, match="lacks begin_epoch, cleanup, demand"):

@@ -417,7 +417,7 @@ mod tests {
         }
 
         #[test]
-        fn prop_a_window_touches_no_more_objects_than_it_says(counts in prop::collection::vec(1u64..9, 1..40), seed: u64, window in 1u64..9) {
+        fn prop_window_touches_at_most_its_object_count(counts in prop::collection::vec(1u64..9, 1..40), seed: u64, window in 1u64..9) {
             let order = order(&counts, seed, window);
             let epoch = order.epoch(0);
             let mut position = 0;

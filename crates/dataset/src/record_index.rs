@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_in_memory_knows_what_it_was_told() {
+    fn index_in_memory_returns_its_entries() {
         let entries = entries(&[10, 20]);
         let mut writer = IndexWriter::in_memory(2).unwrap();
         writer.push_unknown(&entries[0]);

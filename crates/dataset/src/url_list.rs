@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn list_of_urls_shares_a_folder_and_keeps_what_is_said() {
+    fn url_list_shares_folder_and_keeps_stated_facts() {
         let list = parsed(
             "\u{feff}# a set\r\nhttps://h:1/d/train/a%20b.gz 12 md5:000102030405060708090A0B0C0D0E0F\r\n\r\n\
              https://h:1/d/train-2/c\n",
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn list_that_cannot_be_is_refused_by_line_and_without_its_words() {
+    fn url_list_invalid_line_is_refused_without_its_text() {
         for (text, line) in [
             ("http://h/a\nhttp://h/b?sig=secret", "line 2"),
             ("http://h/a\nhttp://other/secret", "line 2"),

@@ -241,7 +241,7 @@ def test_storage_impossible_spec_is_refused_and_cleaned_up(
     assert not (tmp_path / "new").exists()
 
 
-def test_storage_file_is_read_only_unless_told(bench: Callable[..., Any], tmp_path: Path) -> None:
+def test_storage_file_write_needs_flag(bench: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "data"
     file.write_bytes(b"x" * (1 << 20))
     rows = _document(bench(file, "--block-size", "64KiB", "--threads", "3", "--keep-caches", "--json"))["rows"]
@@ -285,9 +285,7 @@ def test_storage_file_system_without_o_direct_is_refused(bench: Callable[..., An
 
 
 @pytest.mark.needs_root
-def test_storage_block_device_is_read_whole_and_written_only_when_told(
-    bench: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_storage_block_device_write_needs_flag(bench: Callable[..., Any], tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(os.urandom(4 << 20))
     device = subprocess.run(

@@ -109,7 +109,7 @@ fn test_storage_content_does_not_compress_unless_asked() {
 }
 
 #[test]
-fn test_storage_shared_file_is_read_only_unless_told() {
+fn test_storage_shared_file_write_needs_flag() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("one");
     std::fs::write(&file, vec![1; 100_000]).unwrap();

@@ -69,7 +69,7 @@ fn manifest_order_and_fingerprint_are_those_of_the_inflated_copy() {
 }
 
 #[test]
-fn manifest_file_of_another_kind_is_refused_in_words() {
+fn manifest_of_another_kind_is_refused() {
     for (text, says) in [
         (&b"{}"[..], "is not a Penstock manifest"),
         (b"[1", "is not a Penstock manifest"),

@@ -533,7 +533,7 @@ fn stage_resumes_inside_a_large_object_from_the_parts_that_are_still_whole() {
 }
 
 #[test]
-fn stage_over_a_strangers_file_is_refused_until_told() {
+fn stage_over_foreign_file_needs_flag() {
     let bench = Bench::new("stage-stranger", &[("a.bin", b"theirs".to_vec()), ("b.bin", b"new".to_vec())]);
     let standing = bench.folder.path().join("dst/a.bin");
     std::fs::create_dir_all(standing.parent().unwrap()).unwrap();

@@ -131,7 +131,7 @@ async fn metadata_is_asked_only_if_enabled() {
 }
 
 #[tokio::test]
-async fn test_named_file_that_is_none_is_said() {
+async fn test_named_file_missing_is_reported() {
     let (server, home) = (TestTokenServer::start(recorded).await, tempfile::tempdir().unwrap());
     let env = variables(&[("GOOGLE_APPLICATION_CREDENTIALS", "HOME/nowhere.json")], &server, home.path());
     assert!(token(&env).await.unwrap_err().to_string().contains("cannot be read"));

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn test_redirect_inwards_or_to_another_scheme_is_refused_without_its_words() {
+    fn test_redirect_inwards_or_to_another_scheme_is_refused() {
         for location in [
             "",
             "https://a.example/secret",

@@ -22,7 +22,7 @@ struct Cluster {
     _child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
-    told: serde_json::Value,
+    facts: serde_json::Value,
 }
 
 impl Cluster {
@@ -32,7 +32,7 @@ impl Cluster {
             Command::new("python3").arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut this = Self { _child: child, stdin, stdout, told: serde_json::Value::Null };
+        let mut this = Self { _child: child, stdin, stdout, facts: serde_json::Value::Null };
         this.read();
         this
     }
@@ -40,15 +40,15 @@ impl Cluster {
     fn read(&mut self) {
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
-        self.told = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no HDFS: `make setup-peers`"));
+        self.facts = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no HDFS: `make setup-peers`"));
     }
 
     fn authority(&self) -> &str {
-        self.told["authority"].as_str().unwrap()
+        self.facts["authority"].as_str().unwrap()
     }
 
     fn env(&self) -> HashMap<String, String> {
-        [("HADOOP_CONF_DIR", self.told["conf"].as_str().unwrap()), ("HADOOP_USER_NAME", "penstock")]
+        [("HADOOP_CONF_DIR", self.facts["conf"].as_str().unwrap()), ("HADOOP_USER_NAME", "penstock")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into()
     }
@@ -59,7 +59,7 @@ impl Cluster {
     }
 
     fn signal(&self, node: usize, name: &str) {
-        let pid = self.told["nodes"][node].to_string();
+        let pid = self.facts["nodes"][node].to_string();
         assert!(Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 

@@ -153,7 +153,7 @@ async fn whole(store: &dyn Store, key: &str) -> Result<Bytes> {
 const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn test_throttled_read_waits_as_told_and_goes_on() {
+async fn test_throttled_read_waits_retry_after_and_continues() {
     let script = Script::start([
         (error("503 Slow Down", "retry-after: 1\r\n", "SlowDown"), Then::Keep),
         (error("429 Too Many", "", ""), Then::Keep),
@@ -189,7 +189,7 @@ async fn test_throttled_for_longer_than_the_budget_gives_up_at_once() {
 }
 
 #[tokio::test]
-async fn test_deadline_before_the_next_try_is_told_with_the_last_error() {
+async fn test_deadline_before_next_try_reports_last_error() {
     let script = Script::start([(error("503 Slow Down", "retry-after: 15\r\n", "SlowDown"), Then::Keep)]).await;
     let soon = Deadline::within(Duration::from_secs(5));
     let error = script.open().0.head(&Key::from("k"), soon).await.unwrap_err();
@@ -370,9 +370,9 @@ async fn test_secrets_stand_in_no_error_and_no_debug() {
     let (store, _) = script.open();
     let denied = whole(&*store, "k").await.unwrap_err();
     assert_eq!(denied.code(), "denied");
-    let told = format!("{denied} {denied:?} {store:?}");
+    let shown = format!("{denied} {denied:?} {store:?}");
     for secret in [SECRET, TOKEN, "wire-access", "Signature="] {
-        assert!(!told.contains(secret), "{told}");
+        assert!(!shown.contains(secret), "{shown}");
     }
     // The credentials were sent in the headers, except for the secret key.
     let seen = script.seen().remove(0);

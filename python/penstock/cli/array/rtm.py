@@ -231,11 +231,11 @@ def _shown(events: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
     lock = threading.Lock()
     if events:
 
-        def tell(facts: dict[str, Any]) -> None:
+        def print_event(facts: dict[str, Any]) -> None:
             with lock:
                 click.echo(json.dumps({"event": "shot", **facts}))
 
-        yield tell
+        yield print_event
         return
     done = 0
     with progress_bar() as advance:

@@ -129,10 +129,10 @@ def slurm_prolog(request: ExportRequest) -> str:
         "PrologSlurmctld",
         [
             _NODES,
-            'told="$(mktemp)"',
-            "trap 'rm -f \"$told\"' EXIT",
-            f'{_ssh_command(request, "pool", "up", "--json", *pool_up_flags(part))} --name "slurm-$SLURM_JOB_ID" > "$told" || exit 1',
-            f'{_ssh_command(request, "cluster", "copy")} "$told" {_POOL_FILE} || {{ {_pool_down_command(request)}; exit 1; }}',
+            'status="$(mktemp)"',
+            "trap 'rm -f \"$status\"' EXIT",
+            f'{_ssh_command(request, "pool", "up", "--json", *pool_up_flags(part))} --name "slurm-$SLURM_JOB_ID" > "$status" || exit 1',
+            f'{_ssh_command(request, "cluster", "copy")} "$status" {_POOL_FILE} || {{ {_pool_down_command(request)}; exit 1; }}',
         ],
     )
 

@@ -221,7 +221,7 @@ mod tests {
     const KEYS: &str = "[keys]\naws_access_key_id = AK\naws_secret_access_key = SK\n";
 
     #[test]
-    fn test_profile_means_what_its_settings_say() {
+    fn test_profile_settings_select_credentials() {
         let files = Files::of(CONFIG, KEYS);
         let means = |profile| files.means(profile, false).unwrap();
         assert_eq!(means("default"), None);

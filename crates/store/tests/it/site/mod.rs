@@ -176,8 +176,8 @@ fn answer(root: &Path, manners: Manners, request: &Request<Incoming>) -> Respons
                 return response;
             }
             *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-            let told = format!("bytes {start}-{}/{size}", end - 1);
-            response.headers_mut().insert("content-range", told.parse().unwrap());
+            let range = format!("bytes {start}-{}/{size}", end - 1);
+            response.headers_mut().insert("content-range", range.parse().unwrap());
             Bytes::from(content).slice(start..end)
         }
     };

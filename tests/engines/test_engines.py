@@ -158,7 +158,7 @@ def test_up_that_was_killed_on_its_way_is_refused_until_down_has_cleared_it(home
         ("hdfs", {"colour": "1"}, PoolSpec("p", "/x"), ConfigError, "unknown setting `colour`"),
         ("local", {}, PoolSpec("../p", "/x"), ConfigError, "not a valid pool name"),
         ("local", {}, PoolSpec("p", "x"), ConfigError, "not an absolute path"),
-        ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "2 copies"),
+        ("local", {}, PoolSpec("p", "/x", copies=2), Unsupported, "supports only one copy"),
         ("hdfs", {}, PoolSpec("p", "/x", copies=3), SystemFault, "3 copies require at least 3 nodes"),
         ("local", {}, PoolSpec("p", "/proc/none"), NotFound, "n0"),
     ],

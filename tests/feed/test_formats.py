@@ -288,7 +288,7 @@ def test_labels_of_images_come_from_a_file_beside_them(tmp_path, kind):
     (tmp_path / "more.png").write_bytes(png((1, 2, 3)))
     with pytest.raises(ConfigError, match=r"has no label for 1 of 4 files: `more\.png`"):
         penstock.open(tmp_path, format=output)
-    with pytest.raises(ConfigError, match=r"contains no column `label` \(columns: `kind`\)"):
+    with pytest.raises(ConfigError, match=r"contains no column `label` \(columns: `kind`"):
         penstock.open(tmp_path, format=penstock.formats.images(labels=file.name))
 
 

@@ -157,7 +157,7 @@ def test_state_of_another_mixture_is_refused(parts):
     for other in (penstock.mix({a: 1, b: 2}), penstock.mix({b: 1, a: 1}), penstock.mix({a: 1, b: 1}, samples=9), a):
         with pytest.raises(penstock.errors.ConfigError, match="state: "):
             penstock.Loader(other, batch_size=2).load_state_dict(state)
-    with pytest.raises(penstock.errors.ConfigError, match="steps is None but this loader's is 'take:22:0'"):
+    with pytest.raises(penstock.errors.ConfigError, match="steps is None, but this loader's steps is 'take:22:0'"):
         penstock.Loader(penstock.mix({a: 1, b: 1}).take(22), batch_size=2).load_state_dict(state)
 
 

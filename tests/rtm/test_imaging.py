@@ -119,7 +119,7 @@ def test_gather_that_does_not_fit_the_survey_is_refused(shot):
     dead[5, 6] = np.nan
     for bad, message in (
         (gather.T, r"must be an array of real numbers \[\d+, 61\] \(samples, receivers\), but is float32 \[61, \d+\]"),
-        (gather[:-1], "not an array of real numbers"),
+        (gather[:-1], "must be an array of real numbers"),
         (gather.astype(complex), "complex128"),
         (None, "NoneType"),
         (dead, "1 of .* samples are not finite"),

@@ -395,7 +395,7 @@ def test_workload_of_a_stranger_comes_through_the_same_door(stranger):
 def test_workload_invalid_plugin_raises(stranger):
     with pytest.raises(ConfigError, match="cannot be loaded"):
         load_workload("broken")
-    with pytest.raises(ConfigError, match="lacks begin_epoch, cleanup, demand"):
+    with pytest.raises(ConfigError, match="is not a valid workload: begin_epoch, cleanup, demand"):
         load_workload("nothing")
     with pytest.raises(ConfigError, match="no workload `nonesuch`") as caught:
         load_workload("nonesuch")

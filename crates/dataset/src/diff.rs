@@ -32,7 +32,7 @@ pub struct Difference {
     pub same: u64,
     /// Part of `same`: objects with an equal digest.
     pub same_by_digest: u64,
-    /// Part of `same`: objects with the same place and the same version.
+    /// Part of `same`: objects with the same URL and the same version.
     pub same_by_version: u64,
     /// Part of `same`: objects of equal size, without a digest or version to compare.
     pub same_by_size: u64,

@@ -2,8 +2,8 @@
 //! Key filter: selects objects of a dataset by glob patterns over their keys. It only compares names: it opens no
 //! object and lists no folder.
 //!
-//! A pattern that contains a `/` is compared with the whole key; any other pattern is compared with the last component
-//! of the key. `*` and `?` match within a folder, `**` matches across folders, and `[a-z]` matches one character.
+//! A pattern that contains a `/` is matched against the whole key; any other pattern is matched against the last
+//! component of the key. `*` and `?` match within a folder, `**` matches across folders, and `[a-z]` matches one character.
 //! `{a,b}` and `{00..99}` match any of their alternatives.
 
 use std::fmt;
@@ -18,7 +18,7 @@ const MAX_PATTERNS: usize = 4096;
 /// Filter of keys: patterns that a key must match, and patterns that it must not match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyFilter {
-    /// Pattern of the dataset's URL. It is compared with the whole key, and its literal prefix limits the listing.
+    /// Pattern of the dataset's URL. It is matched against the whole key, and its literal prefix limits the listing.
     within: Option<(Vec<u8>, Glob)>,
     include: Vec<Pattern>,
     exclude: Vec<Pattern>,

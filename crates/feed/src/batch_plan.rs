@@ -116,7 +116,7 @@ impl Steps {
 pub struct RowRequest {
     /// Index of the record within its object.
     pub record: u64,
-    /// Number of the batch, counted from the cursor.
+    /// Index of the batch, counted from the cursor.
     pub batch: u64,
     /// Row in the batch.
     pub row: u32,
@@ -135,7 +135,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Number of the first batch that needs this task.
+    /// Index of the first batch that needs this task.
     pub fn first_batch(&self) -> u64 {
         self.wants[0].batch
     }
@@ -168,10 +168,10 @@ pub struct Tasks {
     batch: u64,
     row: u64,
     growing: VecDeque<Growing>,
-    /// Number of the first task in `growing`.
+    /// Index, among all tasks, of the first task in `growing`.
     first: u64,
     seats: HashMap<(WindowKey, u64), u64>,
-    /// Task number of the last lookup. For small records, most consecutive positions are in the same object.
+    /// Task index of the last lookup. For small records, most consecutive positions are in the same object.
     last_slot: Option<((WindowKey, u64), u64)>,
     /// Current window of each leaf.
     at: Vec<Option<WindowKey>>,

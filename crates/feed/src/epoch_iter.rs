@@ -18,7 +18,7 @@ use super::timing::{Busy, Trace, Waits};
 /// A delivered batch. Its memory belongs to the holder.
 #[derive(Debug)]
 pub struct Delivered {
-    /// Number of the batch, counted from the cursor.
+    /// Index of the batch, counted from the cursor.
     pub number: u64,
     /// Number of rows on this rank.
     pub rows: usize,
@@ -82,7 +82,7 @@ struct Threads<S> {
 }
 
 impl<S: EpochSource> EpochIter<S> {
-    /// Starts `feeder` on the runtime, and `threads` threads that run `work`. `consumed` sends the number of the next
+    /// Starts `feeder` on the runtime, and `threads` threads that run `work`. `consumed` sends the index of the next
     /// batch to the feeder.
     pub(super) fn start(
         shared: Arc<S>,

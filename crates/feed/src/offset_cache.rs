@@ -2,8 +2,9 @@
 //! Offset cache: positions of records in large objects without an index.
 //!
 //! The offsets of framed records are stored when their object is first read in full; from the next epoch on, the object
-//! is read in parts. The offsets of rows after a header are taken from the header before the first epoch, if an object
-//! has very many rows. The cache has no file: its lifetime is that of its source, whose object versions are pinned.
+//! is read in parts. If an object consists of a header and very many rows, its row offsets are computed from the header
+//! before the first epoch. The cache is in memory only and lives as long as its source, whose object versions are
+//! pinned.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

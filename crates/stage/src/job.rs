@@ -62,7 +62,7 @@ impl<S: Clone + Send + 'static> Job<S> {
         self.cancel.send_replace(true);
     }
 
-    /// Blocks for at most `limit`; returns `None` if the job still runs.
+    /// Blocks for at most `limit`; returns `None` if the job is still running.
     pub fn wait(&self, limit: Duration) -> Option<Result<S>> {
         let guard = lock(&self.ended.0);
         let (guard, _) = self

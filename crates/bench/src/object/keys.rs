@@ -26,7 +26,7 @@ pub(super) struct Keys {
     order: Permutation,
     once: bool,
     next: AtomicU64,
-    /// Number of the next object to write.
+    /// Index of the next object to write.
     fresh: AtomicU64,
     /// Objects that this phase has written and not yet deleted. DELETE requests in a mix take from these only.
     spare: Mutex<Vec<u64>>,

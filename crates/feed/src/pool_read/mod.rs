@@ -66,11 +66,11 @@ pub struct Placements {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Reader {
-    /// Number of the process's node.
+    /// Index of the process's node.
     pub node: u32,
     /// Number of nodes in the pool.
     pub nodes: u32,
-    /// Number of the process on its node.
+    /// Index of the process on its node (local rank).
     pub local: u32,
     /// Number of processes that read on this node.
     pub locals: u32,
@@ -83,7 +83,7 @@ pub struct Placement {
     /// Path of a plain file on this node with exactly the object's bytes.
     #[serde(default)]
     pub own: Option<PathBuf>,
-    /// Numbers of the nodes that hold a copy; `None` if the engine does not report them.
+    /// Indices of the nodes that hold a copy; `None` if the engine does not report them.
     #[serde(default)]
     pub nodes: Option<Vec<u32>>,
 }
@@ -244,7 +244,7 @@ impl Shared {
         }
     }
 
-    /// Number of this process in the order in which the pool's processes fetch a lost object. The order depends on the
+    /// Index of this process in the order in which the pool's processes fetch a lost object. The order depends on the
     /// object, and leaves out nodes that are down.
     fn turn(&self, key: &Key) -> u32 {
         let Some(Reader { node, nodes, local, locals }) = self.reader else { return 0 };

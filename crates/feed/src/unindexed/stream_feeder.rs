@@ -41,7 +41,7 @@ pub(super) struct Feeder {
     shared: Arc<Shared>,
     jobs: Sender<Job>,
     consumed: watch::Receiver<u64>,
-    /// Number of the next row, counted from the first row of the first batch.
+    /// Index of the next row, counted from the first row of the first batch.
     row: u64,
     /// Position in the epoch after the last assigned row.
     at: Position,
@@ -52,7 +52,7 @@ impl Feeder {
         Self { shared, jobs, consumed, row: 0, at }
     }
 
-    /// Number of the batch that contains the next row.
+    /// Index of the batch that contains the next row.
     pub fn batch(&self) -> u64 {
         self.row / self.shared.feed.turns.batch
     }

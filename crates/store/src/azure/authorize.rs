@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Authorizes requests: a signature by key, a SAS, or a token from the credential cache.
+//! Authorizes requests with a Shared Key signature, a SAS, or a token from the credential cache.
 
 use std::sync::Arc;
 

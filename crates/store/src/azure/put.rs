@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes blobs: Put Blob for small objects, Put Block and Put Block List for large ones. A large blob becomes visible
-//! with its block list; Azure deletes blocks that are in no list after a week. Each request contains an MD5 that Azure
-//! verifies.
+//! when its block list is committed. Azure deletes uncommitted blocks after a week. Each request contains an MD5 that
+//! Azure verifies.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests `map`: this process and workers return the same batches, and errors in the function are handled."""
+"""Tests `map`: batches are the same with and without worker processes, and errors in the function are handled."""
 
 from __future__ import annotations
 

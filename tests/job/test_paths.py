@@ -78,7 +78,7 @@ def test_job_is_run_over_each_path_and_they_are_compared(written, run_cli, tmp_p
     resumed = run_cli("run", file, "--resume", "--json", cwd=tmp_path, timeout_s=170)
     assert resumed.code == 0, resumed.err
     again = {row["path"]: row for row in json.loads(resumed.out)["paths"]}
-    # Steps done before keep their earlier times; only the pool was brought up and filled again.
+    # Steps that were completed in the first run keep their times; only the pool was brought up and filled again.
     assert {path: row["ranks_s"] for path, row in again.items()} == {path: row["ranks_s"] for path, row in rows.items()}
     assert [again[path]["before_s"] for path in ("stream", "staged")] == [0, rows["staged"]["before_s"]]
     result = run_cli("run", file, "--resume", cwd=tmp_path, timeout_s=170)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a Charliecloud image without a download: a root folder over this machine's programs."""
+"""Builds a Charliecloud image without a download: an empty root folder into which this machine's /usr is
+bind-mounted.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests patterns, weights, the grouping of study A, Parquet manifests, rates and prices. Issue 4, points 4, 5, 6 and 8."""
+"""Tests features for large stages: patterns, share weights, grouping by name (study A), Parquet manifests, rates and
+prices (issue 4, points 4, 5, 6 and 8).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of `penstock train` as real processes, started one by one or by `--ranks`; and their descendants."""
+"""Test kit: starts the ranks of `penstock train` as real processes, one by one or with `--ranks`, and finds their
+descendants.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that files are removed and unmounted, and processes signalled, only through `penstock.ownership`.
+"""Checks that code removes files, unmounts file systems and signals processes only through `penstock.ownership`.
 
-Its functions first prove that the target belongs to Penstock. A handle's own `kill()`, `terminate()` and
+The functions of `penstock.ownership` first prove that the target belongs to Penstock. A handle's own `kill()`, `terminate()` and
 `send_signal()` are allowed: they reach only a child that is not yet reaped.
 """
 

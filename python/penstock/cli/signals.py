@@ -184,8 +184,8 @@ def listening() -> Iterator[None]:
 
 
 def before_end(callback: Callable[[str], object]) -> None:
-    """Register a callback that is called with the signal's name before a process that does not respond is ended. All
-    callbacks together have 3 s.
+    """Register a callback that is called with the signal's name before a process that does not respond is terminated.
+    All callbacks together have 3 s.
     """
     if _Watch.current is not None:
         _Watch.current.callbacks.append(callback)

@@ -176,7 +176,7 @@ def command(
 
 
 def _end(cause: PenstockError) -> None:
-    """End a rank whose main thread still waits for a failed rank."""
+    """Terminate a rank whose main thread is still waiting for a failed rank."""
     from penstock.cli.app import print_error
     from penstock.cli.signals import signal_exit_code
     from penstock.train.worker import exit_now

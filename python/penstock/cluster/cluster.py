@@ -72,7 +72,7 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Close the launcher, which ends the commands that it still runs."""
+        """Close the launcher, which terminates the commands that it is still running."""
         self.launcher.close()
 
     @property

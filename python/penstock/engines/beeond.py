@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`beeond`: BeeGFS On Demand over the nodes' disks, run by `beeond start` and `beeond stop` (BeeGFS 7 and 8).
+"""`beeond`: BeeGFS On Demand across the nodes' disks, run by `beeond start` and `beeond stop` (BeeGFS 7 and 8).
 
 Owns the command lines, the node file, the status file and the deadlines. BeeOND has no deadlines: its start waits
 without limit until the servers have registered. BeeOND owns everything else. It needs root, its kernel module, and ssh

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`hdfs`: HDFS over the nodes' own disks, with a NameNode on the first node and a DataNode on every node.
+"""`hdfs`: HDFS across the nodes' own disks, with a NameNode on the first node and a DataNode on every node.
 
 Needs Java, but not root.
 

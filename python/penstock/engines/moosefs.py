@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`moosefs`: MooseFS 3 over the nodes' disks, mounted by FUSE on every node, for programs that need file paths.
+"""`moosefs`: MooseFS 3 across the nodes' disks, mounted by FUSE on every node, for programs that need file paths.
 
 Runs a master on the first node, and a chunk server and a mount on each node, from Debian's packages moosefs-master,
 -chunkserver, -client and -cli. Needs FUSE. Loopback addresses do not work, because the master identifies servers by
@@ -8,7 +8,7 @@ address.
 Settings:
 - `leave_bytes`: free space that is never used on each disk.
 - `io_retries`: number of attempts to read data of a lost node, ten seconds apart. Then programs get an error; until
-  then they hang and cannot be ended. 0 means one attempt with one copy, and five with more copies.
+  then they hang and cannot be terminated. 0 means one attempt with one copy, and five with more copies.
 - `io_timeout_s`: maximum duration of one read.
 """
 

@@ -34,7 +34,7 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Hashes of an epoch's steps, as read with one number of ranks and threads."""
+    """Hashes of an epoch's steps, as read with a given number of ranks and threads."""
 
     ranks: int
     threads: int | None

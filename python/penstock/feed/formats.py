@@ -167,9 +167,9 @@ def images(
     a file, which is read once when the dataset is opened. That file must list every image.
 
     Args:
-        labels: A CSV file with a header, or a Parquet file: a path below the dataset's folder, an absolute path, or a
+        labels: A CSV file with a header, or a Parquet file: a path relative to the dataset's folder, an absolute path, or a
             URL.
-        key: Column with the images' paths below the dataset's folder.
+        key: Column with the images' paths, relative to the dataset's folder.
         label: Column with the labels: integers, floats, or text (which `penstock.raw()` reads).
         classes: Names of the class folders in the order of their labels, as `Dataset.classes` returns them. With the
             training set's classes, a validation folder that lacks some classes still gets the same labels.

@@ -434,7 +434,7 @@ class Execution:
                 )
             except PenstockError as error:
                 # The whole pool may be lost, for example with its first node. Then replace it with a new, empty pool.
-                # A pool that still runs is kept, and the error is raised.
+                # A pool that is still running is kept, and the error is raised.
                 record = lifecycle.find(self.job.name)
                 if record is None or not self._has_own_pool() or self._is_up(record):
                     raise

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of engines, which run a store over the nodes' disks, and of `Access` to the objects in this store."""
+"""Interfaces `Engine` (runs a store on the nodes' disks) and `Access` (reads and writes the objects in it)."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Access(Protocol):
 
 @runtime_checkable
 class Engine(Protocol):
-    """Starts a store over the nodes' disks, and stops it without leaving anything. All calls end by their deadline."""
+    """Starts a store on the nodes' disks, and stops it without leaving anything. All calls end by their deadline."""
 
     def probe(self, spec: PoolSpec, facts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         """Return the engine's unmet requirements as messages, each starting with the node's name.

@@ -93,7 +93,7 @@ class RunRequest:
         argv: The command, always a list. With `expand_placeholders`, `{rank}`, `{world}`, `{local_rank}` and `{node}`
             in it are replaced by the values of each rank.
         on: The nodes, in rank order.
-        timeout_s: Time after which the command is ended on its node.
+        timeout_s: Time after which the command is terminated on its node.
         env: Variables that are added to the node's environment. They never appear on a command line.
         cwd: Working directory on the node.
         stdin: Input for every rank; requires one rank per node.

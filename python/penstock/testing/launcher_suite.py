@@ -144,7 +144,7 @@ class LauncherSuite:
         self._still(mark)
 
     def _still(self, mark: str) -> None:
-        """Check that no process on the last node still writes the file `mark`."""
+        """Check that no process on the last node is still writing the file `mark`."""
         output = []
         for _ in range(2):
             [ended] = self._run(["cat", mark], self.nodes[-1:])

@@ -67,8 +67,8 @@ class Peers:
 
     Args:
         store: torch's key-value store of the process group, which all ranks can access.
-        on_lost: Called from the detector's thread if another rank has failed and the main thread still runs 4 s later.
-            It should end the process.
+        on_lost: Called from the detector's thread if another rank has failed and the main thread is still running 4 s
+            later. It should end the process.
     """
 
     def __init__(self, store: Any, rank: int, world: int, on_lost: OnLost | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock cluster rehearse`: create emulated hosts on this machine, which run until they are ended."""
+"""`penstock cluster rehearse`: create emulated hosts on this machine, which run until they are stopped."""
 
 from __future__ import annotations
 

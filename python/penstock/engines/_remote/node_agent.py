@@ -315,7 +315,7 @@ def stop(request: dict[str, Any]) -> dict[str, Any]:
     except FileNotFoundError:
         return {"processes": sorted(end_processes(is_mark, GRACE_S).values()), "mounts": [], "folders": []}
     except NotOwned:
-        if lease:  # the processes have this lease, so they may be ended even if the folder is not ours
+        if lease:  # the processes have this lease, so they may be stopped even if the folder is not ours
             end_processes(is_mark, GRACE_S)
         raise
     ended = end_processes(is_mark, GRACE_S)

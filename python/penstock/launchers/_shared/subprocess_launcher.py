@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _RECORD = re.compile(rb"\x1e(\{.*?\})\x1e\n?")
-# Time from the deadline until the local launcher process is ended: covers the rank wrapper's start and grace period.
+# Time from the deadline until the local launcher process is terminated: covers the rank wrapper's start and grace period.
 WRAPPER_GRACE_S = 8.0
 
 

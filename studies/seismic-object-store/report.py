@@ -40,8 +40,9 @@ NOT_COMPARABLE = """\
   the seconds of I/O and of compute are the figures to compare.
 - **Workers**: one machine with few cores here, 10 to 100 machines there. From more workers than cores on, compute is slower.
 - **Cost**: the prices of NetApp Files and of the node are derived from the article's own sums, so that these rows check the
-  formula and nothing more. The article does not state the bytes that it stores: its 9 USD pay for 433 GiB for a month at the
-  book's price. A pool of 4 TiB does not hold 40 runs of 1.6 TB each; the article moves or overwrites them."""
+  formula and nothing more. The article does not state how many bytes it stores. At the price in our price book, its
+  9 USD would pay for 433 GiB for one month. A pool of 4 TiB does not hold 40 runs of 1.6 TB each; the article moves or
+  overwrites them."""
 
 
 def ranks(seconds: Mapping[str, float], tie: float) -> list[list[str]]:

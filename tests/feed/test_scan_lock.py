@@ -30,10 +30,10 @@ HOLD = """
 import sys
 import penstock
 from penstock.feed import scan_lock
-from penstock.feed import cache_dirs
+from penstock.feed.record_index_dir import record_index_dir
 from penstock import env
 dataset = penstock.open(sys.argv[1])
-with scan_lock.held(cache_dirs.record_index_dir(env.read()), dataset.source.cache_name(dict(env.read())), dataset.url):
+with scan_lock.held(record_index_dir(env.read()), dataset.source.cache_name(dict(env.read())), dataset.url):
     print("ready", flush=True)
     sys.stdin.readline()
 """

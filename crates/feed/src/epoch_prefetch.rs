@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use super::Feed;
 use super::batch_plan::{Steps, Task, Tasks};
 use super::object_content::Content;
-use super::read_split::ReadSplitter;
+use super::read_scheduling::ReadSplitter;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 

@@ -26,7 +26,7 @@ use super::epoch_prefetch::EpochPrefetch;
 use super::memory::Values;
 use super::object_content::{Content, Reads};
 use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, substitute};
-use super::read_split::ReadSplitter;
+use super::read_scheduling::ReadSplitter;
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::Reservation;

@@ -28,8 +28,8 @@ mod on_error;
 mod pool_read;
 mod random_access;
 mod read_ranges;
+mod read_scheduling;
 mod read_sizes;
-mod read_split;
 mod record_counts;
 mod record_locator;
 mod scan;
@@ -76,7 +76,7 @@ pub use unindexed::{Position, Turns, Unindexed, UnindexedRun};
 use batch_buffer::{Layout, Pool};
 use memory::PartMemory;
 use penstock_dataset::sampler::{DatasetView, Sampler, SamplerCursor};
-use read_split::{AccessPattern, read_ahead_for};
+use read_scheduling::{AccessPattern, read_ahead_for};
 
 /// Name of the field that a padded tail adds. Its value is 1 for a sample, and 0 for a repeated sample.
 pub const WEIGHT: &str = "weight";

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.feed.dataset import Dataset
+    from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.fields import TensorSpec
-    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["SCHEMA_VERSION", "Audit", "audit", "first_difference", "guess_fields"]
 

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 from penstock import _native, env
 from penstock.deprecation import renamed_parameters
 from penstock.errors import ConfigError, Denied, NotFound, SystemFault
+from penstock.feed import classes as class_folders
+from penstock.feed import fields as kinds
 from penstock.feed import (
-    cache_dirs,
     formats,
     hdf5_chunks,
     labels,
@@ -26,10 +27,9 @@ from penstock.feed import (
     scan_lock,
     url_list_pattern,
 )
-from penstock.feed import classes as class_folders
-from penstock.feed import fields as kinds
 from penstock.feed import patches as array_patches
-from penstock.feed.pipeline import DatasetBase, cut, expected_reads
+from penstock.feed.dataset_base import DatasetBase, cut, expected_reads
+from penstock.feed.record_index_dir import record_index_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -338,7 +338,7 @@ class Dataset(DatasetBase):
         the others wait.
         """
         variables = dict(env.read())
-        folder = None if self.format in _NEVER_INDEXED else cache_dirs.record_index_dir(variables)
+        folder = None if self.format in _NEVER_INDEXED else record_index_dir(variables)
         with scan_lock.held(folder, self.source.cache_name(variables), self.url) as shared:
             # Another process may have held the lock before this one, and have written the index.
             found = self.source.kept_count(variables, folder) if shared else None
@@ -366,9 +366,7 @@ class Dataset(DatasetBase):
 
     def _count(self, declared: int | None, *, scans: bool) -> _native.Counted | None:
         variables = dict(env.read())
-        found, notes = self.source.count(
-            declared, scans=scans, env=variables, cache=cache_dirs.record_index_dir(variables)
-        )
+        found, notes = self.source.count(declared, scans=scans, env=variables, cache=record_index_dir(variables))
         for note in notes:
             _LOG.warning("%s: an index is ignored: %s", self.url, note)
         return found

@@ -18,7 +18,7 @@ from penstock.feed.loader import BaseLoader
 from penstock.feed.numpy import array
 
 if TYPE_CHECKING:
-    from penstock.feed.pipeline import DatasetBase
+    from penstock.feed.dataset_base import DatasetBase
 
 __all__ = ["Loader"]
 

@@ -31,10 +31,10 @@ from penstock.feed.unindexed import NOTICE, Unindexed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.map_pool import WorkerPool
     from penstock.feed.map_step import MapRun
     from penstock.feed.node_cache import NodeCache
-    from penstock.feed.pipeline import DatasetBase
     from penstock.feed.report import Report
 
 __all__ = ["BaseLoader", "Loader", "epoch_number"]

@@ -24,7 +24,7 @@ from penstock.feed.map_step import run_here
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.feed.pipeline import DatasetBase
+    from penstock.feed.dataset_base import DatasetBase
 
 __all__ = ["MapDataset"]
 

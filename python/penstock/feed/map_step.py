@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock import _native
+    from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.loader import BaseLoader
     from penstock.feed.map_pool import WorkerPool
-    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["MapRun", "MapStep", "run_here", "sample_seed"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native
 from penstock.errors import ConfigError
-from penstock.feed.pipeline import DatasetBase
+from penstock.feed.dataset_base import DatasetBase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

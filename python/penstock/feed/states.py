@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.feed.pipeline import DatasetBase
+    from penstock.feed.dataset_base import DatasetBase
 
 __all__ = ["STATE_VERSION", "check", "make"]
 

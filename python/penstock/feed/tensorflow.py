@@ -19,8 +19,8 @@ from penstock.feed.loader import Loader
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.feed.dataset_base import DatasetBase
     from penstock.feed.fields import FieldSpec
-    from penstock.feed.pipeline import DatasetBase
 
 __all__ = ["dataset"]
 

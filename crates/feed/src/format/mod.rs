@@ -5,13 +5,13 @@
 //! decompress these bytes and store the values.
 
 pub(super) mod array_rows;
-mod detect;
 mod files;
 mod fixed;
 mod hdf5;
 mod mds;
 mod npy;
 mod parquet;
+mod sniff;
 mod tar;
 mod tfrecord;
 pub(super) mod zarr;
@@ -25,10 +25,10 @@ use penstock_record::tfrecord::FrameStream;
 use penstock_types::{Error, Key, Result, with_separators};
 use serde::{Deserialize, Serialize};
 
-pub use detect::keep_likely;
 pub use files::Labels;
 pub use fixed::Column;
 pub use hdf5::{Array as Hdf5Array, File as Hdf5File};
+pub use sniff::keep_likely;
 pub use zarr::ZarrMetadata;
 
 use super::chunked_arrays::Blocks;

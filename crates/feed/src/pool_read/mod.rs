@@ -13,8 +13,8 @@
 
 mod health;
 mod origin;
-mod origin_fetch;
 mod read;
+mod refetch;
 mod timeout_store;
 
 use std::collections::HashMap;
@@ -33,8 +33,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use self::health::Health;
 use self::origin::OriginStore;
-use self::origin_fetch::{AT_ONCE, Refetches};
 use self::read::Read;
+use self::refetch::{AT_ONCE, Refetches};
 use self::timeout_store::TimeoutStore;
 use penstock_dataset::manifest::Manifest;
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.arrays.segy.header_fields import TRACE_FIELDS
 from penstock.atomic_file import atomic_file
-from penstock.feed.cache_dirs import record_index_dir
+from penstock.feed.record_index_dir import record_index_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

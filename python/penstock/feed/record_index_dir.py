@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache directories of the feed. It is always safe to delete anything in them."""
+"""Directory of record indexes in the cache of the feed. It is always safe to delete anything in it."""
 
 from __future__ import annotations
 

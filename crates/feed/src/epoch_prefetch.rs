@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use super::Feed;
 use super::batch_plan::{Steps, Task, Tasks};
 use super::object_content::Content;
-use super::read_scheduling::ReadSplitter;
+use super::read_scheduling::ReadScheduler;
 use super::timing::Trace;
 use crate::memory_budget::Reservation;
 
@@ -101,7 +101,7 @@ impl Feed {
         let steps = Steps { cursor: 0, ..steps };
         let mut room = self.ahead_bytes.min(read / SHARE);
         let tasks = Tasks::new(self.walk()?, epoch, steps, self.horizon);
-        for (task, reads) in ReadSplitter::new(self, tasks) {
+        for (task, reads) in ReadScheduler::new(self, tasks) {
             let source = &self.sources[task.leaf];
             if reads.bytes > room {
                 break;

@@ -26,7 +26,7 @@ use super::epoch_prefetch::EpochPrefetch;
 use super::memory::Values;
 use super::object_content::{Content, Reads};
 use super::on_error::{ErrorLog, MAX_TRIES, OnError, Retries, is_about_data, substitute};
-use super::read_scheduling::ReadSplitter;
+use super::read_scheduling::ReadScheduler;
 use super::timing::{Busy, Trace};
 use super::{Feed, WEIGHT};
 use crate::memory_budget::Reservation;
@@ -299,7 +299,7 @@ async fn run_ahead(
     let mut read = (0, 0);
     let mut open: HashMap<u64, Arc<Batch>> = HashMap::new();
     let mut fetches = JoinSet::new();
-    for (task, reads) in ReadSplitter::new(feed, tasks) {
+    for (task, reads) in ReadScheduler::new(feed, tasks) {
         let first = task.first_batch();
         let steps = shared.steps;
         let position = (steps.slice(first).start + u64::from(task.wants[0].row)) % steps.samples;

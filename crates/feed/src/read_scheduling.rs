@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Splits the tasks of an epoch into reads, and sets the number of concurrent reads.
+//! Read scheduling: splits the tasks of an epoch into reads, orders them by the batch that needs them first, and sets
+//! the number of concurrent reads.
 //!
 //! Records in stored order are read in small parts, so that only the bytes needed next are in memory and several
 //! threads decode them. A task of shuffled records is split only if the memory budget requires it, because the records
@@ -80,7 +81,7 @@ pub(super) fn read_ahead_for(
 
 /// Iterator over the tasks of an epoch with their reads, in the order in which they are needed.
 #[derive(Debug)]
-pub(super) struct ReadSplitter<'f> {
+pub(super) struct ReadScheduler<'f> {
     feed: &'f Feed,
     tasks: std::iter::Peekable<Tasks>,
     /// Parts of split tasks, by the first batch and row that need them. They are sorted because the second part of one
@@ -88,7 +89,7 @@ pub(super) struct ReadSplitter<'f> {
     left: BTreeMap<(u64, u32), VecDeque<Task>>,
 }
 
-impl<'f> ReadSplitter<'f> {
+impl<'f> ReadScheduler<'f> {
     pub fn new(feed: &'f Feed, tasks: Tasks) -> Self {
         Self { feed, tasks: tasks.peekable(), left: BTreeMap::new() }
     }
@@ -133,7 +134,7 @@ fn is_in_order(wants: &[RowRequest]) -> bool {
     wants.is_sorted_by_key(|want| want.record)
 }
 
-impl Iterator for ReadSplitter<'_> {
+impl Iterator for ReadScheduler<'_> {
     type Item = (Task, Reads);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -241,7 +242,7 @@ mod tests {
         let (feed, steps) = feed("portions-in-order", &runtime, None, 256 << 20);
         let tasks = || Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
         let whole: Vec<RowRequest> = tasks().flat_map(|task| task.wants).collect();
-        let portions: Vec<(Task, Reads)> = ReadSplitter::new(&feed, tasks()).collect();
+        let portions: Vec<(Task, Reads)> = ReadScheduler::new(&feed, tasks()).collect();
         // 20 MiB are read in three parts of at most 8 MiB.
         assert_eq!(portions.iter().map(|(task, _)| task.wants.len()).collect::<Vec<_>>(), [7, 7, 6, 7, 7, 6]);
         assert!(portions.iter().all(|(task, reads)| reads.bytes == (task.wants.len() * RECORD) as u64));
@@ -263,7 +264,7 @@ mod tests {
         let (course, sources) = (Sampler::leaf(&leaf), vec![Arc::new(source.routed(routes))]);
         let feed = Feed::new(sources, vec![leaf], course, fields, steps, &settings(256 << 20)).unwrap();
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        ReadSplitter::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect()
+        ReadScheduler::new(&feed, tasks).map(|(task, _)| task.wants.len()).collect()
     }
 
     #[test]
@@ -288,7 +289,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let (feed, steps) = feed("portions-shuffled", &runtime, Some(Shuffle { seed: 3, window: 2 }), 256 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        let sizes: Vec<u64> = ReadSplitter::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
+        let sizes: Vec<u64> = ReadScheduler::new(&feed, tasks).map(|(_, reads)| reads.bytes).collect();
         // Each object of 20 MiB is one read, even if its parts are fetched concurrently.
         assert_eq!(sizes, [EACH * RECORD as u64; 2]);
         let mut ids = delivered(&feed, &runtime, steps);
@@ -304,7 +305,7 @@ mod tests {
         // over the whole object.
         let (feed, steps) = feed("portions-of-need", &runtime, Some(Shuffle { seed: 3, window: 2 }), 72 << 20);
         let tasks = Tasks::new(feed.walk().unwrap(), 0, steps, feed.horizon);
-        let needs: Vec<(u64, u32)> = ReadSplitter::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
+        let needs: Vec<(u64, u32)> = ReadScheduler::new(&feed, tasks).map(|(task, _)| need(&task)).collect();
         assert!(needs.len() > 3 && needs.is_sorted(), "{needs:?}");
         assert_eq!(delivered(&feed, &runtime, steps).len(), 40);
     }

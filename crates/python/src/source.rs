@@ -119,7 +119,7 @@ fn found(py: Python<'_>, manifest: &mut Manifest, env: &HashMap<String, String>)
         let in_flight = Rates::default().in_flight;
         Ok((opened(manifest, Some(&FormatSpec::TFRECORD), env, in_flight, None)?.0, removed))
     })?;
-    let format = enter_async(py, async move { source.guessed(Deadline::within(LISTING)).await })?;
+    let format = enter_async(py, async move { source.sniff_format(Deadline::within(LISTING)).await })?;
     Ok((format, removed))
 }
 

@@ -71,7 +71,7 @@ impl Source {
     ///
     /// # Errors
     /// `Unsupported` for an unknown format, with the suffix and a description of the content.
-    pub async fn guessed(&self, deadline: Deadline) -> Result<FormatSpec> {
+    pub async fn sniff_format(&self, deadline: Deadline) -> Result<FormatSpec> {
         let objects = &self.manifest().objects;
         let Some(at) = objects.iter().position(|entry| entry.size > 0) else { return Ok(FormatSpec::TFRECORD) };
         let (object, place) = (at as u64, self.place(at as u64));

@@ -154,7 +154,7 @@ def _bytes_per(unit: str, text: str) -> int:
     if prefix in "KMGTP" and unit.upper().removesuffix("B").removesuffix("I") == prefix:
         decimal, binary = ("kB" if prefix == "K" else f"{prefix}B"), f"{prefix}iB"
         raise ConfigError(
-            f"`{text}`: the unit `{unit}` is ambiguous: it could be {_BYTES[decimal]:,} or {_BYTES[binary]:,} bytes",
+            f"`{text}`: the unit `{unit}` is ambiguous ({_BYTES[decimal]:,} or {_BYTES[binary]:,} bytes)",
             hint=f"write {decimal} for powers of ten, {binary} for powers of two",
         )
     raise ConfigError(f"`{text}`: unknown unit `{unit}`", hint="use B, kB, MB, GB, TB, PB or KiB, MiB, GiB, TiB, PiB")

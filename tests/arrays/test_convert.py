@@ -85,7 +85,7 @@ def test_certificate_of_a_conversion_says_identical(kind, tmp_path):
     convert(source, tmp_path / "a.zarr", chunks="4,8,32", **OPTIONS.get(kind, {}))
     found = verify(source, tmp_path / "a.zarr")
     assert found.is_identical
-    assert found.source_sha256 == found.way_back_sha256
+    assert found.source_sha256 == found.round_trip_sha256
     assert json.loads(found.to_json())["target_bytes"] > 0
 
 

@@ -101,7 +101,7 @@ def test_group_opens_in_xarray_without_a_warning_and_with_its_members_only(tmp_p
 
 
 @pytest.mark.parametrize("name", SURVEYS)
-def test_penstock_reads_its_group_back_with_headers_and_the_way_back_is_the_same(name, tmp_path):
+def test_mdio_group_round_trip_keeps_headers_and_bytes(name, tmp_path):
     source = SURVEYS[name](tmp_path / "a.sgy")
     options = {"map": _MAPS[name]} if _MAPS[name] else {}
     convert(source, tmp_path / "a.zarr", layout="mdio", codec="zstd", **options)

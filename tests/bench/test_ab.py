@@ -128,7 +128,12 @@ def test_runner_printed_number_is_the_last_that_fits(pattern, value):
     ("argv", "metric", "kind", "output"),
     [
         (["/no/such/command"], Metric(), NotFound, "no command"),
-        (python("import sys; sys.exit('disk is gone')"), Metric(), SystemFault, "ended with 1 .*disk is gone"),
+        (
+            python("import sys; sys.exit('disk is gone')"),
+            Metric(),
+            SystemFault,
+            "failed with exit code 1 .*disk is gone",
+        ),
         (python("pass"), Metric("printed"), ConfigError, "printed no number"),
         (python("print(0)"), Metric("printed"), ConfigError, "above 0"),
         (python("print('x')"), Metric("printed", "(x)"), ConfigError, "not a number"),

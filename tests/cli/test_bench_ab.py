@@ -47,7 +47,7 @@ def test_ab_wrong_line_is_a_usage_error(run_cli, arguments):
 def test_ab_command_that_fails_ends_it(run_cli):
     done = run_cli("bench", "ab", "--", "false", "--vs", "true")
     assert done.code == 3
-    assert "A ended with 1" in done.err
+    assert "A failed with exit code 1" in done.err
 
 
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -83,7 +83,9 @@ def _reaches(hosts, one: str, other: str) -> bool:
 
 def test_pool_that_goes_by_ssh_gets_a_key_that_stays_on_the_first_node(sshds, hosts, cluster):
     spec = PoolSpec("keyed", hosts.own_disk)
-    with pytest.raises(PenstockError, match=r"h1: beeond start ended with 1: .*10\..*(denied|verification failed)"):
+    with pytest.raises(
+        PenstockError, match=r"h1: beeond start failed with exit code 1: .*10\..*(denied|verification failed)"
+    ):
         lifecycle.up(cluster, spec, "beeond", {}, timeout_s=60)
     assert _files(sshds) == dict.fromkeys(sshds, _OWN)
     pool, _ = lifecycle.up(cluster, spec, "beeond", {"exchanges_keys": True}, timeout_s=60)

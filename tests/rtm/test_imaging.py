@@ -130,7 +130,7 @@ def test_gather_that_does_not_fit_the_survey_is_refused(shot):
 
 def test_gather_whose_image_overflows_is_refused(shot):
     survey, smoothed, gather = shot
-    with pytest.raises(ConfigError, match="shot 1: the image is not finite"):
+    with pytest.raises(ConfigError, match="shot 1: the image contains values that are not finite"):
         migrate_shot(survey, smoothed, np.full_like(gather, 3e38), 1)
 
 

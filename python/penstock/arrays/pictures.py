@@ -65,7 +65,7 @@ def picture(array: Array, at: Mapping[str, float]) -> bytes:
         raise ConfigError(
             f"at: a picture requires 2 dimensions, but {len(left)} remain ({', '.join(left)})",
             where="at",
-            hint="fix the others, for example --at inline=120",
+            hint="fix the other dimensions, for example --at inline=120",
         )
     values = np.asarray(array[key], dtype=np.float64)
     finite = values[np.isfinite(values)]

@@ -101,8 +101,7 @@ class ArrayWriter:
             if start % part or (end % part and end != side):
                 raise ConfigError(
                     f"axis {axis}: {start}:{end} starts or ends inside an object ({part} long), so writes of other "
-                    "processes could "
-                    "be lost",
+                    "processes could be lost",
                     where="box",
                     hint=f"write boxes that begin and end at multiples of {', '.join(map(str, self.objects))} (see "
                     "regions())",

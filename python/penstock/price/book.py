@@ -72,7 +72,7 @@ class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return row
         known = sorted({row.item for row in self.price})
         where = f" in {region}" if region else ""
-        raise ConfigError(f"the price book has no `{item}`{where}", hint=f"use one of {', '.join(known)}")
+        raise ConfigError(f"the price book does not contain `{item}`{where}", hint=f"use one of {', '.join(known)}")
 
 
 def load(text: str | None = None) -> PriceBook:

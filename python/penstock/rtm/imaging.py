@@ -94,7 +94,7 @@ def migrate_shot(
             image = _with_memory(wave, gather, shot)
     if not all(np.isfinite(each).all() for each in image):
         raise ConfigError(
-            f"shot {shot}: the image is not finite",
+            f"shot {shot}: the image contains values that are not finite",
             hint="check the amplitudes of the gather, and lower time_step_s if they are right",
             where="gather",
         )

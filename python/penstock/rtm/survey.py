@@ -354,8 +354,7 @@ class Survey:
         if self.snapshot_factor * self.time_step_s > longest * (1 + 1e-9):
             raise ConfigError(
                 f"snapshot_factor: a snapshot every {self.snapshot_factor * self.time_step_s:.4g} s is too infrequent "
-                "for"
-                f" {self.frequency_hz:g} Hz (limit {longest:.4g} s)",
+                f"for {self.frequency_hz:g} Hz (limit {longest:.4g} s)",
                 hint=f"set snapshot_factor to {max(1, int(longest / self.time_step_s))} or less"
                 if longest >= self.time_step_s
                 else f"set time_step_s to {_rounded_down(longest)} or less",

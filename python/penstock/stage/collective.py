@@ -259,7 +259,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
             if None in who:
                 if time.monotonic() > until:
                     raise RankFailed(
-                        f"rank {missing[0]} failed: it did not call penstock.stage within {join_timeout_s:.0f} s"
+                        f"rank {missing[0]} failed: did not call penstock.stage within {join_timeout_s:.0f} s"
                         f" ({len(missing):,} of {channel.world:,} ranks did not)",
                         rank=missing[0],
                         hint="call penstock.stage on all ranks, the same number of times",
@@ -273,7 +273,7 @@ def _agree(channel: RankChannel, join_timeout_s: float) -> list[list[int]]:
         if "failed" in (end := channel.recv_broadcast("end") or {}):
             raise from_wire(end["failed"])
         if time.monotonic() > until + _FINAL_MESSAGE_S:
-            raise RankFailed(f"rank 0 failed: it did not call penstock.stage within {join_timeout_s:.0f} s", rank=0)
+            raise RankFailed(f"rank 0 failed: did not call penstock.stage within {join_timeout_s:.0f} s", rank=0)
         time.sleep(_LOOK_S)
     found: list[list[int]] = assignments
     return found
@@ -374,7 +374,7 @@ class _Monitor:
                 self._signs[node] = (sign, moment)
             elif moment - self._signs[node][1] > self._heartbeat_timeout_s:
                 lost = RankFailed(
-                    f"rank {leader} failed: it stages for node {node} and sent no heartbeat for "
+                    f"rank {leader} failed: this rank stages for node {node}, and sent no heartbeat for "
                     f"{self._heartbeat_timeout_s:.0f} s",
                     rank=leader,
                 )
@@ -396,9 +396,7 @@ class _Monitor:
                 if alive != sign:
                     sign, since = alive, moment
                 elif moment - since > self._heartbeat_timeout_s:
-                    raise RankFailed(
-                        f"rank 0 failed: it sent no heartbeat for {self._heartbeat_timeout_s:.0f} s", rank=0
-                    )
+                    raise RankFailed(f"rank 0 failed: sent no heartbeat for {self._heartbeat_timeout_s:.0f} s", rank=0)
             if self._until is not None and moment > self._until:
                 raise Deadline(f"the stage did not finish in {self._limit_s:.1f} s", limit_s=self._limit_s)
             time.sleep(_LOOK_S)

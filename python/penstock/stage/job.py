@@ -198,7 +198,7 @@ def local_path(url: str) -> str:
     """
     if not is_local(url):
         scheme = url.partition("://")[0]
-        raise Unsupported(f"{scheme}:// is not supported here: `{url}` must be a local folder")
+        raise Unsupported(f"destination: must be a local folder, not a {scheme}:// URL (got `{url}`)")
     path = url.removeprefix("file://").removeprefix("localhost")
     if url.startswith("file://") and not path.startswith("/"):
         raise ConfigError(f"destination: `{url}` is on another host", where="destination")

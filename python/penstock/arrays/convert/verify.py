@@ -42,7 +42,7 @@ class Certificate:
     target_bytes: int
     target_sha256: str
     """Digest of the lines `SHA-256  NAME` of the target's objects, sorted by name."""
-    way_back_sha256: str
+    round_trip_sha256: str
     """Digest of the SEG-Y file that the reverse conversion produces."""
     is_identical: bool
     first_difference: int | None
@@ -88,7 +88,7 @@ def verify(
     at, differs = 0, None
     stated = lossy_of(volume.attrs)
     loss = None if stated is None else _Loss(from_, volume.segy)
-    for piece in _way_back(volume, volume.segy, loss):
+    for piece in _round_trip(volume, volume.segy, loss):
         other = content.take(at, len(piece))
         back.update(piece)
         there.update(other)
@@ -156,7 +156,7 @@ class _Pieces:
         return b"".join(parts)
 
 
-def _way_back(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[bytes]:
+def _round_trip(volume: Source, facts: SegyFacts, loss: _Loss | None) -> Iterator[bytes]:
     """Yield the SEG-Y file that the reverse conversion produces, from start to end, in pieces of about one block."""
     layout = facts.layout
     yield facts.file_header.tobytes()

@@ -81,7 +81,7 @@ class ZarrDestination:
             differs = _difference(json.loads(found), json.loads(plan))
             raise Mismatch(
                 f"{self.location.url} belongs to a conversion with a different {differs}",
-                where=self.location.url, hint="repeat its settings to resume it, or choose another destination",
+                where=self.location.url, hint="repeat the settings of that conversion to resume it, or choose another destination",
             )  # fmt: skip
         if existing is not None:
             return True

@@ -142,7 +142,7 @@ def _refuse(path: Path, foreign: set[str]) -> None:
     if foreign:
         shown = ", ".join(sorted(foreign)[:3])
         raise PreconditionFailed(
-            f"{path} is not empty: it contains {len(foreign):,} foreign entries "
+            f"{path} is not empty: {len(foreign):,} entries are not from this benchmark "
             f"({shown}{', ...' if len(foreign) > 3 else ''})",
             where=str(path),
             hint=f"choose an empty folder, or a new one in this folder: {path}/bench",

@@ -50,6 +50,6 @@ def command(source: str, target: str, output: str | None, timeout: float, as_jso
         click.echo(
             f"{found.source}  {format_bytes(found.source_bytes)}  sha256 {found.source_sha256}\n"
             f"{found.target}  {format_bytes(found.target_bytes)} in {found.target_objects:,} objects  sha256 {found.target_sha256}\n"
-            f"way back  sha256 {found.way_back_sha256}: {verdict}"
+            f"round trip  sha256 {found.round_trip_sha256}: {verdict}"
         )
     return 0 if found.is_identical else 1

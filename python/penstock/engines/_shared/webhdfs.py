@@ -115,7 +115,7 @@ class HdfsAccess:
                 if trouble is not None:
                     raise trouble from error
                 if self._has_lost(name):
-                    raise NotFound(f"{name}: the pool has lost all copies", where=name) from error
+                    raise NotFound(f"{name}: all copies in the pool are lost", where=name) from error
                 raise
             try:
                 return self._fetch(where, length)

@@ -127,7 +127,7 @@ def test_runner_printed_number_is_the_last_that_fits(pattern, value):
 @pytest.mark.parametrize(
     ("argv", "metric", "kind", "output"),
     [
-        (["/no/such/command"], Metric(), NotFound, "no command"),
+        (["/no/such/command"], Metric(), NotFound, "not found"),
         (
             python("import sys; sys.exit('disk is gone')"),
             Metric(),

@@ -92,7 +92,7 @@ def test_node_that_is_gone_is_named_and_nothing_is_left_on_the_others(cluster, h
 def test_node_without_space_is_named_and_rolled_back(home, tmp_path):
     with (
         Cluster.open("local", {"nodes": 2}) as cluster,
-        pytest.raises(NoSpace, match=r"n0: .* bytes free, but the pool needs"),
+        pytest.raises(NoSpace, match=r"n0: .* bytes free, but the pool requires"),
     ):
         lifecycle.up(cluster, PoolSpec("p", f"{tmp_path}/{{node}}", need_bytes=1 << 60), "local", {}, timeout_s=60)
     assert not (tmp_path / "n0/penstock-pool-p").exists()

@@ -405,7 +405,7 @@ async fn cache_decides_by_its_first_objects_and_says_why() {
         let stored = whole(&cache, &object).await;
         copied(&cache, &object, Codec::Gzip, &stored).await;
     }
-    assert!(cache.transcoding().unwrap().starts_with("kept "));
+    assert!(cache.transcoding().unwrap().starts_with("cached as "));
 }
 
 #[tokio::test]

@@ -191,7 +191,7 @@ fn test_storage_impossible_specs_are_refused_untouched() {
         ("--block-size", StorageSpec { block_size: 0, ..good.clone() }),
         ("--file-size", StorageSpec { direct: true, ..good.clone() }),
         ("--compressible", StorageSpec { compressible: 101, ..good.clone() }),
-        ("--repeat", StorageSpec { repeat: true, ..good.clone() }),
+        ("--repeat-io", StorageSpec { repeat: true, ..good.clone() }),
         ("--files", StorageSpec { files: 1 << 40, file_size: 1 << 40, ..good.clone() }),
         ("--rate", StorageSpec { rate: Some(10.0), ..good.clone() }),
         ("--arrivals", StorageSpec { arrivals: Schedule::Poisson, ..good.clone() }),

@@ -154,7 +154,7 @@ fn shares_by_name_are_those_of_the_published_rule() {
     assert_eq!(plan.sums(|_| 1).iter().sum::<u64>(), 257);
     assert!((64..=65).contains(&plan.sums(|_| 1)[0]), "{:?}", plan.sums(|_| 1));
     let none = Division { by: "name:x{}y".parse().unwrap(), ..Division::default() };
-    assert!(SharePlan::divide(&manifest, 2, &none).unwrap_err().to_string().contains("matches none of 256 keys"));
+    assert!(SharePlan::divide(&manifest, 2, &none).unwrap_err().to_string().contains("matches none of the 256 keys"));
     for bad in ["size", "name:*", "name:{}{}"] {
         assert_eq!(bad.parse::<ShareBy>().unwrap_err().code(), "config", "{bad}");
     }

@@ -80,7 +80,7 @@ fn read_feature_of_wrong_name_kind_or_length_says_so() {
     let want = |name, dtype, shape: &[usize], text: &str| {
         assert_eq!(read(GOLDEN, name, dtype, shape).unwrap_err(), format!("s3://b/k record 3 {text}"));
     };
-    want("w", DType::F32, &[1], "has no feature `w` (it has `x`, `y`, `z`)");
+    want("w", DType::F32, &[1], "has no feature `w` (its features: `x`, `y`, `z`)");
     want("x", DType::I16, &[3, 4], "feature `x` has 2 bytes, want int16 [3, 4]: 24 bytes");
     want("y", DType::F32, &[2000], "feature `y` has 1 floats, want float32 [2000]: 2,000");
     want("y", DType::I16, &[1], "feature `y` is of kind float_list (1 values), want int16 [1]");

@@ -136,7 +136,7 @@ async fn test_web_redirect_within_the_host_is_followed_and_a_loop_ends() {
     let whole = async |key: &str| read_whole(&store, &ObjectRef::current(Key::from(key)), None, soon()).await;
     assert_eq!(&whole("old").await.unwrap().1[..], b"yes");
     let error = whole("loop").await.unwrap_err();
-    assert!(error.to_string().contains("more than 5 times") && !error.to_string().contains("secret"), "{error}");
+    assert!(error.to_string().contains("more than 5 redirects") && !error.to_string().contains("secret"), "{error}");
 }
 
 #[tokio::test]

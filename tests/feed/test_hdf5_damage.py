@@ -78,7 +78,7 @@ def test_hdf5_damaged_group_is_corrupt_with_h5py_message(tmp_path):
     (tmp_path / "d.h5").write_bytes(content)
     with pytest.raises(Corrupt, match=r"d\.h5 cannot be read as HDF5: \w+Error: .*checksum") as caught:
         penstock.open(tmp_path / "d.h5", format=penstock.formats.hdf5("a/x"))
-    assert caught.value.hint.startswith("fetch")
+    assert caught.value.hint.startswith("download the object again")
 
 
 def test_hdf5_with_an_undefined_fill_value_reads(tmp_path):

@@ -300,7 +300,7 @@ def test_patches_keep_to_the_budget(tmp_path):
     [
         (((25, 8, 8),), ConfigError, r"a patch of \[25, 8, 8\] is larger than `x` \(\[24, 20, 30\]\)"),
         (((8, 8),), ConfigError, "so the patch shape and stride must have 3 numbers"),
-        (((8, 8, 8), (4, 4)), ConfigError, r"given: 3 and 2"),
+        (((8, 8, 8), (4, 4)), ConfigError, r"got 3 and 2"),
         (((8, 8, 8), 0), ConfigError, "stride: must be one integer of at least 1 per axis .got 0"),
         (((8, 0, 8),), ConfigError, r"shape: must be one integer of at least 1 per axis \(got \(8, 0, 8\)"),
         (((8, 8, 1.5),), ConfigError, "shape: "),

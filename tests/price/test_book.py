@@ -28,7 +28,7 @@ def test_book_shipped_has_every_row_of_the_published_job():
 
 
 def test_book_unknown_item_names_what_it_knows():
-    with pytest.raises(ConfigError, match="no `warp-drive`") as caught:
+    with pytest.raises(ConfigError, match="does not contain `warp-drive`") as caught:
         load().find("warp-drive")
     assert "azure-hot-read" in (caught.value.hint or "")
 

@@ -159,7 +159,7 @@ def test_list_in_googles_format_is_read(site, run_cli, tmp_path):
     ("line", "code", "output"),
     [
         ("v1/none.bin", 3, "none.bin"),
-        ("v1/test/c.bin 5", 1, "of 5 bytes"),
+        ("v1/test/c.bin 5", 1, "pinned version: 5 bytes"),
         ("v1/test/c.bin?sig=secret", 2, "line 4"),
         ("v1/test/c.bin md5:secret", 2, "line 4"),
         ("v1/train/", 2, "not a folder"),

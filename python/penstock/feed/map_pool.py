@@ -157,7 +157,7 @@ class WorkerPool:
         """
         if self.pid != os.getpid():
             raise ConfigError(
-                f"iterator: created in process {self.pid}; create a new one in this process", where="iterator"
+                f"iterator: belongs to process {self.pid}; create a new one in this process", where="iterator"
             )
         if self._holder == threading.get_ident():
             raise ConfigError(

@@ -210,7 +210,7 @@ def test_run_dry_counts_the_money_of_nodes_and_requests(job, run_cli, emulator, 
     assert row["money"]["job_usd"] == pytest.approx(608.07, abs=0.01)
     assert row["money"]["stage_bytes"] == sum(path.stat().st_size for path in (tmp_path / "set").iterdir())
     assert 0 < row["money"]["egress_usd_outside"] < 0.01
-    for bad, word in (('node = "x"', "has no `x`"), ("hours = 1", "usd_per_node_hour")):
+    for bad, word in (('node = "x"', "does not contain `x`"), ("hours = 1", "usd_per_node_hour")):
         result = run_cli("run", job(**{"[stage]": f"[money]\n{bad}\n[stage]"}), "--dry-run", cwd=tmp_path)
         assert (result.code, word in result.err) == (2, True), result.err
 

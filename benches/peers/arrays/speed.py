@@ -143,12 +143,15 @@ def spec(a):
 """
 EPILOGUE = """
 if __name__ == "__main__":
-    json.dump({"marks": marks, "notes": notes}, open(sys.argv[1] + ".out", "w"))
+    import resource
+    own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    peak = 1024 * max(own, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    json.dump({"marks": marks, "notes": notes, "peak_bytes": peak}, open(sys.argv[1] + ".out", "w"))
 """
 
 
 def run(python: str, code: str, facts: dict[str, Any], scratch: Path) -> dict[str, Any]:
-    """One contestant, once: seconds of each marked piece, CPU seconds and peak memory of the process and its children."""
+    """One contestant, once: seconds of each marked piece, CPU seconds, peak memory of the process or its largest child."""
     script, given = scratch / "contestant.py", scratch / "given.json"
     script.write_text(PRELUDE + code + EPILOGUE)
     given.write_text(json.dumps(facts))
@@ -168,7 +171,8 @@ def run(python: str, code: str, facts: dict[str, Any], scratch: Path) -> dict[st
         "seconds": [round(end - start, 4) for start, end in zip(marks[::2], marks[1::2], strict=True)],
         "start_seconds": round(time.perf_counter() - begin - (marks[-1] - marks[0]), 2),
         "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2),
-        "peak_bytes": usage.ru_maxrss * 1024,
+        # Not wait4's ru_maxrss, which counts the memory of this process before exec.
+        "peak_bytes": found["peak_bytes"],
         "notes": found["notes"],
     }
 

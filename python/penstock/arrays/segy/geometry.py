@@ -133,11 +133,13 @@ def candidates(scan: HeaderScan) -> list[Candidate]:
         columns = [key.column for key in keys]
         if any(name not in scan.columns or scan.is_constant(name) for name in columns) or scan.traces < 2:
             continue
-        sides = [np.unique(scan[name]) for name in columns]
+        sides = [_distinct(scan[name]) for name in columns]
         cells = float(np.prod([float(len(side)) for side in sides]))
         if scan.traces < _SPARSEST * cells:
             continue
-        duplicates = scan.traces - len(np.unique(_cells(scan, keys, sides)))
+        occupied = np.zeros(int(cells), dtype=bool)
+        occupied[_cells(scan, keys, sides)] = True
+        duplicates = scan.traces - int(np.count_nonzero(occupied))
         filled = (scan.traces - duplicates) / cells
         score = filled * (1 - duplicates / scan.traces) ** 2 - rank / 100
         found.append(Candidate(keys, tuple(len(side) for side in sides), filled, duplicates, round(score, 4)))
@@ -145,6 +147,17 @@ def candidates(scan: HeaderScan) -> list[Candidate]:
     # If most grid positions have several traces, the geometry lacks a dimension.
     found = [each for each in found if each.duplicates < scan.traces / 2]
     return [*found, Candidate((), (scan.traces,), 1.0, 0, 0.0)]
+
+
+def _distinct(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Sorted distinct values, as `np.unique`, but without sorting or hashing when integers have a small range."""
+    if values.size and values.dtype.kind in "iu":
+        low, high = int(values.min()), int(values.max())
+        if high - low < 4 * values.size:
+            occurs = np.zeros(high - low + 1, dtype=bool)
+            occurs[values.astype(np.int64) - low] = True
+            return (np.flatnonzero(occurs) + low).astype(values.dtype)
+    return np.unique(values)
 
 
 def _cells(scan: HeaderScan, keys: Sequence[KeyField], sides: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -163,7 +176,7 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
     if not keys:
         numbers = np.arange(scan.traces, dtype=np.int64)
         return Geometry((), (numbers,), numbers)
-    sides = [np.unique(scan[key.column]) for key in keys]
+    sides = [_distinct(scan[key.column]) for key in keys]
     cells = int(np.prod([float(len(side)) for side in sides]))
     if scan.traces < _SPARSEST * cells:
         shape = " × ".join(f"{len(side):,}" for side in sides)
@@ -173,11 +186,11 @@ def grid(scan: HeaderScan, keys: Sequence[KeyField]) -> Geometry:
             where="map",
             hint="run penstock array info --scan FILE to list the geometries that fit the headers",
         )
-    places, first = np.unique(_cells(scan, keys, sides), return_index=True)
     index = np.full(cells, -1, dtype=np.int64)
-    index[places] = first
+    # Of several values for one index, NumPy keeps the last, so the order is reversed to keep the first trace.
+    index[_cells(scan, keys, sides)[::-1]] = np.arange(scan.traces - 1, -1, -1)
     rest = np.ones(scan.traces, dtype=bool)
-    rest[first] = False
+    rest[index[index >= 0]] = False
     return Geometry(
         tuple(keys), tuple(sides), index.reshape([len(side) for side in sides]), np.flatnonzero(rest).astype(np.int64)
     )

@@ -74,15 +74,21 @@ class StepCost:
 
     Attributes:
         samples: Number of samples in this rank's slice of the batch.
-        compute_s: Seconds of real or emulated computation, without the overshoot of an emulated step.
-        sync_s: Seconds spent waiting for other ranks; 0 if they cannot be separated from the computation.
+        compute_s: Seconds of real or emulated computation, without the overshoot of an emulated step and without the
+            other times below.
+        sync_s: Seconds in a barrier with the other ranks; 0 if there is none.
         loss: Loss of this rank's slice; None if nothing is trained.
+        comm_s: Seconds of communication that no computation hid (exposed communication), such as the end of an
+            allreduce. Includes the wait for the slowest rank; the driver separates it.
+        h2d_s: Seconds in which the step waited for its batch's copy from the host to the device.
     """
 
     samples: int
     compute_s: float
     sync_s: float = 0.0
     loss: float | None = None
+    comm_s: float = 0.0
+    h2d_s: float = 0.0
 
 
 @runtime_checkable

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError
 from penstock.protocols import Batch, Demand, InputField, StepCost, WorkloadSpec
+from penstock.workloads._shared.step_timer import StepTimer
 from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
 from penstock.workloads.cosmoflow.recipe import Recipe, learning_rate, parameter_count
 
@@ -33,6 +33,7 @@ class Training:
         self._steps = 0
         self._target_sum: Tensor = torch.zeros(4, dtype=torch.float64)
         self._target_count = 0
+        self._timer = StepTimer(torch.device("cpu"))
 
     def demand(self, spec: WorkloadSpec) -> Demand:
         v = self.recipe.voxels
@@ -85,6 +86,7 @@ class Training:
 
             devices = [self._device.index] if self._device.type == "cuda" else None
             self._model = DistributedDataParallel(self._net, device_ids=devices, gradient_as_bucket_view=True)
+        self._timer = StepTimer(self._device, self._net if spec.world > 1 else None)
 
     def begin_epoch(self, epoch: int) -> None:
         rate = learning_rate(self.recipe, self._of().global_batch, epoch)
@@ -111,13 +113,16 @@ class Training:
         return mine[:, :128], mine[:, 128:]
 
     def step(self, batch: Batch) -> StepCost:
-        started = time.perf_counter()
-        x = as_input(batch["x"], self._device)
+        self._timer.start()
+        counts = batch["x"].to(self._device, non_blocking=True)
         y = batch["y"].to(self._device, non_blocking=True)
+        self._timer.copied()
+        x = as_input(counts, self._device)
         self._model.train()
         loss = nn.functional.mse_loss(self._model(x, self._masks(len(y))), y)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        self._timer.backward_done()
         self._optimiser.step()
         self._steps += 1
         self._target_sum += y.to("cpu", torch.float64).sum(0)
@@ -125,7 +130,7 @@ class Training:
         # item() waits for the device. Without it, the step would end early, and the device's work could hide a wait for
         # data.
         value = float(loss.item())
-        return StepCost(len(y), time.perf_counter() - started, 0.0, value)
+        return self._timer.cost(len(y), value)
 
     def _reduced(self, values: Tensor) -> Tensor:
         if self._of().world > 1:
@@ -188,5 +193,6 @@ class Training:
         self._target_count = int(state["target_count"]) if leads else 0
 
     def cleanup(self) -> None:
+        self._timer.close()
         self._model = self._net = self._optimiser = None
         self._spec = None

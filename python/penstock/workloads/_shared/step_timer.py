@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Timer of a real training step: host-to-device copy, exposed communication of DDP, and computation.
+
+Exposed communication is the time from the last gradient of the local backward pass until the backward pass returns: DDP
+returns when all its allreduces are done, and nothing is left to compute meanwhile. The timer adds no barrier and no
+communication hook, so it changes neither the step's order nor its numbers. On CUDA, it reads events on the stream of
+the computation, which waits for the allreduces, because the host returns before the device.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.protocols import StepCost
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["StepTimer"]
+
+
+class StepTimer:
+    """Measures the steps of one rank. The order of calls is `start`, `copied`, `backward_done`, `cost`.
+
+    Args:
+        device: Device of the computation.
+        module: The trained module if DDP reduces its gradients; None for a single rank.
+    """
+
+    def __init__(self, device: torch.device, module: nn.Module | None = None) -> None:
+        self._cuda = device.type == "cuda"
+        self._started_s = self._h2d_s = self._comm_s = 0.0
+        self._last_gradient_s: float | None = None
+        self._events: dict[str, Any] = {}
+        if self._cuda:
+            names = ("start", "copied", "gradient", "backward")
+            self._events = {name: torch.cuda.Event(enable_timing=True) for name in names}
+        # In the first step, every parameter has a hook, to find the parameter whose gradient comes last. After it,
+        # only that parameter keeps its hook: a model of 500 parameters would otherwise pay 0.5 ms a step.
+        self._hooks: dict[int, Any] = {}
+        self._last = -1
+        self._is_settled = module is None
+        parameters = [] if module is None else [p for p in module.parameters() if p.requires_grad]
+        for number, parameter in enumerate(parameters):
+            self._hooks[number] = parameter.register_post_accumulate_grad_hook(self._hook(number))
+
+    def _hook(self, number: int) -> Any:
+        def mark(_parameter: torch.Tensor) -> None:
+            self._last = number
+            if self._cuda:
+                self._events["gradient"].record()
+            self._last_gradient_s = time.perf_counter()
+
+        return mark
+
+    def start(self) -> None:
+        """Call before the batch is copied to the device."""
+        self._started_s = time.perf_counter()
+        self._h2d_s = self._comm_s = 0.0
+        self._last_gradient_s = None
+        if self._cuda:
+            self._events["start"].record()
+
+    def copied(self) -> None:
+        """Call after the batch's copies to the device are queued."""
+        if self._cuda:
+            self._events["copied"].record()
+
+    def backward_done(self) -> None:
+        """Call after the backward pass."""
+        if self._last_gradient_s is None:
+            return
+        if self._cuda:
+            self._events["backward"].record()
+        else:
+            self._comm_s = time.perf_counter() - self._last_gradient_s
+        if not self._is_settled:
+            self._is_settled = True
+            for number, hook in self._hooks.items():
+                if number != self._last:
+                    hook.remove()
+            self._hooks = {self._last: self._hooks[self._last]}
+
+    def cost(self, samples: int, loss: float) -> StepCost:
+        """Return the step's cost. Call when the device has finished, such as after `loss.item()`."""
+        total_s = time.perf_counter() - self._started_s
+        if self._cuda:
+            at = self._events
+            self._h2d_s = at["start"].elapsed_time(at["copied"]) / 1e3
+            if self._last_gradient_s is not None:
+                # `item()` waits for the stream up to the loss, and the optimiser may be queued behind it.
+                at["backward"].synchronize()
+                self._comm_s = at["gradient"].elapsed_time(at["backward"]) / 1e3
+        compute_s = max(0.0, total_s - self._h2d_s - self._comm_s)
+        return StepCost(samples, compute_s, 0.0, loss, self._comm_s, self._h2d_s)
+
+    def close(self) -> None:
+        """Remove the hooks, which would otherwise keep the module alive."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks = {}

@@ -20,10 +20,22 @@ class InputField:
 
     Two more dtypes exist. `bytes` has shape () and any stored length, and is a list of buffers in the batch. `image` is
     an image that is decoded to uint8 with the shape (height, width, 3).
+
+    Attributes:
+        parts: Names of stored parts (features, members, columns). The field is read from the first one that a record
+            has. Empty: the part with the field's own name.
+        default: Value of each element if a record has none of the parts; None if a record must have one.
+        augment: In training, cut a random part out of the image, resize it (RandomResizedCrop) and mirror half of the
+            images. Otherwise, and in validation, images are resized and cut at their centre.
+        values: Number of different values of an integer field, 0 to `values` - 1, for generated data; None if unknown.
     """
 
     dtype: str
     shape: tuple[int, ...]
+    parts: tuple[str, ...] = ()
+    default: float | None = None
+    augment: bool = False
+    values: int | None = None
 
 
 @dataclass(frozen=True)

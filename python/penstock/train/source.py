@@ -76,7 +76,7 @@ def open_feed(request: FeedRequest) -> Feed:
 
     counted = request.demand.facts.get("records_per_object") if request.manifest is None else None
     dataset = penstock.open(request.url, manifest=request.manifest, records_per_object=counted).fields(
-        **{name: _spec(field) for name, field in request.demand.fields.items()}
+        **{name: _spec(field, request) for name, field in request.demand.fields.items()}
     )
     if request.shuffled:
         dataset = dataset.shuffle(seed=request.seed)
@@ -116,15 +116,20 @@ def facts(feed: Feed, rank: Rank) -> dict[str, Any]:
     }
 
 
-def _spec(field: InputField) -> Any:
+def _spec(field: InputField, request: FeedRequest) -> Any:
     """Convert one input field of a workload to a field specification of `penstock.open`."""
     import penstock
 
+    spec: Any
     if field.dtype == "bytes":
-        return penstock.raw()
-    if field.dtype == "image":
-        return penstock.image(field.shape[0], field.shape[1])
-    return penstock.tensor(field.dtype, field.shape)
+        spec = penstock.raw()
+    elif field.dtype == "image":
+        is_random = field.augment and request.shuffled
+        crop = "random" if is_random else "center"
+        spec = penstock.image(field.shape[0], field.shape[1], crop=crop, flip=is_random)
+    else:
+        spec = penstock.tensor(field.dtype, field.shape, default=field.default)
+    return spec.of(";".join(field.parts)) if field.parts else spec
 
 
 class DummyFeed:
@@ -163,6 +168,8 @@ class DummyFeed:
                     whole[field] = [one] * request.global_batch
                 elif spec.dtype == "image":
                     whole[field] = rng.integers(0, 256, shape, np.uint8)
+                elif spec.values is not None:
+                    whole[field] = rng.integers(0, spec.values, shape).astype(spec.dtype)
                 elif np.issubdtype(np.dtype(spec.dtype), np.integer):
                     whole[field] = rng.poisson(1.0, shape).astype(spec.dtype)
                 else:

@@ -13,6 +13,7 @@ __all__ = ["node_program"]
 _PACKAGE = Path(__file__).parent
 # Modules of `penstock.ownership` in import order. The package `penstock` itself is empty in a node program.
 _CARRIED = ("mounts", "folders", "processes", "__init__")
+_BINDING = ("penstock.cpu_binding", "cpu_binding.py")
 _LOADER = """
 import sys, types
 for name in ("penstock", *(row[0] for row in ROWS[:-1])):
@@ -25,8 +26,8 @@ for name, file, text in ROWS:
 
 @cache
 def node_program(file: Path) -> str:
-    """Return the text of a program that runs `file`, which may import `penstock.ownership`. Tracebacks show the
-    original files.
+    """Return the text of a program that runs `file`, which may import `penstock.ownership` and
+    `penstock.cpu_binding`. Tracebacks show the original files.
 
     It is one line of base64 and a few other characters, so that no shell (csh interprets `!` and newlines in quotes)
     and no placeholder such as `{node}` changes it.
@@ -35,6 +36,8 @@ def node_program(file: Path) -> str:
     for part in _CARRIED:
         module = "penstock.ownership" if part == "__init__" else f"penstock.ownership.{part}"
         rows.append((module, *_read(_PACKAGE / f"ownership/{part}.py")))
+    name, binding = _BINDING
+    rows.append((name, *_read(_PACKAGE / binding)))
     rows.append(("__main__", *_read(file)))
     packed = base64.b64encode(zlib.compress(f"ROWS = {rows!r}{_LOADER}".encode(), 9)).decode()
     return f'import base64,zlib;exec(zlib.decompress(base64.b64decode("{packed}")))'

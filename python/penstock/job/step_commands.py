@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import secrets
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock import plugins
-from penstock.errors import ConfigError
-from penstock.protocols import Container, ContainerSpec
+from penstock.launchers.container_ways import container_prefix
+from penstock.protocols import ContainerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,9 +16,7 @@ if TYPE_CHECKING:
     from penstock.job.spec import Job, PoolSection
     from penstock.protocols import NodeSlice, RankPrefix
 
-__all__ = ["GROUP", "StepCommands", "pool_up_flags", "settings_flags"]
-
-GROUP = "penstock.containers"
+__all__ = ["StepCommands", "pool_up_flags", "settings_flags"]
 
 
 def pool_up_flags(section: PoolSection) -> list[str]:
@@ -117,13 +113,5 @@ class StepCommands:
         spec = ContainerSpec(
             section.image, binds, tuple(variables), has_gpus=section.gpus, cwd=section.cwd, args=section.args, label=label
         )  # fmt: skip
-        made: Container = plugins.load(GROUP, section.runtime, Container, lambda factory: factory())
-        rank_prefix = made.rank_prefix(spec)
-        if section.holds_launcher:
-            if not rank_prefix.argv or rank_prefix.cleanup_argv:
-                raise ConfigError(
-                    f"container.holds_launcher: {section.runtime} does not support mpirun inside the container",
-                    hint="use apptainer, singularity or charliecloud",
-                )
-            rank_prefix = replace(rank_prefix, is_outermost=True)
-        return rank_prefix, data
+        way = "inside" if section.holds_launcher else "host-mpirun"
+        return container_prefix(section.runtime, spec, way=way), data

@@ -71,9 +71,10 @@ class MpiLauncher(MultiRankLauncher):
         count = ["-np", str(request.world)]
         if not self._is_open:
             # A failure of one rank must not end the other ranks; the caller decides what to do.
-            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *labels, *self._args, *argv]
+            own = ["-bind-to", str(request.bind)] if request.bind in (*self.own_bindings, "none") else []
+            return [self._program, *count, "-hosts", hosts, "-disable-auto-cleanup", *own, *labels, *self._args, *argv]
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        alone = ["--mca", "orte_abort_on_non_zero_status", "0", "--bind-to", "none", "--oversubscribe"]
+        alone = ["--mca", "orte_abort_on_non_zero_status", "0", *_open_mpi_binding(request.bind), "--oversubscribe"]
         inside = list(request.rank_prefix.argv) if request.rank_prefix and request.rank_prefix.is_outermost else []
         # mpirun inside a container has no srun to start its daemons on other nodes. So ssh starts them there, also
         # inside the container.
@@ -85,6 +86,13 @@ class MpiLauncher(MultiRankLauncher):
             *inside, self._program, *root, *alone, *daemons, *count, "--host", hosts, "--map-by", f"ppr:{request.ranks_per_node}:node",
             *labels, *passed, *self._args, *argv,
         ]  # fmt: skip
+
+
+def _open_mpi_binding(bind: str | None) -> list[str]:
+    """Options of Open MPI's mpirun for a binding. `show` keeps mpirun's default; the rank wrapper binds near devices."""
+    if bind == "show":
+        return []
+    return ["--bind-to", f"{bind}:overload-allowed" if bind in MpiLauncher.own_bindings else "none"]
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> MpiLauncher:
@@ -103,7 +111,7 @@ def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> Mpi
     except (OSError, subprocess.SubprocessError):
         raise NotFound(
             f"launcher mpi: {program} is not installed",
-            hint="set an installed program, such as --set program=mpiexec.hydra",
+            hint="install openmpi-bin or mpich (Debian), or set an installed program: --set program=mpiexec.hydra",
         ) from None
     if found.get("nodes"):
         names = [item.strip() for item in found["nodes"].split(",") if item.strip()]

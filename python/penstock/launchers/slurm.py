@@ -56,13 +56,22 @@ class SlurmLauncher(MultiRankLauncher):
 
     def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
         rank_prefix = request.rank_prefix.launcher_args if request.rank_prefix else ()
-        return [*self._srun_argv(request.on, request.ranks_per_node), "--label", *rank_prefix, "--", *argv]
+        own = _srun_binding(request.bind)
+        return [*self._srun_argv(request.on, request.ranks_per_node, own), "--label", *rank_prefix, "--", *argv]
 
-    def _srun_argv(self, on: Sequence[Node], ranks_per_node: int) -> list[str]:
+    def _srun_argv(self, on: Sequence[Node], ranks_per_node: int, own: Sequence[str] = ()) -> list[str]:
         return [
             "srun", "--overlap", "--kill-on-bad-exit=0", f"--nodes={len(on)}", f"--ntasks={len(on) * ranks_per_node}",
-            f"--ntasks-per-node={ranks_per_node}", f"--nodelist={','.join(node.name for node in on)}", *self._srun,
+            f"--ntasks-per-node={ranks_per_node}", f"--nodelist={','.join(node.name for node in on)}", *own, *self._srun,
         ]  # fmt: skip
+
+
+def _srun_binding(bind: str | None) -> list[str]:
+    """Options of srun for a binding. `show` keeps the site's default; the rank wrapper binds near devices."""
+    if bind is None or bind == "show":
+        return []
+    own = {"core": "cores", "numa": "ldoms"}.get(bind, "none")
+    return [f"--cpu-bind={own}"]
 
 
 def launcher(settings: Mapping[str, Any], environment: Mapping[str, str]) -> SlurmLauncher:

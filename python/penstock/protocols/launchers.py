@@ -33,6 +33,7 @@ class Exit:
         out, err: The end of the command's stdout and stderr: at least the last MiB of each.
         seconds: Duration from start to end, measured by the launcher.
         fault: Reason for a missing exit code, such as an unreachable node or a timeout. It contains the node's name.
+        cpus: CPUs that the rank was allowed to use at its start, such as `0-3,8`; empty if unknown.
     """
 
     node: str
@@ -42,6 +43,7 @@ class Exit:
     err: bytes = b""
     seconds: float = 0.0
     fault: Exception | None = None
+    cpus: str = ""
 
 
 OnLine = Callable[[str, int, str, bytes], None]
@@ -101,6 +103,8 @@ class RunRequest:
         rank_prefix: Command prefix of every rank.
         node_slice: Position of these nodes in a larger job, if the job's other nodes are started separately. Only for
             launchers in which Penstock numbers the ranks.
+        bind: CPUs that each rank may use: `none` (all), `show` (the launcher's default), `core`, `numa`, `near-gpu`,
+            `near-nic[:DEVICE]` or `cpus:LIST/LIST` (one list per local rank). None keeps the launcher's settings.
     """
 
     argv: Sequence[str]
@@ -114,6 +118,7 @@ class RunRequest:
     expand_placeholders: bool = False
     rank_prefix: RankPrefix | None = None
     node_slice: NodeSlice | None = None
+    bind: str | None = None
 
     @property
     def world(self) -> int:

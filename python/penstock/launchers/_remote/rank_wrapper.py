@@ -2,9 +2,11 @@
 """Rank wrapper: runs the command of one rank on its node, ends it in time, and reports its exit code.
 
 `node_program` sends this script to the node and runs it with the arguments OPTIONS ARGV... It needs only Python on the
-node, and imports only `penstock.ownership`, which is sent along. It does two things that a launcher cannot do remotely:
+node, and imports only `penstock.ownership` and `penstock.cpu_binding`, which are sent along. It does three things that a
+launcher cannot do remotely:
 - It ends the command's process group at the deadline, or when the launcher or the connection ends.
 - It reports the result as a record on stderr, because launchers change exit codes.
+- It binds the rank to CPUs near its devices, and reports the CPUs that the rank may use.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from penstock.cpu_binding import bind_rank
 from penstock.ownership import end_child, signal_child, wait_unreaped
 
 if TYPE_CHECKING:
@@ -174,6 +177,11 @@ def main() -> int:
         signal.signal(number, stop)
     child = None
     try:
+        try:
+            record["cpus"] = bind_rank(options.get("bind") or "none", here["local_rank"], environment)
+        except (LookupError, ValueError, OSError) as error:
+            write_record({**record, "fault": "bind", "text": str(error)[-300:]})
+            return 126
         try:
             stream = subprocess.PIPE if options.get("frames") else None
             child = subprocess.Popen(

@@ -47,6 +47,8 @@ class MultiRankLauncher(SubprocessLauncher):
     """
 
     label: re.Pattern[bytes]
+    # Bindings that the program implements by its own options. The rank wrapper implements the others.
+    own_bindings = ("core", "numa")
 
     def launch_argv(self, request: RunRequest, argv: Sequence[str]) -> list[str]:
         """Return the command line on this machine that starts `argv` on every rank of a request."""
@@ -87,11 +89,11 @@ class MultiRankLauncher(SubprocessLauncher):
         return [output.exit(rank, silent, took) for rank in range(request.world)]
 
     def _rank_argv(self, request: RunRequest) -> list[str]:
-        return rank_argv(
-            self.python,
-            {**common_options(request), "names": [node.name for node in request.on], "frames": True},
-            request.argv,
-        )
+        options = {**common_options(request), "names": [node.name for node in request.on], "frames": True}
+        if request.bind in self.own_bindings:
+            options["bind"] = None
+        is_inside = request.rank_prefix is not None and request.rank_prefix.is_outermost
+        return rank_argv(self.container_python if is_inside else self.python, options, request.argv)
 
 
 class _LabelledOutput:

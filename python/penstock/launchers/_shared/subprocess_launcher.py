@@ -20,6 +20,7 @@ from pathlib import Path
 from threading import Event
 from typing import IO, TYPE_CHECKING, Any
 
+from penstock.cpu_binding import binding_kind
 from penstock.errors import ConfigError, Deadline, Interrupted, NotFound, PenstockError, Unreachable, Unsupported
 from penstock.launchers._remote import file_transfer
 from penstock.launchers._shared.child import Lines, Sink, Tail, supervise
@@ -94,10 +95,14 @@ def exit_from_record(
         )
     elif record.get("fault") == "start":
         fault = NotFound(f"{node}: {record['text']}", where=node)
+    elif record.get("fault") == "bind":
+        fault = Unsupported(
+            f"{node}: {record['text']}", where=node, hint="pass --bind show to see the CPUs that ranks get without it"
+        )
     elif record.get("fault") == "stopped":
         fault = Interrupted(f"{node}: the command was stopped", where=node)
     code = None if record is None else record.get("code")
-    return Exit(node, rank, code, out, err, seconds, fault)
+    return Exit(node, rank, code, out, err, seconds, fault, (record or {}).get("cpus", ""))
 
 
 def common_options(request: RunRequest) -> dict[str, Any]:
@@ -105,6 +110,7 @@ def common_options(request: RunRequest) -> dict[str, Any]:
     rank_prefix = request.rank_prefix
     return {
         "limit_s": request.timeout_s, "cwd": request.cwd, "expand": request.expand_placeholders, "ranks_per_node": request.ranks_per_node,
+        "bind": request.bind,
         "prefix": list(rank_prefix.argv) if rank_prefix and not rank_prefix.is_outermost else [], "cleanup": list(rank_prefix.cleanup_argv) if rank_prefix else [],
     }  # fmt: skip
 
@@ -143,6 +149,8 @@ class SubprocessLauncher:
     def __init__(self, environment: Mapping[str, str], *, python: str = "") -> None:
         self.environment = dict(environment)
         self.python = python or sys.executable
+        # Inside a container, the path of this interpreter usually does not exist.
+        self.container_python = python or "python3"
         # One event per running call, so that stopping one call does not stop later calls that clean up after it.
         self._stops: set[Event] = set()
 
@@ -271,6 +279,11 @@ def check_request(request: RunRequest, *, takes_step: bool = False, takes_outerm
             f"nodes: the last node, {request.node_slice.node + len(request.on) - 1}, must be less than "
             f"the number of nodes ({request.node_slice.nodes})"
         )
+    if request.bind is not None:
+        try:
+            binding_kind(request.bind)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     rank_prefix = request.rank_prefix
     if rank_prefix is not None and rank_prefix.launcher_args and not takes_step:
         raise Unsupported(

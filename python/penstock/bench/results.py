@@ -119,6 +119,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     workload: dict[str, Any] = {}
     loader: dict[str, Any] = {}
     epoch_times: tuple[dict[str, Any], ...] = ()
+    step_breakdown: dict[str, Any] = {}
     archive: str | None = None
 
 

@@ -20,6 +20,7 @@ from penstock.train import checkpoint
 from penstock.train.group import ProcessGroup
 from penstock.train.progress import Progress
 from penstock.train.source import FeedRequest, close_quietly, facts, open_feed
+from penstock.train.step_rows import StepRows
 from penstock.train.workloads import load_workload
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.train.progress import Report
     from penstock.train.source import Feed, FeedFactory
     from penstock.train.spec import TrainSpec
+    from penstock.train.step_rows import PackedRows
 
 __all__ = ["Driver", "EpochTime", "Share", "cpu_s"]
 
@@ -46,6 +48,7 @@ class EpochTime:
             not checkpoints.
         compute_s: Compute time of all steps.
         first_s, first_compute_s: First step: time of waiting and computation; time of computation alone.
+        warm_up_s, warm_up_samples: Wall time and samples of the first `TrainSpec.warm_up_steps` steps.
     """
 
     epoch: int
@@ -55,6 +58,8 @@ class EpochTime:
     compute_s: float = 0.0
     first_s: float = 0.0
     first_compute_s: float = 0.0
+    warm_up_s: float = 0.0
+    warm_up_samples: int = 0
 
 
 @dataclass
@@ -63,17 +68,21 @@ class Share:
 
     Attributes:
         wait_s: Time in `next` of the training feed.
-        compute_s, sync_s: `StepCost` times, summed over all steps.
+        compute_s, sync_s, comm_s, h2d_s: `StepCost` times, summed over all steps.
         train_s: Time from the first `next` of an epoch to the end of its last step, summed over the epochs.
         first_batch_s: Time from opening the dataset (including its listing) to the first batch.
         first_step_s: Part of `train_s` until the end of the first step.
         epochs: Times of each epoch.
         passes, validation_passes: Reports of the training and the validation feed, one per epoch.
+        rows: Single steps; None before the run ends.
     """
 
+    steps: int = 0
     wait_s: float = 0.0
     compute_s: float = 0.0
     sync_s: float = 0.0
+    comm_s: float = 0.0
+    h2d_s: float = 0.0
     train_s: float = 0.0
     validation_s: float = 0.0
     first_batch_s: float = 0.0
@@ -84,6 +93,7 @@ class Share:
     epochs: list[EpochTime] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
     validation_passes: list[dict[str, Any]] = field(default_factory=list)
+    rows: PackedRows | None = None
 
 
 def cpu_s() -> float:
@@ -110,6 +120,8 @@ class Driver:
         self._report = report
         self._reported_s = -math.inf
         self.share = Share()
+        self._rows = StepRows()
+        self._zero_s = 0.0  # moment from which all ranks count the times of their steps
         self.losses: list[float] = []
         self.metrics: list[dict[str, Any]] = []
         self._unshared: list[float] = []  # this rank's losses since the last exchange with the other ranks
@@ -209,6 +221,7 @@ class Driver:
             if spec.validation is not None:
                 validation = self._source(self._request(spec.validation, tail="ragged", shuffled=False))
             self._agree_on_steps(feed, validation)
+            self._zero_s = time.perf_counter()  # the exchange above ends on all ranks at about the same time
             while self.epoch < spec.epochs and not self._done():
                 self._train_epoch(workload, feed, opened_s)
                 if validation is not None:
@@ -218,6 +231,7 @@ class Driver:
             self._share_losses()
         finally:
             self.share.cpu_s = cpu_s() - started_cpu_s
+            self.share.rows = self._rows.pack(self._zero_s)
             for one in (feed, validation):
                 close_quietly(one)
             workload.cleanup()
@@ -270,19 +284,21 @@ class Driver:
         as slow storage. So the loop counts in local variables, and calls `settle` to store them only when needed.
         """
         share, clock, step, losses = self.share, time.perf_counter, workload.step, self._unshared
+        record, warm_up = self._rows.add, self.spec.warm_up_steps
         workload.begin_epoch(self.epoch)
         this, opened = EpochTime(self.epoch), clock()
         batches: Iterator[Batch] = iter(feed)
         began = before = clock()
         steps_before, held = self.steps, replace(share)
         steps = samples = 0
-        wait_s = compute_s = sync_s = 0.0
+        wait_s = compute_s = sync_s = comm_s = h2d_s = 0.0
         due = self._until_stop()
         report_at_s = self._next_report_s()
         at_epoch_end = True
 
         def settle() -> None:
             self.steps = steps_before + steps
+            share.steps, share.comm_s, share.h2d_s = held.steps + steps, held.comm_s + comm_s, held.h2d_s + h2d_s
             share.samples, share.train_s = held.samples + samples, held.train_s + before - began
             share.wait_s, share.compute_s = held.wait_s + wait_s, held.compute_s + compute_s
             share.sync_s = held.sync_s + sync_s
@@ -298,6 +314,8 @@ class Driver:
             samples += cost.samples
             compute_s += cost.compute_s
             sync_s += cost.sync_s
+            comm_s += cost.comm_s
+            h2d_s += cost.h2d_s
             steps += 1
             if cost.loss is not None:
                 if not math.isfinite(cost.loss):
@@ -306,7 +324,10 @@ class Driver:
                         hint="use a smaller learning rate",
                     )
                 losses.append(cost.loss)
-            before = clock()
+            asked, before = before, clock()
+            record(steps_before + steps, asked, now, before, cost)
+            if steps == warm_up:
+                this.warm_up_s, this.warm_up_samples = before - opened, samples
             if steps == 1:
                 this.first_s, this.first_compute_s = before - began - cost.sync_s, cost.compute_s
                 if held.samples == 0:

@@ -24,6 +24,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         ranks: Number of processes on this node; ignored under torchrun or srun, which set it.
         epochs, steps: Limits. The run ends when it reaches either of them. After a resume, `steps` still counts from
             the original start.
+        warm_up_steps: Steps at the start of an epoch that `steady_samples_per_s` excludes, if it is above 1.
         accelerator: Accelerator to emulate instead of running the step.
         device: `cpu`, `cuda`, or `auto` (a GPU if torch finds one).
         threads: torch's CPU threads per rank; None uses torch's default. Losses are bit-identical at equal threads.
@@ -49,6 +50,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ranks: int = 1
     epochs: int = 1
     steps: int | None = None
+    warm_up_steps: int = 0
     seed: int = 0
     accelerator: str | None = None
     device: str = "auto"
@@ -72,6 +74,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     def check(self) -> TrainSpec:
         """Return the spec, or raise ConfigError for an invalid one."""
+        if self.warm_up_steps < 0:
+            raise ConfigError(f"warm_up_steps must be at least 0 (got {self.warm_up_steps})")
         for name in ("global_batch", "ranks", "epochs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1 (got {getattr(self, name)})")
@@ -105,6 +109,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "allow_debug",
         }
         plain: dict[str, Any] = msgspec.to_builtins(self)
+        # A setting that came later counts only if it is set, so that older results keep their hash.
+        aside |= {name for name in ("warm_up_steps",) if not plain[name]}
         return {name: value for name, value in plain.items() if name not in aside}
 
     def what_is_learnt(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench import results
+from penstock.train.step_breakdown import breakdown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,16 @@ def _loader_summary(share: Share) -> dict[str, Any]:
     }
 
 
+def _steady(spec: TrainSpec, shares: Sequence[Share]) -> tuple[int, float]:
+    """Samples and seconds without the warm-up: without the first step, or the `warm_up_steps` of each epoch."""
+    if spec.warm_up_steps > 1:
+        epochs = [[epoch for epoch in share.epochs if epoch.warm_up_samples] for share in shares]
+        samples = sum(epoch.samples - epoch.warm_up_samples for mine in epochs for epoch in mine)
+        return samples, max(sum(epoch.wall_s - epoch.warm_up_s for epoch in mine) for mine in epochs)
+    steady_s = max(share.train_s - share.first_step_s for share in shares)
+    return sum(share.samples - share.first_step_samples for share in shares), steady_s
+
+
 def summarize(
     spec: TrainSpec, driver: Driver, shares: Sequence[Share], *, created_s: float, wall_s: float
 ) -> results.RunRecord:
@@ -57,8 +68,7 @@ def summarize(
     assert demand is not None
     train_s = max(share.train_s for share in shares)
     samples = sum(share.samples for share in shares)
-    steady_s = max(share.train_s - share.first_step_s for share in shares)
-    steady = samples - sum(share.first_step_samples for share in shares)
+    steady, steady_s = _steady(spec, shares)
     waits = [share.wait_s / share.train_s if share.train_s else 0.0 for share in shares]
     busy = [share.compute_s / share.train_s if share.train_s else 0.0 for share in shares]
     last = driver.metrics[-1] if driver.metrics else {}
@@ -78,6 +88,7 @@ def summarize(
         provenance=results.provenance(),
         seed=spec.seed,
         world=len(shares),
+        warm_up_steps=spec.warm_up_steps,
         cache=results.CacheState(spec.cache_state, spec.cache_how),
         invalid=tuple(invalid),
         notes=spec.notes,
@@ -114,6 +125,7 @@ def summarize(
             **demand.facts,
         },
         loader=msgspec.to_builtins(loader),
+        step_breakdown=breakdown(shares),
         epoch_times=tuple(
             {"rank": rank, **msgspec.to_builtins(one)} for rank, share in enumerate(shares) for one in share.epochs
         ),

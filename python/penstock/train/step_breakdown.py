@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breakdown of a step's time over all ranks: compute, exposed communication, and the three kinds of waiting.
+
+Each rank measures its own exposed communication, which contains the wait for ranks that reach the allreduce later. The
+rank that reaches it last does not wait, so the shortest time of all ranks in a step is the communication itself. What
+another rank takes longer is its wait for the slowest rank. This needs neither a barrier nor equal clocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.train.driver import Share
+    from penstock.train.step_rows import StepRow
+
+__all__ = ["PARTS", "breakdown", "parts_of", "shortest_communication"]
+
+PARTS = (
+    "compute_s",
+    "exposed_communication_s",
+    "data_wait_s",
+    "slowest_rank_wait_s",
+    "host_to_device_s",
+    "other_s",
+)
+"""Parts of a step. They add up to its length; `other_s` is the loop's own work."""
+
+_MAX_RANKS = 64  # ranks listed in a result
+_TIMELINE_STEPS = 24
+_TIMELINE_RANKS = 8
+# A rank is named as the slowest if the others wait for more than this share of a step, and for this rank in more steps
+# than chance explains (standard deviations of a binomial distribution).
+_NAMED_SHARE = 0.02
+_NAMED_DEVIATIONS = 3.0
+
+
+def _aligned(shares: Sequence[Share]) -> tuple[int, list[list[StepRow]]]:
+    """Return the stride, and the rows of each rank for the steps that all ranks have."""
+    packed = [share.rows for share in shares if share.rows is not None]
+    if len(packed) < len(shares):
+        return 1, []
+    rows = [one.rows() for one in packed]
+    common = set.intersection(*({row.step for row in mine} for mine in rows)) if rows else set()
+    stride = max((one.stride for one in packed), default=1)
+    return stride, [[row for row in mine if row.step in common] for mine in rows]
+
+
+def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
+    """Return the breakdown for a result; empty if no step was taken. Times are seconds of a mean step.
+
+    `parts` has the mean over ranks, and `ranks` each rank. `slowest` is the rank that the others waited for in most
+    steps; it is missing if they hardly waited, or for every rank alike. `timeline` has a few consecutive steps, for a picture.
+    """
+    steps = min((share.steps for share in shares), default=0)
+    if steps == 0:
+        return {}
+    stride, rows = _aligned(shares)
+    least, last = shortest_communication(rows)
+    ranks = []
+    for rank, share in enumerate(shares):
+        exposed_s = (share.comm_s + share.sync_s) / steps
+        mine = rows[rank] if rows else []
+        sampled_s = sum(row.comm_s for row in mine)
+        own = min(1.0, sum(least) / sampled_s) if sampled_s > 0 else 1.0
+        known = {
+            "compute_s": share.compute_s / steps,
+            "exposed_communication_s": exposed_s * own,
+            "data_wait_s": share.wait_s / steps,
+            "slowest_rank_wait_s": exposed_s * (1 - own),
+            "host_to_device_s": share.h2d_s / steps,
+        }
+        step_s = share.train_s / steps
+        # An emulated step that ends early repays an overshoot, so the parts may exceed the wall time by microseconds.
+        ranks.append({"rank": rank, "step_s": step_s, **known, "other_s": max(0.0, step_s - sum(known.values()))})
+    found: dict[str, Any] = {
+        "steps": steps,
+        "stride": stride,
+        "step_s": max(one["step_s"] for one in ranks),
+        "parts": {name: fmean(one[name] for one in ranks) for name in PARTS},
+        "ranks": ranks[:_MAX_RANKS],
+        "timeline": _timeline(rows, least),
+    }
+    if last and found["parts"]["slowest_rank_wait_s"] > _NAMED_SHARE * found["step_s"]:
+        rank, times = Counter(last).most_common(1)[0]
+        chance = 1 / len(shares)
+        deviation = math.sqrt(chance * (1 - chance) / len(last))
+        if times / len(last) > chance + _NAMED_DEVIATIONS * deviation:
+            found["slowest"] = {"rank": rank, "share_of_steps": times / len(last)}
+    return found
+
+
+def shortest_communication(rows: Sequence[Sequence[StepRow]]) -> tuple[list[float], list[int]]:
+    """Return each step's shortest exposed communication over the ranks, and the rank that had it."""
+    if not rows:
+        return [], []
+    costs = [[mine[k].comm_s for mine in rows] for k in range(len(rows[0]))]
+    least = [min(step) for step in costs]
+    return least, [step.index(low) for step, low in zip(costs, least, strict=True)] if len(rows) > 1 else []
+
+
+def parts_of(row: StepRow, communication_s: float) -> dict[str, float]:
+    """Split one step into `PARTS`, given the step's communication without waiting. The parts fit into the step."""
+    known = {
+        "data_wait_s": row.wait_s,
+        "host_to_device_s": row.h2d_s,
+        "compute_s": row.compute_s,
+        "slowest_rank_wait_s": max(0.0, row.comm_s - communication_s),
+        "exposed_communication_s": min(row.comm_s, communication_s),
+    }
+    left, fitted = row.length_s, {}
+    for name, seconds in known.items():
+        fitted[name] = min(seconds, left)
+        left -= fitted[name]
+    return {**fitted, "other_s": left}
+
+
+def _timeline(rows: Sequence[Sequence[StepRow]], least: Sequence[float]) -> list[dict[str, Any]]:
+    """Return consecutive rows from the middle of the run, where neither start nor end disturb it."""
+    if not rows or not rows[0]:
+        return []
+    first = max(0, (len(rows[0]) - _TIMELINE_STEPS) // 2)
+    window = range(first, min(len(rows[0]), first + _TIMELINE_STEPS))
+    zero_s = min(mine[first].began_s for mine in rows[:_TIMELINE_RANKS])
+    return [
+        {
+            "rank": rank,
+            "step": mine[k].step,
+            "began_s": mine[k].began_s - zero_s,
+            "length_s": mine[k].length_s,
+            **parts_of(mine[k], least[k]),
+        }
+        for rank, mine in enumerate(rows[:_TIMELINE_RANKS])
+        for k in window
+    ]

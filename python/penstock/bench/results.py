@@ -120,6 +120,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     loader: dict[str, Any] = {}
     epoch_times: tuple[dict[str, Any], ...] = ()
     step_breakdown: dict[str, Any] = {}
+    data_path: dict[str, Any] = {}
     archive: str | None = None
 
 

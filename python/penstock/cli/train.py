@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["ProgressPrinter", "command"]
 
 _LINE_S = 10.0
+_SYNTHETIC_STEPS = 100  # as tf_cnn_benchmarks runs by default
+_TURN_WARM_UP = 5
 
 
 def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -38,8 +40,17 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 @click.option(
     "--data",
     metavar="URL",
-    required=True,
-    help="Training data: s3://, file:// or a folder; dummy://N uses N samples in memory.",
+    help="Training data: s3://, file:// or a folder.",
+)
+@click.option(
+    "--synthetic",
+    is_flag=True,
+    help="Use synthetic data, made once in memory, instead of --data: 100 steps, or --steps.",
+)
+@click.option(
+    "--compare-synthetic",
+    is_flag=True,
+    help="Alternate turns on --data and on synthetic data; print what the data path costs.",
 )
 @click.option("--validation", metavar="URL", help="Validation data; the metric is computed after each epoch.")
 @click.option(
@@ -56,6 +67,26 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True, help="Number of epochs.")
 @click.option(
     "--steps", type=click.IntRange(1), help="Stop after this many steps, counted from the start of the training."
+)
+@click.option(
+    "--warm-up",
+    "warm_up_steps",
+    type=click.IntRange(0),
+    help="Steps at the start of an epoch or turn that rates exclude.  [default: 1; 5 with --compare-synthetic]",
+)
+@click.option(
+    "--turn-steps",
+    type=click.IntRange(2),
+    default=30,
+    show_default=True,
+    help="Steps of a turn of --compare-synthetic, with its warm-up.",
+)
+@click.option(
+    "--max-turns",
+    type=click.IntRange(8),
+    default=40,
+    show_default=True,
+    help="Maximum number of turns of --compare-synthetic.",
 )
 @click.option("--voxels", type=int, help="Side of a volume in voxels.  [default: cosmoflow 128]")
 @click.option(
@@ -117,6 +148,9 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line on stdout.")
 def command(
     workload: str,
+    data: str | None,
+    synthetic: bool,
+    warm_up_steps: int | None,
     ranks: int,
     batch_size: int | None,
     global_batch: int | None,
@@ -136,6 +170,8 @@ def command(
     penstock train cosmoflow --data s3://cosmo/train/ --ranks 8 --batch-size 1
     penstock train cosmoflow --data staged --voxels 32 --recipe demo --epochs 6
     penstock train cosmoflow --data s3://cosmo/train/ --accelerator a100
+    penstock train cosmoflow --synthetic --steps 50
+    penstock train cosmoflow --data s3://cosmo/train/ --compare-synthetic
 
     Under torchrun or srun this process is the rank that the launcher started, and --ranks is ignored.
     """  # noqa: D301 - click reads the \b, and not its spelling
@@ -144,15 +180,26 @@ def command(
     from penstock.errors import ConfigError
     from penstock.train import TrainSpec, run
 
+    if synthetic and rest["compare_synthetic"]:
+        raise ConfigError("--synthetic and --compare-synthetic cannot be combined", hint="give only one of them")
+    if data is None and not synthetic:
+        raise ConfigError("the training data is missing", hint="give --data URL, or --synthetic")
     if batch_size is not None and global_batch is not None:
         raise ConfigError("--batch-size and --global-batch cannot be combined", hint="give only one of them")
     here = launchers.detect(env.read())
     world = here.world if here.world > 1 else ranks
+    size = global_batch or (batch_size or 4) * world
+    if synthetic or data is None:
+        data = f"dummy://{(rest['steps'] or _SYNTHETIC_STEPS) * size}"
+    if warm_up_steps is None:
+        warm_up_steps = _TURN_WARM_UP if rest["compare_synthetic"] else 0
     named = {"voxels": voxels, "filters": filters, "recipe": recipe}
     spec = TrainSpec(
         workload=workload,
+        data=data,
+        warm_up_steps=warm_up_steps,
         ranks=ranks,
-        global_batch=global_batch or (batch_size or 4) * world,
+        global_batch=size,
         settings={**{k: v for k, v in named.items() if v is not None}, **settings},
         runs=None if no_save else output,
         **rest,
@@ -172,7 +219,9 @@ def command(
         if as_json:
             click.echo(json.dumps(result if printer.money is None else {**result, "money": printer.money}))
         else:
-            _print_progress(result, output, saved=not no_save)
+            from penstock.cli.train_output import print_result
+
+            print_result(result, output, saved=not no_save)
 
 
 def _end(cause: PenstockError) -> None:
@@ -245,28 +294,3 @@ def _line(progress: Progress) -> str:
         parts.append(f"loss {progress.loss:.4f}")
     parts += [f"{name} {value:.4f}" for name, value in progress.metrics.items() if name == "mae"]
     return " · ".join(parts)
-
-
-def _print_progress(result: dict[str, Any], runs: str, *, saved: bool) -> None:
-    click.echo(
-        f"{result['steps']:,} steps, {result['samples']:,} samples in {result['train_s']:.1f} s: {result['samples_per_s']:,.1f} samples/s, "
-        f"data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "
-        f"{result['bytes'] / 1e6:,.1f} MB read, {result['throttles']:,} throttled"
-    )
-    if result["losses"]:
-        click.echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
-    if result["mae"] is not None:
-        click.echo(f"mae {result['mae']:.4f} on validation, a constant answer has {result['mae_constant']:.4f}")
-    facts = result["workload"]
-    if "emulated" in facts:
-        click.echo(
-            f"emulated {facts['emulated']}: {1000 * facts['sample_step_s']:.2f} ms per sample, {100 * result['utilisation']:.1f} % busy"
-        )
-    if "deviation" in facts:
-        click.echo(f"not MLPerf's model: {facts['deviation']}")
-    for note in result["notes"]:
-        click.echo(note)
-    for reason in result["invalid"]:
-        click.echo(f"INVALID: {reason}")
-    if saved:
-        click.echo(f"{runs}/{result['id']}/result.json")

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import ConfigError, PenstockError, from_wire, to_wire
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
+from penstock.train.data_path_cost import Turn, compare_turns, unit_of
 from penstock.train.group import ProcessGroup
 from penstock.train.progress import Progress
-from penstock.train.source import FeedRequest, close_quietly, facts, open_feed
+from penstock.train.source import DUMMY, FeedRequest, close_quietly, facts, open_feed
 from penstock.train.step_rows import StepRows
 from penstock.train.workloads import load_workload
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Driver", "EpochTime", "Share", "cpu_s"]
 
 _REPORT_S = 0.25
+_SYNTHETIC_BATCHES = 4  # `DummyFeed` holds at most four, and repeats them
 
 
 @dataclass
@@ -130,6 +132,7 @@ class Driver:
         self.steps_before = 0
         self._epoch_steps = 0
         self.demand: Demand | None = None
+        self.data_path: dict[str, Any] | None = None  # comparison with synthetic data
         self._data: dict[str, Any] = {}
         self.device = self._device()
 
@@ -222,7 +225,9 @@ class Driver:
                 validation = self._source(self._request(spec.validation, tail="ragged", shuffled=False))
             self._agree_on_steps(feed, validation)
             self._zero_s = time.perf_counter()  # the exchange above ends on all ranks at about the same time
-            while self.epoch < spec.epochs and not self._done():
+            if spec.compare_synthetic:
+                self._compare_synthetic(workload, feed, opened_s)
+            while self.data_path is None and self.epoch < spec.epochs and not self._done():
                 self._train_epoch(workload, feed, opened_s)
                 if validation is not None:
                     self._validate(workload, validation)
@@ -235,6 +240,36 @@ class Driver:
             for one in (feed, validation):
                 close_quietly(one)
             workload.cleanup()
+
+    def _compare_synthetic(self, workload: Workload, feed: Feed, opened_s: float) -> None:
+        """Alternate turns on real and synthetic data. `share` then has the real turns only; no losses are kept."""
+        assert self.demand is not None
+        spec, real = self.spec, self.share
+        url = f"{DUMMY}://{_SYNTHETIC_BATCHES * spec.global_batch}"
+        synthetic = open_feed(self._request(url, tail="drop", shuffled=True))
+
+        def turn(turn: Turn, is_synthetic: bool) -> EpochTime:  # noqa: FBT001 - `compare_turns` calls it
+            kept = self._rows
+            self.share, self._rows = (Share(), StepRows()) if is_synthetic else (real, kept)
+            try:
+                self._train_epoch(workload, turn, opened_s)
+                return self.share.epochs[-1]
+            finally:
+                self.epoch, self.share, self._rows = 0, real, kept
+                self._unshared = []
+
+        self.data_path = compare_turns(
+            turn,
+            self.group.gather,
+            feed,
+            synthetic,
+            turn_steps=spec.turn_steps,
+            global_batch=spec.global_batch,
+            max_turns=spec.max_turns,
+            seed=spec.seed,
+            unit=unit_of(self.demand),
+        )
+        self._report_progress("done", force=True)
 
     def _agree_on_steps(self, feed: Feed, validation: Feed | None) -> None:
         """Raise an error if the ranks' settings, step counts or data differ. Otherwise, the ranks could deadlock."""
@@ -379,6 +414,8 @@ class Driver:
         last = self.metrics[-1] if self.metrics else {}
         curve = self._unshared or self.losses
         limit = self.spec.steps or self._epoch_steps * self.spec.epochs
+        if self.spec.compare_synthetic:
+            limit = self.spec.turn_steps * (self.spec.max_turns + 2)  # one turn of each side is a warm-up
         epoch = (
             self.epoch if phase in {"open", "train"} else self.epoch - 1
         )  # `self.epoch` is incremented before the validation

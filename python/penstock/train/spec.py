@@ -25,6 +25,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         epochs, steps: Limits. The run ends when it reaches either of them. After a resume, `steps` still counts from
             the original start.
         warm_up_steps: Steps at the start of an epoch that `steady_samples_per_s` excludes, if it is above 1.
+        compare_synthetic: Alternate turns on the data and on synthetic data, and compare their rates.
+        turn_steps, max_turns: Steps of a turn, with `warm_up_steps`, and the maximum number of turns.
         accelerator: Accelerator to emulate instead of running the step.
         device: `cpu`, `cuda`, or `auto` (a GPU if torch finds one).
         threads: torch's CPU threads per rank; None uses torch's default. Losses are bit-identical at equal threads.
@@ -51,6 +53,9 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     epochs: int = 1
     steps: int | None = None
     warm_up_steps: int = 0
+    compare_synthetic: bool = False
+    turn_steps: int = 30
+    max_turns: int = 40
     seed: int = 0
     accelerator: str | None = None
     device: str = "auto"
@@ -83,6 +88,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1 (got {value})")
+        if self.compare_synthetic:
+            self._check_comparison()
         if self.resume and not self.checkpoint:
             raise ConfigError("resume requires a checkpoint folder", hint="use --checkpoint DIR --resume")
         if self.archive and not self.runs:
@@ -92,6 +99,18 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if self.accelerator and self.checkpoint:
             raise ConfigError("checkpoint: not supported with an emulated accelerator, which trains no parameters")
         return self
+
+    def _check_comparison(self) -> None:
+        if self.turn_steps <= self.warm_up_steps:
+            raise ConfigError(
+                f"a turn of {self.turn_steps} steps has no measured step after a warm-up of {self.warm_up_steps}",
+                hint="use more steps per turn, or a shorter warm-up",
+            )
+        given = {"steps": self.steps, "checkpoint": self.checkpoint, "validation": self.validation}
+        if refused := [name for name, value in given.items() if value is not None]:
+            raise ConfigError(
+                f"{' and '.join(refused)}: not supported with a comparison with synthetic data, which trains on noise"
+            )
 
     def what_is_measured(self) -> dict[str, Any]:
         """Return the settings that must be equal for two results to be comparable: all except the outputs."""
@@ -110,7 +129,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         }
         plain: dict[str, Any] = msgspec.to_builtins(self)
         # A setting that came later counts only if it is set, so that older results keep their hash.
-        aside |= {name for name in ("warm_up_steps",) if not plain[name]}
+        aside |= {name for name in ("warm_up_steps", "compare_synthetic") if not plain[name]}
+        aside |= set() if self.compare_synthetic else {"turn_steps", "max_turns"}
         return {name: value for name, value in plain.items() if name not in aside}
 
     def what_is_learnt(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench import results
+from penstock.train.data_path_cost import limit_of
 from penstock.train.step_breakdown import breakdown
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def summarize(
     measured = spec.what_is_measured()
     # The loader summary is that of the rank that waited longest, because this rank limited the run.
     loader = _loader_summary(max(shares, key=lambda share: share.wait_s))
-    return results.RunRecord(
+    record = results.RunRecord(
         id=results.new_id("train", created_s),
         kind="train",
         label=spec.label,
@@ -129,4 +130,19 @@ def summarize(
         epoch_times=tuple(
             {"rank": rank, **msgspec.to_builtins(one)} for rank, share in enumerate(shares) for one in share.epochs
         ),
+    )
+    return record if driver.data_path is None else _compared(record, driver.data_path, shares)
+
+
+def _compared(record: results.RunRecord, data_path: dict[str, Any], shares: Sequence[Share]) -> results.RunRecord:
+    """Result of a comparison with synthetic data. Its times and counts are those of the real turns."""
+    worst = max(shares, key=lambda share: share.wait_s)
+    median = data_path["real"]["median"]
+    return msgspec.structs.replace(
+        record,
+        kind="train-compare",
+        losses=(),
+        samples_per_s=median,
+        steady_samples_per_s=median,
+        data_path={**data_path, **limit_of(data_path, worst.passes)},
     )

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost of the data path: the same training on real and on synthetic data, in alternating turns.
+
+A turn is a few dozen steps of one side. The model stays, only the feed changes, and all ranks switch at the same step.
+The real feed's pass ends with its turn, so that it cannot read ahead during a synthetic turn. The order of turns, the
+interval and the stopping rule are those of `penstock bench ab`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench import ab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.protocols import Batch, Demand
+    from penstock.train.driver import EpochTime
+    from penstock.train.source import Feed
+
+__all__ = ["MARGIN", "Turn", "compare_turns", "limit_of", "unit_of"]
+
+MARGIN = 0.02
+"""Difference below which real and synthetic data count as the same: the aim is real >= 0.98 x synthetic."""
+
+_ALPHA = 0.05
+_WAITS = (
+    "first_byte_s",
+    "transfer_s",
+    "throttle_s",
+    "inflate_s",
+    "decode_s",
+    "map_s",
+    "host_to_device_s",
+    "overhead_s",
+)
+
+
+class Turn:
+    """The next `steps` batches of a feed, over as many epochs as needed. Behaves as a feed of one short epoch."""
+
+    def __init__(self, feed: Feed, steps: int, number: int) -> None:
+        self._feed, self._steps, self._number = feed, steps, number
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        # Each turn is another epoch of the order, so that a large dataset is not read from caches.
+        if (set_epoch := getattr(self._feed, "set_epoch", None)) is not None:
+            set_epoch(self._number)
+        left = self._steps
+        while left:
+            batches = iter(self._feed)
+            try:
+                for batch in batches:
+                    left -= 1
+                    yield batch
+                    if not left:
+                        break
+            finally:
+                _end(batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._feed.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        self._feed.load_state_dict(state)
+
+    def report(self) -> Mapping[str, Any]:
+        return self._feed.report()
+
+
+def _end(batches: Any) -> None:
+    """End a pass with its threads and requests, after its measurements were taken."""
+    if (end := getattr(batches, "end", None)) is not None:
+        end("the turn of this feed is over")
+    elif (close := getattr(batches, "close", None)) is not None:
+        with suppress(RuntimeError):
+            close()
+
+
+def unit_of(demand: Demand) -> str:
+    """`images/s` for a workload of images, else `samples/s`."""
+    return "images/s" if any(field.dtype == "image" for field in demand.fields.values()) else "samples/s"
+
+
+def compare_turns(
+    run: Callable[[Turn, bool], EpochTime],
+    gather: Callable[[Any], list[Any]],
+    feed: Feed,
+    synthetic: Feed,
+    *,
+    turn_steps: int,
+    global_batch: int,
+    max_turns: int,
+    seed: int,
+    unit: str,
+) -> dict[str, Any]:
+    """Run alternating turns until the difference is known; return the comparison as plain values for a result.
+
+    Args:
+        run: Trains for one turn; the second argument is true for synthetic data. Returns the turn's times.
+        gather: Exchanges a value with the other ranks. All ranks take the same decisions, because a turn's rate is
+            computed from the slowest rank.
+        turn_steps: Steps of a turn, with its warm-up.
+
+    Returns:
+        `real` and `synthetic` (rates of all turns, their medians), `ratio` (real over synthetic) with `interval` and
+        `bootstrap`, `cost` (1 - ratio) with `cost_interval`, `verdict` and `stopped`. Bounds are None if unknown.
+    """
+    number = 0
+
+    def turn(argv: Sequence[str], _name: str) -> float:
+        nonlocal number
+        number += 1
+        is_synthetic = argv[0] == "synthetic"
+        time = run(Turn(synthetic if is_synthetic else feed, turn_steps, number), is_synthetic)
+        mine = (time.steps, time.wall_s - time.warm_up_s, time.samples - time.warm_up_samples)
+        everyone = gather(mine)
+        samples, wall_s = sum(one[2] for one in everyone), max(one[1] for one in everyone)
+        return float(samples / max(wall_s, 1e-9))
+
+    found = ab.compare(
+        ("synthetic",),
+        ("real",),
+        turn,
+        metric=unit,
+        alpha=_ALPHA,
+        margin=MARGIN,
+        max_runs=max_turns,
+        warm_up=1,
+        seed=seed,
+    )
+    low, high = found.interval
+    return {
+        "unit": unit,
+        "real": {"median": found.b.median, "turns": list(found.b.values)},
+        "synthetic": {"median": found.a.median, "turns": list(found.a.values)},
+        "ratio": found.ratio,
+        "interval": [low, high],
+        "bootstrap": list(found.bootstrap),
+        "cost": 1 - found.ratio,
+        "cost_interval": [None if high is None else 1 - high, None if low is None else 1 - low],
+        "verdict": found.verdict,
+        "stopped": found.stopped,
+        "margin": found.margin,
+        "turn_steps": turn_steps,
+        "global_batch": global_batch,
+    }
+
+
+def limit_of(data_path: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Name the stage of the data path that costs most, from the feed's reports of the real turns.
+
+    Returns:
+        `limiting` (a class of `loader.report()`, `compute_s` if the data path costs nothing) and `reason`.
+    """
+    if data_path["verdict"] == "same" or data_path["ratio"] >= 1:
+        return {"limiting": "compute_s", "reason": "the data path keeps up with the model"}
+    seconds = {name: sum(float(one.get(name, 0.0)) for one in passes) for name in _WAITS}
+    total_s = sum(seconds.values())
+    if total_s <= 0:
+        return {"limiting": "unknown", "reason": "the reader reports no times"}
+    worst = max(seconds, key=lambda name: seconds[name])
+    name = worst.removesuffix("_s").replace("_", " ")
+    return {
+        "limiting": worst,
+        "reason": f"{100 * seconds[worst] / total_s:.0f} % of the waiting for data went to {name}",
+        "seconds": {name: value for name, value in seconds.items() if value > 0},
+    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 from penstock.protocols import Demand, InputField, WorkloadSpec
 from penstock.workloads._shared.accelerator import EmulatedAccelerator
-from penstock.workloads.emulated.catalogue import MODELS, Model
+from penstock.workloads._shared.catalogue import MODELS, Model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

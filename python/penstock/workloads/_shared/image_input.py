@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Input of image classification: settings, fields in TFRecord, tar shards and class folders, and labels from 0.
+
+Imports no torch, so that emulated accelerators can use it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError
+from penstock.protocols import InputField
+from penstock.workloads._shared.recipe import BaseRecipe
+
+if TYPE_CHECKING:
+    from penstock.protocols import Batch
+
+__all__ = ["ImageRecipe", "fields", "sample_bytes", "zero_based_labels"]
+
+_IMAGE_PARTS = ("image/encoded", "jpg", "jpeg", "png", "image", "image.bytes")
+_LABEL_PARTS = ("cls", "label")
+_NO_LABEL = -1
+
+
+class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
+    """Settings of a training of image classification, beside those of `BaseRecipe`.
+
+    Attributes:
+        image_size: Side of a decoded image in pixels.
+        classes: Number of classes. Labels count from 0, except those in ImageNet's TFRecords, which count from 1.
+        label_smoothing: Share of the target that is spread over all classes. Source: Szegedy et al. 2016.
+        augment: Train on random crops (RandomResizedCrop), half of them mirrored. False trains on the centre.
+    """
+
+    image_size: int = 224
+    classes: int = 1000
+    label_smoothing: float = 0.1
+    augment: bool = True
+
+    def check(self) -> None:
+        super().check()
+        if self.image_size < 1 or self.classes < 2:
+            raise ConfigError(
+                f"image_size must be at least 1 and classes at least 2 (got {self.image_size} and {self.classes})"
+            )
+        if not 0 <= self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing must be in [0, 1) (got {self.label_smoothing})")
+
+
+def fields(recipe: ImageRecipe) -> dict[str, InputField]:
+    """Fields of a sample: `image`, `label` (from 0), and `label_from_1`.
+
+    ImageNet's TFRecords have only the latter. In other formats both fields have the same value, and `label` is used.
+    `label_from_1` also names the parts of `label` because a field of class folders cannot have a default.
+    """
+    side, classes = recipe.image_size, recipe.classes
+    return {
+        "image": InputField("image", (side, side, 3), parts=_IMAGE_PARTS, augment=recipe.augment),
+        "label": InputField("int64", (), parts=_LABEL_PARTS, default=_NO_LABEL, values=classes),
+        "label_from_1": InputField(
+            "int64", (), parts=("image/class/label", *_LABEL_PARTS), default=_NO_LABEL, values=classes
+        ),
+    }
+
+
+def sample_bytes(recipe: ImageRecipe) -> int:
+    """Size of a decoded sample in bytes, with its two labels."""
+    return 3 * recipe.image_size**2 + 16
+
+
+def zero_based_labels(batch: Batch, classes: int, where: str) -> Any:
+    """Return the labels of a batch, counted from 0: int64 [n], of the same array type as the batch.
+
+    Args:
+        where: Text that names the batch, such as `step 12 on rank 0`.
+    Raises:
+        ConfigError: A label is missing, or not below `classes`. The message contains the label and the sample.
+    """
+    zero, one = batch["label"], batch["label_from_1"]
+    if len(zero) == 0:
+        return zero
+    is_one = zero == _NO_LABEL
+    labels = zero + (one - zero - 1) * is_one
+    if int(labels.min()) >= 0 and int(labels.max()) < classes:
+        return labels
+    row = next(i for i, value in enumerate(labels.tolist()) if not 0 <= value < classes)
+    sample = f"{where}: sample {row + 1:,} of {len(labels):,}"
+    if bool(is_one[row]) and int(one[row]) == _NO_LABEL:
+        raise ConfigError(
+            f"{sample} has no label (looked for image/class/label, {', '.join(_LABEL_PARTS)})",
+            hint="store the class as a feature or member with one of these names",
+        )
+    value = int(one[row]) if bool(is_one[row]) else int(zero[row])
+    first = 1 if bool(is_one[row]) else 0
+    raise ConfigError(
+        f"{sample} has the label {value}, but {classes} classes allow {first} to {classes - 1 + first}",
+        hint="set the dataset's number of classes, such as --set classes=1000; image/class/label counts from 1",
+    )

@@ -17,7 +17,7 @@ from penstock import errors
 from penstock.extras import PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {"pyyaml": "yaml", "vl-convert-python": "vl_convert"}
+MODULES = {"pillow": "PIL", "pyyaml": "yaml", "vl-convert-python": "vl_convert"}
 REQUIRED = ("click", "rich", "msgspec", "markdown_it", "mdurl", "pygments", "typing_extensions.py")
 
 

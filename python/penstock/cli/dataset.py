@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from penstock.cli.dataset_images import images
+from penstock.cli.dataset_output import progress_bar, refuse_store
 from penstock.cli.parameters import BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from penstock.datasets.cosmoflow import Codec
 
 __all__ = ["command"]
@@ -90,8 +89,8 @@ def cosmoflow(
     from penstock.datasets.cosmoflow import generate
     from penstock.units import format_bytes
 
-    _refuse_store(out)
-    with _bar("samples", total=samples) as advance:
+    refuse_store(out)
+    with progress_bar("samples", total=samples) as advance:
         summary = generate(
             Path(out),
             samples=samples,
@@ -156,11 +155,11 @@ def emulated(
     from penstock.units import format_bytes
     from penstock.workloads.emulated import model_of
 
-    _refuse_store(out)
+    refuse_store(out)
     preset = model_of(model_settings(model))
     if record_size is not None:
         preset = replace(preset, record_bytes=record_size, record_deviation_bytes=0)
-    with _bar("files", total=files or preset.files) as advance:
+    with progress_bar("files", total=files or preset.files) as advance:
         summary = generate(
             Path(out),
             format=preset.format,
@@ -180,21 +179,4 @@ def emulated(
         )
 
 
-def _refuse_store(out: str) -> None:
-    from penstock.errors import Unsupported
-
-    if "://" in out:
-        raise Unsupported(f"{out} is in a store, but datasets can be generated only in a local folder", where=out)
-
-
-@contextmanager
-def _bar(what: str, total: int) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal. Yields a function of (bytes stored, number done)."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda _stored, done: bar.update(task, completed=done)
+command.add_command(images)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock.atomic_file import PART_PREFIX, atomic_file
@@ -11,9 +12,10 @@ from penstock.errors import ConfigError, Denied, NoSpace, PenstockError, SystemF
 from penstock.ownership import remove_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["prepare_folder", "write_atomically"]
+__all__ = ["prepare_folder", "write_atomically", "write_errors"]
 
 
 def prepare_folder(out: Path, names: set[str]) -> None:
@@ -51,9 +53,17 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         NoSpace, Denied, SystemFault: The file cannot be written.
     """
+    with write_errors(path), atomic_file(path, durable=False) as out:
+        out.write(data)
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Raise an OSError of the block as NoSpace, Denied or SystemFault of `path`."""
     try:
-        with atomic_file(path, durable=False) as out:
-            out.write(data)
+        yield
+    except PenstockError:
+        raise
     except OSError as error:
         raise _refused(error, path) from error
 

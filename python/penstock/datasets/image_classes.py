@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Classes of generated images: each is a colour, a shape and a texture, so that a model can learn it from pixels.
+
+The attributes depend only on the number of the class, not on the seed: a model trained on one seed can be evaluated on
+another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["HUES", "MAX_CLASSES", "SHAPES", "TEXTURES", "ImageClass"]
+
+HUES = ("blue", "purple", "red", "orange", "yellow", "green", "teal", "azure")
+"""Colours at multiples of 45 degrees in the plane of Cb and Cr."""
+SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "crescent", "bar")
+TEXTURES = tuple(f"{width} stripes at {22.5 * turn:g} degrees" for width in ("broad", "narrow") for turn in range(8))
+MAX_CLASSES = len(HUES) * len(SHAPES) * len(TEXTURES)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageClass:
+    """A class, by its number from 0 to `MAX_CLASSES` - 1. Any 8 consecutive classes differ in colour and shape."""
+
+    number: int
+
+    @property
+    def hue(self) -> int:
+        """Index into `HUES`."""
+        return self.number % 8
+
+    @property
+    def shape(self) -> int:
+        """Index into `SHAPES`."""
+        return (self.number + self.number // 8) % 8
+
+    @property
+    def texture(self) -> int:
+        """Index into `TEXTURES`."""
+        return (5 * (self.number % 8) + 3 * (self.number // 8 % 8) + self.number // 64) % 16
+
+    @property
+    def synset(self) -> str:
+        """Name of the class folder, of the form of ImageNet's synsets: `n00000001` for class 0."""
+        return f"n{self.number + 1:08d}"
+
+    @property
+    def text(self) -> str:
+        """Description for people, such as `red ring, broad stripes at 45 degrees`."""
+        return f"{HUES[self.hue]} {SHAPES[self.shape]}, {TEXTURES[self.texture]}"

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pixels of generated images: a 1/f background with objects of one class, encoded as JPEG at a wanted file size.
+
+A process builds the background fields, textures and masks once. An image is then a few crops and masked copies, so
+that encoding takes most of its time. Works in Y, Cb and Cr, which saves the conversion from RGB.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from penstock.datasets.image_classes import HUES, SHAPES, TEXTURES, ImageClass
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Library", "Picture", "library"]
+
+_PERIOD = 512  # side of the periodic fields; a power of two for the FFT
+_UNIT = 64  # value of one standard deviation in the integer fields
+_FIELDS = 4
+_ROTATIONS = 5
+_MASK = 192
+MAX_ENLARGEMENT = 1.6
+"""Largest side of an image, relative to the larger side of the nominal size."""
+
+# Contrast of the background in grey levels. Photographs differ in detail; a high contrast gives a large file at equal
+# quality.
+_CONTRASTS = (14, 24, 36, 50, 66)
+_QUALITIES = (30, 50, 65, 75, 83, 89, 93, 96, 98)
+_MIN_QUALITY, _MAX_QUALITY = 25, 99
+_SIZE_TOLERANCE = 0.06  # of the logarithm of the size; a second encoding costs about 1 ms
+_HEADER_BYTES = 600  # quantization and Huffman tables, which do not depend on the pixels
+
+# Short side relative to the nominal one, and the probability. At 500 x 400 they give the common sizes of ImageNet:
+# 500 x 375 (4:3), 500 x 400, 500 x 333 (3:2), 500 x 500 and 500 x 281 (16:9).
+_ASPECTS = ((0.9375, 0.55), (1.0, 0.20), (0.8325, 0.15), (1.25, 0.06), (0.7025, 0.04))
+_PORTRAIT = 0.25
+_EXIF = 0.20
+_FULL_CHROMA = 0.10  # 4:4:4 instead of 4:2:0
+_GREY = 0.02  # about as frequent as in ImageNet
+_CMYK = 0.002  # more frequent than in ImageNet (22 of 1.28 million), so that a small dataset contains one
+# A file whose size is within this factor of the median has the nominal long side, as most photographs of ImageNet
+# have. Larger and smaller files have more and fewer pixels.
+_NOMINAL_RATIO = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An encoded image. `boxes` are (xmin, ymin, xmax, ymax) of the objects, relative to the sides."""
+
+    jpeg: bytes
+    width: int
+    height: int
+    mode: str
+    boxes: tuple[tuple[float, float, float, float], ...]
+
+
+@lru_cache(maxsize=2)
+def library(width: int, height: int) -> Library:
+    """Library of this process for a nominal size; built once, in about 0.3 s."""
+    return Library(width, height)
+
+
+class Library:
+    """Fields, textures, masks and the size table for images of about `width` x `height` pixels."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self._longest = math.ceil(MAX_ENLARGEMENT * 1.25 * max(width, height))
+        rng = np.random.default_rng(0)  # the library is the same for every seed of a dataset
+        repeats = -(-(self._longest + _PERIOD) // _PERIOD)
+        self._fields = [np.tile(_field(rng, slope), (repeats, repeats)) for slope in np.linspace(0.95, 1.25, _FIELDS)]
+        self._textures = [
+            np.tile(_stripes(rng, i, max(width, height)), (repeats, repeats)) for i in range(len(TEXTURES))
+        ]
+        self._masks = [[_mask(shape, turn) for turn in range(_ROTATIONS)] for shape in range(len(SHAPES))]
+        self._exifs = [_exif(i) for i in range(8)]
+        self._log_qualities = np.array(_QUALITIES, np.float64)
+        self._log_bits, self._kinds = self._calibrate()
+
+    def picture(self, rng: np.random.Generator, of: ImageClass, *, median_bytes: float, sigma: float) -> Picture:
+        """Draw and encode one image.
+
+        Args:
+            rng: Source of all choices; the same state gives the same bytes.
+            of: Class of the objects.
+            median_bytes, sigma: Median of the file size, and standard deviation of its logarithm.
+        """
+        ratio = math.exp(sigma * float(np.clip(rng.standard_normal(), -3.5, 3.5)))
+        u = rng.random(8)
+        width, height = self._draw_size(ratio, u[0], u[1])
+        mode = "CMYK" if u[2] < _CMYK else "L" if u[2] < _CMYK + _GREY else "YCbCr"
+        full_chroma = mode == "YCbCr" and u[3] < _FULL_CHROMA
+        exif = self._exifs[int(u[4] / _EXIF * len(self._exifs))] if u[4] < _EXIF else b""
+        size_bytes = median_bytes * ratio
+        kind = mode if mode != "YCbCr" else "444" if full_chroma else "420"
+        log_bits = math.log(max(size_bytes - _HEADER_BYTES - len(exif), 64.0) * 8 / (width * height))
+        log_bits -= self._kinds[kind]
+        # Cameras and web sites prefer different qualities; the contrast that comes closest to the wanted one is used.
+        quality_wanted = 70 + 26 * u[5]
+        qualities = [float(np.interp(log_bits, bits, self._log_qualities)) for bits in self._log_bits]
+        level = min(range(len(_CONTRASTS)), key=lambda i: abs(qualities[i] - quality_wanted))
+        pixels, boxes = self._compose(rng, of, width, height, _CONTRASTS[level])
+        image = _as_mode(pixels, mode)
+        quality = round(qualities[level])
+        jpeg = b""
+        for _ in range(3):
+            jpeg = _encode(image, quality, full_chroma=full_chroma, exif=exif)
+            missing = math.log(max(size_bytes, 1.0) / len(jpeg))
+            if abs(missing) <= _SIZE_TOLERANCE:
+                break
+            here = float(np.interp(quality, self._log_qualities, self._log_bits[level]))
+            better = round(float(np.interp(here + missing, self._log_bits[level], self._log_qualities)))
+            if better == quality:  # at the end of the table, or the next quality is farther away
+                better = quality + (1 if missing > 0 else -1)
+                if abs(missing) < 0.1 or not _MIN_QUALITY <= better <= _MAX_QUALITY:
+                    break
+            quality = better
+        return Picture(jpeg, width, height, "RGB" if mode == "YCbCr" else mode, boxes)
+
+    def _draw_size(self, ratio: float, aspect: float, portrait: float) -> tuple[int, int]:
+        short = _ASPECTS[-1][0]
+        for factor, probability in _ASPECTS:
+            if aspect < probability:
+                short = factor
+                break
+            aspect -= probability
+        scale = 1.0 if 1 / _NOMINAL_RATIO < ratio < _NOMINAL_RATIO else math.sqrt(ratio)
+        scale = min(max(scale, 0.4), MAX_ENLARGEMENT)
+        width, height = max(16, round(self.width * scale)), max(16, round(self.height * scale * short))
+        return (height, width) if portrait < _PORTRAIT else (width, height)
+
+    def _compose(
+        self, rng: np.random.Generator, of: ImageClass, width: int, height: int, contrast: int
+    ) -> tuple[NDArray[np.uint8], tuple[tuple[float, float, float, float], ...]]:
+        """Return pixels uint8 [height, width, 3] in Y, Cb, Cr, and the boxes of the objects of the class."""
+        x = rng.integers(0, _PERIOD, 8).tolist()
+        u = rng.random(6)
+        field = self._fields[x[0] % _FIELDS]
+        luma = field[x[1] : x[1] + height, x[2] : x[2] + width] * np.int16(contrast)
+        luma >>= 6
+        luma += np.int16(90 + 75 * u[0])
+        tint = self._fields[x[3] % _FIELDS]
+        chroma = []
+        for i in (0, 1):
+            plane = tint[x[4 + 2 * i] : x[4 + 2 * i] + height, x[5 + 2 * i] : x[5 + 2 * i] + width] >> 3
+            plane += np.int16(128 + 36 * (u[1 + i] - 0.5))
+            chroma.append(plane)
+        planes = (luma, *chroma)
+        side = min(width, height)
+        # A small object of another class: a model must find the larger one.
+        if u[3] < 0.5:
+            other = ImageClass(int(u[4] * 1000))
+            self._draw_object(rng, planes, other, side * (0.1 + 0.12 * float(u[5])), contrast)
+        boxes = [
+            self._draw_object(rng, planes, of, side * float(rng.uniform(0.42, 0.8)), contrast)
+            for _ in range(1 if u[5] < 0.8 else 2)
+        ]
+        pixels = np.empty((height, width, 3), np.uint8)
+        for i, plane in enumerate(planes):
+            np.clip(plane, 0, 255, out=plane)
+            pixels[:, :, i] = plane
+        return pixels, tuple(boxes)
+
+    def _draw_object(
+        self,
+        rng: np.random.Generator,
+        planes: tuple[NDArray[np.int16], ...],
+        of: ImageClass,
+        side: float,
+        contrast: int,
+    ) -> tuple[float, float, float, float]:
+        height, width = planes[0].shape
+        d = min(max(8, round(side)), height, width)
+        u = rng.random(6)
+        top, left = int(u[0] * (height - d + 1)), int(u[1] * (width - d + 1))
+        mask = np.asarray(self._masks[of.shape][int(u[2] * _ROTATIONS)].resize((d, d), Image.Resampling.NEAREST)) > 0
+        box = np.s_[top : top + d, left : left + d]
+        y, x = rng.integers(0, _PERIOD, 2).tolist()
+        inside = self._textures[of.texture][y : y + d, x : x + d] + (
+            self._fields[of.number % _FIELDS][y : y + d, x : x + d] * np.int16(contrast // 2) >> 6
+        )
+        inside += np.int16(95 + 70 * u[3])
+        np.copyto(planes[0][box], inside, where=mask)
+        angle = 2 * math.pi * (of.hue + 0.5 * (float(u[4]) - 0.5)) / len(HUES)
+        radius = 32 + 24 * float(u[5])
+        for plane, part in zip(planes[1:], (math.cos(angle), math.sin(angle)), strict=True):
+            here = plane[box]
+            # Half of the background's variation remains, as reflections of the surroundings do.
+            np.copyto(here, ((here - np.int16(128)) >> 1) + np.int16(128 + radius * part), where=mask)
+        return left / width, top / height, (left + d) / width, (top + d) / height
+
+    def _calibrate(self) -> tuple[list[NDArray[np.float64]], dict[str, float]]:
+        """Measure the bits per pixel at each contrast and quality, and the factor of each kind of JPEG."""
+        table = []
+        factors: dict[str, list[float]] = {"420": [], "444": [], "L": [], "CMYK": []}
+        # A smaller area is enough, but it must not be dominated by edge effects of 16 x 16 blocks.
+        width, height = max(self.width, 64), max(self.height, 64)
+
+        def log_bits(image: Any, quality: int, *, full_chroma: bool = False) -> float:
+            size = len(_encode(image, quality, full_chroma=full_chroma, exif=b"")) - _HEADER_BYTES
+            return math.log(max(size, 16) * 8 / (width * height))
+
+        for i, contrast in enumerate(_CONTRASTS):
+            pixels, _ = self._compose(np.random.default_rng([1, i]), ImageClass(i), width, height, contrast)
+            image = _as_mode(pixels, "YCbCr")
+            bits = np.array([log_bits(image, quality) for quality in _QUALITIES])
+            table.append(np.maximum.accumulate(bits + 1e-9 * np.arange(len(bits))))
+            reference = log_bits(image, 85)
+            factors["420"].append(0.0)
+            factors["444"].append(log_bits(image, 85, full_chroma=True) - reference)
+            factors["L"].append(log_bits(_as_mode(pixels, "L"), 85) - reference)
+            factors["CMYK"].append(log_bits(_as_mode(pixels, "CMYK"), 85) - reference)
+        return table, {kind: float(np.mean(values)) for kind, values in factors.items()}
+
+
+def _as_mode(pixels: NDArray[np.uint8], mode: str) -> Any:
+    if mode == "L":
+        return Image.fromarray(np.ascontiguousarray(pixels[:, :, 0]))
+    height, width = pixels.shape[:2]
+    image = Image.frombytes("YCbCr", (width, height), pixels.data)
+    return image.convert("RGB").convert("CMYK") if mode == "CMYK" else image
+
+
+def _encode(image: Any, quality: int, *, full_chroma: bool, exif: bytes) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=quality, subsampling=0 if full_chroma else 2, exif=exif)
+    return out.getvalue()
+
+
+def _field(rng: np.random.Generator, slope: float) -> NDArray[np.int16]:
+    """Periodic noise, int16 [_PERIOD, _PERIOD], with the amplitude spectrum 1/f**slope.
+
+    Source: photographs have slopes of about 1 (Field 1987, J. Opt. Soc. Am. A 4, 2379).
+    """
+    f = np.hypot(np.fft.fftfreq(_PERIOD)[:, None], np.fft.rfftfreq(_PERIOD)[None, :])
+    f[0, 0] = np.inf
+    noise = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((_PERIOD, _PERIOD))) / f**slope, s=(_PERIOD, _PERIOD))
+    scaled: NDArray[np.int16] = np.rint(np.clip(noise / noise.std(), -3.5, 3.5) * _UNIT).astype(np.int16)
+    return scaled
+
+
+def _stripes(rng: np.random.Generator, number: int, side: int) -> NDArray[np.int16]:
+    """Periodic stripes of 11 or 22 periods per `side` pixels, int16 [_PERIOD, _PERIOD], in grey levels."""
+    angle = math.pi * (number % 8) / 8
+    cycles = min((11 if number < 8 else 22) * _PERIOD / side, _PERIOD / 4)
+    along = [round(cycles * part) for part in (math.cos(angle), math.sin(angle))]
+    if along == [0, 0]:
+        along = [1, 0]
+    grid = np.arange(_PERIOD) / _PERIOD
+    warp = _field(rng, 2.0) * (0.5 / _UNIT)
+    wave = np.sin(2 * math.pi * (along[0] * grid[None, :] + along[1] * grid[:, None]) + warp)
+    levels: NDArray[np.int16] = np.rint(34 * wave).astype(np.int16)
+    return levels
+
+
+def _mask(shape: int, turn: int) -> Any:
+    """Mask of a shape, rotated by up to 20 degrees, as a Pillow image of 0 and 255."""
+    axis = (np.arange(_MASK) + 0.5) / _MASK * 2 - 1
+    angle = math.radians(-20 + 40 * turn / (_ROTATIONS - 1))
+    x = axis[None, :] * math.cos(angle) - axis[:, None] * math.sin(angle)
+    y = axis[None, :] * math.sin(angle) + axis[:, None] * math.cos(angle)
+    r, a = np.hypot(x, y), np.arctan2(x, -y)
+    inside = {
+        "disc": lambda: r < 0.95,
+        "square": lambda: np.maximum(abs(x), abs(y)) < 0.72,
+        "triangle": lambda: (y < 0.62) & (y > 1.9 * abs(x) - 0.95),
+        "ring": lambda: (r < 0.95) & (r > 0.55),
+        "cross": lambda: (np.minimum(abs(x), abs(y)) < 0.24) & (np.maximum(abs(x), abs(y)) < 0.88),
+        "star": lambda: r < 0.42 + 0.53 * abs(2 * ((a / (2 * math.pi) * 5) % 1) - 1) ** 1.5,
+        "crescent": lambda: (r < 0.95) & (np.hypot(x - 0.42, y) > 0.75),
+        "bar": lambda: (abs(x) < 0.9) & (abs(y) < 0.28),
+    }[SHAPES[shape]]()
+    return Image.fromarray(inside.astype(np.uint8) * 255)
+
+
+def _exif(number: int) -> bytes:
+    """EXIF block of an invented camera. One block in eight states that the camera was turned."""
+    exif = Image.Exif()
+    exif[0x010F] = "Penstock"  # Make
+    exif[0x0110] = f"Camera {number + 1}"  # Model
+    exif[0x0112] = 6 if number == 7 else 1  # Orientation
+    exif[0x011A], exif[0x011B], exif[0x0128] = 72.0, 72.0, 2  # X and Y resolution, in inches
+    exif[0x0131] = "penstock dataset images"  # Software
+    exif[0x0132] = f"2008:0{number + 1}:01 12:00:00"  # DateTime
+    block: bytes = exif.tobytes()
+    return block

@@ -127,6 +127,12 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     help="Also write a checkpoint every N steps, not only after each epoch.",
 )
 @click.option("--resume", is_flag=True, help="Continue from the checkpoint in --checkpoint, if it exists.")
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="File for a trace of all ranks' steps, which Perfetto and chrome://tracing open.",
+)
 @click.option("--archive", metavar="URL", help="URL to copy the run's folder and checkpoint to at the end.")
 @click.option(
     "-o",

@@ -1,59 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and writes the last checkpoint of a run: model, optimiser, loader position and loss curve in one file."""
+"""State of a training as a checkpoint: model, optimiser, loader position and loss curve.
+
+A checkpoint has one value `structure` with all plain values, and one value per tensor. The structure names the tensor
+at each of its places. So the nesting and the keys of the state survive, which torch's flattened names do not keep.
+"""
 
 from __future__ import annotations
 
 import pickle
-import uuid
 import warnings
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from penstock.bench.results import whole_file
 from penstock.errors import ConfigError, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["NAME", "described", "read", "write"]
+    from torch import Tensor
+
+    from penstock.feed.checkpoint.folder import CheckpointFolder
+
+__all__ = ["NAME", "check_unused", "described", "joined", "read", "split"]
 
 NAME = "last.pt"
+"""File of earlier versions, with the only checkpoint. It is still read."""
+
 _VERSION = 1
+_STRUCTURE = "structure"
+_MARK = "penstock tensor"
 
 
-def write(folder: Path, state: Mapping[str, Any]) -> Path:
-    """Write `state` to a temporary file, sync it to disk, and rename it to its final name. Called only on rank 0.
-
-    Raises:
-        Denied, NoSpace, SystemFault: The folder cannot be written; the previous checkpoint is still intact.
-    """
+def split(state: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+    """Separate a state into its structure and its tensors by name. The containers are copied, the tensors are not."""
     import torch
 
-    with whole_file(folder / NAME) as out:
-        kept = _SavedState(out)
-        try:
-            torch.save({"version": _VERSION, "id": uuid.uuid4().hex, **state}, kept)
-        except RuntimeError as error:  # torch raises this for a failed write, without the file and the reason
-            raise kept.refused or error from None
-    return folder / NAME
+    tensors: dict[str, Tensor] = {}
+
+    def of(value: Any, path: str) -> Any:
+        if isinstance(value, torch.Tensor):
+            name = path
+            while name in tensors or name == _STRUCTURE:
+                name += "~"
+            tensors[name] = value.detach()
+            return {_MARK: name}
+        if isinstance(value, dict):
+            return {key: of(one, f"{path}/{key}" if path else str(key)) for key, one in value.items()}
+        if type(value) in {list, tuple}:
+            return type(value)(of(one, f"{path}/{at}") for at, one in enumerate(value))
+        return value
+
+    return of({"version": _VERSION, **state}, ""), tensors
 
 
-class _SavedState:
-    """File wrapper that stores the OSError of a failed write, because torch replaces it with its own error."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.refused: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        try:
-            return self._file.write(data)
-        except OSError as error:
-            self.refused = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
+def joined(structure: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Put the tensors back into a structure; inverse of `split`."""
+    if isinstance(structure, dict):
+        if structure.keys() == {_MARK}:
+            return tensors[structure[_MARK]]
+        return {key: joined(one, tensors) for key, one in structure.items()}
+    if type(structure) in {list, tuple}:
+        return type(structure)(joined(one, tensors) for one in structure)
+    return structure
 
 
 def described(state: Mapping[str, Any] | None) -> str:
@@ -63,16 +71,44 @@ def described(state: Mapping[str, Any] | None) -> str:
     return f"step {state['steps']:,} of epoch {state['epoch'] + 1} (written as {state.get('id', 'unnamed')})"
 
 
-def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read the checkpoint in a folder, with tensors on the CPU; return None if it does not exist.
+def check_unused(folder: CheckpointFolder) -> None:
+    """Check that a training that starts anew does not mix its checkpoints with those of another one.
+
+    Raises:
+        ConfigError: The folder contains a whole checkpoint.
+    """
+    if (found := folder.latest()) is not None:
+        raise ConfigError(
+            f"{folder.url} has checkpoints of another training, up to step {found.step:,}",
+            hint="add --resume to continue that training, or choose an empty folder",
+        )
+
+
+def read(folder: CheckpointFolder, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read the latest whole checkpoint, with tensors on the CPU; return None if there is none.
 
     Only tensors and plain values are unpickled, so a checkpoint from an untrusted source cannot run code.
 
     Raises:
-        Corrupt: The file is not a Penstock checkpoint, or is damaged.
+        Corrupt: The checkpoint is damaged, or is not one of a training.
         ConfigError: The checkpoint is from another training; the error describes the difference.
     """
-    file = folder / NAME
+    latest = folder.latest()
+    if latest is None:
+        return None if folder.path is None else _read_last(folder.path / NAME, learnt)
+    from penstock.feed.checkpoint.reader import read_values
+
+    place = folder.place(latest.step)
+    values = read_values(folder.url, latest.step)
+    try:
+        state = joined(values.pop(_STRUCTURE), values)
+    except (KeyError, TypeError, RecursionError):
+        state = None
+    return {**_checked(state, place, learnt), "id": latest.attempt}
+
+
+def _read_last(file: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read the file of earlier versions."""
     if not file.exists():
         return None
     import torch
@@ -87,13 +123,21 @@ def read(folder: Path, learnt: Mapping[str, Any]) -> dict[str, Any] | None:
             hint="delete it, or train without --resume",
             where=str(file),
         ) from None
-    if not isinstance(state, dict) or state.get("version") != _VERSION:
-        raise Corrupt(f"{file} is not a checkpoint that this version supports", where=str(file))
+    return _checked(state, str(file), learnt)
+
+
+def _checked(state: Any, place: str, learnt: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(state, dict) or state.get("version") != _VERSION or not isinstance(state.get("learnt"), dict):
+        raise Corrupt(
+            f"{place} is not a checkpoint of `penstock train` that this version supports",
+            where=place,
+            hint="choose another folder, or train without --resume",
+        )
     differs = {k: (state["learnt"].get(k), v) for k, v in learnt.items() if state["learnt"].get(k) != v}
     if differs:
         differences = ", ".join(f"{name} was {have!r}, but is {want!r} now" for name, (have, want) in differs.items())
         raise ConfigError(
-            f"{file} was saved by a training with different settings: {differences}",
+            f"{place} was saved by a training with different settings: {differences}",
             hint="resume with the same settings, or start in another folder",
         )
-    return dict(state)
+    return state

@@ -8,15 +8,16 @@ the same step.
 from __future__ import annotations
 
 import math
+import platform
 import resource
 import time
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import ConfigError, PenstockError, from_wire, to_wire
+from penstock.errors import ConfigError, PenstockError
 from penstock.protocols import WorkloadSpec
 from penstock.train import checkpoint
+from penstock.train.checkpoint_saver import CheckpointSaver, SaveTimes
 from penstock.train.data_path_cost import Turn, compare_turns, unit_of
 from penstock.train.group import ProcessGroup
 from penstock.train.progress import Progress
@@ -77,6 +78,8 @@ class Share:
         epochs: Times of each epoch.
         passes, validation_passes: Reports of the training and the validation feed, one per epoch.
         rows: Single steps; None before the run ends.
+        checkpoints: Times of the checkpoints, if the run writes them.
+        host: Name of the rank's node.
     """
 
     steps: int = 0
@@ -96,6 +99,8 @@ class Share:
     passes: list[dict[str, Any]] = field(default_factory=list)
     validation_passes: list[dict[str, Any]] = field(default_factory=list)
     rows: PackedRows | None = None
+    checkpoints: SaveTimes | None = None
+    host: str = field(default_factory=platform.node)
 
 
 def cpu_s() -> float:
@@ -126,6 +131,8 @@ class Driver:
         self._zero_s = 0.0  # moment from which all ranks count the times of their steps
         self.losses: list[float] = []
         self.metrics: list[dict[str, Any]] = []
+        self._saver: CheckpointSaver | None = None
+        self._saved_step = -1
         self._unshared: list[float] = []  # this rank's losses since the last exchange with the other ranks
         self.steps = 0
         self.epoch = 0
@@ -199,15 +206,11 @@ class Driver:
             )
             self.demand = workload.demand(workload_spec)
             workload.prepare(workload_spec)
-            kept = (
-                checkpoint.read(Path(spec.checkpoint), spec.what_is_learnt())
-                if spec.resume and spec.checkpoint
-                else None
-            )
+            kept = self._open_checkpoints()
             if spec.resume:
                 self.group.agree(
                     {f"the checkpoint found in {spec.checkpoint}": checkpoint.described(kept)},
-                    hint="give --checkpoint a folder that all nodes share, or copy last.pt to each node",
+                    hint="give --checkpoint a folder that all nodes share, or a store",
                 )
             opened_s = time.perf_counter()
             feed = self._source(self._request(spec.data, tail="drop", shuffled=True))
@@ -234,7 +237,11 @@ class Driver:
                 self._save(workload, feed, self.epoch)  # after the validation, so that a resumed run has its metrics
                 self._report_progress("done" if self.epoch == spec.epochs else "train", force=True)
             self._share_losses()
+            if self._saver is not None:
+                self.share.checkpoints = self._saver.finish()
         finally:
+            if self._saver is not None:
+                self._saver.close()
             self.share.cpu_s = cpu_s() - started_cpu_s
             self.share.rows = self._rows.pack(self._zero_s)
             for one in (feed, validation):
@@ -437,8 +444,22 @@ class Driver:
 
     # ------------------------------------------------------------ checkpoints
 
-    def _save(self, workload: Workload, feed: Feed, epoch: int) -> None:
+    def _open_checkpoints(self) -> dict[str, Any] | None:
+        """Open the folder of the checkpoints; return the state to resume from, or None."""
         if self.spec.checkpoint is None:
+            return None
+        from penstock.feed.checkpoint.folder import CheckpointFolder
+
+        folder = CheckpointFolder(self.spec.checkpoint)
+        group = self.group.new_group()
+        self._saver = CheckpointSaver(folder, keep=self.spec.checkpoint_keep, rank=self.rank.rank, group=group)
+        if self.spec.resume:
+            return checkpoint.read(folder, self.spec.what_is_learnt())
+        checkpoint.check_unused(folder)
+        return None
+
+    def _save(self, workload: Workload, feed: Feed, epoch: int) -> None:
+        if self._saver is None or self.steps == self._saved_step:
             return
         self._share_losses()
         state = {
@@ -450,22 +471,12 @@ class Driver:
             "loader": dict(feed.state_dict()),
             "workload": workload.state_dict(),
         }
-        failed: dict[str, Any] | None = None
-        if self.rank.rank == 0:
-            try:
-                checkpoint.write(Path(self.spec.checkpoint), state)
-            except Exception as error:
-                if self.rank.world == 1:
-                    raise
-                failed = to_wire(error)
-        # Send a failure to all ranks, so that all raise the same error. Otherwise the other ranks would hang in the
-        # next collective call.
-        failed = self.group.gather(failed)[0]
-        if failed is not None:
-            raise from_wire(failed, prefix="rank 0: ", rank=0)
+        self._saver.save(self.steps, state)
+        self._saved_step = self.steps
 
     def _resume(self, kept: dict[str, Any], workload: Workload, feed: Feed) -> None:
         workload.load_state_dict(kept["workload"])
         feed.load_state_dict(kept["loader"])
         self.epoch, self.steps, self.steps_before = int(kept["epoch"]), int(kept["steps"]), int(kept["steps"])
         self.losses, self.metrics = list(kept["losses"]), list(kept["metrics"])
+        self._saved_step = self.steps

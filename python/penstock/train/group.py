@@ -62,6 +62,14 @@ class ProcessGroup:
         self._peers = Peers(store, self._rank.rank, self._rank.world, self._on_lost)
         self._peers.start()
 
+    def new_group(self) -> Any:
+        """Create a group of all ranks for another thread; None for one rank. All ranks call this at the same point."""
+        if self._rank.world == 1:
+            return None
+        from torch import distributed
+
+        return distributed.new_group(backend="gloo")
+
     def gather(self, mine: Any) -> list[Any]:
         """Exchange values: return one value from each rank, in rank order, on every rank."""
         if self._rank.world == 1:

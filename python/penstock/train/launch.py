@@ -26,6 +26,7 @@ from penstock.train.progress import Progress
 from penstock.train.rank_files import ALONE
 from penstock.train.summarize import summarize
 from penstock.train.torchrun import FirstFailure
+from penstock.train.trace import write_trace
 
 if TYPE_CHECKING:
     from penstock.ranks import Rank
@@ -103,6 +104,9 @@ def run_as_rank(
         if rank.rank == 0:
             record = summarize(spec, driver, shares, created_s=created_s, wall_s=time.perf_counter() - began)
             finished = [_keep(spec, record)]
+            if spec.trace is not None:
+                facts = {"workload": spec.workload, "data": spec.data, "global_batch": spec.global_batch}
+                write_trace(spec.trace, shares, {**facts, "created": record.created, "id": record.id})
         return driver.group.gather(finished[0] if finished else {})[0]  # type: ignore[no-any-return]
     except BaseException as error:
         cause = driver.group.cause_of(error)
@@ -119,7 +123,8 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
         folder = results.save(record, Path(spec.runs), allow_debug=spec.allow_debug).parent
         record = results.load(folder)
         if spec.archive is not None:
-            extra = [Path(spec.checkpoint)] if spec.checkpoint else []
+            # A checkpoint in a store is not copied.
+            extra = [Path(spec.checkpoint)] if spec.checkpoint and "://" not in spec.checkpoint else []
             record = msgspec.structs.replace(record, archive=archive(folder, spec.archive, extra=extra))
             results.save(record, Path(spec.runs), allow_debug=spec.allow_debug)
     plain: dict[str, Any] = msgspec.json.decode(

@@ -33,9 +33,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         memory_bytes, max_in_flight, read_ahead: Limits of the loader; None uses its defaults.
         manifest: Manifest of the training data, instead of a listing.
         reader: `penstock`, or `torch` for a comparison with a plain DataLoader over local files.
-        checkpoint: Folder of the last checkpoint. It is written every `checkpoint_steps` steps and at the end of each
-            epoch.
+        checkpoint: URL or folder of the checkpoints. One is written every `checkpoint_steps` steps and at the end of
+            each epoch, while the training goes on; the newest `checkpoint_keep` are kept.
         resume: Continue from the checkpoint, if one exists.
+        trace: File for a trace of all ranks' steps, which Perfetto opens.
         archive: Store URL to which the run's folder is copied at the end.
         runs: Folder for results; None saves no result.
         label: Name of the data path, for reports.
@@ -67,8 +68,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reader: str = "penstock"
     checkpoint: str | None = None
     checkpoint_steps: int | None = None
+    checkpoint_keep: int = 2
     resume: bool = False
     archive: str | None = None
+    trace: str | None = None
     runs: str | None = None
     label: str = ""
     cache_state: str = "unknown"
@@ -81,7 +84,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """Return the spec, or raise ConfigError for an invalid one."""
         if self.warm_up_steps < 0:
             raise ConfigError(f"warm_up_steps must be at least 0 (got {self.warm_up_steps})")
-        for name in ("global_batch", "ranks", "epochs"):
+        for name in ("global_batch", "ranks", "epochs", "checkpoint_keep"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1 (got {getattr(self, name)})")
         for name in ("steps", "threads", "checkpoint_steps", "memory_bytes", "max_in_flight"):
@@ -117,8 +120,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         aside = {
             "checkpoint",
             "checkpoint_steps",
+            "checkpoint_keep",
             "resume",
             "archive",
+            "trace",
             "runs",
             "label",
             "cache_state",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.train.driver import Share
     from penstock.train.step_rows import StepRow
 
-__all__ = ["PARTS", "breakdown", "parts_of", "shortest_communication"]
+__all__ = ["PARTS", "aligned_rows", "breakdown", "parts_of", "shortest_communication"]
 
 PARTS = (
     "compute_s",
@@ -40,7 +40,7 @@ _NAMED_SHARE = 0.02
 _NAMED_DEVIATIONS = 3.0
 
 
-def _aligned(shares: Sequence[Share]) -> tuple[int, list[list[StepRow]]]:
+def aligned_rows(shares: Sequence[Share]) -> tuple[int, list[list[StepRow]]]:
     """Return the stride, and the rows of each rank for the steps that all ranks have."""
     packed = [share.rows for share in shares if share.rows is not None]
     if len(packed) < len(shares):
@@ -60,7 +60,7 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
     steps = min((share.steps for share in shares), default=0)
     if steps == 0:
         return {}
-    stride, rows = _aligned(shares)
+    stride, rows = aligned_rows(shares)
     least, last = shortest_communication(rows)
     ranks = []
     for rank, share in enumerate(shares):

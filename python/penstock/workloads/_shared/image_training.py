@@ -101,8 +101,7 @@ class ImageTraining:
             lr=recipe.base_learning_rate,
             momentum=recipe.momentum,
         )
-        example = torch.zeros((each, recipe.image_size, recipe.image_size, 3), dtype=torch.uint8, device=device)
-        self._model = torch_step.optimised(self._net, recipe, spec, device, [self._input(example)])
+        self._model = torch_step.optimised(self._net, recipe, spec, device, lambda: [self._example(each)])
         self._timer = StepTimer(device, self._net if spec.world > 1 else None)
 
     def _sample(self) -> str:
@@ -110,6 +109,10 @@ class ImageTraining:
 
     def _input(self, images: Tensor) -> Tensor:
         return as_input(images, channels_last=self.recipe.channels_last)
+
+    def _example(self, samples: int) -> Tensor:
+        side = self.recipe.image_size
+        return self._input(torch.zeros((samples, side, side, 3), dtype=torch.uint8, device=self._device))
 
     def _of(self) -> WorkloadSpec:
         assert self._spec is not None, "prepare() must come first"

@@ -13,7 +13,7 @@ import torch
 from penstock.errors import BudgetExceeded, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor, nn
 
@@ -67,17 +67,21 @@ def autocast(recipe: BaseRecipe, device: torch.device) -> Any:
 
 
 def optimised(
-    net: nn.Module, recipe: BaseRecipe, spec: WorkloadSpec, device: torch.device, example: Sequence[Tensor]
+    net: nn.Module,
+    recipe: BaseRecipe,
+    spec: WorkloadSpec,
+    device: torch.device,
+    example: Callable[[], Sequence[Tensor]],
 ) -> nn.Module:
     """Return the module that training steps call: `net`, compiled or captured as the recipe says, and under DDP if there
     is more than one rank. It shares the parameters of `net`.
 
     Args:
-        example: Input of one training step on this rank. Only CUDA graphs use it; its values do not matter.
+        example: Creates the input of one training step on this rank, for CUDA graphs. Its values do not matter.
     """
     model = net
     if recipe.cuda_graphs:
-        model = _captured(net, recipe, device, example)
+        model = _captured(net, recipe, device, example())
     if spec.world > 1:
         from torch.nn.parallel import DistributedDataParallel
 

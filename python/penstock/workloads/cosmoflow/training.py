@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError
 from penstock.protocols import Batch, Demand, InputField, StepCost, WorkloadSpec
+from penstock.workloads._shared import torch_step
 from penstock.workloads._shared.step_timer import StepTimer
-from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
+from penstock.workloads.cosmoflow.model import as_input, build
 from penstock.workloads.cosmoflow.recipe import Recipe, learning_rate, parameter_count
 
 if TYPE_CHECKING:
@@ -37,22 +38,24 @@ class Training:
 
     def demand(self, spec: WorkloadSpec) -> Demand:
         v = self.recipe.voxels
-        if spec.global_batch % spec.world:
-            raise ConfigError(
-                f"a global batch of {spec.global_batch} cannot be shared evenly by {spec.world} ranks",
-                hint="choose a multiple: DDP averages gradients over ranks, so slices must be equal",
-            )
+        torch_step.check_share(spec)
         facts: dict[str, Any] = {
             "parameters": parameter_count(self.recipe),
+            "model": self.recipe.model,
             "mlperf_model": self.recipe.is_mlperf_model,
-            "deterministic": torch.device(spec.device).type == "cpu",
+            "amp": self.recipe.amp,
+            "compile": self.recipe.compile,
+            "cuda_graphs": self.recipe.cuda_graphs,
+            "deterministic": self.recipe.deterministic and torch.device(spec.device).type == "cpu",
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
         }
         if not self.recipe.is_mlperf_model:
             facts["deviation"] = (
-                f"{self.recipe.voxels} voxels and {self.recipe.filters} filters instead of MLPerf HPC's 128 and 32: "
+                f"{self.recipe.voxels} voxels and {self.recipe.first_filters} filters instead of MLPerf HPC's 128 and 32: "
                 "a rehearsal, not a result"
+                if self.recipe.model == "mlperf"
+                else "the seven convolutions of SC 2018"
             )
         return Demand(
             fields={"x": InputField("int16", (v, v, v, 4)), "y": InputField("float32", (4,))},
@@ -64,15 +67,11 @@ class Training:
     def prepare(self, spec: WorkloadSpec) -> None:
         self._spec = spec
         self._device = torch.device(spec.device)
-        # The backward pass of max pooling has no deterministic CUDA kernel in torch, so on CUDA it only warns.
-        torch.use_deterministic_algorithms(True, warn_only=self._device.type == "cuda")
-        torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # all tensors are initialised anyway, and filling them takes an extra pass
-        )
-        torch.backends.cudnn.benchmark = False
-        with torch.random.fork_rng(devices=[]):
+        torch_step.configure(self.recipe, self._device)
+        each = spec.global_batch // spec.world
+        with torch.random.fork_rng(devices=[]), torch_step.memory_advice(each, self._sample(), self._device):
             torch.manual_seed(spec.seed)
-            self._net = CosmoFlowNet(self.recipe).to(self._device)
+            self._net = build(self.recipe).to(self._device)
         hidden = [self._net.dense1.weight, self._net.dense2.weight]
         rest = [p for p in self._net.parameters() if all(p is not h for h in hidden)]
         self._optimiser = torch.optim.SGD(
@@ -80,12 +79,7 @@ class Training:
             lr=self.recipe.base_learning_rate,
             momentum=self.recipe.momentum,
         )
-        self._model: nn.Module = self._net
-        if spec.world > 1:
-            from torch.nn.parallel import DistributedDataParallel
-
-            devices = [self._device.index] if self._device.type == "cuda" else None
-            self._model = DistributedDataParallel(self._net, device_ids=devices, gradient_as_bucket_view=True)
+        self._model = torch_step.optimised(self._net, self.recipe, spec, self._device, lambda: self._example(each))
         self._timer = StepTimer(self._device, self._net if spec.world > 1 else None)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -97,48 +91,70 @@ class Training:
         assert self._spec is not None, "prepare() must come first"
         return self._spec
 
-    def _masks(self, samples: int) -> tuple[Tensor, Tensor] | None:
+    def _sample(self) -> str:
+        return f"volumes of {self.recipe.voxels} voxels per side, cosmoflow"
+
+    def _input(self, counts: Tensor) -> Tensor:
+        x = as_input(counts, self._device)
+        return x if self.recipe.channels_last else x.contiguous()
+
+    def _example(self, samples: int) -> list[Tensor]:
+        v = self.recipe.voxels
+        counts = torch.zeros((samples, v, v, v, 4), dtype=torch.int16, device=self._device)
+        return [self._input(counts), *self._masks(samples)]
+
+    def _masks(self, samples: int) -> list[Tensor]:
         """Draw the dropout masks of the global batch; return those of this rank's slice.
 
         They are drawn on the CPU, so they are the same on every device and for any number of ranks.
         """
         share = self.recipe.dropout
         if share == 0:
-            return None
+            return []
         spec = self._of()
         generator = torch.Generator().manual_seed(((spec.seed & 0xFFFFFFFF) << 31) ^ self._steps)
-        drawn = torch.rand((spec.global_batch, 128 + 64), generator=generator)
+        drawn = torch.rand((spec.global_batch, sum(self._net.dropout_widths)), generator=generator)
         start = spec.rank * (spec.global_batch // spec.world)
         mine = ((drawn[start : start + samples] >= share).to(torch.float32) / (1 - share)).to(self._device)
-        return mine[:, :128], mine[:, 128:]
+        return list(mine.split(self._net.dropout_widths, dim=1))
+
+    def _checked(self, batch: Batch, where: str) -> Tensor:
+        """Return the volumes of a batch. Raises ConfigError if they do not match the model."""
+        counts, v = batch["x"], self.recipe.voxels
+        if counts.dtype != torch.int16 or tuple(counts.shape[1:]) != (v, v, v, 4):
+            raise ConfigError(
+                f"{where}: volumes are {counts.dtype} {list(counts.shape[1:])}, but the model expects int16 "
+                f"{[v, v, v, 4]}",
+                hint="set --voxels to the side of the volumes",
+            )
+        return counts
 
     def step(self, batch: Batch) -> StepCost:
         self._timer.start()
-        counts = batch["x"].to(self._device, non_blocking=True)
-        y = batch["y"].to(self._device, non_blocking=True)
-        self._timer.copied()
-        x = as_input(counts, self._device)
-        self._model.train()
-        loss = nn.functional.mse_loss(self._model(x, self._masks(len(y))), y)
-        self._optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        self._timer.backward_done()
-        self._optimiser.step()
-        self._steps += 1
-        self._target_sum += y.to("cpu", torch.float64).sum(0)
-        self._target_count += len(y)
-        # item() waits for the device. Without it, the step would end early, and the device's work could hide a wait for
-        # data.
-        value = float(loss.item())
-        return self._timer.cost(len(y), value)
+        counts = self._checked(batch, f"step {self._steps + 1:,} on rank {self._of().rank}")
+        samples = len(counts)
+        with torch_step.memory_advice(samples, self._sample(), self._device):
+            counts = counts.to(self._device, non_blocking=True)
+            y = batch["y"].to(self._device, non_blocking=True)
+            self._timer.copied()
+            self._model.train()
+            with torch_step.autocast(self.recipe, self._device):
+                predicted = self._model(self._input(counts), *self._masks(samples))
+            loss = nn.functional.mse_loss(predicted.float(), y)
+            self._optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            self._timer.backward_done()
+            self._optimiser.step()
+            self._steps += 1
+            self._target_sum += y.to("cpu", torch.float64).sum(0)
+            self._target_count += samples
+            # item() waits for the device. Without it, the step would end early, and the device's work could hide a wait
+            # for data.
+            value = float(loss.item())
+        return self._timer.cost(samples, value)
 
     def _reduced(self, values: Tensor) -> Tensor:
-        if self._of().world > 1:
-            from torch import distributed
-
-            values = values.to(self._device)
-            distributed.all_reduce(values)
-        return values.cpu()
+        return torch_step.sum_over_ranks(values, self._of(), self._device)
 
     def evaluate(self, batches: Iterable[Batch]) -> Mapping[str, float]:
         """Return `mae` of the model, and `mae_constant` of the best constant prediction.
@@ -157,7 +173,12 @@ class Training:
                 y = batch["y"]
                 if len(y) == 0:
                     continue
-                predicted = self._net(as_input(batch["x"], self._device)).to("cpu", torch.float64)
+                counts = self._checked(batch, f"validation on rank {self._of().rank}")
+                with (
+                    torch_step.memory_advice(len(y), self._sample(), self._device),
+                    torch_step.autocast(self.recipe, self._device),
+                ):
+                    predicted = self._net(self._input(counts)).to("cpu", torch.float64)
                 y = y.to("cpu", torch.float64)
                 totals += torch.stack(
                     [

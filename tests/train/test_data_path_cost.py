@@ -124,7 +124,7 @@ def test_cli_synthetic_reads_nothing():
 
 
 def test_cli_comparison_prints_both_rates_and_the_cost():
-    done = train("--data", "dummy://20", "--compare-synthetic", "--turn-steps", "6", "--max-turns", "8")
+    done = train("--data", "dummy://20", "--compare-synthetic", "--turn-steps", "6", "--max-turns", "16")
     lines = done.stdout.splitlines()
     assert lines[0].startswith("real ")
     assert lines[1].startswith("synthetic ")

@@ -48,6 +48,18 @@ def test_breakdown_names_no_rank_if_each_is_slow_in_turn():
     assert "slowest" not in found
 
 
+def test_timeline_begins_after_a_pause():
+    rows = StepRows()
+    for number in range(1, 11):
+        at = number + (50.0 if number > 6 else 0.0)
+        rows.add(number, at, at + 0.25, at + 1.0, StepCost(1, 0.7))
+    made = Share(steps=10, compute_s=7.0, train_s=10.0)
+    made.rows = rows.pack(0.0)
+    timeline = breakdown([made])["timeline"]
+    assert [step["step"] for step in timeline] == [7, 8, 9, 10]
+    assert timeline[0]["began_s"] == 0
+
+
 def test_breakdown_of_no_step_is_empty():
     assert breakdown([Share()]) == {}
 
@@ -60,6 +72,7 @@ def test_rows_stay_bounded_and_on_the_same_steps_on_all_ranks():
     kept = packed.rows()
     assert len(kept) < 64
     assert [row.step for row in kept] == list(range(packed.stride, 10_001, packed.stride))
+    assert [row.step for row in packed.latest()] == list(range(9_977, 10_001))
     assert kept[0] == (packed.stride, float(packed.stride), 0.25, 0.01, 0.5, pytest.approx(0.15), 1.0)
 
 

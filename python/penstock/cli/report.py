@@ -60,6 +60,7 @@ def command(
 
     from penstock.bench.importers.read_any import read_any
     from penstock.report.sweep import summarise
+    from penstock.report.train_section import read_training_runs, train_charts
 
     results = read_any(path)
     if not results.rows:
@@ -67,6 +68,7 @@ def command(
 
         raise NotFound(f"{path} contains no rows", where=str(path))
     report = summarise(results)
+    training = read_training_runs(path)
     if as_json:
         click.echo(msgspec.json.encode(report))
     if output is not None or not as_json:
@@ -74,14 +76,15 @@ def command(
         from penstock.report.sweep_page import sweep_page
 
         page = output or (path / "report.html" if path.is_dir() else path.with_name("report.html"))
-        write_whole(sweep_page(report, results.rows), page)
+        write_whole(sweep_page(report, results.rows, training), page)
         click.echo(f"{report.headline}. {report.lead}", err=True)
         _print(page, as_json=as_json)
     if pictures is not None:
         from penstock.report.image_export import export_images
         from penstock.report.sweep_charts import sweep_charts
 
-        for file in export_images(sweep_charts(report.groups, results.rows), pictures, picture_format):
+        charts = {**sweep_charts(report.groups, results.rows), **train_charts(training)}
+        for file in export_images(charts, pictures, picture_format):
             _print(file, as_json=as_json)
     if csv_file is not None:
         from penstock.bench.importers.elbencho import render

@@ -7,12 +7,14 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from penstock.bench.results import whole_file
+from penstock.errors import ConfigError
 from penstock.report.document import asset, refuse_without_charts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["export_images"]
+__all__ = ["export_images", "write_chart"]
 
 _WIDTH = 860
 _FONT = "Liberation Sans, Arial, sans-serif"
@@ -75,3 +77,25 @@ def export_images(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> 
             file.write_bytes(vl_convert.vegalite_to_png(text, scale=_SCALE))
         made.append(file)
     return made
+
+
+def write_chart(spec: dict[str, Any], file: Path) -> None:
+    """Write one Vega-Lite chart that has its own sizes and colours; the suffix selects SVG or PNG.
+
+    Raises:
+        ConfigError: The suffix is neither .svg nor .png.
+        Unsupported: altair or vl-convert is not installed.
+        Denied, NoSpace, SystemFault: The file cannot be written.
+    """
+    if file.suffix.lower() not in (".svg", ".png"):
+        raise ConfigError(f"{file}: a chart is written as .svg or .png", where=str(file))
+    refuse_without_charts()
+    import vl_convert
+
+    spec = {**spec, "background": "white", "padding": 16}
+    if file.suffix.lower() == ".svg":
+        content = vl_convert.vegalite_to_svg(json.dumps(spec)).encode()
+    else:
+        content = vl_convert.vegalite_to_png(json.dumps(spec), scale=_SCALE)
+    with whole_file(file) as out:
+        out.write(content)

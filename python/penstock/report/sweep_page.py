@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from penstock.report.document import document, escape, figure, refuse_without_charts, table
 from penstock.report.sweep import rate_label
 from penstock.report.sweep_charts import sweep_charts
+from penstock.report.train_section import train_charts, train_section
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from penstock.bench.results import RunRecord
     from penstock.bench.rows import Row
     from penstock.bench.verdict import Judged
     from penstock.report.sweep import CellGroup, SweepReport
@@ -94,14 +96,14 @@ def _surface(index: int, group: CellGroup) -> str:
     )
 
 
-def sweep_page(report: SweepReport, rows: Sequence[Row]) -> str:
-    """Return the complete HTML document.
+def sweep_page(report: SweepReport, rows: Sequence[Row], training: Sequence[RunRecord] = ()) -> str:
+    """Return the complete HTML document. `training` are the training runs whose steps it shows.
 
     Raises:
         Unsupported: altair or vl-convert is not installed.
     """
     refuse_without_charts()
-    specs = sweep_charts(report.groups, rows)
+    specs = {**sweep_charts(report.groups, rows), **train_charts(training)}
     sources = ", ".join(f"{count} rows of {source}" for source, count in report.sources.items())
     met = [r for r in _REGIMES if any(r in group.regimes for group in report.groups)]
     invalid = "; ".join(f"{count} rows: {reason}" for reason, count in report.invalid.items())
@@ -126,6 +128,7 @@ def sweep_page(report: SweepReport, rows: Sequence[Row]) -> str:
         f"<h1>{escape(report.headline)}</h1>",
         f'<p class="invalid">INVALID, and left out: {escape(invalid)}.</p>' if invalid else "",
         f'<p class="lead">{escape(report.lead)}</p>',
+        train_section(training),
         "<h2>What limits each point</h2>" if report.groups else "",
         "".join(f'<p class="note"><b>{regime}</b>: {escape(_REGIMES[regime])}.</p>' for regime in met),
         "".join(_surface(i, group) for i, group in enumerate(report.groups)),

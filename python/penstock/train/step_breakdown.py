@@ -32,7 +32,6 @@ PARTS = (
 """Parts of a step. They add up to its length; `other_s` is the loop's own work."""
 
 _MAX_RANKS = 64  # ranks listed in a result
-_TIMELINE_STEPS = 24
 _TIMELINE_RANKS = 8
 # A rank is named as the slowest if the others wait for more than this share of a step, and for this rank in more steps
 # than chance explains (standard deviations of a binomial distribution).
@@ -45,10 +44,13 @@ def aligned_rows(shares: Sequence[Share]) -> tuple[int, list[list[StepRow]]]:
     packed = [share.rows for share in shares if share.rows is not None]
     if len(packed) < len(shares):
         return 1, []
-    rows = [one.rows() for one in packed]
-    common = set.intersection(*({row.step for row in mine} for mine in rows)) if rows else set()
-    stride = max((one.stride for one in packed), default=1)
-    return stride, [[row for row in mine if row.step in common] for mine in rows]
+    rows = _aligned([one.rows() for one in packed])
+    return max((one.stride for one in packed), default=1), rows
+
+
+def _aligned(rows: Sequence[Sequence[StepRow]]) -> list[list[StepRow]]:
+    common: set[int] = set.intersection(*({row.step for row in mine} for mine in rows)) if rows else set()
+    return [[row for row in mine if row.step in common] for mine in rows]
 
 
 def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def breakdown(shares: Sequence[Share]) -> dict[str, Any]:
         "step_s": max(one["step_s"] for one in ranks),
         "parts": {name: fmean(one[name] for one in ranks) for name in PARTS},
         "ranks": ranks[:_MAX_RANKS],
-        "timeline": _timeline(rows, least),
+        "timeline": _timeline(shares),
     }
     if last and found["parts"]["slowest_rank_wait_s"] > _NAMED_SHARE * found["step_s"]:
         rank, times = Counter(last).most_common(1)[0]
@@ -120,13 +122,21 @@ def parts_of(row: StepRow, communication_s: float) -> dict[str, float]:
     return {**fitted, "other_s": left}
 
 
-def _timeline(rows: Sequence[Sequence[StepRow]], least: Sequence[float]) -> list[dict[str, Any]]:
-    """Return consecutive rows from the middle of the run, where neither start nor end disturb it."""
+def _timeline(shares: Sequence[Share]) -> list[dict[str, Any]]:
+    """Return the latest consecutive steps of the first ranks. A pause between two steps, such as a turn on other data,
+    begins a new timeline.
+    """
+    rows = _aligned([share.rows.latest() for share in shares if share.rows is not None])
+    rows = rows[:_TIMELINE_RANKS]
     if not rows or not rows[0]:
         return []
-    first = max(0, (len(rows[0]) - _TIMELINE_STEPS) // 2)
-    window = range(first, min(len(rows[0]), first + _TIMELINE_STEPS))
-    zero_s = min(mine[first].began_s for mine in rows[:_TIMELINE_RANKS])
+    least, _ = shortest_communication(rows)
+    first = 0
+    for k in range(1, len(rows[0])):
+        before, row = rows[0][k - 1], rows[0][k]
+        if row.began_s - (before.began_s + before.length_s) > before.length_s:
+            first = k
+    zero_s = min(mine[first].began_s for mine in rows)
     return [
         {
             "rank": rank,
@@ -135,6 +145,6 @@ def _timeline(rows: Sequence[Sequence[StepRow]], least: Sequence[float]) -> list
             "length_s": mine[k].length_s,
             **parts_of(mine[k], least[k]),
         }
-        for rank, mine in enumerate(rows[:_TIMELINE_RANKS])
-        for k in window
+        for rank, mine in enumerate(rows)
+        for k in range(first, len(mine))
     ]

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests of the training section of a report, from results that real runs saved."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock.report.train_section import PARTS, read_training_runs, train_charts, train_section
+from penstock.train import TrainSpec, run
+from penstock.train.step_breakdown import PARTS as MEASURED
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    common = {
+        "workload": "cosmoflow",
+        "data": "dummy://40",
+        "global_batch": 1,
+        "settings": {"voxels": 32},
+        "accelerator": "h100",
+        "runs": str(folder),
+        "allow_debug": True,
+    }
+    run(TrainSpec(**common, label="plain <run>"))
+    run(TrainSpec(**common, label="compared", compare_synthetic=True, turn_steps=4, max_turns=16))
+    return folder
+
+
+def test_report_page_has_the_timeline_and_the_cost_of_the_data_path(run_cli, runs, tmp_path):
+    page = tmp_path / "page.html"
+    done = run_cli(
+        "report", str(runs), "-o", str(page), "--pictures", str(tmp_path / "pictures"), "--picture-format", "svg"
+    )
+    assert done.code == 0, done.err
+    text = page.read_text()
+    assert 'id="chart-train-timeline"' in text
+    assert "What the data path costs" in text
+    picture = (tmp_path / "pictures" / "train-timeline.svg").read_text()
+    assert "rank 0" in picture
+    assert "compute" in re.findall(r">([^<>]+)<", picture)
+
+
+def test_charts_draw_each_part_of_each_step(runs):
+    records = read_training_runs(runs)
+    assert [record.label for record in records] == ["plain <run>", "compared"]
+    charts = train_charts(records[:1])
+    steps = records[0].step_breakdown["timeline"]
+    drawn = charts["train-timeline"]["data"]["values"]
+    assert len(drawn) == sum(step[name] > 0 for step in steps for name in PARTS)
+    assert max(bar["to"] for bar in drawn) == pytest.approx(1000 * (steps[-1]["began_s"] + steps[-1]["length_s"]))
+    assert set(PARTS) == set(MEASURED)
+
+
+def test_section_escapes_labels_and_is_empty_without_runs(runs):
+    records = read_training_runs(runs)
+    assert "plain &lt;run&gt;" in train_section(records[:1])
+    assert train_section([]) == ""
+    assert train_charts([]) == {}

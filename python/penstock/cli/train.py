@@ -83,7 +83,7 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 )
 @click.option(
     "--max-turns",
-    type=click.IntRange(8),
+    type=click.IntRange(16),
     default=40,
     show_default=True,
     help="Maximum number of turns of --compare-synthetic.",
@@ -132,6 +132,12 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     metavar="FILE",
     type=click.Path(dir_okay=False),
     help="File for a trace of all ranks' steps, which Perfetto and chrome://tracing open.",
+)
+@click.option(
+    "--mllog",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="File for MLPerf's :::MLLOG lines, as its compliance checker reads them.",
 )
 @click.option("--archive", metavar="URL", help="URL to copy the run's folder and checkpoint to at the end.")
 @click.option(

@@ -20,6 +20,7 @@ from penstock.train import checkpoint
 from penstock.train.checkpoint_saver import CheckpointSaver, SaveTimes
 from penstock.train.data_path_cost import Turn, compare_turns, unit_of
 from penstock.train.group import ProcessGroup
+from penstock.train.mllog import MlLog
 from penstock.train.progress import Progress
 from penstock.train.source import DUMMY, FeedRequest, close_quietly, facts, open_feed
 from penstock.train.step_rows import StepRows
@@ -139,6 +140,7 @@ class Driver:
         self.steps_before = 0
         self._epoch_steps = 0
         self.demand: Demand | None = None
+        self._log = MlLog(None)
         self.data_path: dict[str, Any] | None = None  # comparison with synthetic data
         self._data: dict[str, Any] = {}
         self.device = self._device()
@@ -188,8 +190,10 @@ class Driver:
 
     def run(self) -> None:
         """Train until a limit of the spec is reached."""
-        started_cpu_s = cpu_s()
+        started_cpu_s, is_complete = cpu_s(), False
         spec = self.spec
+        log = self._log = MlLog(spec.mllog if self.rank.rank == 0 else None)
+        log.begin(spec)
         self._join()
         workload = load_workload(spec.workload)
         feed: Feed | None = None
@@ -212,6 +216,7 @@ class Driver:
                     {f"the checkpoint found in {spec.checkpoint}": checkpoint.described(kept)},
                     hint="give --checkpoint a folder that all nodes share, or a store",
                 )
+            log.run_begins(spec, self.rank, self.demand.facts, has_gpus=self.device != "cpu")
             opened_s = time.perf_counter()
             feed = self._source(self._request(spec.data, tail="drop", shuffled=True))
             if len(feed) == 0:
@@ -227,21 +232,29 @@ class Driver:
             if spec.validation is not None:
                 validation = self._source(self._request(spec.validation, tail="ragged", shuffled=False))
             self._agree_on_steps(feed, validation)
+            log.event(
+                "train_samples", getattr(getattr(feed, "dataset", None), "samples", len(feed) * spec.global_batch)
+            )
             self._zero_s = time.perf_counter()  # the exchange above ends on all ranks at about the same time
             if spec.compare_synthetic:
                 self._compare_synthetic(workload, feed, opened_s)
             while self.data_path is None and self.epoch < spec.epochs and not self._done():
+                number = self.epoch + 1
+                log.start("epoch", epoch_num=number)
                 self._train_epoch(workload, feed, opened_s)
+                log.stop("epoch", epoch_num=number)
                 if validation is not None:
                     self._validate(workload, validation)
                 self._save(workload, feed, self.epoch)  # after the validation, so that a resumed run has its metrics
                 self._report_progress("done" if self.epoch == spec.epochs else "train", force=True)
             self._share_losses()
+            is_complete = True
             if self._saver is not None:
                 self.share.checkpoints = self._saver.finish()
         finally:
             if self._saver is not None:
                 self._saver.close()
+            log.close(spec, is_complete=is_complete)
             self.share.cpu_s = cpu_s() - started_cpu_s
             self.share.rows = self._rows.pack(self._zero_s)
             for one in (feed, validation):
@@ -402,7 +415,10 @@ class Driver:
     def _validate(self, workload: Workload, feed: Feed) -> None:
         began = time.perf_counter()
         self._report_progress("validate", force=True)
+        self._log.start("eval", epoch_num=self.epoch)
         found = dict(workload.evaluate(iter(feed)))
+        self._log.evaluated(found, self.epoch)
+        self._log.stop("eval", epoch_num=self.epoch)
         self.share.validation_s += time.perf_counter() - began
         self.share.validation_passes.append(dict(feed.report()))
         if found:

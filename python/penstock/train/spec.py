@@ -37,6 +37,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             each epoch, while the training goes on; the newest `checkpoint_keep` are kept.
         resume: Continue from the checkpoint, if one exists.
         trace: File for a trace of all ranks' steps, which Perfetto opens.
+        mllog: File for MLPerf's log lines.
         archive: Store URL to which the run's folder is copied at the end.
         runs: Folder for results; None saves no result.
         label: Name of the data path, for reports.
@@ -72,6 +73,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     resume: bool = False
     archive: str | None = None
     trace: str | None = None
+    mllog: str | None = None
     runs: str | None = None
     label: str = ""
     cache_state: str = "unknown"
@@ -124,6 +126,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "resume",
             "archive",
             "trace",
+            "mllog",
             "runs",
             "label",
             "cache_state",

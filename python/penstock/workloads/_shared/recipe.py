@@ -69,6 +69,25 @@ class BaseRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         recipe.check()
         return recipe
 
+    def hyperparameters(self, global_batch: int) -> dict[str, Any]:
+        """Return the settings of the optimiser under MLPerf's names, as its reference implementations log them.
+
+        Source:
+            mlcommons/hpc, cosmoflow/utils/optimizers.py: the base rate is the peak, and the warm-up factor is the batch
+            divided by the base batch.
+        """
+        scale = global_batch / self.base_batch
+        return {
+            "opt_name": "sgd",
+            "opt_base_learning_rate": self.base_learning_rate * scale,
+            "opt_learning_rate_warmup_epochs": self.warmup_epochs,
+            "opt_learning_rate_warmup_factor": scale,
+            "opt_learning_rate_decay_boundary_epochs": list(self.decay_epochs),
+            "opt_learning_rate_decay_factor": list(self.decay_factors),
+            "opt_momentum": self.momentum,
+            "opt_weight_decay": self.weight_decay,
+        }
+
     def check(self) -> None:
         """Raise ConfigError for an invalid setting."""
         if self.base_learning_rate <= 0 or self.base_batch < 1:

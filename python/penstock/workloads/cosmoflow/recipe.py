@@ -86,6 +86,9 @@ class Recipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be in [0, 1) (got {self.dropout})")
 
+    def hyperparameters(self, global_batch: int) -> dict[str, Any]:
+        return {**super().hyperparameters(global_batch), "dropout": self.dropout}
+
     @property
     def first_filters(self) -> int:
         """Number of filters of the first convolution."""

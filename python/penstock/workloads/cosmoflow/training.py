@@ -49,6 +49,7 @@ class Training:
             "deterministic": self.recipe.deterministic and torch.device(spec.device).type == "cpu",
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
+            "hyperparameters": self.recipe.hyperparameters(spec.global_batch),
         }
         if not self.recipe.is_mlperf_model:
             facts["deviation"] = (

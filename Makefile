@@ -167,7 +167,7 @@ test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapter
 	@# TensorFlow emits warnings at import, which must not fail the tests.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
-	@$(BIN)/python -m pytest -q -m needs_specs tests/job/test_specs.py
+	@$(BIN)/python -m pytest -q -m needs_specs tests/job/test_specs.py tests/train/test_mllog.py
 	@$(BIN)/python -m pytest -q -m needs_array_peers $$(grep -rl --include='test_*.py' 'mark.needs_array_peers$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 

@@ -295,7 +295,7 @@ $(STAMPS)/launchers-4: | $(STAMPS)
 	@touch $@
 
 $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
-	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate and torchdata beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
+	$(call SAY,JAX$(comma) Lightning$(comma) Accelerate$(comma) torchdata and WebDataset beside the environment$(comma) in $(TOOLS)/adapters; ~600 MB)
 	@rm -rf $(TOOLS)/adapters
 	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(TOOLS)/adapters --no-deps -r requirements/adapters.txt
 	@touch $@

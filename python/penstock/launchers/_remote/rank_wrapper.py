@@ -135,6 +135,18 @@ def torchrun_env(here: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def inherited_fds(environment: dict[str, str]) -> tuple[int, ...]:
+    """Sockets that the command needs besides its streams: PMI's, over which MPICH's ranks find each other."""
+    number = environment.get("PMI_FD", "")
+    if not number.isdecimal():
+        return ()
+    try:
+        os.fstat(int(number))
+    except OSError:
+        return ()
+    return (int(number),)
+
+
 class Stopped(BaseException):
     pass
 
@@ -185,7 +197,8 @@ def main() -> int:
         try:
             stream = subprocess.PIPE if options.get("frames") else None
             child = subprocess.Popen(
-                argv, env=environment, cwd=options.get("cwd"), start_new_session=True, stdout=stream, stderr=stream
+                argv, env=environment, cwd=options.get("cwd"), start_new_session=True, stdout=stream, stderr=stream,
+                pass_fds=inherited_fds(environment),
             )  # fmt: skip
         except OSError as error:
             write_record({**record, "fault": "start", "text": f"{error.filename or argv[0]}: {error.strerror}"[-300:]})

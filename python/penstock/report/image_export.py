@@ -7,7 +7,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.results import whole_file
 from penstock.errors import ConfigError
 from penstock.report.document import asset, refuse_without_charts
 
@@ -91,6 +90,8 @@ def write_chart(spec: dict[str, Any], file: Path) -> None:
         raise ConfigError(f"{file}: a chart is written as .svg or .png", where=str(file))
     refuse_without_charts()
     import vl_convert
+
+    from penstock.bench.results import whole_file
 
     spec = {**spec, "background": "white", "padding": 16}
     if file.suffix.lower() == ".svg":

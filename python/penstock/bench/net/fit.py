@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fits the time of a message to its size: t = alpha + size / beta (Hockney's model), by weighted least squares.
+
+The weights are 1 / t², so that each size counts by its relative error; without them the largest message alone would
+determine the line. The intervals are those of the linear regression (Student's t).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["LineFit", "fit_line"]
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom, then the normal distribution.
+# Source: the usual table, e.g. NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
+_T95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
+    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+
+class LineFit(msgspec.Struct, frozen=True):
+    """A fitted line.
+
+    Attributes:
+        alpha_s: Time of an empty message, in seconds.
+        alpha_s_95, beta_bytes_per_s_95: 95 % intervals. An upper limit of None means that the sizes do not show one.
+        beta_bytes_per_s: Bandwidth of an endless message. None if the time does not grow with the size.
+        half_bytes: Size at which half of the bandwidth is reached (alpha x beta).
+        worst_residual: Largest relative difference between a measured time and the line.
+        points: Number of sizes.
+    """
+
+    alpha_s: float
+    alpha_s_95: tuple[float, float]
+    beta_bytes_per_s: float | None
+    beta_bytes_per_s_95: tuple[float, float | None] | None
+    half_bytes: float | None
+    worst_residual: float
+    points: int
+
+
+def fit_line(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> LineFit:
+    """Fit a line through the times of some sizes.
+
+    Args:
+        sizes_bytes: At least 3 different sizes.
+        times_s: Time of one message of each size, > 0.
+
+    Raises:
+        ConfigError: There are fewer than 3 sizes, or a time is not positive.
+    """
+    if len(sizes_bytes) != len(times_s) or len(set(sizes_bytes)) < 3:
+        raise ConfigError(f"fit: needs at least 3 different sizes (got {len(set(sizes_bytes))})")
+    if not all(math.isfinite(time) and time > 0 for time in times_s):
+        raise ConfigError("fit: every time must be positive")
+    weights = [1 / time**2 for time in times_s]
+    total = math.fsum(weights)
+    mean_x = math.fsum(w * x for w, x in zip(weights, sizes_bytes, strict=True)) / total
+    mean_t = math.fsum(w * t for w, t in zip(weights, times_s, strict=True)) / total
+    spread = math.fsum(w * (x - mean_x) ** 2 for w, x in zip(weights, sizes_bytes, strict=True))
+    slope = (
+        math.fsum(w * (x - mean_x) * (t - mean_t) for w, x, t in zip(weights, sizes_bytes, times_s, strict=True))
+        / spread
+    )
+    alpha = mean_t - slope * mean_x
+    if alpha < 0:  # a line through the origin: the sizes are too large to show a start-up time
+        alpha = 0.0
+        slope = math.fsum(w * x * t for w, x, t in zip(weights, sizes_bytes, times_s, strict=True)) / math.fsum(
+            w * x * x for w, x in zip(weights, sizes_bytes, strict=True)
+        )
+    residuals = [alpha + slope * x - t for x, t in zip(sizes_bytes, times_s, strict=True)]
+    freedom = len(times_s) - 2
+    variance = math.fsum(w * r * r for w, r in zip(weights, residuals, strict=True)) / freedom
+    quantile = _T95[freedom - 1] if freedom <= len(_T95) else 1.96
+    slope_error = quantile * math.sqrt(variance / spread)
+    alpha_error = quantile * math.sqrt(variance * (1 / total + mean_x**2 / spread))
+    worst = max(abs(r) / t for r, t in zip(residuals, times_s, strict=True))
+    alpha_95 = (max(0.0, alpha - alpha_error), alpha + alpha_error)
+    if slope <= 0:
+        return LineFit(alpha, alpha_95, None, None, None, worst, len(times_s))
+    low = 1 / (slope + slope_error)
+    high = 1 / (slope - slope_error) if slope > slope_error else None
+    return LineFit(alpha, alpha_95, 1 / slope, (low, high), alpha / slope, worst, len(times_s))

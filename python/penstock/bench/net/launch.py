@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starts the ranks of a network benchmark on a cluster and collects their results, or runs this process as one rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.bench.net.rank import run_rank
+from penstock.bench.net.result import NetResult
+from penstock.cluster.exits import describe
+from penstock.errors import Bug, Deadline, PenstockError, RankFailed, from_wire
+from penstock.stage.job import for_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.bench.net.plan import NetPlan
+    from penstock.cluster import Cluster
+    from penstock.protocols import Exit
+    from penstock.ranks import Rank
+
+    OnMessage = Callable[[dict[str, Any], NetResult], None]
+
+__all__ = ["run_as_rank", "run_on_cluster"]
+
+
+def run_on_cluster(
+    plan: NetPlan,
+    cluster: Cluster,
+    *,
+    ranks_per_node: int,
+    timeout_s: float,
+    python: str = "",
+    on_message: OnMessage | None = None,
+) -> NetResult:
+    """Run a plan on all nodes of a cluster.
+
+    Args:
+        python: Interpreter with Penstock on the nodes; by default, the path of the current one.
+        on_message: Called with each message of rank 0, and the result so far.
+
+    Raises:
+        ConfigError: The plan is not valid.
+        Deadline: The run exceeded `timeout_s`; the error names the ranks that are missing or late.
+        PenstockError: The first error of a rank.
+    """
+    world = len(cluster.nodes) * ranks_per_node
+    plan.check(world)
+    log = _RankLog(plan, world, on_message)
+    exits = cluster.run(
+        [python or sys.executable, "-m", "penstock.bench.net.rank", msgspec.json.encode(plan).decode()],
+        ranks_per_node=ranks_per_node,
+        timeout_s=timeout_s,
+        env=for_nodes(),
+        on_line=log.line,
+    )
+    if log.is_done and not log.faults:
+        return log.result
+    raise log.error(exits, timeout_s)
+
+
+def run_as_rank(
+    plan: NetPlan, rank: Rank, *, on_message: OnMessage | None = None, on_stage: Callable[[str], None] | None = None
+) -> NetResult:
+    """Run this process as one rank of a job that another launcher has started. Only rank 0 gets a complete result.
+
+    Args:
+        on_stage: Called with what the rank does next, for a caller that watches the time.
+
+    Raises:
+        PenstockError: A setting, the library, another rank or the data is at fault.
+    """
+    result = NetResult(plan=plan)
+
+    def emit(message: dict[str, Any]) -> None:
+        if "at" in message:
+            if on_stage is not None:
+                on_stage(_stage_text(message["at"]))
+            return
+        result.take(message)
+        if on_message is not None:
+            on_message(message, result)
+
+    run_rank(plan, rank, emit)
+    return result
+
+
+def _stage_text(stage: Sequence[Any]) -> str:
+    _, what, size = stage
+    return f"{what} of {size:,} bytes" if size else str(what)
+
+
+class _RankLog:
+    """Collects the messages of all ranks: their progress, and the results that rank 0 reports."""
+
+    def __init__(self, plan: NetPlan, world: int, on_message: OnMessage | None) -> None:
+        self._world, self._on_message = world, on_message
+        self._lock = threading.Lock()
+        self._stages: dict[int, Sequence[Any]] = {}
+        self.result = NetResult(plan=plan)
+        self.faults: dict[int, PenstockError] = {}
+        self.is_done = False
+
+    def line(self, _node: str, rank: int, stream: str, line: bytes) -> None:
+        """Process one output line. Lines that are not messages, such as warnings of a library, are ignored."""
+        if stream != "out" or not line.startswith(b"{"):
+            return
+        try:
+            message: dict[str, Any] = json.loads(line)
+        except ValueError:
+            return
+        with self._lock:
+            if "at" in message:
+                self._stages[rank] = message["at"]
+            elif "fault" in message:
+                number = int(message.get("rank", rank))
+                text = message["fault"]["message"]
+                prefix = "" if text.startswith(("rank ", "ranks ")) else f"rank {number}: "
+                self.faults[number] = from_wire(message["fault"], prefix=prefix)
+            elif "done" in message:
+                self.is_done = True
+            else:
+                self.result.take(message)
+                if self._on_message is not None:
+                    self._on_message(message, self.result)
+
+    def error(self, exits: Sequence[Exit], timeout_s: float) -> PenstockError:
+        """The error that explains why the ranks have ended without a result."""
+        if self.faults:
+            # A rank that names missing ranks knows more than one that lost its connection.
+            order = sorted(self.faults, key=lambda rank: (self.faults[rank].code == "unreachable", rank))
+            return self.faults[order[0]]
+        failed = [each for each in exits if each.fault is not None or each.code != 0]
+        if not failed:
+            return Bug(f"bench net: {len(exits)} ranks ended without a result")
+        if all(isinstance(each.fault, Deadline) for each in failed):
+            return self._late(timeout_s)
+        first = min(failed, key=lambda each: isinstance(each.fault, Deadline))
+        if first.fault is None:
+            stage = self._stages.get(first.rank)
+            during = f" during {_stage_text(stage)}" if stage else " before it started"
+            return RankFailed(f"rank {first.rank}{during}: {describe(first)}", rank=first.rank, where=first.node)
+        if isinstance(first.fault, PenstockError):
+            return type(first.fault)(f"rank {first.rank}: {first.fault}", hint=first.fault.hint, where=first.node)
+        return RankFailed(f"rank {first.rank}: {describe(first)}", rank=first.rank, where=first.node)
+
+    def _late(self, timeout_s: float) -> Deadline:
+        missing = [rank for rank in range(self._world) if rank not in self._stages]
+        if missing:
+            return Deadline(
+                f"bench net: {_ranks(missing)} of {self._world} did not start within {timeout_s:g} s",
+                limit_s=timeout_s,
+                hint="check that Penstock starts on these nodes: penstock cluster nodes",
+            )
+        last = max(stage[0] for stage in self._stages.values())
+        late = [rank for rank, stage in self._stages.items() if stage[0] < last]
+        if late:
+            at = _stage_text(self._stages[late[0]])
+            return Deadline(
+                f"bench net: {_ranks(sorted(late))} of {self._world} stopped at {at}, and the other ranks waited until "
+                f"the limit of {timeout_s:g} s",
+                limit_s=timeout_s,
+                hint="check these ranks' nodes and links",
+            )
+        at = _stage_text(next(iter(self._stages.values())))
+        return Deadline(
+            f"bench net: the limit of {timeout_s:g} s ended all ranks during {at}",
+            limit_s=timeout_s,
+            hint="set a longer --timeout, a smaller --max-size or fewer --iterations",
+        )
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank of a network benchmark: `python -m penstock.bench.net.rank PLAN`, started by a launcher on each node.
+
+Reports JSON lines on stdout: every rank its progress, and rank 0 also the results.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock import env, ranks
+from penstock.bench.net.measure import measure_matrix, measure_tests
+from penstock.bench.net.place import read_place
+from penstock.bench.net.plan import NetPlan
+from penstock.bench.net.transport import open_transport
+from penstock.errors import PenstockError, to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.ranks import Rank
+
+__all__ = ["main", "run_rank"]
+
+
+def run_rank(plan: NetPlan, rank: Rank, emit: Callable[[dict[str, Any]], None]) -> None:
+    """Run one rank. All ranks of the job must call this with the same plan.
+
+    Args:
+        emit: Receives the messages. `{"at": [number, what, size]}` comes from every rank before each step.
+
+    Raises:
+        PenstockError: A setting, the library, another rank or the data is at fault.
+    """
+    steps = 0
+
+    def stage(what: str, size_bytes: int) -> None:
+        nonlocal steps
+        steps += 1
+        emit({"at": [steps, what, size_bytes]})
+
+    plan.check(rank.world)
+    stage("joining the other ranks", 0)
+    transport = open_transport(plan, rank)
+    is_root = transport.rank == 0
+
+    def emit_root(message: dict[str, Any]) -> None:
+        if is_root:
+            emit(message)
+
+    try:
+        place = read_place(rank, env.read().get("PENSTOCK_NODE", ""), gpu=_gpu(transport.memory.device))
+        places = transport.gather(msgspec.to_builtins(place))
+        emit_root({"places": places, "library": transport.library})
+        measure_tests(plan, transport, emit_root, stage)
+        if plan.matrix:
+            measure_matrix(plan, transport, emit_root, stage)
+        transport.rest()
+    finally:
+        transport.close()
+    emit_root({"done": True})
+
+
+def _gpu(device: str) -> str | None:
+    if device == "cpu":
+        return None
+    import torch
+
+    found = torch.cuda.get_device_properties(device)
+    if not hasattr(found, "pci_bus_id"):
+        return None
+    return f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+
+
+def _say(message: dict[str, Any]) -> None:
+    # One write for a line, so that a launcher that mixes the ranks' output cannot split it.
+    sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def main(argv: list[str]) -> int:
+    """Run the rank that the launcher's variables describe; return the exit code."""
+    plan = msgspec.json.decode(argv[0], type=NetPlan)
+    rank = ranks.detect(env.read())
+    if plan.backend == "mpi":
+        from penstock.bench.net.mpi_transport import restart_with_mpich
+
+        restart_with_mpich(["-m", "penstock.bench.net.rank", *argv])
+    try:
+        run_rank(plan, rank, _say)
+    except PenstockError as error:
+        _say({"fault": to_wire(error), "rank": rank.rank})
+        # The other ranks may wait for this one, so it must not wait in MPI_Finalize for them.
+        _abort()
+        return error.exit_code
+    return 0
+
+
+def _abort() -> None:
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+            MPI.COMM_WORLD.Abort(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time limit of a rank that an outer launcher has started: it may wait in a library, where no exception reaches it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from penstock.errors import Deadline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["limited"]
+
+
+@contextmanager
+def limited(rank: int, limit_s: float) -> Iterator[Callable[[str], None]]:
+    """Context manager: end this process if the block takes longer than `limit_s`, with an error that says what the rank
+    did. Yields a function that receives what the rank does next.
+    """
+    from penstock.cli.app import print_error
+
+    doing = "starting"
+
+    def on_stage(text: str) -> None:
+        nonlocal doing
+        doing = text
+
+    def end() -> None:
+        error = Deadline(
+            f"rank {rank}: still {doing} after the limit of {limit_s:g} s",
+            limit_s=limit_s,
+            hint="a rank that prints another step, or nothing, is the late one",
+        )
+        os._exit(print_error(error))
+
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield on_stage
+    finally:
+        timer.cancel()

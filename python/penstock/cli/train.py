@@ -120,13 +120,20 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     type=click.Path(exists=True, dir_okay=False),
     help="Manifest of the training data, instead of a listing.",
 )
-@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Folder for the last checkpoint.")
+@click.option("--checkpoint", metavar="URL", help="Store or folder for checkpoints, such as s3://bucket/run7.")
 @click.option(
     "--checkpoint-steps",
     type=click.IntRange(1),
     help="Also write a checkpoint every N steps, not only after each epoch.",
 )
-@click.option("--resume", is_flag=True, help="Continue from the checkpoint in --checkpoint, if it exists.")
+@click.option(
+    "--checkpoint-keep",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Number of checkpoints to keep.",
+)
+@click.option("--resume", is_flag=True, help="Continue from the latest whole checkpoint in --checkpoint, if any.")
 @click.option(
     "--trace",
     metavar="FILE",

@@ -26,6 +26,8 @@ def print_result(result: dict[str, Any], runs: str, *, saved: bool) -> None:
     else:
         _print_run(result)
     _print_breakdown(result["step_breakdown"])
+    if result["checkpoints"]:
+        _print_checkpoints(result["checkpoints"])
     facts = result["workload"]
     if "emulated" in facts:
         click.echo(
@@ -51,6 +53,17 @@ def _print_run(result: dict[str, Any]) -> None:
         click.echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
     if result["mae"] is not None:
         click.echo(f"mae {result['mae']:.4f} on validation, a constant answer has {result['mae_constant']:.4f}")
+
+
+def _print_checkpoints(found: dict[str, Any]) -> None:
+    each = found["bytes"] / found["saves"]
+    click.echo(
+        f"{found['saves']:,} checkpoints of {each / 1e6:,.1f} MB at {found['bytes_per_s'] / 1e6:,.1f} MB/s; training "
+        f"stalled {1000 * found['stall_s'] / found['saves']:,.1f} ms per checkpoint "
+        f"({100 * found['stall_share']:.1f} % of its time); the latest is step {found['last_step']:,}"
+    )
+    for damaged in found["damaged"]:
+        click.echo(f"skipped at the resume: {damaged}")
 
 
 def _print_data_path(found: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench import results
+from penstock.train.checkpoint_saver import save_summary
 from penstock.train.data_path_cost import limit_of
 from penstock.train.step_breakdown import breakdown
 
@@ -127,6 +128,7 @@ def summarize(
         },
         loader=msgspec.to_builtins(loader),
         step_breakdown=breakdown(shares),
+        checkpoints=save_summary(shares[0].checkpoints, [share.checkpoints for share in shares]),
         epoch_times=tuple(
             {"rank": rank, **msgspec.to_builtins(one)} for rank, share in enumerate(shares) for one in share.epochs
         ),

@@ -272,13 +272,17 @@ class CheckpointFolder:
     # ------------------------------------------------------------ writing
 
     def new_attempt(self, step: int) -> str:
-        """Return a name for an attempt to write the checkpoint of a step.
+        """Return a name for an attempt to write the checkpoint of a step. A damaged checkpoint is replaced.
 
         Raises:
             PreconditionFailed: The checkpoint exists.
         """
-        if _COMMIT in self._listed(step).get(step, {}):
+        files = self._listed(step).get(step, {})
+        if self._if_whole(step, files):
             raise self._exists(step)
+        if _COMMIT in files:
+            self._delete(step, [_COMMIT])
+            self._damaged.pop(step, None)
         return secrets.token_hex(6)
 
     def _exists(self, step: int) -> PreconditionFailed:
@@ -364,6 +368,12 @@ class CheckpointFolder:
             if step not in kept and self.path is not None:
                 remove_empty_folder(self.path / f"{step:012d}")
         return len(old)
+
+    def remove(self, step: int, name: str) -> None:
+        """Remove a file of a checkpoint that was not committed."""
+        self._delete(step, [name])
+        if self.path is not None:
+            remove_empty_folder(self.path / f"{step:012d}")
 
     def _delete(self, step: int, names: list[str]) -> None:
         if names:

@@ -170,9 +170,7 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
 
     def all_values(self) -> dict[str, Any]:
         """Read every value, after `read_metadata`."""
-        values: dict[str, Any] = {
-            name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in self._tensors.items()
-        }
+        values: dict[str, Any] = {name: _empty(one) for name, one in self._tensors.items()}
         for index, at in sorted(self._stored.items(), key=lambda one: (one[1].file, one[1].offset)):
             if index.fqn not in self._tensors:
                 values[index.fqn] = self.plain_value(at, index.fqn)
@@ -216,6 +214,16 @@ class CheckpointReader(StorageReader):  # type: ignore[misc]  # torch has no typ
         return str(checkpoint_id).isdecimal()
 
 
+def _empty(tensor: TensorStorageMetadata) -> torch.Tensor:
+    """Tensor on the CPU with the memory order of the saved one, such as channels last, if it had no gaps."""
+    strides = getattr(tensor.properties, "strides", None)
+    # With `meta`, a hostile stride allocates nothing.
+    if strides is not None and len(strides) == len(tensor.size) and min(strides, default=0) >= 0:
+        shape = torch.empty_strided(tensor.size, strides, device="meta")
+        return torch.empty_like(shape, dtype=tensor.properties.dtype, device="cpu")
+    return torch.empty(tensor.size, dtype=tensor.properties.dtype)
+
+
 def read_values(url: str | os.PathLike[str], step: int | None = None) -> dict[str, Any]:
     """Read all values of a checkpoint by their flat names, as tensors on the CPU and plain values, in this process.
 
@@ -225,5 +233,5 @@ def read_values(url: str | os.PathLike[str], step: int | None = None) -> dict[st
     reader = CheckpointReader(url)
     reader.reset(None if step is None else str(step))
     reader.read_metadata()
-    reader.set_up_storage_reader(Metadata({}), True)  # noqa: FBT003 - torch's interface
+    reader.set_up_storage_reader(Metadata({}), True)
     return reader.all_values()

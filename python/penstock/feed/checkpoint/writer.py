@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from penstock import _native
-from penstock.errors import ConfigError, Unsupported
+from penstock.errors import ConfigError, PenstockError, Unsupported
 from penstock.feed.checkpoint import metadata as documents
 from penstock.feed.checkpoint.folder import Checkpoint, CheckpointFolder, data_name
 from penstock.feed.checkpoint.metadata import BLOCK_BYTES, Stored, item_bytes
@@ -84,6 +85,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
         self._step: int | None = None
         self._assignment: _Assignment | None = None
         self._world = 1
+        self._written: tuple[int, str] | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Set the step of the next checkpoint. Without it, the step is the latest one plus 1."""
@@ -93,7 +95,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
     def set_up_storage_writer(self, _is_coordinator: bool, *_: Any, **kwargs: Any) -> None:  # noqa: FBT001 - torch's
         if not kwargs.get("use_collectives", True):
             raise Unsupported("checkpoint: use_collectives=False, because one rank must commit the checkpoint")
-        self.committed = None
+        self.committed = self._written = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -122,6 +124,7 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
         if size == 0:  # only empty tensors: they need no file
             return [WriteResult(item.index, 0, Stored(name, 0, 0, ())) for item in tensors]
         out = self.folder.create(at.step, name, size)
+        self._written = (at.step, name)
         offset, results = 0, []
         try:
             for item, data in plain:
@@ -151,6 +154,12 @@ class CheckpointWriter(StorageWriter):  # type: ignore[misc]  # torch has no typ
         self._step = None
         if self._keep is not None:
             self.folder.prune(self._keep)
+
+    def discard(self) -> None:
+        """Remove what this rank wrote for a checkpoint that was not committed."""
+        if self._written is not None and self.committed is None:
+            with suppress(PenstockError):  # a leftover is harmless, and a later checkpoint removes it
+                self.folder.remove(*self._written)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

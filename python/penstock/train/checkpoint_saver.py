@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Saves checkpoints while the training goes on: copies the state, then writes the copy in a thread.
+
+At most one copy is in flight. A save that comes earlier waits, and this wait is part of the stall.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, from_wire, to_wire
+from penstock.train import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from penstock.feed.checkpoint.folder import CheckpointFolder
+
+__all__ = ["CheckpointSaver", "SaveTimes", "save_summary"]
+
+_END_S = 5.0
+"""Time that a failed training waits for the checkpoint in flight. A killed write leaves the earlier checkpoint whole."""
+
+
+@dataclass
+class SaveTimes:
+    """Totals of a rank over all saves, in seconds and bytes.
+
+    Attributes:
+        saves: Number of committed checkpoints.
+        bytes: Bytes of their data files over all ranks; only on rank 0.
+        stall_s: Time in which the training waited: for the former write, and for the copy.
+        write_s: Time from the end of the copies to the commits.
+        end_wait_s: Time after the last step until the last commit.
+        last_step: Step of the last committed checkpoint, or -1.
+        url: Folder of the checkpoints.
+        damaged: Descriptions of damaged checkpoints that a resume has skipped.
+    """
+
+    saves: int = 0
+    bytes: int = 0
+    stall_s: float = 0.0
+    write_s: float = 0.0
+    end_wait_s: float = 0.0
+    last_step: int = -1
+    url: str = ""
+    damaged: list[str] = field(default_factory=list)
+
+
+class CheckpointSaver:
+    """Saver of one rank. All ranks call `save` and `finish` at the same steps.
+
+    Args:
+        keep: Number of whole checkpoints to keep.
+        group: Process group for the thread alone, because collective calls of two threads must not mix; None for one
+            rank.
+    """
+
+    def __init__(self, folder: CheckpointFolder, *, keep: int, rank: int, group: Any = None) -> None:
+        self.folder, self.times = folder, SaveTimes(url=folder.url)
+        self._keep, self._rank, self._group = keep, rank, group
+        self._copies: dict[str, Tensor] = {}
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        if group is None:
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+
+    def save(self, step: int, state: Mapping[str, Any]) -> None:
+        """Copy the state, and start to write it as the checkpoint of a step.
+
+        Raises:
+            PenstockError: The former checkpoint could not be written. The ones before it are intact.
+        """
+        began = time.perf_counter()
+        self._join()
+        structure, tensors = checkpoint.split(state)
+        values: dict[str, Any] = dict(self._copied(tensors))
+        if self._rank == 0:
+            values["structure"] = structure
+        self._thread = threading.Thread(
+            target=self._write, args=(step, values), name="penstock-checkpoint", daemon=True
+        )
+        self._thread.start()
+        self.times.stall_s += time.perf_counter() - began
+
+    def finish(self) -> SaveTimes:
+        """Wait for the last checkpoint; return the times.
+
+        Raises:
+            PenstockError: It could not be written.
+        """
+        began = time.perf_counter()
+        self._join()
+        self.times.end_wait_s = time.perf_counter() - began
+        self.times.damaged = self.folder.damaged
+        return self.times
+
+    def close(self) -> None:
+        """Wait a few seconds for a checkpoint in flight, after a failure of the training."""
+        if self._thread is not None:
+            self._thread.join(_END_S)
+        self._copies.clear()
+
+    def _join(self) -> None:
+        if self._thread is not None:
+            # Short waits, so that Ctrl-C is handled.
+            while self._thread.is_alive():
+                self._thread.join(0.1)
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Copy the tensors to CPU memory. The memory of the former copy is reused, because touching new pages costs
+        four times the copy.
+        """
+        import torch
+
+        copies: dict[str, Tensor] = {}
+        on_device = False
+        for name, tensor in tensors.items():
+            if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
+                copies[name] = tensor.clone()  # a distributed or sparse tensor
+                continue
+            former = self._copies.get(name)
+            if former is None or (former.shape, former.stride(), former.dtype) != (
+                tensor.shape,
+                tensor.stride(),
+                tensor.dtype,
+            ):
+                former = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            copies[name] = former.copy_(tensor, non_blocking=tensor.is_cuda)
+            on_device = on_device or tensor.is_cuda
+        if on_device:
+            torch.cuda.synchronize()
+        self._copies = copies
+        return copies
+
+    def _write(self, step: int, values: dict[str, Any]) -> None:
+        from torch.distributed import checkpoint as dcp
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        from penstock.feed.checkpoint.writer import CheckpointWriter
+
+        began = time.perf_counter()
+        writer = CheckpointWriter(self.folder.url, keep=self._keep)
+        try:
+            dcp.save(
+                values,
+                checkpoint_id=str(step),
+                storage_writer=writer,
+                # The values are flat already; torch's flattening would turn the structure's keys into text.
+                planner=dcp.DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False),
+                process_group=self._group,
+                no_dist=self._group is None,
+            )
+        except CheckpointException as error:
+            self._error = _cause(error, is_alone=self._group is None)
+        except BaseException as error:
+            self._error = error
+        else:
+            self.times.saves += 1
+            self.times.last_step = step
+            self.times.write_s += time.perf_counter() - began
+            if writer.committed is not None:
+                self.times.bytes += writer.committed.bytes
+            return
+        writer.discard()
+
+
+def save_summary(leader: SaveTimes | None, everyone: Sequence[SaveTimes | None]) -> dict[str, Any]:
+    """Summarize the checkpoints of a run; empty if it wrote none.
+
+    Args:
+        leader: Times of rank 0, which commits.
+        everyone: Times of all ranks. The training waits for the slowest one.
+    """
+    if leader is None or not leader.saves:
+        return {}
+    times = [one for one in everyone if one is not None]
+    stall_s = max(one.stall_s for one in times)
+    return {
+        "url": leader.url,
+        "saves": leader.saves,
+        "last_step": leader.last_step,
+        "bytes": leader.bytes,
+        "write_s": leader.write_s,
+        "bytes_per_s": leader.bytes / leader.write_s,
+        "stall_s": stall_s,
+        "stall_share": stall_s / (stall_s + leader.write_s),
+        "end_wait_s": max(one.end_wait_s for one in times),
+        "damaged": leader.damaged,
+    }
+
+
+def _cause(error: Any, *, is_alone: bool) -> BaseException:
+    """The error of the first rank that failed, which is the same on all ranks."""
+    rank, (cause, _) = min(error.failures.items())
+    if is_alone:
+        return cause  # type: ignore[no-any-return]
+    if not isinstance(cause, PenstockError):
+        return RuntimeError(f"rank {rank}: {type(cause).__name__}: {cause}")
+    return from_wire(to_wire(cause), prefix=f"rank {rank}: ", rank=rank)

@@ -13,6 +13,7 @@ __all__ = ["VERBS", "command"]
 VERBS = {
     "storage": "Measure a disk, a pool or any other mounted file system.",
     "object": "Measure the rate, latency and throttling of an object store.",
+    "net": "Measure latency, bandwidth and collectives between ranks, and find slow links.",
     "disk-trace": "Run a command, and report which limit of its disk it reaches.",
     "accelerator": "Feed emulated accelerators, and report their utilisation.",
     "ab": "Compare two commands, and report which is better or that no difference was found.",

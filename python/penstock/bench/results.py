@@ -121,6 +121,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch_times: tuple[dict[str, Any], ...] = ()
     step_breakdown: dict[str, Any] = {}
     data_path: dict[str, Any] = {}
+    step_times: tuple[tuple[int, float], ...] = ()
     checkpoints: dict[str, Any] = {}
     archive: str | None = None
 

@@ -164,6 +164,14 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
 @click.option("--no-save", is_flag=True, help="Do not save the result.")
 @click.option("--label", default="", help="Name of the storage path in reports.")
 @click.option("--allow-debug", is_flag=True, help="Save the row of a debug build, marked INVALID.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["human", "tf_cnn"]),
+    default="human",
+    show_default=True,
+    help="Text on stdout: for people, or the lines of tf_cnn_benchmarks at the end of the run.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON line on stdout.")
 def command(
     workload: str,
@@ -180,6 +188,7 @@ def command(
     output: str,
     price_tier: str | None,
     no_save: bool,
+    output_format: str,
     as_json: bool,
     **rest: Any,
 ) -> None:
@@ -201,6 +210,8 @@ def command(
 
     if synthetic and rest["compare_synthetic"]:
         raise ConfigError("--synthetic and --compare-synthetic cannot be combined", hint="give only one of them")
+    if output_format == "tf_cnn" and (as_json or rest["compare_synthetic"]):
+        raise ConfigError("--format tf_cnn cannot be combined with --json or --compare-synthetic")
     if data is None and not synthetic:
         raise ConfigError("the training data is missing", hint="give --data URL, or --synthetic")
     if batch_size is not None and global_batch is not None:
@@ -212,11 +223,16 @@ def command(
         data = f"dummy://{(rest['steps'] or _SYNTHETIC_STEPS) * size}"
     if warm_up_steps is None:
         warm_up_steps = _TURN_WARM_UP if rest["compare_synthetic"] else 0
+        if output_format == "tf_cnn":
+            from penstock.train.tf_cnn_lines import WARM_UP_STEPS
+
+            warm_up_steps = WARM_UP_STEPS
     named = {"voxels": voxels, "filters": filters, "recipe": recipe}
     spec = TrainSpec(
         workload=workload,
         data=data,
         warm_up_steps=warm_up_steps,
+        keep_step_times=output_format == "tf_cnn",
         ranks=ranks,
         global_batch=size,
         settings={**{k: v for k, v in named.items() if v is not None}, **settings},
@@ -237,6 +253,12 @@ def command(
     if here.rank == 0:
         if as_json:
             click.echo(json.dumps(result if printer.money is None else {**result, "money": printer.money}))
+        elif output_format == "tf_cnn":
+            from penstock.train.tf_cnn_lines import tf_cnn_lines
+
+            batch = result["spec"]["global_batch"] / result["world"]
+            facts = {"batch": batch, "workers": result["world"], "warm_up": warm_up_steps}
+            click.echo("\n".join(tf_cnn_lines(result["step_times"], result["losses"], **facts)))
         else:
             from penstock.cli.train_output import print_result
 

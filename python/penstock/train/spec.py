@@ -37,6 +37,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             each epoch, while the training goes on; the newest `checkpoint_keep` are kept.
         resume: Continue from the checkpoint, if one exists.
         trace: File for a trace of all ranks' steps, which Perfetto opens.
+        keep_step_times: Keep the length of each step of rank 0 in the result, at most 2,048.
         mllog: File for MLPerf's log lines.
         archive: Store URL to which the run's folder is copied at the end.
         runs: Folder for results; None saves no result.
@@ -74,6 +75,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     archive: str | None = None
     trace: str | None = None
     mllog: str | None = None
+    keep_step_times: bool = False
     runs: str | None = None
     label: str = ""
     cache_state: str = "unknown"
@@ -127,6 +129,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "archive",
             "trace",
             "mllog",
+            "keep_step_times",
             "runs",
             "label",
             "cache_state",

@@ -48,6 +48,10 @@ def _loader_summary(share: Share) -> dict[str, Any]:
     }
 
 
+def _step_times(share: Share) -> tuple[tuple[int, float], ...]:
+    return () if share.rows is None else tuple((row.step, row.length_s) for row in share.rows.rows())
+
+
 def _steady(spec: TrainSpec, shares: Sequence[Share]) -> tuple[int, float]:
     """Samples and seconds without the warm-up: without the first step, or the `warm_up_steps` of each epoch."""
     if spec.warm_up_steps > 1:
@@ -128,6 +132,7 @@ def summarize(
         },
         loader=msgspec.to_builtins(loader),
         step_breakdown=breakdown(shares),
+        step_times=_step_times(shares[0]) if spec.keep_step_times else (),
         checkpoints=save_summary(shares[0].checkpoints, [share.checkpoints for share in shares]),
         epoch_times=tuple(
             {"rank": rank, **msgspec.to_builtins(one)} for rank, share in enumerate(shares) for one in share.epochs

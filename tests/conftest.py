@@ -78,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # tests that look at the whole machine. A test is selected by file, by folder or by its fixtures.
 _SYSTEM = (
     "arrays/rtm/",
+    "bench/test_app_runs.py",
     "bench/test_disks.py",
     "bench/test_distributed.py",
     "bench/test_objects.py",
@@ -107,6 +108,7 @@ _SYSTEM = (
     "stage/test_signals.py",
     "studies/",
     "train/",
+    "workloads/test_images_runs.py",
 )
 _SYSTEM_FIXTURES = {"charliecloud", "hdfs", "hosts", "jars", "slurm_hosts", "ssh", "sshds"}
 # Fixtures that start servers; `make check` leaves out their tests.

@@ -8,8 +8,8 @@ from penstock.protocols import Workload, WorkloadSpec
 from penstock.workloads._shared.accelerator import Pacer
 from penstock.workloads.cosmoflow import CosmoFlow, Recipe, learning_rate, workload
 from penstock.workloads.cosmoflow.emulated import ACCELERATORS, EmulatedCosmoFlow
-from penstock.workloads.cosmoflow.model import CosmoFlowNet, as_input
-from penstock.workloads.cosmoflow.recipe import RECIPES, parameter_count
+from penstock.workloads.cosmoflow.model import CosmoFlowNet, SC18Net, as_input
+from penstock.workloads.cosmoflow.recipe import RECIPES, parameter_count, sc18_side
 
 pytestmark = pytest.mark.needs_torch
 
@@ -291,3 +291,94 @@ def test_accelerator_unknown_is_refused_by_name():
     with pytest.raises(ConfigError, match="tpu") as caught:
         CosmoFlow().demand(WorkloadSpec(seed=0, global_batch=1, accelerator="tpu", settings=TINY))
     assert all(name in (caught.value.hint or "") for name in ACCELERATORS)
+
+
+# ---------------------------------------------------------------- other models, recipes and ways to execute a step
+
+
+def test_model_of_2018_has_the_parameters_that_its_log_prints():
+    """NERSC/CosmoFlow's log prints 7,041,186 for 1 channel and 2 targets. Ours has 4 channels and 4 targets."""
+    published = 7_041_186
+    count = parameter_count(Recipe(model="sc18"))
+    assert count == published + 3 * 27 * 16 + 2 * (256 + 1)
+    assert sum(p.numel() for p in SC18Net(Recipe(model="sc18")).parameters()) == count
+
+
+def test_model_of_2018_reaches_two_voxels_and_trains():
+    assert sc18_side(128) == 2
+    settings = {"model": "sc18", "voxels": 128, "filters": 1, "dropout": 0.5}
+    made = prepared(global_batch=1, **settings)
+    facts = made.demand(WorkloadSpec(seed=0, global_batch=1, settings={**TINY, **settings})).facts
+    assert facts["mlperf_model"] is False
+    assert "seven convolutions" in facts["deviation"]
+    net = made._inner._net
+    assert net.dropout_widths == (128, 2048, 256)
+    assert float(net.dense3.bias.detach().mean()) == pytest.approx(0.1)
+    data = batch(1, voxels=128)
+    losses = [made.step(data).loss for _ in range(3)]
+    assert len(set(losses)) == 3
+    again = prepared(global_batch=1, **settings)
+    assert [again.step(data).loss for _ in range(3)] == losses
+
+
+def test_model_of_2018_computes_its_layers_in_order():
+    recipe = Recipe(model="sc18", filters=1, voxels=112)
+    torch.manual_seed(0)
+    net = SC18Net(recipe)
+    x = torch.rand(1, 4, 112, 112, 112)
+    y = x
+    pooled = (0, 1, 2)
+    for number, convolution in enumerate(net.convolutions):
+        y = torch.nn.functional.conv3d(y, convolution.weight, convolution.bias, stride=2 if number == 3 else 1)
+        y = torch.where(y > 0, y, 0.01 * y)
+        if number in pooled:
+            y = torch.nn.functional.avg_pool3d(y, 2)
+    y = y.permute(0, 2, 3, 4, 1).reshape(1, -1)
+    for layer in (net.dense1, net.dense2):
+        y = y @ layer.weight.T + layer.bias
+        y = torch.where(y > 0, y, 0.01 * y)
+    torch.testing.assert_close(net(x), y @ net.dense3.weight.T + net.dense3.bias, rtol=1e-4, atol=1e-5)
+
+
+def test_recipe_of_nvidia_has_the_rates_of_its_configuration():
+    """512 GPUs: 0.006 to 0.024 in 6 epochs, then x0.5 from epoch 20 on, and so on to x0.0625 from 24."""
+    recipe = Recipe.of({"recipe": "nvidia"})
+    rates = [learning_rate(recipe, 512, epoch) for epoch in range(30)]
+    assert rates[0] == pytest.approx(0.006)
+    assert rates[6:20] == pytest.approx([0.024] * 14)
+    assert [rates[e] / 0.024 for e in (20, 21, 22, 23, 24, 29)] == pytest.approx(
+        [0.5, 0.5, 0.25, 0.125, 0.0625, 0.0625]
+    )
+    assert (recipe.dropout, recipe.weight_decay, recipe.amp) == (0.0, 0.02, True)
+    small = Recipe.of({"recipe": "nvidia-small"})
+    rates = [learning_rate(small, 32, epoch) for epoch in range(8)]
+    assert rates == pytest.approx([0.001, 0.0025, 0.004, 0.004, 0.001, 0.001, 0.00025, 0.00025])
+
+
+def test_model_unknown_or_volumes_too_small_for_it_are_refused():
+    for settings, output in (
+        ({"model": "sc19"}, "unknown cosmoflow model `sc19`"),
+        ({"model": "sc18", "voxels": 96}, "at least 112"),
+        ({"compile": True, "cuda_graphs": True}, "cannot be combined"),
+    ):
+        with pytest.raises(ConfigError, match=output):
+            workload().demand(WorkloadSpec(seed=0, global_batch=4, settings=settings))
+    with pytest.raises(ConfigError, match="cuda_graphs requires a GPU"):
+        prepared(cuda_graphs=True)
+
+
+def test_amp_and_layout_change_losses_only_by_rounding():
+    data = batch(4)
+    exact = prepared().step(data).loss
+    half, contiguous = prepared(amp=True).step(data).loss, prepared(channels_last=False).step(data).loss
+    assert half == pytest.approx(exact, rel=0.05)
+    assert half != exact
+    assert contiguous == pytest.approx(exact, rel=1e-4)
+
+
+def test_volumes_of_another_size_than_the_models_are_refused():
+    made = prepared()
+    with pytest.raises(
+        ConfigError, match=r"step 1 on rank 0: volumes are torch.int16 \[64, 64, 64, 4\], but the model"
+    ):
+        made.step(batch(4, voxels=64))

@@ -107,6 +107,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     train_s: float = 0.0
     validation_s: float = 0.0
     stage_s: float = 0.0
+    time_to_train_s: float = 0.0
     wall_s: float = 0.0
     cpu_s: float = 0.0
     # Load on the store

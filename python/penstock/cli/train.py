@@ -120,6 +120,13 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     type=click.Path(exists=True, dir_okay=False),
     help="Manifest of the training data, instead of a listing.",
 )
+@click.option(
+    "--stage",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Stage the training data to this folder first; the time counts. Several nodes need a shared folder.",
+)
+@click.option("--stage-decompress", is_flag=True, help="Decompress objects while they are staged.")
 @click.option("--checkpoint", metavar="URL", help="Store or folder for checkpoints, such as s3://bucket/run7.")
 @click.option(
     "--checkpoint-steps",

@@ -49,6 +49,8 @@ def _print_run(result: dict[str, Any]) -> None:
         f"data wait {100 * result['wait_share']:.1f} %, first batch after {result['first_batch_s']:.2f} s, "
         f"{result['bytes'] / 1e6:,.1f} MB read, {result['throttles']:,} throttled"
     )
+    if result["stage_s"]:
+        click.echo(f"time to train {result['time_to_train_s']:.1f} s, of which staging took {result['stage_s']:.1f} s")
     if result["losses"]:
         click.echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
     if result["mae"] is not None:

@@ -141,6 +141,8 @@ class Driver:
         self._epoch_steps = 0
         self.demand: Demand | None = None
         self._log = MlLog(None)
+        self.stage_s = spec.stage_s
+        self.time_to_train_s = 0.0  # from the end of the initialisation: staging, training, validation
         self.data_path: dict[str, Any] | None = None  # comparison with synthetic data
         self._data: dict[str, Any] = {}
         self.device = self._device()
@@ -217,8 +219,12 @@ class Driver:
                     hint="give --checkpoint a folder that all nodes share, or a store",
                 )
             log.run_begins(spec, self.rank, self.demand.facts, has_gpus=self.device != "cpu")
-            opened_s = time.perf_counter()
-            feed = self._source(self._request(spec.data, tail="drop", shuffled=True))
+            opened_s = run_s = time.perf_counter()
+            data = spec.data
+            if spec.stage is not None:
+                data = self._stage(spec.stage)
+                opened_s = time.perf_counter()
+            feed = self._source(self._request(data, tail="drop", shuffled=True))
             if len(feed) == 0:
                 raise ConfigError(
                     f"{spec.data} has fewer samples than one global batch of {spec.global_batch}, so there is nothing to train on",
@@ -249,6 +255,7 @@ class Driver:
                 self._report_progress("done" if self.epoch == spec.epochs else "train", force=True)
             self._share_losses()
             is_complete = True
+            self.time_to_train_s = time.perf_counter() - run_s
             if self._saver is not None:
                 self.share.checkpoints = self._saver.finish()
         finally:
@@ -260,6 +267,18 @@ class Driver:
             for one in (feed, validation):
                 close_quietly(one)
             workload.cleanup()
+
+    def _stage(self, folder: str) -> str:
+        """Stage the training data; return its folder. One rank of each node works, and the others wait for it."""
+        from penstock import stage
+
+        spec, began_s = self.spec, time.perf_counter()
+        self._report_progress("stage", force=True)
+        self._log.start("staging")
+        staged = stage.everywhere(spec.data, folder, decompress=spec.stage_decompress, manifest=spec.manifest)
+        self._log.stop("staging", staging_num=staged.objects)
+        self.stage_s = max(self.group.gather(time.perf_counter() - began_s))
+        return str(staged.folder)
 
     def _compare_synthetic(self, workload: Workload, feed: Feed, opened_s: float) -> None:
         """Alternate turns on real and synthetic data. `share` then has the real turns only; no losses are kept."""
@@ -440,7 +459,7 @@ class Driver:
         if self.spec.compare_synthetic:
             limit = self.spec.turn_steps * (self.spec.max_turns + 2)  # one turn of each side is a warm-up
         epoch = (
-            self.epoch if phase in {"open", "train"} else self.epoch - 1
+            self.epoch if phase in {"stage", "open", "train"} else self.epoch - 1
         )  # `self.epoch` is incremented before the validation
         metrics = {k: v for k, v in last.items() if k not in {"epoch", "step"}}
         self._report(

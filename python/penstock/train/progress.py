@@ -15,7 +15,7 @@ class Progress(msgspec.Struct, frozen=True):
     """Progress of a run at one moment. Rates are over all ranks, since the start of the epoch.
 
     Attributes:
-        phase: `open` (once, before the first epoch), `train`, `validate` or `done`.
+        phase: `stage` (if the run stages its data), `open` (once, before the first epoch), `train`, `validate` or `done`.
         data: Facts about the dataset: `url`, `objects`, `size_bytes`, `requests` (of one epoch over all ranks) and
             `nodes`. Empty before the dataset is listed, and for dummy data.
         wait_share: Share of the training time so far in which rank 0 waited for data.

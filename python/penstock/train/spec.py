@@ -12,6 +12,9 @@ from penstock.errors import ConfigError
 
 __all__ = ["TrainSpec"]
 
+# Settings that came later. They count in a result's hash only if they are set, so that older results keep theirs.
+_LATER = ("warm_up_steps", "compare_synthetic", "stage", "stage_decompress")
+
 
 class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Specification of one run.
@@ -43,6 +46,10 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         runs: Folder for results; None saves no result.
         label: Name of the data path, for reports.
         cache_state, cache_how: State of the caches, and how it was determined. Only copied to the result.
+        stage: Folder to which the training data is staged inside the run, before the first epoch. With several nodes,
+            it must be a shared folder, such as a pool.
+        stage_decompress: Decompress objects while they are staged.
+        stage_s: Seconds of a staging before the run, if the run does not stage.
         notes: Notes that are copied to the result, such as the scale of an emulated tier.
         allow_debug: Let a debug build save its result, which is then marked INVALID.
     """
@@ -80,6 +87,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     label: str = ""
     cache_state: str = "unknown"
     cache_how: str = "not controlled"
+    stage: str | None = None
+    stage_decompress: bool = False
     stage_s: float = 0.0
     notes: tuple[str, ...] = ()
     allow_debug: bool = False
@@ -95,6 +104,8 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1 (got {value})")
+        if self.stage is not None and self.data.startswith("dummy:"):
+            raise ConfigError("synthetic data cannot be staged: it is not read", hint="give --data, or no --stage")
         if self.compare_synthetic:
             self._check_comparison()
         if self.resume and not self.checkpoint:
@@ -139,8 +150,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "allow_debug",
         }
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        # A setting that came later counts only if it is set, so that older results keep their hash.
-        aside |= {name for name in ("warm_up_steps", "compare_synthetic") if not plain[name]}
+        aside |= {name for name in _LATER if not plain[name]}
         aside |= set() if self.compare_synthetic else {"turn_steps", "max_turns"}
         return {name: value for name, value in plain.items() if name not in aside}
 

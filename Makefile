@@ -289,9 +289,9 @@ $(STAMPS)/mounts: | $(STAMPS)
 	$(call apt,mfsmaster s3fs,moosefs-master moosefs-chunkserver moosefs-client moosefs-cli s3fs fuse3,MooseFS$(comma) s3fs and FUSE from Debian$(comma) a pool and a bucket to mount (~5 MB))
 	@touch $@
 
-LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime tcsh
+LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime tcsh lammps
 $(STAMPS)/launchers-4: | $(STAMPS)
-	$(call apt,mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run tcsh,$(LAUNCHERS),Slurm$(comma) Open MPI$(comma) MPICH$(comma) sshd and Charliecloud from Debian$(comma) to launch with (~20 s))
+	$(call apt,mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run tcsh lmp,$(LAUNCHERS),Slurm$(comma) Open MPI$(comma) MPICH$(comma) sshd$(comma) Charliecloud and LAMMPS from Debian$(comma) to launch with (~30 s))
 	@touch $@
 
 $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv

@@ -105,7 +105,6 @@ def _ran(made, bind, ranks=2):
     return [e.cpus for e in exits]
 
 
-@pytest.mark.skipif(len(allowed_cpus()) < 2, reason="needs 2 CPUs")
 def test_local_ranks_get_the_cpus_of_their_binding():
     made, cpus = launcher({}, os.environ), allowed_cpus()[:2]
     assert _ran(made, None) == [format_cpus(allowed_cpus())] * 2
@@ -113,7 +112,6 @@ def test_local_ranks_get_the_cpus_of_their_binding():
     assert _ran(made, f"cpus:{cpus[1]}/{cpus[0]}") == [str(cpus[1]), str(cpus[0])]
 
 
-@pytest.mark.skipif(len(allowed_cpus()) < 2, reason="needs 2 CPUs")
 @pytest.mark.parametrize("program", ["mpirun.openmpi", "mpiexec.hydra"])
 def test_mpirun_ranks_get_the_cpus_of_their_binding(program):
     made = mpi.launcher({"nodes": "localhost", "program": program}, os.environ)

@@ -35,6 +35,7 @@ _PLUG_IN_MAY = (
     "penstock.atomic_file",
     "penstock.child_process",
     "penstock.node_program",
+    "penstock.cpu_binding",
 )
 
 

@@ -7,7 +7,7 @@ import secrets
 import sys
 from typing import TYPE_CHECKING, Any
 
-from penstock.launchers.container_ways import container_prefix
+from penstock.cluster.containers import container_prefix
 from penstock.protocols import ContainerSpec
 
 if TYPE_CHECKING:

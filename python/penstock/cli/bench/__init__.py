@@ -18,6 +18,7 @@ VERBS = {
     "accelerator": "Feed emulated accelerators, and report their utilisation.",
     "ab": "Compare two commands, and report which is better or that no difference was found.",
     "classify": "Report the limit of each point of a sweep that any tool measured.",
+    "app": "Measure how a program scales over ranks and nodes, natively and in a container.",
     "feed": "Compare Penstock's loader with other loaders on one dataset.",
 }
 

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a scaling sweep: every size of every variant once per round, in alternating order.
+
+A run that fails is a row with its reason; its cell is not run again, and the sweep goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock import env
+from penstock.bench.app.figure import read_figure, read_worlds
+from penstock.bench.app.torchrun import torchrun_argv
+from penstock.bench.interleaved import abba_order
+from penstock.cluster import Cluster
+from penstock.cluster.containers import command_line_prefix
+from penstock.cluster.exits import describe
+from penstock.cluster.mpi_check import check_mpi
+from penstock.errors import ConfigError, PenstockError, RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.bench.app.spec import Size, Spec, Variant
+    from penstock.protocols import Exit, Node, RankPrefix
+
+__all__ = ["Cell", "Run", "command_lines", "measure"]
+
+# Launchers that start MPI jobs; with the others, every rank of an MPI program is a job of its own.
+_HOST_PROGRAMS = {"mpi": "mpirun", "slurm": "srun", "pbs": "mpirun"}
+
+
+# Variables of batch jobs with their nodes. Outside of a job, mpirun starts all ranks on this machine.
+_JOB_VARIABLES = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "AZ_BATCH_HOST_LIST")
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the command.
+
+    Attributes:
+        round: Number of the round, counted from 0; runs of one round are compared with each other.
+        wall_s: Duration, with the start of the ranks by the launcher.
+        value: The figure of merit; None without a figure.
+        cpus: CPUs that each rank could use, in rank order.
+    """
+
+    round: int
+    wall_s: float
+    value: float | None = None
+    cpus: tuple[str, ...] = ()
+
+
+class Cell(msgspec.Struct, kw_only=True):
+    """All runs of one size of one variant.
+
+    Attributes:
+        error: Reason of the first failure; the cell is not run again after it.
+        notes: Facts that make the cell's figures doubtful.
+        line: Command line on this machine, for display.
+        mpi: MPI library of the ranks, if the check found one.
+    """
+
+    variant: str
+    ranks: int
+    nodes: int
+    problem_size: float
+    runs: list[Run] = []
+    error: str | None = None
+    hint: str | None = None
+    notes: list[str] = []
+    line: list[list[str]] = []
+    mpi: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.variant}\0{self.ranks}\0{self.nodes}"
+
+
+class _Runner:
+    """Runs the cells of one variant on its cluster."""
+
+    def __init__(self, spec: Spec, variant: Variant, cluster: Cluster) -> None:
+        self.spec, self.variant, self.cluster = spec, variant, cluster
+        self.is_torchrun = spec.launcher == "torchrun"
+
+    def request(self, size: Size) -> tuple[list[str], dict[str, Any]]:
+        """Command and options of `Cluster.run` for a size."""
+        nodes = list(self.cluster.nodes[: size.nodes])
+        argv = self.spec.argv(size, self.variant)
+        per_node = size.ranks_per_node
+        if self.is_torchrun:
+            argv, per_node = torchrun_argv(argv, nodes, per_node), 1
+        options: dict[str, Any] = {
+            "on": nodes,
+            "ranks_per_node": per_node,
+            "env": self.variant.env,
+            "cwd": self.spec.cwd,
+        }
+        return argv, {
+            **options,
+            "bind": self.variant.bind,
+            "rank_prefix": self._prefix(),
+            "expand_placeholders": True,
+        }
+
+    def _prefix(self) -> RankPrefix | None:
+        variant = self.variant
+        if variant.container is None:
+            return None
+        return command_line_prefix(
+            variant.container,
+            way=variant.way,
+            binds=variant.container_bind,
+            env=list(variant.env),
+            gpus=variant.container_gpus,
+        )
+
+    def check(self, size: Size) -> str | None:
+        """Check that the ranks form one MPI job; return the name of the library."""
+        if self.is_torchrun or size.ranks == 1 or not self.spec.checks_mpi:
+            return None
+        argv, options = self.request(size)
+        host = str({**self.spec.set, **self.variant.set}.get("program", _HOST_PROGRAMS.get(self.spec.launcher, "")))
+        return check_mpi(
+            self.cluster,
+            argv,
+            where=self.variant.container or "",
+            host_program=host or f"launcher {self.spec.launcher}, which starts no MPI jobs",
+            **options,
+        )
+
+    def run(self, size: Size, round_number: int) -> Run:
+        """Run the command once.
+
+        Raises:
+            PenstockError: A rank failed, the output lacks the figure, or the ranks do not form one job.
+        """
+        argv, options = self.request(size)
+        began = time.perf_counter()
+        exits = self.cluster.run(argv, timeout_s=self.spec.timeout_s, **options)
+        wall_s = time.perf_counter() - began
+        _raise_for_failure(exits)
+        outputs = [each.out.decode(errors="replace") + "\n" + each.err.decode(errors="replace") for each in exits]
+        if self.spec.world is not None:
+            _check_world(self.spec.world, outputs, size.ranks)
+        value = read_figure(self.spec.figure, outputs) if self.spec.figure is not None else None
+        return Run(round=round_number, wall_s=wall_s, value=value, cpus=tuple(each.cpus for each in exits))
+
+
+def _raise_for_failure(exits: list[Exit]) -> None:
+    bad = [each for each in exits if each.code != 0 or each.fault is not None]
+    if not bad:
+        return
+    first = min(bad, key=lambda each: each.fault is None)
+    more = f" (and {len(bad) - 1} more of {len(exits)} ranks)" if len(bad) > 1 else ""
+    fault = first.fault if isinstance(first.fault, PenstockError) else None
+    raise RankFailed(f"rank {first.rank} on {describe(first)}{more}", hint=fault.hint if fault else None)
+
+
+def _check_world(pattern: str, outputs: list[str], ranks: int) -> None:
+    found = read_worlds(pattern, outputs)
+    if not found:
+        raise ConfigError(f"world: {pattern!r} matches nothing in the output")
+    if set(found) != {ranks}:
+        worlds = ", ".join(map(str, sorted(set(found))))
+        every = f"{len(found)} ranks each report" if len(found) > 1 else "the command reports"
+        raise RankFailed(
+            f"{every} world size {worlds} instead of {ranks}: the ranks do not form one job",
+            hint="use the launcher of the MPI with which the command was built",
+        )
+
+
+def _opened(spec: Spec, variant: Variant) -> Cluster:
+    settings = {**spec.set, **variant.set}
+    launcher = spec.launcher
+    if launcher == "torchrun":
+        launcher = str(settings.pop("via", "local"))
+    if spec.nodes is not None:
+        settings["nodes"] = spec.nodes
+    elif launcher == "mpi" and not any(env.read().get(name) for name in _JOB_VARIABLES):
+        settings["nodes"] = "localhost"
+    elif launcher == "local":
+        settings.setdefault("nodes", max(size.nodes for size in spec.sizes(variant)))
+    return Cluster.open(launcher, settings)
+
+
+def _runners(spec: Spec, held: ExitStack) -> dict[str, _Runner]:
+    made = {}
+    for variant in spec.variant:
+        runner = _Runner(spec, variant, held.enter_context(_opened(spec, variant)))
+        wanted, have = max(size.nodes for size in spec.sizes(variant)), len(runner.cluster.nodes)
+        if wanted > have:
+            raise ConfigError(
+                f"nodes: {variant.name} needs {wanted} nodes, but the launcher has {have}",
+                hint="name more nodes with --nodes, or pass smaller --node-counts",
+            )
+        made[variant.name] = runner
+    return made
+
+
+def _cells(spec: Spec) -> list[tuple[Cell, Size]]:
+    """All cells: sizes from small to large, and within a size all variants."""
+    found = [
+        (Cell(variant=v.name, ranks=s.ranks, nodes=s.nodes, problem_size=spec.problem_size(s)), s)
+        for v in spec.variant
+        for s in spec.sizes(v)
+    ]
+    return sorted(found, key=lambda pair: (pair[1].ranks, pair[1].nodes))
+
+
+def command_lines(spec: Spec) -> list[Cell]:
+    """Cells with the command lines that `measure` would start, for `--dry-run`. Starts nothing."""
+    from penstock.protocols import RunRequest
+
+    with ExitStack() as held:
+        runners = _runners(spec, held)
+        cells = []
+        for cell, size in _cells(spec):
+            runner = runners[cell.variant]
+            argv, options = runner.request(size)
+            on: list[Node] = options.pop("on")
+            request = RunRequest(argv, on, timeout_s=spec.timeout_s, **options)
+            cell.line = [list(line) for line in runner.cluster.launcher.line(request)]
+            cells.append(cell)
+        return cells
+
+
+def measure(
+    spec: Spec,
+    *,
+    on_run: Callable[[Cell, Run | None, int, int], None] = lambda _cell, _run, _done, _total: None,
+    into: list[Cell] | None = None,
+) -> list[Cell]:
+    """Run the whole sweep.
+
+    Args:
+        on_run: Called after each run (None for a failed one) with the number of runs so far, and of all.
+        into: List that receives the cells before the first run, so that a caller has them after an interruption.
+    Raises:
+        ConfigError: The launcher, its nodes or a variant is not valid. Failures of runs are in their cells.
+    """
+    cells = [] if into is None else into
+    with ExitStack() as held:
+        runners = _runners(spec, held)
+        sized = _cells(spec)
+        cells += [cell for cell, _ in sized]
+        sizes = {cell.key: size for cell, size in sized}
+        _check_all(spec, runners, sized)
+        by_key = {cell.key: cell for cell in cells}
+        order = [key for _ in range(spec.warm_up) for key in by_key] + abba_order(list(by_key), spec.repeats)
+        for at, key in enumerate(order):
+            cell = by_key[key]
+            round_number = at // len(cells) - spec.warm_up
+            if cell.error is not None:
+                continue
+            run = None
+            try:
+                run = runners[cell.variant].run(sizes[key], round_number)
+            except PenstockError as error:
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                cell.error, cell.hint = str(error), error.hint
+            if run is not None and round_number >= 0:
+                cell.runs.append(run)
+                _note(cell, run)
+            on_run(cell, run, at + 1, len(order))
+    return cells
+
+
+def _check_all(spec: Spec, runners: dict[str, _Runner], sized: list[tuple[Cell, Size]]) -> None:
+    """Check MPI once per variant, at its smallest size with several ranks. A failure applies to all such sizes."""
+    for variant in spec.variant:
+        mine = [(cell, size) for cell, size in sized if cell.variant == variant.name and size.ranks > 1]
+        if not mine:
+            continue
+        try:
+            library = runners[variant.name].check(mine[0][1])
+        except RankFailed as error:
+            for cell, _ in mine:
+                cell.error, cell.hint = str(error), error.hint
+        else:
+            for cell, _ in mine:
+                cell.mpi = library
+
+
+def _note(cell: Cell, run: Run) -> None:
+    """Note a cell whose ranks share CPUs, because its figure is not that of an undisturbed rank."""
+    from penstock.cpu_binding import parse_cpus
+
+    per_node = cell.ranks // cell.nodes
+    first = [parse_cpus(text) for text in run.cpus[:per_node]]
+    together = len({cpu for cpus in first for cpu in cpus})
+    note = f"{per_node} ranks share {together} CPUs"
+    if first and all(first) and together < per_node and note not in cell.notes:
+        cell.notes.append(note)

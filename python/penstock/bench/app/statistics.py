@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Statistics of a scaling sweep: paired intervals, and fits of Amdahl's and Gustafson's laws. Pure functions.
+
+Runs are interleaved in rounds: every round runs each size and variant once. Ratios are computed within a round, so slow
+drift of the machine cancels.
+
+Sources: G. Amdahl, AFIPS 1967; J. Gustafson, Communications of the ACM 31(5), 1988.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+__all__ = ["Estimate", "amdahl", "bootstrap_rounds", "gustafson", "paired_ratio", "student_quantile"]
+
+_LEVEL = 0.95
+_RESAMPLES = 1000
+# 0.975 quantiles of Student's t for 1 to 10 degrees of freedom.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+_NORMAL = 1.959964
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A value with its 95 % interval. `low` and `high` are None for a single round."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def mapped(self, change: Callable[[float], float]) -> Estimate:
+        """The estimate of an increasing function of the value."""
+        low = None if self.low is None else change(self.low)
+        return Estimate(change(self.value), low, None if self.high is None else change(self.high))
+
+
+def student_quantile(freedom: int) -> float:
+    """0.975 quantile of Student's t, to 3 digits. Above 10 degrees of freedom by its expansion in 1/freedom
+    (Abramowitz and Stegun, 26.7.5).
+    """
+    if freedom <= len(_STUDENT):
+        return _STUDENT[freedom - 1]
+    z = _NORMAL
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:
+    """Geometric mean of `above[i] / below[i]`, with the t interval of its logarithm."""
+    logs = [math.log(a / b) for a, b in zip(above, below, strict=True)]
+    n = len(logs)
+    mean = math.fsum(logs) / n
+    if n < 2:
+        return Estimate(math.exp(mean))
+    spread = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (n - 1))
+    half = student_quantile(n - 1) * spread / math.sqrt(n)
+    return Estimate(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
+def amdahl(points: Sequence[tuple[float, float]]) -> float:
+    """Serial share s of Amdahl's law, T(q) = T(1) · (s + (1 - s) / q), with least relative squares.
+
+    Args:
+        points: Pairs of (q, seconds), where q is the number of ranks over the smallest one. At least two different q.
+    Returns:
+        A share from 0 to 1.
+    """
+    # T = a + b/q, weighted by 1/T², because timing errors are relative.
+    weights = [1 / t**2 for _, t in points]
+    total = math.fsum(weights)
+    x_mean = math.fsum(w / q for w, (q, _) in zip(weights, points, strict=True)) / total
+    t_mean = math.fsum(w * t for w, (_, t) in zip(weights, points, strict=True)) / total
+    across = math.fsum(w * (1 / q - x_mean) ** 2 for w, (q, _) in zip(weights, points, strict=True))
+    b = math.fsum(w * (1 / q - x_mean) * (t - t_mean) for w, (q, t) in zip(weights, points, strict=True)) / across
+    a = t_mean - b * x_mean
+    return min(1.0, max(0.0, a / (a + b))) if a + b > 0 else 1.0
+
+
+def gustafson(points: Sequence[tuple[float, float]]) -> float:
+    """Serial share s of Gustafson's law: scaled speed-up S(q) = q - s · (q - 1), with least relative squares.
+
+    Args:
+        points: Pairs of (q, scaled speed-up), with at least one q above 1.
+    Returns:
+        A share from 0 to 1.
+    """
+    weighed = [(1 / q**2, q, speed_up) for q, speed_up in points if q > 1]
+    above = math.fsum(w * (q - 1) * (q - speed_up) for w, q, speed_up in weighed)
+    return min(1.0, max(0.0, above / math.fsum(w * (q - 1) ** 2 for w, q, _ in weighed)))
+
+
+def bootstrap_rounds(
+    rounds: Sequence[Mapping[float, float]], fit: Callable[[Sequence[tuple[float, float]]], float], *, seed: int
+) -> Estimate:
+    """Fit the mean of all rounds, with a bootstrap percentile interval over rounds.
+
+    Args:
+        rounds: Values of each round by q. With fewer than five rounds, the interval is too narrow; callers say so.
+    """
+    value = fit(_means(rounds))
+    if len(rounds) < 2:
+        return Estimate(value)
+    draw = random.Random(seed)
+    found = sorted(fit(_means(draw.choices(rounds, k=len(rounds)))) for _ in range(_RESAMPLES))
+    cut = int((1 - _LEVEL) / 2 * _RESAMPLES)
+    return Estimate(value, found[cut], found[-1 - cut])
+
+
+def _means(rounds: Sequence[Mapping[float, float]]) -> list[tuple[float, float]]:
+    """Geometric mean of each q over the rounds."""
+    return [(q, math.exp(math.fsum(math.log(each[q]) for each in rounds) / len(rounds))) for q in sorted(rounds[0])]

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prints a scaling sweep as text: one table with bars per variant, the comparisons, and the verdicts. Not a verb."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.bench.app.run import Cell
+    from penstock.bench.app.statistics import Estimate
+    from penstock.bench.app.summary import CellSummary, Overhead, Summary, VariantSummary
+
+__all__ = ["print_lines", "print_summary"]
+
+_BAR = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def print_lines(cells: Sequence[Cell], *, as_json: bool) -> None:
+    """Print the command line of each cell, as `--dry-run` does."""
+    if as_json:
+        import msgspec
+
+        lines = [{"variant": c.variant, "ranks": c.ranks, "nodes": c.nodes, "line": c.line} for c in cells]
+        click.echo(msgspec.json.encode({"schema_version": 2, "cells": lines}))
+        return
+    for cell in cells:
+        click.echo(f"# {cell.variant}, {cell.ranks} ranks on {cell.nodes} nodes")
+        for line in cell.line:
+            click.echo(shlex.join(line))
+
+
+def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:
+    """Print the summary on stdout."""
+    from penstock.bench.app.summary import plural
+
+    for variant in summary.variants:
+        click.echo(f"{variant.variant} ({summary.scaling} scaling, {summary.quantity})")
+        for line in _table(variant, summary.quantity):
+            click.echo(line)
+        for sentence in variant.verdict:
+            click.echo(f"  {sentence}")
+    if summary.overheads:
+        click.echo(f"compared with {summary.overheads[0].base}, in time per step by {summary.overheads[0].quantity}")
+        for each in summary.overheads:
+            click.echo(f"  {each.variant}, {plural(each.ranks, 'rank')}: {each.sentence}{_start(each)}")
+    for note in (*summary.notes, *notes):
+        click.echo(f"note: {note}")
+
+
+def _start(each: Overhead) -> str:
+    """The cost in wall time, if a figure of merit decides the comparison."""
+    if each.quantity == "wall seconds":
+        return ""
+    wall = each.wall_cost
+    between = "" if wall.low is None or wall.high is None else f", {100 * wall.low:+.1f} to {100 * wall.high:+.1f} %"
+    return f"; whole run with its start {100 * wall.value:+.1f} %{between}"
+
+
+def _table(variant: VariantSummary, quantity: str) -> list[str]:
+    has_value = any(row.value is not None for row in variant.cells)
+    value = f"{quantity:>14}" if has_value else ""
+    lines = [f"  {'ranks':>5} {'nodes':>5} {'runs':>4}{value} {'wall':>9} {'speed-up':>8}  efficiency"]
+    lines += [_row(row, has_value=has_value) for row in variant.cells]
+    return lines
+
+
+def _row(row: CellSummary, *, has_value: bool) -> str:
+    head = f"  {row.ranks:>5} {row.nodes:>5} {row.runs:>4}"
+    if row.wall_s is None:
+        return f"{head}  failed: {row.error}" + (f"\n  {'':16} hint: {row.hint}" if row.hint else "")
+    value = (f"{row.value:>14.6g}" if row.value is not None else f"{'–':>14}") if has_value else ""
+    speed_up = f"{row.speed_up:>8.2f}" if row.speed_up is not None else f"{'–':>8}"
+    text = f"{head}{value} {row.wall_s:>7.2f} s {speed_up}  {_efficiency(row.efficiency)}"
+    cpus = f"  CPUs {' | '.join(row.cpus[:8])}" if any(row.cpus) else ""
+    after = [f"then failed: {row.error}"] if row.error else []
+    return text + cpus + "".join(f"  ({note})" for note in (*row.notes, *after))
+
+
+def _efficiency(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return f"{'':{_BAR}} –"
+    between = (
+        ""
+        if estimate.low is None or estimate.high is None or estimate.low == estimate.high
+        else f" ({100 * estimate.low:.1f} to {100 * estimate.high:.1f})"
+    )
+    return f"{bar(estimate.value)} {100 * estimate.value:.1f} %{between}"
+
+
+def bar(share: float) -> str:
+    """Draw a share as a bar of block characters; 1 fills it."""
+    eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)

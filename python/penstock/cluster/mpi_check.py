@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that the ranks of a launcher form one MPI job, natively or in a container.
+
+If the MPI of a container and that of the host's mpirun do not speak, every rank silently becomes a job of its own, with
+world size 1: the program runs, and all its figures are wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import RankFailed
+from penstock.node_program import node_program
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.cluster.cluster import Cluster
+
+__all__ = ["check_mpi"]
+
+_TIMEOUT_S = 60.0
+
+
+def check_mpi(
+    cluster: Cluster,
+    argv: Sequence[str],
+    *,
+    python: str = "",
+    where: str = "",
+    host_program: str = "mpirun",
+    **options: Any,
+) -> str | None:
+    """Start a small MPI program with the same launcher, prefix and ranks as the command `argv`.
+
+    Args:
+        python: Interpreter for the program on the node or in the container.
+        where: Name of the container, for the error.
+        host_program: The launcher's program, whose version the error contains.
+        options: Further arguments of `Cluster.run`, such as `on`, `ranks_per_node` and `rank_prefix`.
+    Returns:
+        Name of the MPI library; None if the command does not use MPI, or if the check cannot run (no Python).
+    Raises:
+        RankFailed: The ranks do not form one job.
+    """
+    program = node_program(Path(__file__).with_name("mpi_probe.py"))
+    exits = cluster.run([python or "python3", "-c", program, *argv], timeout_s=_TIMEOUT_S, **options)
+    found = [_answer(each.out) for each in exits]
+    answers = [each for each in found if each is not None]
+    if not answers:
+        return None
+    worlds = {each["world"] for each in answers}
+    if len(answers) == len(exits) and worlds == {len(exits)}:
+        return str(answers[0]["library"])
+    reported = ", ".join(map(str, sorted(worlds)))
+    place = f"the MPI of {where}" if where else "the command's MPI"
+    host = _version(host_program)
+    every = "every rank reports" if len(worlds) == 1 else "ranks report"
+    raise RankFailed(
+        f"{place} ({answers[0]['library']}) and the launcher ({host}) do not speak:"
+        f" {every} world size {reported} instead of {len(exits)}",
+        hint="use the same MPI family on both sides, for example --set program=mpiexec.hydra for MPICH,"
+        " --set srun=--mpi=pmix for srun, or --ways inside",
+    )
+
+
+def _answer(out: bytes) -> dict[str, Any] | None:
+    for line in reversed(out.decode(errors="replace").splitlines()):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            continue
+        return found if isinstance(found, dict) and "world" in found else None
+    return None
+
+
+def _version(program: str) -> str:
+    """First line of the launcher program's `--version`, with Hydra named."""
+    try:
+        done = subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return program
+    lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if lines and lines[0].startswith("HYDRA"):
+        version = next((line.split()[-1] for line in lines if line.startswith("Version")), "")
+        return f"{program}, MPICH's Hydra {version}".strip()
+    return f"{program}, {lines[0]}" if lines else program

@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests figures of merit, sweep files and the statistics of scaling. Issue 16, point 6."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import statistics
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.bench.app.figure import Figure, parse_figure, read_figure, read_worlds
+from penstock.bench.app.presets import PRESETS, prepare
+from penstock.bench.app.run import Cell, Run
+from penstock.bench.app.spec import Spec, Variant, load_spec, variants_of
+from penstock.bench.app.statistics import amdahl, bootstrap_rounds, gustafson, paired_ratio, student_quantile
+from penstock.bench.app.summary import summarise
+from penstock.errors import ConfigError, NotFound
+
+_GROMACS = "Performance:      123.456        0.194\n"
+_NS = r"ns/day=Performance:\s+([0-9.]+)"
+
+
+def test_figure_reads_the_group_of_the_named_expression():
+    assert read_figure(parse_figure(_NS), ["", _GROMACS]) == 123.456
+    assert parse_figure("a=b=(1)").pattern == "b=(1)"
+
+
+@pytest.mark.parametrize("text", ["Performance", "=x", " =x", "name=", "ns/day=("])
+def test_figure_that_is_not_name_and_expression_is_refused(text):
+    with pytest.raises(ConfigError, match="figure"):
+        parse_figure(text)
+
+
+def test_figure_that_matches_nothing_is_a_clear_error():
+    with pytest.raises(ConfigError, match=r"figure ns/day: .* matches nothing in 11 characters") as caught:
+        read_figure(parse_figure(_NS), ["hello", " world"])
+    assert "by hand" in caught.value.hint
+
+
+def test_figure_that_matches_twice_is_an_error_until_pick_allows_it():
+    output = [_GROMACS + _GROMACS.replace("123.456", "100")]
+    with pytest.raises(ConfigError, match=r"matches 2 times: 123.456, 100") as caught:
+        read_figure(parse_figure(_NS), output)
+    assert "--pick" in caught.value.hint
+    values = {pick: read_figure(parse_figure(_NS, pick), output) for pick in ("first", "last", "mean", "sum")}
+    assert values == pytest.approx({"first": 123.456, "last": 100.0, "mean": 111.728, "sum": 223.456})
+
+
+def test_figure_on_every_rank_points_to_separate_jobs():
+    with pytest.raises(ConfigError, match="matches 2 times, on 2 ranks") as caught:
+        read_figure(parse_figure(_NS), [_GROMACS, _GROMACS])
+    assert "one MPI job" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["x: nan", "x: -1", "x: 0", "x: inf", "x: two", "x: "])
+def test_figure_that_is_not_a_positive_number_is_refused(text):
+    with pytest.raises(ConfigError, match=r"not a number|finite number above 0"):
+        read_figure(parse_figure("x=x: (.*)"), [text])
+
+
+@given(st.floats(1e-6, 1e12), st.lists(st.sampled_from(["step 3", "", "rate:", "x"]), max_size=4))
+def test_figure_finds_its_number_between_other_lines(value, lines):
+    output = "\n".join([*lines, f"the rate is {value!r} now", *lines])
+    assert read_figure(Figure("r", r"^the rate is (\S+) now$"), [output]) == value
+
+
+def test_worlds_are_those_that_the_ranks_print():
+    assert read_worlds(r"on (\d+) procs", ["on 1 procs\n", "on 1 procs\n"]) == [1, 1]
+    assert read_worlds("on .* procs", ["nothing"]) == []
+    with pytest.raises(ConfigError, match="not a whole number"):
+        read_worlds("on (.*) procs", ["on two procs"])
+
+
+# ---------------------------------------------------------------- specs
+
+
+def _spec(**given):
+    return Spec(**{"command": ("x",), **given})
+
+
+def test_sizes_spread_ranks_over_nodes():
+    shown = lambda spec: [(s.ranks, s.nodes) for s in spec.sizes(spec.variant[0])]  # noqa: E731
+    assert shown(_spec(ranks=(4, 1, 2))) == [(1, 1), (2, 1), (4, 1)]
+    assert shown(_spec(ranks=(1, 2, 4, 8), ranks_per_node=2)) == [(1, 1), (2, 1), (4, 2), (8, 4)]
+    assert shown(_spec(ranks=(2, 4), node_counts=(1, 2))) == [(2, 1), (2, 2), (4, 1), (4, 2)]
+    assert shown(_spec(ranks=(1, 4), node_counts=(2,))) == [(4, 2)]
+    with pytest.raises(ConfigError, match="none of 3 fits in equal parts on 2 nodes"):
+        _spec(ranks=(3,), node_counts=(2,)).sizes(Variant(name="native"))
+
+
+def test_placeholders_are_replaced_in_each_argument():
+    spec = _spec(
+        command=("md", "-n={ranks}/{nodes}", "{size}", "{ranks_per_node} {x}"), ranks=(2, 8), ranks_per_node=4, size=10
+    )
+    weak = Spec(command=spec.command, ranks=(2, 8), ranks_per_node=4, size=10, scaling="weak")
+    small, large = spec.sizes(spec.variant[0])
+    assert spec.argv(large, spec.variant[0]) == ["md", "-n=8/2", "10", "4 {x}"]
+    assert weak.argv(small, spec.variant[0])[2] == "10"
+    assert weak.argv(large, spec.variant[0])[2] == "40"
+    assert _spec(command=("{size}",), size=0.5).argv(small, spec.variant[0]) == ["0.5"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"command": ()}, "command"),
+        ({"ranks": ()}, "ranks"),
+        ({"ranks": (2, 2)}, "different"),
+        ({"ranks": (0,)}, "at least 1"),
+        ({"repeats": 0}, "repeats"),
+        ({"timeout_s": 0}, "timeout-s"),
+        ({"variant": (Variant(name="a"), Variant(name="a"))}, "different names"),
+        ({"variant": ()}, "at least one"),
+    ],
+)
+def test_spec_that_is_not_valid_names_its_key(given, message):
+    with pytest.raises(ConfigError, match=message):
+        _spec(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"container": "image.sif"}, "is not RUNTIME:IMAGE"),
+        ({"container": "lxc:image"}, "is not RUNTIME:IMAGE"),
+        ({"bind": "socket"}, "bind: `socket`"),
+        ({"ranks_per_node": 0}, "ranks-per-node"),
+    ],
+)
+def test_variant_that_is_not_valid_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        Variant(name="v", **given)
+
+
+def test_variants_of_flags_cross_ways_and_bindings():
+    made = variants_of("charliecloud:/i", ("host-mpirun", "inside"), ("none", "core"), container_bind=("/a:/b",))
+    assert [(v.name, v.bind, v.way, v.container is not None) for v in made] == [
+        ("native, none", "none", "host-mpirun", False),
+        ("charliecloud, host mpirun, none", "none", "host-mpirun", True),
+        ("charliecloud, mpirun inside, none", "none", "inside", True),
+        ("native, core", "core", "host-mpirun", False),
+        ("charliecloud, host mpirun, core", "core", "host-mpirun", True),
+        ("charliecloud, mpirun inside, core", "core", "inside", True),
+    ]
+
+
+def test_sweep_file_has_the_flags_as_keys(tmp_path):
+    file = tmp_path / "sweep.toml"
+    file.write_text(
+        'command = ["md", "{size}"]\nlauncher = "mpi"\nranks = [1, 2]\nranks-per-node = 2\ntimeout = "5min"\n'
+        "[figure]\nname = 'ns/day'\npattern = 'P: (\\d+)'\nkind = 'step-rate'\n"
+        '[[variant]]\nname = "far"\nbind = "cpus:0"\n[variant.env]\nX = "1"\n[[variant]]\nname = "near"\nranks-per-node = 1\n'
+    )
+    spec = load_spec(file)
+    assert (spec.timeout_s, spec.ranks_per_node, spec.figure.kind) == (300.0, 2, "step-rate")
+    assert [(v.name, v.bind, v.env, v.ranks_per_node) for v in spec.variant] == [
+        ("far", "cpus:0", {"X": "1"}, None),
+        ("near", None, {}, 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "command"),
+        ("command = ['x']\nrank = [1]", "rank"),
+        ("command = 'x'", "command"),
+        ("command = ['x']\nranks = ['a']", "ranks"),
+        ("command = [", "sweep.toml"),
+        ("command = ['x']\n[figure]\nname = 'a'\npattern = '('", "regular expression"),
+        ("command = ['x']\n[[variant]]\nname = 'a'\nway = 'outside'", "way"),
+    ],
+)
+def test_sweep_file_that_is_not_valid_is_named(tmp_path, text, message):
+    file = tmp_path / "sweep.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_spec(file)
+    assert "sweep.toml" in str(caught.value)
+    with pytest.raises(NotFound, match="does not exist"):
+        load_spec(tmp_path / "none.toml")
+
+
+# ---------------------------------------------------------------- statistics
+
+
+@given(st.floats(0, 1), st.lists(st.integers(1, 64), min_size=2, max_size=6, unique=True))
+def test_fits_recover_the_serial_share(share, counts):
+    times = [(float(q), 7.0 * (share + (1 - share) / q)) for q in counts]
+    assert amdahl(times) == pytest.approx(share, abs=1e-6)
+    scaled = [(float(q), q - share * (q - 1)) for q in {1, *counts}]
+    assert gustafson(scaled) == pytest.approx(share, abs=1e-9)
+
+
+def test_fits_stay_shares_for_faster_than_linear_and_for_slower_runs():
+    assert amdahl([(1, 10.0), (2, 4.0)]) == 0.0
+    assert amdahl([(1, 10.0), (2, 14.0)]) == 1.0
+    assert gustafson([(1, 1.0), (2, 2.5)]) == 0.0
+
+
+def test_student_quantile_agrees_with_tables():
+    table = {1: 12.706, 4: 2.776, 10: 2.228, 11: 2.201, 15: 2.131, 30: 2.042, 120: 1.980}
+    for freedom, value in table.items():
+        assert student_quantile(freedom) == pytest.approx(value, abs=0.003)
+    assert all(a > b for a, b in pairwise(student_quantile(n) for n in range(1, 40)))
+
+
+def test_paired_ratio_cancels_drift():
+    drift = [1.0, 1.5, 2.5, 4.0]
+    found = paired_ratio([2 * d for d in drift], drift)
+    assert (found.value, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
+    single = paired_ratio([3.0], [2.0])
+    assert (single.value, single.low, single.high) == (1.5, None, None)
+
+
+def test_paired_interval_contains_the_truth_at_its_level():
+    draw = random.Random(4)
+    inside = 0
+    for _ in range(400):
+        logs = [draw.gauss(math.log(1.1), 0.05) for _ in range(4)]
+        found = paired_ratio([math.exp(x) for x in logs], [1.0] * 4)
+        inside += found.low <= 1.1 <= found.high
+    assert 0.92 <= inside / 400 <= 0.98
+
+
+def test_bootstrap_interval_contains_the_fit():
+    draw = random.Random(1)
+    rounds = [{q: draw.gauss(1, 0.02) * (0.1 + 0.9 / q) for q in (1.0, 2.0, 4.0)} for _ in range(8)]
+    found = bootstrap_rounds(rounds, amdahl, seed=0)
+    assert found.low < found.value < found.high
+    assert 0.05 < found.value < 0.15
+
+
+# ---------------------------------------------------------------- summaries
+
+
+def _measured(spec, value_of, noise=0.0):
+    """Cells of a spec whose runs have the value `value_of(ranks, variant)`, with seeded noise."""
+    draw = random.Random(3)
+    cells = []
+    for variant in spec.variant:
+        for size in spec.sizes(variant):
+            values = [value_of(size.ranks, variant.name) * draw.gauss(1, noise) for _ in range(spec.repeats)]
+            runs = [Run(round=r, wall_s=1.0, value=v, cpus=("0",) * size.ranks) for r, v in enumerate(values)]
+            cells.append(Cell(variant=variant.name, ranks=size.ranks, nodes=size.nodes, problem_size=1, runs=runs))
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("scaling", "kind", "value_of"),
+    [
+        ("strong", "total-rate", lambda ranks: 100 * ranks / (0.9 + 0.1 * ranks)),
+        ("strong", "step-rate", lambda ranks: 100 * ranks / (0.9 + 0.1 * ranks)),
+        ("strong", "seconds", lambda ranks: 0.1 + 0.9 / ranks),
+        ("weak", "total-rate", lambda ranks: ranks - 0.1 * (ranks - 1)),
+        ("weak", "step-rate", lambda ranks: (ranks - 0.1 * (ranks - 1)) / ranks),
+        ("weak", "seconds", lambda ranks: ranks / (ranks - 0.1 * (ranks - 1))),
+    ],
+)
+def test_summary_efficiency_and_fit_follow_the_law(scaling, kind, value_of):
+    spec = _spec(ranks=(1, 2, 4), scaling=scaling, repeats=5, figure=Figure("f", "(x)", kind=kind))
+    found = summarise(spec, _measured(spec, lambda ranks, _: value_of(ranks), noise=1e-4)).variants[0]
+    wanted = {1: 1.0, 2: 1 / 1.1 if scaling == "strong" else 0.95, 4: 1 / 1.3 if scaling == "strong" else 0.925}
+    assert {c.ranks: c.efficiency.value for c in found.cells} == pytest.approx(wanted, rel=1e-3)
+    assert found.fit.law == ("Amdahl" if scaling == "strong" else "Gustafson")
+    assert found.fit.serial_share.value == pytest.approx(0.1, abs=2e-3)
+    assert found.fit.deviation < 0.01
+    text = "\n".join(found.verdict)
+    assert re.search(r"efficiency (76\.9|92\.5) % \(.* at 4 ranks, relative to 1", text)
+    assert ("at most 10 times faster" in text or "at most 9.9" in text or "at most 10." in text) == (
+        scaling == "strong"
+    )
+
+
+def test_summary_law_that_misses_says_so():
+    spec = _spec(ranks=(1, 2, 4, 8), repeats=3, figure=Figure("f", "(x)", kind="seconds"))
+    seconds = {1: 8.0, 2: 4.0, 4: 2.0, 8: 3.0}
+    found = summarise(spec, _measured(spec, lambda ranks, _: seconds[ranks])).variants[0]
+    text = "\n".join(found.verdict)
+    assert "the fastest size is 4 ranks; more are slower" in text
+    assert "so another limit matters" in text
+    assert "below 80.0 % from 8 ranks on" in text
+
+
+@pytest.mark.parametrize(
+    ("cost", "noise", "words"),
+    [
+        (1.0, 0.004, "no difference shown, ≤ "),
+        (1.2, 0.004, "costs "),
+        (0.8, 0.004, "saves "),
+        (1.02, 0.1, "no difference"),
+    ],
+)
+def test_summary_overhead_of_a_container_in_words(cost, noise, words):
+    variants = variants_of("charliecloud:/i", ("host-mpirun",), ())
+    spec = _spec(repeats=6, figure=Figure("f", "(x)", kind="seconds"), variant=variants)
+    cells = _measured(spec, lambda _ranks, name: cost if name.startswith("charlie") else 1.0, noise=noise)
+    [overhead] = summarise(spec, cells).overheads
+    assert overhead.sentence.startswith(words)
+    assert overhead.cost.low < cost - 1 < overhead.cost.high
+    assert overhead.is_shown == (words in ("costs ", "saves "))
+
+
+def test_summary_failed_cell_keeps_its_reason_and_the_rest():
+    spec = _spec(ranks=(1, 2, 4), repeats=3)
+    cells = _measured(spec, lambda _ranks, _name: 1.0)
+    cells[1].runs, cells[1].error = [], "rank 0 on n0: exit code 3: no memory"
+    found = summarise(spec, cells)
+    assert found.failed == 1
+    assert [c.error for c in found.variants[0].cells] == [None, "rank 0 on n0: exit code 3: no memory", None]
+    assert found.variants[0].cells[2].efficiency is not None
+
+
+def test_summary_without_runs_or_with_one_size_does_not_judge():
+    spec = _spec(ranks=(1, 2))
+    cells = _measured(spec, lambda _ranks, _name: 1.0)
+    for cell in cells:
+        cell.runs, cell.error = [], "broken"
+    assert summarise(spec, cells).variants[0].verdict == ("no size ran, so there is no scaling to judge",)
+    cells[0].runs, cells[0].error = [Run(round=0, wall_s=1.0)], None
+    assert "only one number of ranks ran" in summarise(spec, cells).variants[0].verdict[0]
+
+
+# ---------------------------------------------------------------- presets
+
+
+def test_preset_figures_read_the_programs_own_lines():
+    # The line of LAMMPS in the units `lj` and `real`, of GROMACS, and of tf_cnn_benchmarks.
+    lammps = (
+        "Loop time of 1.4 on 4 procs for 100 steps with 32000 atoms\n\nPerformance: 30856.6 tau/day, 71.4 timesteps/s\n"
+    )
+    real = "Performance: 2.5 ns/day, 9.6 hours/ns, 14.9 timesteps/s, 476.8 katom-step/s\n"
+    assert read_figure(PRESETS["lammps-lj"].figure, [lammps]) == 71.4
+    assert read_figure(PRESETS["lammps-rhodo"].figure, [real]) == 14.9
+    assert read_worlds(PRESETS["lammps-lj"].world, [lammps]) == [4]
+    assert read_figure(PRESETS["gromacs"].figure, [_GROMACS]) == 123.456
+    assert (
+        read_figure(PRESETS["tf-cnn"].figure, ["1\timages/sec: 9.0 +/- 0.0 (jitter = 0.0)\ntotal images/sec: 145.08\n"])
+        == 145.08
+    )
+
+
+def test_preset_input_is_complete(tmp_path):
+    ready = prepare("lammps-lj", (), tmp_path, {}, is_native=False)
+    assert ready.command[2] == f"{tmp_path}/in.lj-melt"
+    assert "0.8442" in (tmp_path / "in.lj-melt").read_text()
+    prepare("hoomd-hexagon", (), tmp_path, {}, is_native=False)
+    compile((tmp_path / "hexagon.py").read_text(), "hexagon.py", "exec")
+
+
+def test_preset_hexagons_do_not_overlap_at_the_published_fraction():
+    """The lattice of the hexagon preset: 1024² particles at packing fraction 0.7, whose flat sides face each other."""
+    area = 3 * math.sqrt(3) / 8 / 0.7
+    step = math.sqrt(area * 2 / math.sqrt(3))
+    assert step > 2 * 0.433012701892219
+    assert (3 * math.sqrt(3) / 8) / (step * step * math.sqrt(3) / 2) == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "kind", "message"),
+    [
+        ("lammps-lj", ("x",), ConfigError, "has its own command"),
+        ("tf-cnn", (), ConfigError, "needs the command"),
+        ("lammps-rhodo", (), NotFound, "LAMMPS_BENCH, which is not set"),
+    ],
+)
+def test_preset_that_cannot_run_says_why(tmp_path, name, command, kind, message):
+    with pytest.raises(kind, match=message):
+        prepare(name, command, tmp_path, {}, is_native=False)
+
+
+def test_preset_without_its_module_names_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(NotFound, match="hoomd is not installed") as caught:
+        prepare("hoomd-hexagon", (), tmp_path, {}, is_native=True)
+    assert "conda-forge" in caught.value.hint
+
+
+def test_statistics_median_of_runs_is_reported():
+    spec = _spec(repeats=3)
+    cells = _measured(spec, lambda _r, _n: 1.0)
+    cells[0].runs = [Run(round=r, wall_s=w) for r, w in enumerate((1.0, 5.0, 2.0))]
+    assert summarise(spec, cells).variants[0].cells[0].wall_s == statistics.median((1.0, 5.0, 2.0))

@@ -3,6 +3,7 @@
 
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -271,6 +272,11 @@ def start(*arguments):
     )
 
 
+def _workers(process):
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_run_completes_with_the_same_bytes(tmp_path, number):
     settings = ["--images", "1500", "--classes", "10", "--shards", "30", "--size", "64x48", "--median-bytes", "2500"]
@@ -290,7 +296,7 @@ def test_killed_run_completes_with_the_same_bytes(tmp_path, number):
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130), err
     # After SIGKILL, the workers notice the end of their parent within a second. multiprocessing has one more process.
     deadline = time.monotonic() + 10
-    while any(Path("/proc", pid).exists() for pid in workers):
+    while any(Path("/proc", str(pid)).exists() for pid in workers):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     if number == signal.SIGINT:
@@ -305,6 +311,66 @@ def test_killed_run_completes_with_the_same_bytes(tmp_path, number):
     assert all(p.stat().st_mtime_ns == was for p, was in before.items())
     generate(tmp_path / "whole", spec, jobs=1)
     assert contents(out) == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("kind", ["tar", "folder"])
+def test_run_killed_before_its_first_shard_completes(tmp_path, monkeypatch, kind):
+    spec = small(format=kind, validation=4)
+    prepare, calls_left = images.prepare_folder, []
+
+    def killed(out, names):
+        prepare(out, names)
+        calls_left.pop()
+        if not calls_left:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(images, "prepare_folder", killed)
+    for stop in range(1, 4):
+        calls_left[:] = range(stop)
+        with pytest.raises(KeyboardInterrupt):
+            generate(tmp_path / "out", spec, jobs=1)
+    monkeypatch.undo()
+    generate(tmp_path / "out", spec, jobs=1)
+    generate(tmp_path / "whole", spec, jobs=1)
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_killed_process_of_the_pool_is_reported_and_the_rest_is_kept(tmp_path):
+    settings = ["--images", "1500", "--classes", "10", "--shards", "30", "--size", "64x48", "--median-bytes", "2500"]
+    out = tmp_path / "out"
+    process = start(out, *settings, "--jobs", "2")
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("train/train-*"))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(max(_workers(process)), signal.SIGKILL)
+    stdout, err = process.communicate(timeout=30)
+    assert (process.returncode, stdout) == (3, "")
+    assert "1 of 2 processes that write images ended unexpectedly" in err
+    assert "hint: check the memory" in err
+    spec = ImageSpec(images=1500, classes=10, shards=30, width=64, height=48, median_bytes=2500)
+    assert 0 < generate(out, spec, jobs=2).written < 1500
+    assert len(examples(out)) == 1500
+
+
+@pytest.mark.needs_root
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_full_disk_is_named_and_whole_shards_are_kept(tmp_path, jobs):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=192k", "none", disk], check=True)
+    try:
+        spec = small(images=100, shards=10)
+        with pytest.raises(errors.NoSpace, match="no space left on the disk") as caught:
+            generate(disk / "out", spec, jobs=jobs)
+        assert str(disk) in str(caught.value)
+        assert not list(disk.rglob(f"{PART_PREFIX}*"))
+        assert {len(_native.decode_tfrecord(p.read_bytes())) for p in disk.glob("out/train/*")} == {10}
+        subprocess.run(["mount", "-o", "remount,size=2m", disk], check=True)
+        assert 0 < generate(disk / "out", spec, jobs=jobs).written < 100
+        assert len(examples(disk / "out")) == 100
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 # ---------------------------------------------------------------- broken images, bad input

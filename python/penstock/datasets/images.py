@@ -21,7 +21,7 @@ from penstock.datasets.files import prepare_folder, write_atomically
 from penstock.datasets.image_classes import ImageClass
 from penstock.datasets.image_plan import ImageSpec, Split, Task
 from penstock.datasets.image_shards import Record, encode, end_of_shard, shard_files, write_file
-from penstock.errors import ConfigError, Corrupt, RankFailed
+from penstock.errors import ConfigError, Corrupt, SystemFault
 from penstock.extras import require
 from penstock.parent_death import end_with_parent
 
@@ -80,7 +80,7 @@ def generate(
     Args:
         out: Folder; created if missing. It must be empty or contain only this dataset.
         spec: Settings.
-        jobs: Number of processes; by default one per processor. With more than 1, a script must call this function
+        jobs: Number of processes; by default one per processor that this process may use. With more than 1, a script must call this function
             below `if __name__ == "__main__"`, as for every use of `multiprocessing`.
         progress: Called with (bytes written, records done) several times per second.
 
@@ -89,9 +89,9 @@ def generate(
 
     Raises:
         ConfigError: The folder contains other files, or a dataset with other settings.
-        NoSpace, Denied, SystemFault: The folder cannot be written; complete shards remain for the next run.
+        NoSpace, Denied, SystemFault: The folder cannot be written, or a process ended unexpectedly; complete shards
+            remain for the next run.
         MissingPackage: Pillow is not installed.
-        RankFailed: A process ended unexpectedly.
     """
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs: must be at least 1 (got {jobs})")
@@ -103,16 +103,16 @@ def generate(
     total = expected(spec).records
     to_write = sum(missing[task] * _per_file(spec, task) for task in unfinished)
     if unfinished:
-        if manifest is not None:
-            _refuse_different(out, manifest["made_with"], _made_with())
-        _write_manifest(out, spec, tasks, is_complete=False)
+        _refuse_different(out, manifest["made_with"], _made_with())
+        if manifest["complete"]:
+            _write_manifest(out, spec, [], is_complete=False)
 
     def report(size_bytes: int, records: int) -> None:
         if progress is not None:
             progress(size_bytes, total - to_write + records)
 
     report(0, 0)
-    processes = min(jobs or os.cpu_count() or 1, len(unfinished))
+    processes = min(jobs or len(os.sched_getaffinity(0)), len(unfinished))
     if processes > 1:
         _in_processes(out, spec, unfinished, processes, report)
     else:
@@ -121,7 +121,7 @@ def generate(
             for size in _write(out, spec, task):
                 size_bytes, records = size_bytes + size, records + 1
                 report(size_bytes, records)
-    if unfinished or not manifest or not manifest["complete"]:
+    if unfinished or not manifest["complete"]:
         _write_manifest(out, spec, tasks, is_complete=True)
     stored = sum(path.stat().st_size for task in tasks for path in _paths(out, spec, task))
     return _summary(spec, to_write, stored)
@@ -145,14 +145,16 @@ def _summary(spec: ImageSpec, written: int, stored: int) -> Summary:
 # ---------------------------------------------------------------- the folder and its manifest
 
 
-def _prepare(out: Path, spec: ImageSpec) -> dict[str, Any] | None:
+def _prepare(out: Path, spec: ImageSpec) -> dict[str, Any]:
     """Create the folders, remove what a killed run left, and check that the folder has no other content. Return the
-    manifest of an earlier run.
+    manifest of an earlier run, or a new one.
     """
     manifest = _read_manifest(out)
     if manifest is not None:
         _refuse_different(out, manifest["settings"], spec.settings())
     prepare_folder(out, {MANIFEST, *spec.splits} if manifest is not None else set())
+    if manifest is None:  # first, so that a run killed here can be completed, too
+        manifest = _write_manifest(out, spec, [], is_complete=False)
     for split in spec.splits:
         if spec.format != "folder":
             tasks = [task for task in spec.tasks() if task.split == split]
@@ -201,8 +203,10 @@ def _made_with() -> dict[str, str]:
     return {"numpy": np.__version__, "pillow": PIL.__version__, "libjpeg": str(features.version("jpg"))}
 
 
-def _write_manifest(out: Path, spec: ImageSpec, tasks: list[Task], *, is_complete: bool) -> None:
-    """Write `dataset.json`. It contains nothing that depends on the run, so that its bytes are reproducible, too."""
+def _write_manifest(out: Path, spec: ImageSpec, tasks: list[Task], *, is_complete: bool) -> dict[str, Any]:
+    """Write `dataset.json`, and return it. It contains nothing that depends on the run, so that its bytes are
+    reproducible, too.
+    """
     splits: dict[str, Any] = {}
     for split in spec.splits:
         copies = spec.copies_of(split)
@@ -234,6 +238,7 @@ def _write_manifest(out: Path, spec: ImageSpec, tasks: list[Task], *, is_complet
         ],
     }
     write_atomically(out / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+    return manifest
 
 
 def _broken(spec: ImageSpec) -> Iterator[dict[str, Any]]:
@@ -346,8 +351,9 @@ def _in_processes(
                 future.result()
             report(size_bytes.value, records.value)
     except BrokenProcessPool as error:
-        raise RankFailed(
-            f"{out}: a process that writes images ended unexpectedly",
+        raise SystemFault(
+            f"{out}: 1 of {processes} processes that write images ended unexpectedly",
+            where=str(out),
             hint="check the memory and the system log; the same command continues with fewer --jobs",
         ) from error
     finally:

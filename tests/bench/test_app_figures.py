@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.bench.app.cells import Cell, Run
 from penstock.bench.app.figure import Figure, parse_figure, read_figure, read_worlds
 from penstock.bench.app.presets import PRESETS, prepare
-from penstock.bench.app.run import Cell, Run
 from penstock.bench.app.spec import Spec, Variant, load_spec, variants_of
 from penstock.bench.app.statistics import amdahl, bootstrap_rounds, gustafson, paired_ratio, student_quantile
 from penstock.bench.app.summary import summarise

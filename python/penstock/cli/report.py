@@ -56,6 +56,9 @@ def command(
             )
         _of_comparison(path, output or path / "report.html")
         return
+    if (path / "scaling.json").is_file():
+        _of_scaling(path, output or path / "report.html", pictures, picture_format, csv_file, as_json=as_json)
+        return
     import msgspec
 
     from penstock.bench.importers.read_any import read_any
@@ -105,3 +108,24 @@ def _of_comparison(folder: Path, page: Path) -> None:
 
     write_page(read(folder / "comparison.json"), page)
     click.echo(str(page))
+
+
+def _of_scaling(
+    folder: Path, page: Path, pictures: Path | None, picture_format: str, csv_file: Path | None, *, as_json: bool
+) -> None:
+    """Page of a sweep of `bench app`. Its JSON document is the file itself."""
+    from penstock.bench.app.document import load
+    from penstock.errors import ConfigError
+    from penstock.report.document import write_whole
+    from penstock.report.scaling_page import scaling_charts, scaling_page
+
+    if csv_file or as_json:
+        raise ConfigError(f"{folder}: a scaling sweep supports only an HTML page; its data is in scaling.json")
+    found = load(folder)
+    write_whole(scaling_page(found), page)
+    click.echo(str(page))
+    if pictures is not None:
+        from penstock.report.image_export import export_images
+
+        for file in export_images(scaling_charts(found.summary), pictures, picture_format):
+            click.echo(str(file))

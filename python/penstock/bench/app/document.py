@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.bench.app.run import Cell  # noqa: TC001 - msgspec reads the annotation
+from penstock.bench.app.cells import Cell  # noqa: TC001 - msgspec reads the annotation
 from penstock.bench.app.summary import Summary  # noqa: TC001 - as above
 from penstock.bench.results import Provenance, provenance, refuse_newer, spec_hash, whole_file
 from penstock.errors import Corrupt

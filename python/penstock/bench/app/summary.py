@@ -14,7 +14,7 @@ from penstock.bench.app.statistics import Estimate, amdahl, bootstrap_rounds, gu
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.bench.app.run import Cell, Run
+    from penstock.bench.app.cells import Cell, Run
     from penstock.bench.app.spec import Spec
 
 __all__ = ["CellSummary", "Fit", "Overhead", "Summary", "VariantSummary", "plural", "summarise"]

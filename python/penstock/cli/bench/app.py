@@ -14,7 +14,7 @@ from penstock.cli.parameters import SECONDS, Several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.bench.app.run import Cell, Run
+    from penstock.bench.app.cells import Cell, Run
     from penstock.bench.app.spec import Spec
 
 __all__ = ["command"]

@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.bench.app.run import Cell
+    from penstock.bench.app.cells import Cell
     from penstock.bench.app.statistics import Estimate
     from penstock.bench.app.summary import CellSummary, Overhead, Summary, VariantSummary
 

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs and cells of a scaling sweep, as stored in its document."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Cell", "Run"]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of the command.
+
+    Attributes:
+        round: Number of the round, counted from 0; runs of one round are compared with each other.
+        wall_s: Duration, with the start of the ranks by the launcher.
+        value: The figure of merit; None without a figure.
+        cpus: CPUs that each rank could use, in rank order.
+    """
+
+    round: int
+    wall_s: float
+    value: float | None = None
+    cpus: tuple[str, ...] = ()
+
+
+class Cell(msgspec.Struct, kw_only=True):
+    """All runs of one size of one variant.
+
+    Attributes:
+        error: Reason of the first failure; the cell is not run again after it.
+        notes: Facts that make the cell's figures doubtful.
+        line: Command line on this machine, for display.
+        mpi: MPI library of the ranks, if the check found one.
+    """
+
+    variant: str
+    ranks: int
+    nodes: int
+    problem_size: float
+    runs: list[Run] = []
+    error: str | None = None
+    hint: str | None = None
+    notes: list[str] = []
+    line: list[list[str]] = []
+    mpi: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.variant}\0{self.ranks}\0{self.nodes}"

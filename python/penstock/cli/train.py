@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -35,6 +35,17 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     return settings
 
 
+def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> tuple[int, ...] | None:
+    """Parse `ranks=1,2,4`."""
+    if given is None:
+        return None
+    name, _, numbers = given.partition("=")
+    found = [text.strip() for text in numbers.split(",")]
+    if name.strip() != "ranks" or not all(text.isdigit() and int(text) > 0 for text in found):
+        raise click.BadParameter(f"`{given}` is not a list of numbers of ranks, such as ranks=1,2,4")
+    return tuple(int(text) for text in found)
+
+
 @click.command(name="train")
 @click.argument("workload")
 @click.option(
@@ -60,6 +71,22 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     show_default=True,
     help="Number of processes on this node, under torchrun.",
 )
+@click.option(
+    "--scale",
+    metavar="ranks=N,N",
+    callback=_ranks,
+    help="Measure how the training scales over these numbers of ranks on this node.",
+)
+@click.option(
+    "--scaling",
+    type=click.Choice(["weak", "strong"]),
+    default="weak",
+    show_default=True,
+    help="With --scale: weak has the same batch per rank at every size, strong the same global batch.",
+)
+@click.option(
+    "--repeats", type=click.IntRange(1), default=3, show_default=True, help="With --scale: runs of every size, in turn."
+)
 @click.option("--batch-size", type=click.IntRange(1), help="Number of samples per step and rank.  [default: 4]")
 @click.option(
     "--global-batch", type=click.IntRange(1), help="Number of samples per step over all ranks, instead of --batch-size."
@@ -72,7 +99,7 @@ def _setting(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...
     "--warm-up",
     "warm_up_steps",
     type=click.IntRange(0),
-    help="Steps at the start of an epoch or turn that rates exclude.  [default: 1; 5 with --compare-synthetic]",
+    help="Steps at the start of an epoch or turn that rates exclude.  [default: 1; 5 with --compare-synthetic or --scale]",
 )
 @click.option(
     "--turn-steps",
@@ -186,6 +213,9 @@ def command(
     synthetic: bool,
     warm_up_steps: int | None,
     ranks: int,
+    scale: tuple[int, ...] | None,
+    scaling: Literal["weak", "strong"],
+    repeats: int,
     batch_size: int | None,
     global_batch: int | None,
     settings: dict[str, Any],
@@ -207,6 +237,7 @@ def command(
     penstock train cosmoflow --data s3://cosmo/train/ --accelerator a100
     penstock train cosmoflow --synthetic --steps 50
     penstock train cosmoflow --data s3://cosmo/train/ --compare-synthetic
+    penstock train cosmoflow --synthetic --scale ranks=1,2,4 --scaling strong
 
     Under torchrun or srun this process is the rank that the launcher started, and --ranks is ignored.
     """  # noqa: D301 - click reads the \b, and not its spelling
@@ -224,12 +255,18 @@ def command(
     if batch_size is not None and global_batch is not None:
         raise ConfigError("--batch-size and --global-batch cannot be combined", hint="give only one of them")
     here = launchers.detect(env.read())
+    if scale is not None and (here.world > 1 or output_format != "human"):
+        raise ConfigError(
+            "--scale starts ranks itself, so it supports neither a launcher's ranks nor --format tf_cnn",
+            hint="for several nodes, use penstock bench app -- penstock train ...",
+        )
+    ranks = min(scale) if scale is not None else ranks
     world = here.world if here.world > 1 else ranks
     size = global_batch or (batch_size or 4) * world
     if synthetic or data is None:
         data = f"dummy://{(rest['steps'] or _SYNTHETIC_STEPS) * size}"
     if warm_up_steps is None:
-        warm_up_steps = _TURN_WARM_UP if rest["compare_synthetic"] else 0
+        warm_up_steps = _TURN_WARM_UP if rest["compare_synthetic"] or scale is not None else 0
         if output_format == "tf_cnn":
             from penstock.train.tf_cnn_lines import WARM_UP_STEPS
 
@@ -246,6 +283,11 @@ def command(
         runs=None if no_save else output,
         **rest,
     )
+    if scale is not None:
+        from penstock.cli.train_scaling import run_scaling
+
+        run_scaling(spec, scale, scaling=scaling, repeats=repeats, output=None if no_save else output, as_json=as_json)
+        return
     printer = ProgressPrinter(price_tier)
     if here.world > 1:
         from penstock.cli import signals

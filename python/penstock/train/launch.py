@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.train.source import FeedFactory
     from penstock.train.spec import TrainSpec
 
-__all__ = ["run", "run_as_rank"]
+__all__ = ["run", "run_as_rank", "run_under_torchrun"]
 
 _POLL_S = 0.1
 # Time from SIGTERM to SIGKILL when torchrun ends its ranks. torchrun then needs some seconds; all end within 10 s.
@@ -83,7 +83,7 @@ def run(
         return run_as_rank(spec, here, source=source, report=report)
     if source is not None:
         raise ConfigError("a custom source supports only one rank")
-    return _under_torchrun(spec, report)
+    return run_under_torchrun(spec, report)
 
 
 def run_as_rank(
@@ -136,7 +136,8 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
 # ---------------------------------------------------------------- under torchrun
 
 
-def _under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
+def run_under_torchrun(spec: TrainSpec, report: Report | None) -> dict[str, Any]:
+    """Run the ranks of a spec in processes of their own on this node; return the result of rank 0."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:

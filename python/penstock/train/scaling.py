@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weak and strong scaling of a training over ranks of this node, with repeats in turn.
+
+Each run is a training of its own under torchrun, also that of one rank. The statistics, the fits and the document are
+those of `penstock bench app`, which measures the same over several nodes with any launcher.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.bench import machine_card
+from penstock.bench.app.cells import Cell, Run
+from penstock.bench.app.document import Document, document
+from penstock.bench.app.figure import Figure
+from penstock.bench.app.spec import Spec
+from penstock.bench.app.summary import summarise
+from penstock.bench.interleaved import abba_order
+from penstock.errors import ConfigError, PenstockError
+from penstock.train.launch import run_under_torchrun
+from penstock.train.source import DUMMY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.bench.app.spec import Scaling
+    from penstock.train.progress import Report
+    from penstock.train.spec import TrainSpec
+
+__all__ = ["measure_scaling", "sized_spec"]
+
+
+def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) -> TrainSpec:
+    """Return the training of one size: with weak scaling, the global batch grows with the ranks.
+
+    Args:
+        spec: The training on `fewest` ranks.
+
+    Raises:
+        ConfigError: The global batch does not divide into equal parts.
+    """
+    batch = spec.global_batch * ranks // fewest if scaling == "weak" else spec.global_batch
+    if (spec.global_batch * ranks) % fewest or batch % ranks:
+        raise ConfigError(
+            f"a global batch of {batch} cannot be divided equally among {ranks} ranks",
+            hint=f"use a --global-batch that is a multiple of {ranks}",
+        )
+    data = spec.data
+    if data.startswith(f"{DUMMY}://"):  # as many steps at every size
+        data = f"{DUMMY}://{int(data.partition('://')[2]) * batch // spec.global_batch}"
+    outputs = {"runs": None, "trace": None, "mllog": None}
+    return msgspec.structs.replace(spec, ranks=ranks, global_batch=batch, data=data, **outputs).check()
+
+
+def measure_scaling(
+    spec: TrainSpec,
+    ranks: Sequence[int],
+    *,
+    scaling: Scaling,
+    repeats: int,
+    report: Report | None = None,
+    on_run: Callable[[int, int, float | None, str | None], None] | None = None,
+) -> Document:
+    """Train at each number of ranks, `repeats` times in turn; return the document with efficiencies and verdict.
+
+    The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the others go on. Unless
+    `spec.threads` is set, every rank of every size uses as many threads as one of the most ranks can have.
+
+    Args:
+        spec: The training on the fewest ranks.
+        on_run: Called after each run with the number of the run, its ranks, its samples/s, or its error.
+
+    Raises:
+        ConfigError: The numbers of ranks are not valid, or the training cannot be measured.
+    """
+    if spec.compare_synthetic or spec.checkpoint is not None or spec.validation is not None:
+        raise ConfigError(
+            "a scaling measurement supports neither checkpoints nor validation nor a comparison with synthetic data"
+        )
+    cores = machine_card.read().cores
+    if spec.threads is None and spec.accelerator is None:
+        spec = msgspec.structs.replace(spec, threads=max(1, cores // max(ranks)))
+    sweep = Spec(
+        command=("penstock", "train", spec.workload, "--ranks", "{ranks}", "--global-batch", "{size}"),
+        ranks=tuple(ranks),
+        scaling=scaling,
+        size=spec.global_batch,
+        repeats=repeats,
+        warm_up=0,
+        # The figure is read from the result, and the expression shows where a command line has it.
+        figure=Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name="samples/s"),
+        seed=spec.seed,
+    )
+    variant = sweep.variant[0]
+    sizes = {str(size.ranks): size for size in sweep.sizes(variant)}
+    cells = {
+        name: Cell(variant=variant.name, ranks=size.ranks, nodes=1, problem_size=sweep.problem_size(size))
+        for name, size in sizes.items()
+    }
+    for number, name in enumerate(abba_order(list(sizes), repeats)):
+        cell = cells[name]
+        if cell.error is not None:
+            continue
+        rate: float | None = None
+        began_s = time.perf_counter()
+        try:
+            one = sized_spec(spec, cell.ranks, fewest=min(ranks), scaling=scaling)
+            record = run_under_torchrun(one, report)
+        except PenstockError as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            cell.error, cell.hint = str(error), error.hint
+        else:
+            rate = record["steady_samples_per_s"] or record["samples_per_s"]
+            wall_s = time.perf_counter() - began_s
+            cell.runs.append(Run(round=number // len(sizes), wall_s=wall_s, value=rate))
+        if on_run is not None:
+            on_run(number + 1, cell.ranks, rate, cell.error)
+    threads = spec.threads or 1
+    if not spec.device.startswith("cuda"):
+        for cell in cells.values():
+            if cell.ranks * threads > cores and spec.accelerator is None:
+                cell.notes.append(f"{cell.ranks} ranks of {threads} threads share {cores} cores")
+    notes = [f"{spec.workload} on {spec.data}, {threads} threads per rank"]
+    found = list(cells.values())
+    return document(sweep, found, summarise(sweep, found), label=spec.label, notes=notes)

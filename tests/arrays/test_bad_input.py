@@ -105,6 +105,28 @@ def test_wrong_sample_count_in_the_binary_header_is_named(segy):
     assert penstock.arrays.open(whole, samples=60).shape == (10, 14, 60)
 
 
+def test_trace_headers_that_all_keep_the_count_of_a_longer_trace_are_ignored(segy, tmp_path):
+    """As in the published F3 volume: traces were cut to 75 samples, but their headers state 462."""
+    path = segy(samples_=noise((140, 75)), fields={115: ("u2", 462)})
+    opened = penstock.arrays.open(path)
+    assert opened.shape == (10, 14, 75)
+    assert "the trace headers state 462 samples, but the file has 75 per trace" in opened.attrs["warning"]
+    convert(path, tmp_path / "a.zarr")
+    convert(tmp_path / "a.zarr", tmp_path / "b.sgy")
+    assert (tmp_path / "b.sgy").read_bytes() == path.read_bytes()
+
+
+def test_extended_headers_of_revision_0_are_found(segy):
+    """Revision 0 has none, but programs write them: they begin like a stanza, or only with them the size fits."""
+    stanza = b"((OGP:P1))".ljust(3200)
+    # 6,400 bytes are 16 traces of 40 samples, so only the text shows that they are headers.
+    for extended, samples in ((stanza * 2, 40), (bytes(6400), 60)):
+        path = segy(samples_=noise((140, samples)), revision=0, binary={3505: ("i2", 2)})
+        data = path.read_bytes()
+        path.write_bytes(data[:3600] + extended + data[3600:])
+        assert penstock.arrays.open(path).shape == (10, 14, samples)
+
+
 def test_traces_of_different_lengths_are_refused(segy):
     counts = np.full(140, 60)
     counts[99] = 58
@@ -115,8 +137,10 @@ def test_traces_of_different_lengths_are_refused(segy):
 def test_traces_without_samples_and_unknown_formats_are_refused(segy):
     with pytest.raises(Corrupt, match="states 0 samples per trace"):
         penstock.arrays.open(segy(binary={3221: ("u2", 0)}))
-    with pytest.raises(Corrupt, match="state sample format 4"):
+    with pytest.raises(Unsupported, match=r"sample format 4 \(fixed point with gain"):
         penstock.arrays.open(segy(binary={3225: ("u2", 4)}))
+    with pytest.raises(Corrupt, match="state sample format 77, which does not exist"):
+        penstock.arrays.open(segy(binary={3225: ("u2", 77)}))
 
 
 def test_sample_interval_of_zero_numbers_the_samples(segy):

@@ -85,6 +85,37 @@ impl Fields<'_> {
     fn u64(&self, at: usize) -> u64 {
         u64::from_be_bytes(self.bytes(at))
     }
+
+    /// Major revision. Some programs write it as a 16-bit number, so 0.1 is revision 1. Revision 0 does not assign these
+    /// bytes, so they may have any other value.
+    fn major(&self) -> u8 {
+        match (self.binary[300], self.binary[301]) {
+            (major @ 1..=2, _) | (0, major @ 1..=2) => major,
+            _ => 0,
+        }
+    }
+
+    /// Size of a trace's headers in bytes; None if the number of additional headers is negative. Revision 2.0 states the
+    /// number in 32 bits. Revision 2.1 states it in the first 16 of them, and programs do this for 2.0, too.
+    fn header_bytes(&self) -> Option<u64> {
+        let additional = match (self.major(), self.i16(306), self.u32(306)) {
+            (0 | 1, ..) => 0,
+            (_, 0, count) if self.binary[301] == 0 => u64::from(count),
+            (_, count, _) => u64::try_from(count).ok()?,
+        };
+        Some(TRACE_HEADER as u64 * (1 + additional))
+    }
+
+    /// Revision 0 has no extended headers, but programs write them. They exist if only they make the size that of whole
+    /// traces.
+    fn revision_0_has_extended(&self, count: i16, size: u64, trace_bytes: u64) -> bool {
+        let body = size - Layout::HEADERS;
+        let Some(without) = u64::try_from(count).ok().and_then(|count| body.checked_sub(TEXT_HEADER as u64 * count))
+        else {
+            return false;
+        };
+        count > 0 && !body.is_multiple_of(trace_bytes) && without.is_multiple_of(trace_bytes)
+    }
 }
 
 impl Layout {
@@ -113,8 +144,7 @@ impl Layout {
         let Some(format) = SampleFormat::of_code(code) else {
             return corrupt(format!("has sample format {code}, which is not one of 1–3, 5–12, 15 and 16"));
         };
-        let revision = (binary[300], binary[301]);
-        let is_second = revision.0 >= 2;
+        let is_second = fields.major() == 2;
         let samples = match (overrides.samples, is_second.then(|| fields.u32(68)).filter(|&samples| samples > 0)) {
             (Some(samples), _) => samples,
             (None, Some(samples)) => samples.into(),
@@ -128,7 +158,18 @@ impl Layout {
             true => extended_interval,
             false => f64::from(fields.u16(16)),
         };
-        let stated = i64::from(if revision.0 >= 1 { fields.i16(304) } else { 0 });
+        let Some(header_bytes) = fields.header_bytes() else {
+            return corrupt("states a negative number of additional trace headers (bytes 3507–3508)".to_owned());
+        };
+        let Some(trace_bytes) =
+            samples.checked_mul(format.size() as u64).and_then(|bytes| bytes.checked_add(header_bytes))
+        else {
+            return corrupt(format!("states {} samples per trace, which is too many", with_separators(samples)));
+        };
+        let stated = match (fields.major(), fields.i16(304)) {
+            (0, count) if !fields.revision_0_has_extended(count, size, trace_bytes) => 0,
+            (_, count) => i64::from(count),
+        };
         let extended_headers = match (extended_headers, u64::try_from(stated)) {
             (Some(count), _) | (None, Ok(count)) => count,
             (None, Err(_)) => {
@@ -137,23 +178,10 @@ impl Layout {
                 ));
             }
         };
-        let additional = match is_second.then(|| fields.u32(306) as i32) {
-            Some(count) if count < 0 => {
-                return corrupt(format!("states {count} additional trace headers (want 0 or more)"));
-            }
-            Some(count) => count as u64,
-            None => 0,
-        };
-        let header_bytes = TRACE_HEADER as u64 * (1 + additional);
         let after_headers = Self::HEADERS + TEXT_HEADER as u64 * extended_headers;
         let first_trace = match is_second.then(|| fields.u64(320)) {
             Some(first) if first > after_headers && first < size => first,
             _ => after_headers,
-        };
-        let Some(trace_bytes) =
-            samples.checked_mul(format.size() as u64).and_then(|bytes| bytes.checked_add(header_bytes))
-        else {
-            return corrupt(format!("states {} samples per trace, which is too many", with_separators(samples)));
         };
         let Some(body) = size.checked_sub(first_trace) else {
             let (want, have) = (with_separators(first_trace), with_separators(size));
@@ -181,7 +209,7 @@ impl Layout {
         Ok(Self {
             size,
             byte_order: fields.order,
-            revision,
+            revision: (binary[300], binary[301]),
             format: code,
             dtype: format.dtype().name().to_owned(),
             samples,
@@ -195,11 +223,12 @@ impl Layout {
         })
     }
 
-    /// True if the number of extended headers is variable: the last one must be found by its end stanza.
-    pub fn has_variable_headers(headers: &[u8], overrides: &Overrides, place: &str) -> Result<bool> {
-        let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok(false) };
+    /// Number of extended headers that the binary header states, and whether the file's revision has this field. -1 is a
+    /// variable number: the last header must be found by its end stanza.
+    pub fn stated_extended(headers: &[u8], overrides: &Overrides, place: &str) -> Result<(i16, bool)> {
+        let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok((0, false)) };
         let fields = Fields { binary, order: order_of(headers, overrides, place)? };
-        Ok(binary[300] >= 1 && fields.i16(304) == -1)
+        Ok((fields.i16(304), fields.major() > 0))
     }
 
     /// The sample format.
@@ -243,6 +272,10 @@ fn order_of(headers: &[u8], overrides: &Overrides, place: &str) -> Result<ByteOr
                 true => "; its first 400 bytes look like a binary header, so the text header is missing",
                 false => "",
             };
+            if [stated, stated.swap_bytes()].contains(&4) {
+                let what = format!("sample format 4 (fixed point with gain, obsolete since revision 1) of {place}");
+                return Err(Error::Unsupported { what, by: "the SEG-Y reader".to_owned() });
+            }
             Err(Error::corrupt(
                 place,
                 format!("is not SEG-Y: bytes 3225–3226 state sample format {stated}, which does not exist{advice}"),
@@ -283,6 +316,41 @@ mod tests {
         ];
         let found = Layout::parse(&headers(&binary), 3600 + 280_480, &Overrides::default(), None, "p").unwrap();
         assert_eq!((found.samples, found.interval, found.header_bytes, found.traces), (70_000, 0.5, 480, 1));
+    }
+
+    /// Writers disagree on the size of the field at bytes 3507–3510.
+    #[test]
+    fn test_layout_counts_additional_headers_in_16_and_32_bits() {
+        let cases: [(&[u8], &[u8], u64); 4] = [
+            (&[2, 1], &[0, 1, 0, 0], 480),
+            (&[2, 1], &[0, 1, 0, 3], 480),
+            (&[2, 0], &[0, 1, 0, 0], 480),
+            (&[2, 0], &[0, 0, 0, 1], 480),
+        ];
+        for (revision, count, want) in cases {
+            let binary = [(3501, revision), (3507, count)];
+            let found = Layout::parse(&headers(&binary), 3600 + 3 * 520, &Overrides::default(), None, "p").unwrap();
+            assert_eq!((found.header_bytes, found.traces), (want, 3));
+        }
+        let binary = [(3501, &[2u8, 1][..]), (3507, &[0x80, 0, 0, 0])];
+        let error = Layout::parse(&headers(&binary), 5160, &Overrides::default(), None, "p").unwrap_err();
+        assert!(error.to_string().contains("negative number of additional trace headers"), "{error}");
+    }
+
+    #[test]
+    fn test_layout_of_revision_0_finds_extended_headers_by_the_size() {
+        let parse =
+            |binary: &[(usize, &[u8])], size| Layout::parse(&headers(binary), size, &Overrides::default(), None, "p");
+        let extended = parse(&[(3505, &[0, 2])], 3600 + 6400 + 5 * 280).unwrap();
+        assert_eq!((extended.extended_headers, extended.first_trace, extended.traces), (2, 10_000, 5));
+        // Without a revision, the bytes may have any value.
+        let unassigned = parse(&[(3505, &[0, 2])], 3600 + 30 * 280).unwrap();
+        assert_eq!((unassigned.extended_headers, unassigned.traces), (0, 30));
+        let unassigned =
+            parse(&[(3501, &[36, 37]), (3505, &[0x80, 38]), (3507, &[1, 2, 3, 4])], 3600 + 30 * 280).unwrap();
+        assert_eq!((unassigned.header_bytes, unassigned.traces), (240, 30));
+        let integer = parse(&[(3501, &[0, 1]), (3505, &[0, 1])], 3600 + 3200 + 280).unwrap();
+        assert_eq!((integer.extended_headers, integer.traces), (1, 1));
     }
 
     proptest! {

@@ -66,16 +66,26 @@ impl SegyReader {
         };
         let headers = bytes(0, Layout::HEADERS.min(meta.size)).await?;
         let mut extended = None;
-        if headers.len() as u64 == Layout::HEADERS && Layout::has_variable_headers(&headers, overrides, &place)? {
-            let mut count = 0;
-            while extended.is_none() && count < MAX_EXTENDED {
-                let start = Layout::HEADERS + TEXT_HEADER as u64 * count;
-                if start + TEXT_HEADER as u64 > meta.size {
-                    break;
+        let (stated, is_assigned) = match headers.len() as u64 == Layout::HEADERS {
+            true => Layout::stated_extended(&headers, overrides, &place)?,
+            false => (0, false),
+        };
+        let has_room = Layout::HEADERS + TEXT_HEADER as u64 <= meta.size;
+        let is_stanza = stated != 0 && has_room && is_stanza(&bytes(Layout::HEADERS, STANZA.len() as u64).await?);
+        match stated {
+            -1 => {
+                let mut count = 0;
+                while extended.is_none() && count < MAX_EXTENDED {
+                    let start = Layout::HEADERS + TEXT_HEADER as u64 * count;
+                    if start + TEXT_HEADER as u64 > meta.size {
+                        break;
+                    }
+                    count += 1;
+                    extended = is_last_stanza(&bytes(start, TEXT_HEADER as u64).await?).then_some(count);
                 }
-                count += 1;
-                extended = is_last_stanza(&bytes(start, TEXT_HEADER as u64).await?).then_some(count);
             }
+            1.. if !is_assigned && is_stanza => extended = Some(stated as u64),
+            _ => {}
         }
         let layout = Layout::parse(&headers, meta.size, overrides, extended, &place)?;
         Ok(Self { store, object, place, layout, policy, stats: FetchStats::default() })
@@ -211,12 +221,22 @@ fn exceptions_of(words: &[u8], order: ByteOrder, trace: u64, first: u64, found: 
     }
 }
 
-/// True if an extended text header contains the stanza `((SEG: EndText))`, in ASCII or EBCDIC.
+/// How the text of a stanza begins.
+const STANZA: &[u8] = b"((";
+
+/// True if these bytes begin a stanza, in ASCII or EBCDIC.
+fn is_stanza(header: &[u8]) -> bool {
+    header == STANZA || header == [0x4d, 0x4d]
+}
+
+/// True if an extended text header contains the stanza `((SEG: EndText))`, in ASCII or EBCDIC. Case and spaces do not
+/// matter.
 fn is_last_stanza(header: &[u8]) -> bool {
-    let ascii = b"((SEG: EndText))";
-    // `((SEG: EndText))` in EBCDIC (code page 037).
-    let ebcdic = [0x4d, 0x4d, 0xe2, 0xc5, 0xc7, 0x7a, 0x40, 0xc5, 0x95, 0x84, 0xe3, 0x85, 0xa7, 0xa3, 0x5d, 0x5d];
-    header.windows(16).any(|bytes| bytes.eq_ignore_ascii_case(ascii) || bytes == ebcdic)
+    let ascii: Vec<u8> = header.iter().filter(|&&byte| byte != b' ').map(u8::to_ascii_uppercase).collect();
+    // In EBCDIC (code page 037), 0x40 is a space, and the bit that makes letters upper case.
+    let ebcdic: Vec<u8> = header.iter().filter(|&&byte| byte != 0x40).map(|byte| byte | 0x40).collect();
+    let end = [0x4d, 0x4d, 0xe2, 0xc5, 0xc7, 0x7a, 0xc5, 0xd5, 0xc4, 0xe3, 0xc5, 0xe7, 0xe3, 0x5d, 0x5d];
+    ascii.windows(15).any(|bytes| bytes == b"((SEG:ENDTEXT))") || ebcdic.windows(15).any(|bytes| bytes == end)
 }
 
 async fn read_range(store: &dyn Store, object: &ObjectRef, start: u64, len: u64, deadline: Deadline) -> Result<Bytes> {
@@ -224,4 +244,19 @@ async fn read_range(store: &dyn Store, object: &ObjectRef, start: u64, len: u64,
         return Ok(Bytes::new());
     }
     read(store, object, ByteRange::new(start, len), deadline).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_last_stanza_is_found_in_any_spelling() {
+        let ebcdic = [0x4d, 0x4d, 0xe2, 0xc5, 0xc7, 0x7a, 0x40, 0xc5, 0x95, 0x84, 0xe3, 0x85, 0xa7, 0xa3, 0x5d, 0x5d];
+        for text in [&b"((SEG: EndText))"[..], b"..((  seg: endTEXt  ))..", &ebcdic] {
+            assert!(is_last_stanza(text), "{text:?}");
+        }
+        assert!(!is_last_stanza(b"((SEG: EndTexts))"));
+        assert!(!is_last_stanza(b"((SEG"));
+    }
 }

@@ -28,7 +28,7 @@ EXCEPTION = np.dtype([("trace", "<u8"), ("sample", "<u8"), ("word", "<u4")])
 """An IBM word that float32 cannot represent exactly."""
 
 _LOOK_TRACES = 64
-"""Number of traces whose samples are checked for a sample format that contradicts the header (IBM or IEEE)."""
+"""Number of traces that are read to check the statements of the binary header."""
 
 
 class SegyFile:
@@ -57,7 +57,7 @@ class SegyFile:
         self.layout: dict[str, Any] = json.loads(self.core.layout())
         self.dtype = np.dtype(self.layout["dtype"])
         self.header_dtype = trace_dtype(self.layout["byte_order"], self.layout["header_bytes"])
-        self._check_first_trace()
+        self.header_samples = self._find_header_samples()
         if format is None:
             self._check_format()
 
@@ -133,9 +133,8 @@ class SegyFile:
             self.core, self.location.url, fields, threads=threads, progress=progress, variables=self.location.variables
         )
         counts = found["samples"]
-        wrong = np.flatnonzero(
-            (counts != 0) & (counts != min(self.samples, 0xFFFF)) & (counts != self.samples & 0xFFFF)
-        )
+        right = {0, min(self.samples, 0xFFFF), self.samples & 0xFFFF, self.header_samples} - {None}
+        wrong = np.flatnonzero(~np.isin(counts, sorted(right)))
         if len(wrong) and self.overrides["samples"] is None:
             trace = int(wrong[0])
             raise Unsupported(
@@ -146,18 +145,34 @@ class SegyFile:
             )
         return found
 
-    def _check_first_trace(self) -> None:
+    def _find_header_samples(self) -> int | None:
+        """Sample count in the trace headers if it contradicts the binary header; None if it agrees.
+
+        Programs that cut traces often leave the old count in the trace headers. The binary header is right if the file
+        contains only whole traces of its length, but not of the other length, and headers at this distance repeat the
+        other count.
+        """
         if not self.traces or self.overrides["samples"] is not None:
-            return
-        first = self.raw_headers(np.zeros(1, dtype=np.uint64)).reshape(-1).view(self.header_dtype)
-        stated = int(first["samples"][0])
-        if stated not in (0, self.samples, self.samples & 0xFFFF, min(self.samples, 0xFFFF)):
-            raise Corrupt(
-                f"{self.location.url}: the binary header states {self.samples:,} samples per trace, but the first "
-                f"trace header states {stated:,}",
-                where=self.location.url,
-                hint=f"pass samples={self.samples} or samples={stated}, whichever is correct",
-            )
+            return None
+        stated = int(self._stated_samples(np.zeros(1, dtype=np.uint64))[0])
+        if stated in (0, self.samples, self.samples & 0xFFFF, min(self.samples, 0xFFFF)):
+            return None
+        size = (self.layout["trace_bytes"] - self.layout["header_bytes"]) // self.samples
+        other = self.layout["header_bytes"] + stated * size
+        body = self.layout["size"] - self.layout["first_trace"]
+        if not self.layout["trailing_bytes"] and body % other:
+            numbers = np.linspace(0, self.traces - 1, _LOOK_TRACES).astype(np.uint64)
+            if (self._stated_samples(np.unique(numbers)) == stated).all():
+                return stated
+        raise Corrupt(
+            f"{self.location.url}: the binary header states {self.samples:,} samples per trace, but the first "
+            f"trace header states {stated:,}",
+            where=self.location.url,
+            hint=f"pass samples={self.samples} or samples={stated}, whichever is correct",
+        )
+
+    def _stated_samples(self, traces: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self.raw_headers(traces).reshape(-1).view(self.header_dtype)["samples"]
 
     def _check_format(self) -> None:
         """Reject IBM samples under a header that states IEEE, and IEEE samples under a header that states IBM.
@@ -286,8 +301,15 @@ def open_segy(
         "traces": file.traces, "duplicate_traces": len(geometry.duplicates),
         "missing_traces": int((geometry.trace_index < 0).sum()), "map": ",".join(str(key) for key in keys),
     }  # fmt: skip
+    warnings = []
     if file.overrides["format"] is None and file.layout["interval"] <= 0:
-        attrs["warning"] = "the sample interval is 0: the last dimension has sample numbers"
+        warnings.append("the sample interval is 0: the last dimension has sample numbers")
+    if file.header_samples is not None:
+        warnings.append(
+            f"the trace headers state {file.header_samples:,} samples, but the file has {file.samples:,} per trace"
+        )
+    if warnings:
+        attrs["warning"] = "; ".join(warnings)
     return Array(backend, name="amplitude", dims=dims, coords=coords, attrs=attrs, headers=backend.headers)
 
 

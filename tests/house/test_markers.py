@@ -12,6 +12,8 @@ import pytest
 
 from tests import conftest
 
+pytestmark = pytest.mark.slow
+
 CONFTEST = Path(__file__).resolve().parent.parent / "conftest.py"
 
 

@@ -31,6 +31,7 @@ def difference(one, other):
     return np.linalg.norm(one - other) / np.linalg.norm(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("float64", 1e-13)])
 def test_backward_propagation_is_the_transpose_of_forward_propagation(precision, limit):
     model = layered((61, 61), 0.01)

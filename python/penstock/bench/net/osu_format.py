@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-from penstock.bench.net.plan import OSU_NAMES
 from penstock.errors import Corrupt
 
 __all__ = ["OsuRow", "OsuTable", "osu_header", "osu_line", "parse_osu"]
@@ -110,7 +109,7 @@ def parse_osu(text: str) -> list[OsuTable]:
 
     def end() -> None:
         if title is not None and columns:
-            tables.append(_table(title, columns, rows))
+            tables.append(_table(title, rows))
 
     for number, line in enumerate(text.splitlines(), start=1):
         line = line[:_MAX_LINE].rstrip()
@@ -119,6 +118,10 @@ def parse_osu(text: str) -> list[OsuTable]:
             title, columns, rows = found, [], []
         elif title is not None and not columns and _HEAD.match(line):
             columns = [_COLUMNS.get(re.sub(r"\s", "", name).lower(), name) for name in _split_titles(line)]
+            if "value" not in columns:
+                raise Corrupt(
+                    f"output of an OSU program, line {number}: no column of latencies or bandwidths: {line[:100]}"
+                )
         elif (columns and line[:1].isdigit()) or (columns and columns[0] == "value" and line.strip()[:1].isdigit()):
             rows.append(_row(columns, line, number))
     end()
@@ -156,11 +159,8 @@ def _row(columns: list[str], line: str, number: int) -> OsuRow:
         raise Corrupt(f"output of an OSU program, line {number}: not a row of numbers: {line[:100]}") from None
 
 
-def _table(title: re.Match[str], columns: list[str], rows: list[OsuRow]) -> OsuTable:
+def _table(title: re.Match[str], rows: list[OsuRow]) -> OsuTable:
     name = title["title"].strip()
     operation = next((key for key, known in _TITLES.items() if known == name), name)
     unit = "MB/s" if operation in ("bw", "bibw") or "Bandwidth" in name else "us"
-    if "value" not in columns:
-        raise Corrupt(f"output of an OSU program: table `{name}` has no column of latencies or bandwidths")
-    assert operation in OSU_NAMES or operation == name
     return OsuTable(operation, name, title["version"] or "", unit, tuple(rows))

@@ -96,6 +96,11 @@ def _fits(result: NetResult) -> dict[str, LineFit]:
                 points.append((row.size_bytes, row.value / 1e6))
         points += [(row.size_bytes, row.out_of_place.time_us / 1e6) for row in table.nccl_rows() if row.out_of_place]
         points = [(size, time) for size, time in points if time > 0]
+        if table.operation in ("bw", "bibw") and points:
+            # The rate of a stream: without the sizes that are limited by the time of each message.
+            peak = max(size / time for size, time in points)
+            large = [(size, time) for size, time in points if size / time >= peak / 2]
+            points = large if len(large) >= 3 else points
         if len({size for size, _ in points}) >= 3:
             found[table.program] = fit_line([size for size, _ in points], [time for _, time in points])
     return found

@@ -219,6 +219,7 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
         )
     if launcher == "mpi" and nodes is None and "nodes" not in settings and not _in_batch_job():
         nodes = "localhost"
+    programs = _programs(plan, given)
     table = NetTable(silent=given["as_json"], full=given["full"])
     with opened(launcher, nodes, given["on"], given["settings"]) as cluster:
         a_node = _ranks_per_node(given["ranks"], len(cluster.nodes))
@@ -228,9 +229,9 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
             on_message=table.message,
         )  # fmt: skip
         table.end(result)
-        _run_installed(result, cluster, a_node, table, given)
+        is_complete = _run_installed(programs, result, cluster, a_node, table, given)
     _deliver(result, table, given)
-    return 0
+    return 0 if is_complete else 1
 
 
 def _in_batch_job() -> bool:
@@ -255,29 +256,55 @@ def _ranks_per_node(ranks: int | None, nodes: int) -> int:
     return ranks // nodes
 
 
-def _run_installed(result: NetResult, cluster: Cluster, a_node: int, table: Any, given: dict[str, Any]) -> None:
-    """Run the installed programs of the convention, and add their tables to the result."""
-    from penstock.bench.net.installed import compare_tables, find_programs, run_program
+def _programs(plan: NetPlan, given: dict[str, Any]) -> dict[str, str]:
+    """Installed programs of the convention that can run beside our tests: operation -> path."""
+    from penstock.bench.net.installed import find_programs
     from penstock.errors import ConfigError
 
-    plan = result.plan
-    folder = given["osu_dir"] if plan.convention == "osu" else given["nccl_tests_dir"]
-    if plan.backend == "gloo" or (plan.convention == "osu" and plan.backend != "mpi"):
-        if folder is not None:
-            raise ConfigError(
-                f"{folder}: its programs use {'MPI' if plan.convention == 'osu' else 'NCCL'}, and cannot be compared with "
-                f"backend {plan.backend}",
-                hint="set --launcher mpi or --launcher slurm" if plan.convention == "osu" else "set --backend nccl",
+    folder, other = given["osu_dir"], given["nccl_tests_dir"]
+    if plan.convention == "nccl":
+        folder, other = other, folder
+    if other is not None:
+        raise ConfigError(
+            f"{other}: has programs of the other convention, and a run has one convention ({plan.convention})",
+            hint="set --convention, and run the two conventions one after the other",
+        )
+    if plan.backend == ("mpi" if plan.convention == "osu" else "nccl"):
+        return find_programs(plan, folder)
+    if folder is not None:
+        raise ConfigError(
+            f"{folder}: its programs use {'MPI' if plan.convention == 'osu' else 'NCCL'}, and cannot be compared with "
+            f"backend {plan.backend}",
+            hint="set --launcher mpi or --launcher slurm" if plan.convention == "osu" else "set --backend nccl",
+        )
+    return {}
+
+
+def _run_installed(
+    programs: dict[str, str], result: NetResult, cluster: Cluster, a_node: int, table: Any, given: dict[str, Any]
+) -> bool:
+    """Run installed programs, and add their tables to the result; return whether all succeeded."""
+    from penstock.bench.net.installed import compare_tables, run_program
+    from penstock.cli.app import print_error
+    from penstock.errors import PenstockError
+
+    is_complete = True
+    for operation, path in programs.items():
+        try:
+            theirs, text = run_program(
+                result.plan, operation, path, cluster, ranks_per_node=a_node, timeout_s=given["timeout"]
             )
-        return
-    for operation, path in find_programs(plan, folder).items():
-        theirs, text = run_program(plan, operation, path, cluster, ranks_per_node=a_node, timeout_s=given["timeout"])
+        except PenstockError as error:  # our own figures are complete, and must not be lost
+            print_error(error)
+            is_complete = False
+            continue
         result.tables.append(theirs)
         ours = result.table(operation)
         if not given["as_json"]:
             click.echo(text, nl=False)
         if ours is not None:
             table.compared(theirs.program, path, compare_tables(ours, theirs))
+    return is_complete
 
 
 def _deliver(result: NetResult, table: Any, given: dict[str, Any]) -> None:

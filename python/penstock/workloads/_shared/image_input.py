@@ -19,7 +19,7 @@ __all__ = ["ImageRecipe", "fields", "sample_bytes", "zero_based_labels"]
 
 _IMAGE_PARTS = ("image/encoded", "jpg", "jpeg", "png", "image", "image.bytes")
 _LABEL_PARTS = ("cls", "label")
-_NO_LABEL = -1
+_NO_LABEL = -(1 << 40)  # not -1, which some datasets use for images without a class
 
 
 class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):

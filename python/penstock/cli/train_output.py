@@ -55,6 +55,12 @@ def _print_run(result: dict[str, Any]) -> None:
         click.echo(f"loss {result['losses'][0]:.4f} -> {result['losses'][-1]:.4f}")
     if result["mae"] is not None:
         click.echo(f"mae {result['mae']:.4f} on validation, a constant answer has {result['mae_constant']:.4f}")
+    last = result["metrics"][-1] if result["metrics"] else {}
+    if "top1" in last:
+        click.echo(
+            f"top-1 {100 * last['top1']:.1f} %, top-5 {100 * last['top5']:.1f} % of {last['validation_samples']:,.0f} "
+            f"validation images; chance is {100 / result['workload']['classes']:.1f} %"
+        )
 
 
 def _print_checkpoints(found: dict[str, Any]) -> None:

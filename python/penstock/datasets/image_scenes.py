@@ -33,10 +33,11 @@ MAX_ENLARGEMENT = 1.6
 
 # Contrast of the background in grey levels. Photographs differ in detail; a high contrast gives a large file at equal
 # quality.
-_CONTRASTS = (14, 24, 36, 50, 66)
+_CONTRASTS = (16, 26, 37, 49, 62)
 _QUALITIES = (30, 50, 65, 75, 83, 89, 93, 96, 98)
 _MIN_QUALITY, _MAX_QUALITY = 25, 99
-_SIZE_TOLERANCE = 0.06  # of the logarithm of the size; a second encoding costs about 1 ms
+_CALIBRATION_SCENES = 3
+_SIZE_TOLERANCE = 0.08  # of the logarithm of the size; a second encoding costs about 1 ms
 _HEADER_BYTES = 600  # quantization and Huffman tables, which do not depend on the pixels
 
 # Short side relative to the nominal one, and the probability. At 500 x 400 they give the common sizes of ImageNet:
@@ -77,14 +78,14 @@ class Library:
         self._longest = math.ceil(MAX_ENLARGEMENT * 1.25 * max(width, height))
         rng = np.random.default_rng(0)  # the library is the same for every seed of a dataset
         repeats = -(-(self._longest + _PERIOD) // _PERIOD)
-        self._fields = [np.tile(_field(rng, slope), (repeats, repeats)) for slope in np.linspace(0.95, 1.25, _FIELDS)]
+        self._fields = [np.tile(_field(rng, slope), (repeats, repeats)) for slope in np.linspace(0.85, 1.1, _FIELDS)]
         self._textures = [
             np.tile(_stripes(rng, i, max(width, height)), (repeats, repeats)) for i in range(len(TEXTURES))
         ]
         self._masks = [[_mask(shape, turn) for turn in range(_ROTATIONS)] for shape in range(len(SHAPES))]
         self._exifs = [_exif(i) for i in range(8)]
         self._log_qualities = np.array(_QUALITIES, np.float64)
-        self._log_bits, self._kinds = self._calibrate()
+        self._log_bits, self._kinds, self._backgrounds = self._calibrate()
 
     def picture(self, rng: np.random.Generator, of: ImageClass, *, median_bytes: float, sigma: float) -> Picture:
         """Draw and encode one image.
@@ -103,12 +104,13 @@ class Library:
         size_bytes = median_bytes * ratio
         kind = mode if mode != "YCbCr" else "444" if full_chroma else "420"
         log_bits = math.log(max(size_bytes - _HEADER_BYTES - len(exif), 64.0) * 8 / (width * height))
-        log_bits -= self._kinds[kind]
+        background = int(_FIELDS * u[6])
+        log_bits -= self._kinds[kind] + self._backgrounds[background]
         # Cameras and web sites prefer different qualities; the contrast that comes closest to the wanted one is used.
-        quality_wanted = 70 + 26 * u[5]
+        quality_wanted = 80 + 19 * u[5]
         qualities = [float(np.interp(log_bits, bits, self._log_qualities)) for bits in self._log_bits]
         level = min(range(len(_CONTRASTS)), key=lambda i: abs(qualities[i] - quality_wanted))
-        pixels, boxes = self._compose(rng, of, width, height, _CONTRASTS[level])
+        pixels, boxes = self._compose(rng, of, width, height, _CONTRASTS[level], background)
         image = _as_mode(pixels, mode)
         quality = round(qualities[level])
         jpeg = b""
@@ -139,12 +141,12 @@ class Library:
         return (height, width) if portrait < _PORTRAIT else (width, height)
 
     def _compose(
-        self, rng: np.random.Generator, of: ImageClass, width: int, height: int, contrast: int
+        self, rng: np.random.Generator, of: ImageClass, width: int, height: int, contrast: int, background: int
     ) -> tuple[NDArray[np.uint8], tuple[tuple[float, float, float, float], ...]]:
         """Return pixels uint8 [height, width, 3] in Y, Cb, Cr, and the boxes of the objects of the class."""
         x = rng.integers(0, _PERIOD, 8).tolist()
         u = rng.random(6)
-        field = self._fields[x[0] % _FIELDS]
+        field = self._fields[background]
         luma = field[x[1] : x[1] + height, x[2] : x[2] + width] * np.int16(contrast)
         luma >>= 6
         luma += np.int16(90 + 75 * u[0])
@@ -198,28 +200,33 @@ class Library:
             np.copyto(here, ((here - np.int16(128)) >> 1) + np.int16(128 + radius * part), where=mask)
         return left / width, top / height, (left + d) / width, (top + d) / height
 
-    def _calibrate(self) -> tuple[list[NDArray[np.float64]], dict[str, float]]:
-        """Measure the bits per pixel at each contrast and quality, and the factor of each kind of JPEG."""
-        table = []
-        factors: dict[str, list[float]] = {"420": [], "444": [], "L": [], "CMYK": []}
-        # A smaller area is enough, but it must not be dominated by edge effects of 16 x 16 blocks.
+    def _calibrate(self) -> tuple[list[NDArray[np.float64]], dict[str, float], list[float]]:
+        """Measure the logarithm of the bits per pixel at each contrast and quality, and what each kind of JPEG and each
+        background adds to it.
+        """
+        # The size of a very small image consists mostly of headers.
         width, height = max(self.width, 64), max(self.height, 64)
 
-        def log_bits(image: Any, quality: int, *, full_chroma: bool = False) -> float:
-            size = len(_encode(image, quality, full_chroma=full_chroma, exif=b"")) - _HEADER_BYTES
+        def scene(number: int, contrast: int, background: int) -> NDArray[np.uint8]:
+            rng = np.random.default_rng([1, number])
+            return self._compose(rng, ImageClass(3 * number), width, height, contrast, background)[0]
+
+        def log_bits(pixels: NDArray[np.uint8], quality: int, *, kind: str = "420") -> float:
+            image = _as_mode(pixels, kind if kind in ("L", "CMYK") else "YCbCr")
+            size = len(_encode(image, quality, full_chroma=kind == "444", exif=b"")) - _HEADER_BYTES
             return math.log(max(size, 16) * 8 / (width * height))
 
-        for i, contrast in enumerate(_CONTRASTS):
-            pixels, _ = self._compose(np.random.default_rng([1, i]), ImageClass(i), width, height, contrast)
-            image = _as_mode(pixels, "YCbCr")
-            bits = np.array([log_bits(image, quality) for quality in _QUALITIES])
-            table.append(np.maximum.accumulate(bits + 1e-9 * np.arange(len(bits))))
-            reference = log_bits(image, 85)
-            factors["420"].append(0.0)
-            factors["444"].append(log_bits(image, 85, full_chroma=True) - reference)
-            factors["L"].append(log_bits(_as_mode(pixels, "L"), 85) - reference)
-            factors["CMYK"].append(log_bits(_as_mode(pixels, "CMYK"), 85) - reference)
-        return table, {kind: float(np.mean(values)) for kind, values in factors.items()}
+        middle = _FIELDS // 2
+        table = []
+        for contrast in _CONTRASTS:
+            scenes = [scene(number, contrast, middle) for number in range(_CALIBRATION_SCENES)]
+            bits = np.array([np.mean([log_bits(pixels, quality) for pixels in scenes]) for quality in _QUALITIES])
+            table.append(np.maximum.accumulate(bits) + 1e-9 * np.arange(len(bits)))
+        usual = scene(0, _CONTRASTS[-2], middle)
+        reference = log_bits(usual, 85)
+        kinds = {kind: log_bits(usual, 85, kind=kind) - reference for kind in ("420", "444", "L", "CMYK")}
+        backgrounds = [log_bits(scene(0, _CONTRASTS[-2], number), 85) - reference for number in range(_FIELDS)]
+        return table, kinds, backgrounds
 
 
 def _as_mode(pixels: NDArray[np.uint8], mode: str) -> Any:

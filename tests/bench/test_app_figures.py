@@ -324,6 +324,8 @@ def test_summary_without_runs_or_with_one_size_does_not_judge():
     assert summarise(spec, cells).variants[0].verdict == ("no size ran, so there is no scaling to judge",)
     cells[0].runs, cells[0].error = [Run(round=0, wall_s=1.0)], None
     assert "only one number of ranks ran" in summarise(spec, cells).variants[0].verdict[0]
+    single = _spec(ranks=(2,))
+    assert summarise(single, _measured(single, lambda _ranks, _name: 1.0)).variants[0].verdict == ()
 
 
 # ---------------------------------------------------------------- presets

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import env
 from penstock.bench.app.cells import Cell, Run
 from penstock.bench.app.figure import read_figure, read_worlds
-from penstock.bench.app.torchrun import torchrun_argv
+from penstock.bench.app.torchrun import rendezvous_port, torchrun_argv
 from penstock.bench.interleaved import abba_order
 from penstock.cluster import Cluster
 from penstock.cluster.containers import command_line_prefix
@@ -54,17 +54,24 @@ class _Runner:
         options: dict[str, Any] = {
             "on": nodes,
             "ranks_per_node": per_node,
-            "env": self.variant.env,
+            "env": self._variables(nodes),
             "cwd": self.spec.cwd,
         }
         return argv, {
             **options,
             "bind": self.variant.bind,
-            "rank_prefix": self._prefix(),
+            "rank_prefix": self._prefix(list(options["env"])),
             "expand_placeholders": True,
         }
 
-    def _prefix(self) -> RankPrefix | None:
+    def _variables(self, nodes: list[Node]) -> dict[str, str]:
+        """Variables of the ranks. mpirun and srun do not set torch's rendezvous, so ranks that train with it need it."""
+        if self.spec.launcher not in _HOST_PROGRAMS:
+            return dict(self.variant.env)
+        meeting = {"MASTER_ADDR": nodes[0].address, "MASTER_PORT": str(rendezvous_port())}
+        return {**meeting, **self.variant.env}
+
+    def _prefix(self, variables: list[str]) -> RankPrefix | None:
         variant = self.variant
         if variant.container is None:
             return None
@@ -72,7 +79,7 @@ class _Runner:
             variant.container,
             way=variant.way,
             binds=variant.container_bind,
-            env=list(variant.env),
+            env=variables,
             gpus=variant.container_gpus,
         )
 

@@ -242,6 +242,8 @@ def _verdict(spec: Spec, rows: Sequence[CellSummary], fit: Fit | None) -> tuple[
     good = [row for row in rows if row.efficiency is not None and row.error is None]
     if not good:
         return ("no size ran, so there is no scaling to judge",)
+    if len(spec.ranks) == 1:
+        return ()  # a comparison of variants, not of sizes
     if len({row.ranks for row in good}) < 2:
         return ("only one number of ranks ran, so there is no scaling to judge",)
     last = max(good, key=lambda row: (row.ranks, -row.nodes))

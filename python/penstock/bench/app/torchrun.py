@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
     from penstock.protocols import Node
 
-__all__ = ["torchrun_argv"]
+__all__ = ["rendezvous_port", "torchrun_argv"]
+
+
+def rendezvous_port() -> int:
+    """A port from 20000 to 31999 that changes every millisecond. Whether it is free on the first node is not checked."""
+    return 20000 + time.time_ns() // 1_000_000 % 12000
 
 
 def torchrun_argv(argv: Sequence[str], nodes: Sequence[Node], ranks_per_node: int) -> list[str]:
@@ -29,6 +34,5 @@ def torchrun_argv(argv: Sequence[str], nodes: Sequence[Node], ranks_per_node: in
     if len(nodes) == 1:
         place = ["--standalone"]
     else:
-        port = 20000 + time.time_ns() // 1_000_000 % 12000
-        place = ["--node-rank={rank}", f"--master-addr={nodes[0].address}", f"--master-port={port}"]
+        place = ["--node-rank={rank}", f"--master-addr={nodes[0].address}", f"--master-port={rendezvous_port()}"]
     return [*program, f"--nnodes={len(nodes)}", *place, f"--nproc-per-node={ranks_per_node}", "--no-python", *argv]

@@ -62,17 +62,17 @@ IMAGE_S: dict[str, dict[str, float]] = {
         **{name: step_s / _MLPERF.batch for name, step_s in _MLPERF.step_s.items()},
         "k80@2017": 1 / 51.5,
         "p100@2017": 1 / 219,
-        "v100@2019": 1 / 412,
-        "v100-amp@2019": 1 / 1270,
-        "a100-amp@2021": 1 / 2375,
+        "v100-fp32": 1 / 412,
+        "v100-amp": 1 / 1270,
+        "a100-amp": 1 / 2375,
     },
     "resnet152": {"k80@2017": 1 / 19.7, "p100@2017": 1 / 91.8},
 }
 """Model -> accelerator -> seconds per image of a training step on one accelerator.
 
 Source:
-    Without a year: mlcommons/storage (see `MODELS`). K80 (one of its two dies) and P100: TensorFlow's published
-    tf_cnn_benchmarks, 2017, batch 64, synthetic data. V100 and A100: NVIDIA's tables for ResNet-50 v1.5 (V100 16 GB in
+    `a100`, `h100`: mlcommons/storage (see `MODELS`). K80 (one of its two dies) and P100: TensorFlow's published
+    tf_cnn_benchmarks, 2017, batch 64, synthetic data. V100 and A100 with a precision: NVIDIA's tables for ResNet-50 v1.5 (V100 16 GB in
     float32 and with AMP; A100 with AMP).
 """
 

@@ -61,6 +61,13 @@ def test_osu_barrier_has_one_column():
     )
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_parser_reads_barrier_which_has_no_size(full):
+    row = OsuRow(size_bytes=0, value=0.55, min_us=0.5, max_us=0.6, iterations=100)
+    [table] = parse_osu(osu_header("barrier", full=full) + osu_line("barrier", row, full=full))
+    assert (table.operation, table.rows[0].value, table.rows[0].max_us) == ("barrier", 0.55, 0.6 if full else None)
+
+
 def test_osu_header_names_device_buffers():
     assert osu_header("latency", on_device=True).splitlines()[:2] == [
         "# OSU MPI-CUDA Latency Test v5.3",

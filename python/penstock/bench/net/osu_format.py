@@ -86,6 +86,7 @@ _COLUMNS = {
     "#size": "size_bytes",
     "latency(us)": "value",
     "avglatency(us)": "value",
+    "#avglatency(us)": "value",
     "bandwidth(mb/s)": "value",
     "minlatency(us)": "min_us",
     "maxlatency(us)": "max_us",

@@ -53,6 +53,7 @@ def run_rank(plan: NetPlan, rank: Rank, emit: Callable[[dict[str, Any]], None]) 
 
     try:
         place = read_place(rank, env.read().get("PENSTOCK_NODE", ""), gpu=_gpu(transport.memory.device))
+        stage("exchanging the ranks' places", 0)
         places = transport.gather(msgspec.to_builtins(place))
         emit_root({"places": places, "library": transport.library})
         measure_tests(plan, transport, emit_root, stage)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tests `bench net` with real ranks: Gloo, Open MPI, MPICH, torchrun, and bad input. Issue 16, point 4."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.bench.net import parse_nccl, parse_osu
+from penstock.bench.rows import read_results
+
+pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+QUICK = ["--iterations", "3", "--warm-up", "1"]
+# Open MPI refuses root without these; several ranks share the cores of a small machine.
+_OPEN_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+def net(*arguments, before=(), code=0, timeout=100, **variables):
+    done = subprocess.run(
+        [*before, PENSTOCK, "bench", "net", *arguments],
+        env={**os.environ, **_OPEN_MPI, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr[-3000:]
+    return done
+
+
+def mpi(program, *arguments, **options):
+    return net("--launcher", "mpi", "--set", f"program={program}", *arguments, **options)
+
+
+@pytest.mark.parametrize("program", ["mpirun.openmpi", "mpiexec.hydra"])
+@pytest.mark.parametrize("ranks", ["2", "3"])
+def test_osu_tests_run_over_mpi_and_validate_their_data(program, ranks, tmp_path):
+    done = mpi(program, "--ranks", ranks, "--max-size", "1KiB", "-o", str(tmp_path), *QUICK)
+    tables = parse_osu(done.stdout)
+    assert [table.operation for table in tables] == [
+        "latency", "bw", "bibw", "allreduce", "allgather", "reduce-scatter", "bcast", "alltoall", "barrier",
+    ]  # fmt: skip
+    assert [len(table.rows) for table in tables] == [12, 11, 11, 9, 11, 9, 11, 11, 1]
+    rows = read_results(tmp_path).rows
+    assert all(row.last.time_s > 0 for row in rows)
+    assert len(rows) == 86
+    assert {row.raw["ranks"] for row in rows if row.operation == "osu_bcast"} == {ranks}
+    library = "Open MPI" if program == "mpirun.openmpi" else "MPICH"
+    assert library in rows[0].raw["library"]
+
+
+def test_osu_tests_run_over_gloo_with_uneven_parts_named():
+    done = net("--ranks", "3", "--max-size", "64", "reduce-scatter", "alltoall", "barrier", *QUICK)
+    scatter, alltoall, barrier = parse_osu(done.stdout)
+    # torch scatters equal parts only, and no number of floats here is a multiple of 3.
+    assert (len(scatter.rows), len(alltoall.rows), len(barrier.rows)) == (0, 7, 1)
+    assert "osu_reduce_scatter: gloo cannot run 4, 8, 16, 32, 64 bytes on 3 ranks" in done.stderr
+
+
+def test_nccl_convention_has_its_columns_and_no_wrong_element():
+    done = net("--convention", "nccl", "--min-size", "4KiB", "--max-size", "8KiB", *QUICK)
+    texts = done.stdout.split("# Collective test starting:")[1:]
+    tables = [parse_nccl("# Collective test starting:" + text) for text in texts]
+    assert [table.program for table in tables] == [
+        "all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "broadcast_perf", "alltoall_perf", "sendrecv_perf",
+    ]  # fmt: skip
+    for table in tables:
+        assert [row.size_bytes for row in table.rows] == [4096, 8192]
+        assert {row.out_of_place.wrong for row in table.rows} == {0}
+        assert table.out_of_bounds == 0
+
+
+def test_nccl_convention_over_mpi_runs_in_place_too():
+    done = mpi("mpirun.openmpi", "--convention", "nccl", "--max-size", "8KiB", "reduce-scatter", "allgather", *QUICK)
+    for text in done.stdout.split("# Collective test starting:")[1:]:
+        [row] = parse_nccl(text).rows
+        assert row.in_place.wrong == 0
+
+
+def test_json_has_places_tables_pairs_and_findings():
+    done = net("--ranks", "3", "latency", "--max-size", "8", "--pairs", "--rounds", "1", "--json", *QUICK)
+    found = json.loads(done.stdout)
+    assert [place["rank"] for place in found["places"]] == [0, 1, 2]
+    assert [row["size_bytes"] for row in found["tables"][0]["rows"]] == [0, 1, 2, 4, 8]
+    assert [(pair["a"], pair["b"]) for pair in found["pairs"]] == [(0, 1), (0, 2), (1, 2)]
+    assert "osu_latency" in found["verdict"]["fits"]
+    assert len(found["verdict"]["pairs"]) == 3
+
+
+def test_pairs_draw_a_heat_map(tmp_path):
+    file = tmp_path / "pairs.svg"
+    done = net("--ranks", "3", "--pairs", "--rounds", "1", "--pairs-size", "64KiB", "--chart", str(file))
+    assert done.stdout.count("\n") == 10
+    text = file.read_text()
+    assert "Bandwidth from row to column" in text
+    assert "rank" in text
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ["torchrun", "--nproc-per-node", "2", "--no-python"],
+        ["mpirun.openmpi", "-np", "2"],
+        ["mpiexec.hydra", "-np", "2"],
+    ],
+)
+def test_ranks_of_an_outer_launcher_print_once(before):
+    if before[0] == "torchrun":
+        before = [str(Path(sys.executable).with_name("torchrun")), *before[1:]]
+    done = net("bw", "barrier", "--max-size", "16", *QUICK, before=before)
+    assert [table.operation for table in parse_osu(done.stdout)] == ["bw", "barrier"]
+
+
+def test_rank_that_does_not_join_is_named(tmp_path):
+    """Rank 1 starts with an interpreter that never begins, as on a node that hangs."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$RANK" = 1 ] && exec sleep 30\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = net("barrier", "--node-python", str(python), "--join-timeout", "3s", "--timeout", "60s", code=3)
+    assert "error[deadline]: rank 1 of 2: not joined after 3 s" in done.stderr
+
+
+def test_ranks_that_never_start_are_named_by_the_time_limit(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 30\n")
+    python.chmod(0o755)
+    done = net("barrier", "--node-python", str(python), "--timeout", "2s", code=3)
+    assert "ranks 0, 1 of 2 did not start within 2 s" in done.stderr
+
+
+def test_late_rank_is_named_by_the_time_limit(tmp_path):
+    """Rank 1 stops once it has joined, as a process that hangs in its file system."""
+    program = tmp_path / "late.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "from penstock.bench.net import measure, rank\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    rank.read_place = lambda *_, **__: time.sleep(30)\n"
+        "sys.exit(rank.main(sys.argv[1:]))\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    done = net("barrier", "--node-python", str(python), "--timeout", "12s", code=3)
+    assert (
+        "rank 1 of 2 stopped at joining the other ranks, and the other ranks waited until the limit of 12 s"
+        in done.stderr
+    )
+
+
+def test_mpi_that_does_not_speak_with_the_launcher_is_named():
+    """MPICH starts the ranks, and mpi4py loads Open MPI."""
+    done = net(
+        "barrier", "--backend", "mpi", before=["mpiexec.hydra", "-np", "2"], code=2, MPI4PY_MPIABI="openmpi",
+        PENSTOCK_MPICH_LINK="/nonexistent",
+    )  # fmt: skip
+    assert "pmi started 2 ranks, but mpi4py loaded Open MPI" in done.stderr
+    assert "--set program=mpirun.openmpi" in done.stderr
+
+
+def test_missing_mpi4py_names_the_package(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfound = u.find_spec\nu.find_spec = lambda name, *a: None if name == 'mpi4py' else found(name, *a)\n"
+    )
+    done = net("barrier", "--backend", "mpi", before=["mpirun.openmpi", "-np", "2"], code=3, PYTHONPATH=str(tmp_path))
+    assert "--backend mpi requires mpi4py, which is not installed" in done.stderr
+    assert "pip install 'penstock[mpi]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--backend", "mpi"], "launcher local does not start MPI ranks"),
+        (["--backend", "nccl"], "backend nccl: moves GPU buffers only"),
+        (["--backend", "nccl", "--device", "cuda"], "this node has no CUDA device"),
+        (["--ranks", "1"], "--ranks: 1 cannot be spread"),
+        (["--ranks", "3", "--nodes", "2"], "3 cannot be spread evenly over 2 nodes"),
+        (["--max-size", "1TiB"], "exceeds the limit"),
+        (["--min-size", "8", "--max-size", "4"], "exceeds the largest"),
+        (["--pair", "0,5"], "must be two different ranks"),
+        (["all_reduce_perf"], "a test of convention nccl"),
+        (["--chart", "x.svg"], "which is not set"),
+        (["--pairs", "--chart", "x.pdf"], "must end in .svg or .png"),
+        (["--osu-dir", "/tmp"], "cannot be compared with backend gloo"),
+    ],
+)
+def test_bad_input_has_one_clear_error(arguments, part):
+    done = net(*arguments, code=2)
+    assert part in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_installed_programs_run_beside_ours(tmp_path):
+    """A program of OSU's cannot be installed here, so a script prints its format from the ranks that we start."""
+    (tmp_path / "osu_barrier").write_text(
+        "#!/bin/sh\n[ ${OMPI_COMM_WORLD_RANK} = 0 ] || exit 0\n"
+        "printf '\\n# OSU MPI Barrier Latency Test v5.3\\n# Avg Latency(us)\\n             2.50\\n'\n"
+    )
+    (tmp_path / "osu_bcast").write_text("#!/bin/sh\necho cannot open fabric >&2\nexit 9\n")
+    for name in ("osu_barrier", "osu_bcast"):
+        (tmp_path / name).chmod(0o755)
+    done = mpi("mpirun.openmpi", "barrier", "bcast", "--max-size", "8", "--osu-dir", str(tmp_path), *QUICK, code=1)
+    assert [table.operation for table in parse_osu(done.stdout)] == ["barrier", "bcast", "barrier"]
+    assert f"osu_barrier, beside {tmp_path}/osu_barrier" in done.stderr
+    assert "cannot open fabric" in done.stderr

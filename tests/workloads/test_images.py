@@ -76,8 +76,10 @@ def test_trivial_model_has_the_layers_of_tf_cnn_benchmarks():
     shapes = [tuple(layer.weight.shape) for layer in (net.dense1, net.dense2, net.classes)]
     assert shapes == [(1, 227 * 227 * 3), (4096, 1), (1000, 4096)]
     assert sum(p.numel() for p in net.parameters()) == demand_of(trivial).facts["parameters"]
-    x = torch.rand(2, 3, 227, 227).contiguous(memory_format=torch.channels_last)
-    flat = x.permute(0, 2, 3, 1).reshape(2, -1).numpy().astype(np.float64)
+    images = batch(2, side=227)["image"]
+    normal = as_input(images, channels_last=True)
+    flat = normal.permute(0, 2, 3, 1).reshape(2, -1).numpy().astype(np.float64)
+    x = images.float().permute(0, 3, 1, 2)  # the model normalises in its first layer
     hidden = np.maximum(flat @ net.dense1.weight.detach().numpy().T, 0)
     hidden = np.maximum(hidden @ net.dense2.weight.detach().numpy().T, 0)
     want = hidden @ net.classes.weight.detach().numpy().T

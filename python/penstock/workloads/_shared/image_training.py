@@ -18,10 +18,10 @@ from penstock.workloads._shared.step_timer import StepTimer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["ImageTraining", "as_input"]
+__all__ = ["MEAN", "STD", "ImageTraining", "as_input"]
 
-_MEAN = (0.485, 0.456, 0.406)
-_STD = (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 """Mean and standard deviation of ImageNet's channels, in [0, 1]. Source: torchvision's reference training."""
 
 
@@ -31,8 +31,8 @@ def as_input(images: Tensor, *, channels_last: bool) -> Tensor:
     Batches cross to the device as uint8, a quarter of the size. The result is a channels-last view unless
     `channels_last` is False.
     """
-    mean = torch.tensor(_MEAN, device=images.device) * 255
-    scale = 1 / (torch.tensor(_STD, device=images.device) * 255)
+    mean = torch.tensor(MEAN, device=images.device) * 255
+    scale = 1 / (torch.tensor(STD, device=images.device) * 255)
     x = images.to(torch.float32).sub_(mean).mul_(scale).permute(0, 3, 1, 2)
     return x if channels_last else x.contiguous()
 
@@ -47,13 +47,21 @@ class ImageTraining:
         build: Builds the model for a recipe. torch's generator has been seeded.
         parameters: Number of weights and biases of the model, to check what was built.
         is_published: Whether image size and classes are those of the published model.
+        normalises: Whether images are normalised before the model. Otherwise the model takes values from 0 to 255.
     """
 
     def __init__(
-        self, name: str, recipe: ImageRecipe, build: Callable[[], nn.Module], parameters: int, *, is_published: bool
+        self,
+        name: str,
+        recipe: ImageRecipe,
+        build: Callable[[], nn.Module],
+        parameters: int,
+        *,
+        is_published: bool,
+        normalises: bool = True,
     ) -> None:
         self._name, self.recipe, self._build, self._parameters = name, recipe, build, parameters
-        self._is_published = is_published
+        self._is_published, self._normalises = is_published, normalises
         self._spec: WorkloadSpec | None = None
         self._steps = 0
         self._timer = StepTimer(torch.device("cpu"))
@@ -108,6 +116,8 @@ class ImageTraining:
         return f"images of {self.recipe.image_size} x {self.recipe.image_size} pixels, {self._name}"
 
     def _input(self, images: Tensor) -> Tensor:
+        if not self._normalises:
+            return images.to(torch.float32).permute(0, 3, 1, 2)
         return as_input(images, channels_last=self.recipe.channels_last)
 
     def _example(self, samples: int) -> Tensor:

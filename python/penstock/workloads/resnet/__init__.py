@@ -72,8 +72,8 @@ IMAGE_S: dict[str, dict[str, float]] = {
 
 Source:
     `a100`, `h100`: mlcommons/storage (see `MODELS`). K80 (one of its two dies) and P100: TensorFlow's published
-    tf_cnn_benchmarks, 2017, batch 64, synthetic data. V100 and A100 with a precision: NVIDIA's tables for ResNet-50 v1.5 (V100 16 GB in
-    float32 and with AMP; A100 with AMP).
+    tf_cnn_benchmarks, 2017, batch 64, synthetic data. V100 (16 GB) and A100 with a precision: NVIDIA's tables for
+    ResNet-50 v1.5.
 """
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from penstock.cli.parameters import BYTES
+from penstock.cli.parameters import BYTES, SECONDS
 
 if TYPE_CHECKING:
     from penstock.errors import PenstockError
@@ -139,6 +139,15 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     "--threads",
     type=click.IntRange(1),
     help="Number of torch's CPU threads per rank; equal numbers give bit-identical losses.",
+)
+@click.option(
+    "--join-timeout",
+    "join_timeout_s",
+    type=SECONDS,
+    default="5min",
+    show_default=True,
+    metavar="TIME",
+    help="Time limit for all ranks to join; the error names the missing ones.",
 )
 @click.option("--memory", "memory_bytes", type=BYTES, help="Memory limit for data in flight, such as 2GiB.")
 @click.option("--max-in-flight", type=click.IntRange(1), help="Maximum number of requests in flight.")

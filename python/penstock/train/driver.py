@@ -175,7 +175,7 @@ class Driver:
             import torch
 
             torch.set_num_threads(self.spec.threads)
-        self.group.join(self.device)
+        self.group.join(self.device, self.spec.join_timeout_s)
 
     def _share_losses(self) -> None:
         """Replace this rank's losses with the mean over all ranks. This is the batch's loss, because slices are

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import ConfigError, RankFailed
 from penstock.train.peers import Peers, is_echo
+from penstock.train.rendezvous import JOIN_TIMEOUT_S, join_store
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,11 +32,12 @@ class ProcessGroup:
         self._rank, self._on_lost = rank, on_lost
         self._peers: Peers | None = None
 
-    def join(self, device: str) -> None:
+    def join(self, device: str, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Initialise torch's process group, unless it is already initialised.
 
         Raises:
-            RankFailed: The other ranks cannot be reached, or did not join within torch's timeout.
+            RankFailed: Ranks are missing after `timeout_s`, or cannot be reached. The error lists them.
+            ConfigError: The ranks disagree about their number.
         """
         if self._rank.world == 1:
             return
@@ -47,8 +49,9 @@ class ProcessGroup:
             torch.cuda.set_device(device)
         if not distributed.is_initialized():
             backend = "nccl" if device.startswith("cuda") else "gloo"
+            store = join_store(self._rank, timeout_s)
             try:
-                distributed.init_process_group(backend, rank=self._rank.rank, world_size=self._rank.world)
+                distributed.init_process_group(backend, store=store, rank=self._rank.rank, world_size=self._rank.world)
             except RuntimeError as error:
                 if not is_echo(error):
                     raise

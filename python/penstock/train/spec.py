@@ -25,6 +25,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         settings: Settings of the workload (`voxels`, `filters`, `recipe`, …).
         global_batch: Samples of all ranks in one step.
         ranks: Number of processes on this node; ignored under torchrun or srun, which set it.
+        join_timeout_s: Time limit for all ranks to join. The error lists the missing ones.
         epochs, steps: Limits. The run ends when it reaches either of them. After a resume, `steps` still counts from
             the original start.
         warm_up_steps: Steps at the start of an epoch that `steady_samples_per_s` excludes, if it is above 1.
@@ -60,6 +61,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     validation: str | None = None
     settings: dict[str, Any] = {}
     ranks: int = 1
+    join_timeout_s: float = 300.0
     epochs: int = 1
     steps: int | None = None
     warm_up_steps: int = 0
@@ -141,6 +143,7 @@ class TrainSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             "trace",
             "mllog",
             "keep_step_times",
+            "join_timeout_s",
             "runs",
             "label",
             "cache_state",

@@ -59,6 +59,7 @@ def test_extras_are_those_of_the_project():
     [
         (["dataset", "cosmoflow", "out", "--samples", "1"], "penstock dataset cosmoflow requires numpy", "numpy"),
         (["dataset", "emulated", "unet3d", "out"], "penstock dataset emulated requires numpy", "numpy"),
+        (["dataset", "images", "out", "--images", "1000"], "penstock dataset images requires PIL", "images"),
         (["demo", "--output", "out"], "penstock demo requires torch", "demo"),
     ],
 )

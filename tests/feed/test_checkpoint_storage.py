@@ -13,27 +13,24 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from penstock.emulator import Emulator
 from penstock.errors import ConfigError, Corrupt, NotFound, PenstockError, PreconditionFailed, Unsupported
-from tests.ports import free_port
-
-torch = pytest.importorskip("torch")
-
-from torch.distributed import checkpoint as dcp  # noqa: E402
-from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
-
-from penstock.feed.checkpoint import metadata as documents  # noqa: E402
-from penstock.feed.checkpoint.folder import CheckpointFolder  # noqa: E402
-from penstock.feed.checkpoint.reader import read_values  # noqa: E402
-from penstock.torch import (  # noqa: E402
+from penstock.feed.checkpoint import metadata as documents
+from penstock.feed.checkpoint.folder import CheckpointFolder
+from penstock.feed.checkpoint.reader import read_values
+from penstock.torch import (
     CheckpointReader,
     CheckpointWriter,
     latest_checkpoint,
     list_checkpoints,
 )
+from tests.ports import free_port
 
 pytestmark = [
     pytest.mark.needs_torch,

@@ -72,7 +72,7 @@ def described(state: Mapping[str, Any] | None) -> str:
 
 
 def check_unused(folder: CheckpointFolder) -> None:
-    """Check that a training that starts anew does not mix its checkpoints with those of another one.
+    """Check that a training that starts from step 0 does not mix its checkpoints with those of another one.
 
     Raises:
         ConfigError: The folder contains a whole checkpoint.

@@ -353,6 +353,15 @@ def test_killed_process_of_the_pool_is_reported_and_the_rest_is_kept(tmp_path):
     assert len(examples(out)) == 1500
 
 
+def test_second_run_into_the_same_folder_is_refused(tmp_path):
+    def second(_size_bytes, _records):
+        with pytest.raises(errors.Busy, match="another run writes this dataset"):
+            generate(tmp_path, small(), jobs=1)
+
+    assert generate(tmp_path, small(), jobs=1, progress=second).written == 24
+    assert generate(tmp_path, small(), jobs=1).written == 0
+
+
 @pytest.mark.needs_root
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_full_disk_is_named_and_whole_shards_are_kept(tmp_path, jobs):

@@ -8,20 +8,22 @@ missing shards and nothing else.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.datasets.files import prepare_folder, write_atomically
+from penstock.datasets.files import prepare_folder, write_atomically, write_errors
 from penstock.datasets.image_classes import ImageClass
 from penstock.datasets.image_plan import ImageSpec, Split, Task
 from penstock.datasets.image_shards import Record, encode, end_of_shard, shard_files, write_file
-from penstock.errors import ConfigError, Corrupt, SystemFault
+from penstock.errors import Busy, ConfigError, Corrupt, SystemFault
 from penstock.extras import require
 from penstock.parent_death import end_with_parent
 
@@ -89,6 +91,7 @@ def generate(
 
     Raises:
         ConfigError: The folder contains other files, or a dataset with other settings.
+        Busy: Another run writes to the folder.
         NoSpace, Denied, SystemFault: The folder cannot be written, or a process ended unexpectedly; complete shards
             remain for the next run.
         MissingPackage: Pillow is not installed.
@@ -96,6 +99,13 @@ def generate(
     if jobs is not None and jobs < 1:
         raise ConfigError(f"jobs: must be at least 1 (got {jobs})")
     require("penstock.datasets.images", "images")
+    with write_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with _locked(out):
+        return _complete(out, spec, jobs, progress)
+
+
+def _complete(out: Path, spec: ImageSpec, jobs: int | None, progress: Callable[[int, int], None] | None) -> Summary:
     manifest = _prepare(out, spec)
     tasks = list(spec.tasks())
     missing = {task: len(_missing(out, spec, task)) for task in tasks}
@@ -125,6 +135,28 @@ def generate(
         _write_manifest(out, spec, tasks, is_complete=True)
     stored = sum(path.stat().st_size for task in tasks for path in _paths(out, spec, task))
     return _summary(spec, to_write, stored)
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Keep other runs out of the folder, by a lock on the folder itself, which leaves no file and ends with the process.
+
+    Raises:
+        Busy: Another run writes to the folder.
+    """
+    folder = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy(
+                f"{out}: another run writes this dataset", where=str(out), hint="wait for it, or choose another folder"
+            ) from None
+        except OSError:
+            pass  # NFS does not lock folders; a lock only protects from a mistake
+        yield
+    finally:
+        os.close(folder)
 
 
 def _summary(spec: ImageSpec, written: int, stored: int) -> Summary:

@@ -84,7 +84,7 @@ class Library:
         ]
         self._masks = [[_mask(shape, turn) for turn in range(_ROTATIONS)] for shape in range(len(SHAPES))]
         self._exifs = [_exif(i) for i in range(8)]
-        self._log_qualities = np.array(_QUALITIES, np.float64)
+        self._quality_axis = np.array(_QUALITIES, np.float64)
         self._log_bits, self._kinds, self._backgrounds = self._calibrate()
 
     def picture(self, rng: np.random.Generator, of: ImageClass, *, median_bytes: float, sigma: float) -> Picture:
@@ -106,9 +106,9 @@ class Library:
         log_bits = math.log(max(size_bytes - _HEADER_BYTES - len(exif), 64.0) * 8 / (width * height))
         background = int(_FIELDS * u[6])
         log_bits -= self._kinds[kind] + self._backgrounds[background]
-        # Cameras and web sites prefer different qualities; the contrast that comes closest to the wanted one is used.
+        # The quality varies, as among cameras and web sites. The contrast whose quality comes closest is used.
         quality_wanted = 80 + 19 * u[5]
-        qualities = [float(np.interp(log_bits, bits, self._log_qualities)) for bits in self._log_bits]
+        qualities = [float(np.interp(log_bits, bits, self._quality_axis)) for bits in self._log_bits]
         level = min(range(len(_CONTRASTS)), key=lambda i: abs(qualities[i] - quality_wanted))
         pixels, boxes = self._compose(rng, of, width, height, _CONTRASTS[level], background)
         image = _as_mode(pixels, mode)
@@ -119,9 +119,9 @@ class Library:
             missing = math.log(max(size_bytes, 1.0) / len(jpeg))
             if abs(missing) <= _SIZE_TOLERANCE:
                 break
-            here = float(np.interp(quality, self._log_qualities, self._log_bits[level]))
-            better = round(float(np.interp(here + missing, self._log_bits[level], self._log_qualities)))
-            if better == quality:  # at the end of the table, or the next quality is farther away
+            here = float(np.interp(quality, self._quality_axis, self._log_bits[level]))
+            better = round(float(np.interp(here + missing, self._log_bits[level], self._quality_axis)))
+            if better == quality:
                 better = quality + (1 if missing > 0 else -1)
                 if abs(missing) < 0.1 or not _MIN_QUALITY <= better <= _MAX_QUALITY:
                     break

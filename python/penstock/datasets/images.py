@@ -66,7 +66,8 @@ class Summary:
 def expected(spec: ImageSpec) -> Summary:
     """Predict the result of `generate` without writing anything."""
     records = sum(spec.images_of(split) * spec.copies_of(split) for split in spec.splits)
-    # Of a tar: three headers, two members of less than a block, and the padding of the image. Of a TFRecord: features.
+    # A tar adds three headers, two members of less than a block and the padding of the image. A TFRecord adds the other
+    # features.
     overhead = {"tar": 5.5 * 512, "tfrecord": 560, "folder": 0}[spec.format]
     return _summary(spec, records, int(records * (spec.mean_bytes + overhead)))
 
@@ -82,8 +83,8 @@ def generate(
     Args:
         out: Folder; created if missing. It must be empty or contain only this dataset.
         spec: Settings.
-        jobs: Number of processes; by default one per processor that this process may use. With more than 1, a script must call this function
-            below `if __name__ == "__main__"`, as for every use of `multiprocessing`.
+        jobs: Number of processes; by default one per processor that this process may use. With more than 1, a script
+            must call this function below `if __name__ == "__main__"`, as for every use of `multiprocessing`.
         progress: Called with (bytes written, records done) several times per second.
 
     Returns:

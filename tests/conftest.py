@@ -78,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
 # tests that look at the whole machine. A test is selected by file, by folder or by its fixtures.
 _SYSTEM = (
     "arrays/rtm/",
+    "bench/test_app_hosts.py",
     "bench/test_app_runs.py",
     "bench/test_disks.py",
     "bench/test_distributed.py",

@@ -16,10 +16,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "launchers"))
-from image_kit import PROGRAMS, make_image
+from tests.bench.app_program import build
+from tests.launchers.image_kit import PROGRAMS, make_image
 
-_LIBRARY = "libmpi.so.40"
 _FIGURE = ("--figure", r"Mterms/s=^rate: ([0-9.]+)", "--world", r"on (\d+) ranks")
 _OPEN = ("--set", "program=mpirun.openmpi")
 
@@ -27,14 +26,7 @@ _OPEN = ("--set", "program=mpirun.openmpi")
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """A small program of Open MPI; see app_kit.c."""
-    folders = [Path("/usr/lib") / f"{machine}-linux-gnu" for machine in ("x86_64", "aarch64")] + [Path("/usr/lib64")]
-    library = next((folder / _LIBRARY for folder in folders if (folder / _LIBRARY).exists()), None)
-    if library is None:
-        pytest.fail(f"{_LIBRARY} is not here; `make setup-peers` installs Open MPI", pytrace=False)
-    made = tmp_path_factory.mktemp("app") / "app_kit"
-    source = Path(__file__).with_name("app_kit.c")
-    subprocess.run(["cc", "-O2", "-o", str(made), str(source), str(library)], check=True)
-    return made
+    return build(tmp_path_factory.mktemp("app"))
 
 
 @pytest.fixture

@@ -52,19 +52,28 @@ def check_mpi(
     answers = [each for each in found if each is not None]
     if not answers:
         return None
-    worlds = {each["world"] for each in answers}
-    if len(answers) == len(exits) and worlds == {len(exits)}:
+    worlds = [each["world"] for each in answers]
+    if len(answers) == len(exits) and set(worlds) == {len(exits)}:
         return str(answers[0]["library"])
-    reported = ", ".join(map(str, sorted(worlds)))
     place = f"the MPI of {where}" if where else "the command's MPI"
-    host = _version(host_program)
-    every = "every rank reports" if len(worlds) == 1 else "ranks report"
+    if None in worlds:
+        ended = exits[next(rank for rank, each in enumerate(found) if each is not None and each["world"] is None)]
+        what = f"MPI_Init ended with exit code {ended.code}{_reason(ended.err)}"
+    else:
+        every = "every rank reports" if len(set(worlds)) == 1 else "ranks report"
+        what = f"{every} world size {', '.join(map(str, sorted(set(worlds))))} instead of {len(exits)}"
     raise RankFailed(
-        f"{place} ({answers[0]['library']}) and the launcher ({host}) do not speak:"
-        f" {every} world size {reported} instead of {len(exits)}",
+        f"{place} ({answers[0]['library']}) and the launcher ({_version(host_program)}) do not speak: {what}",
         hint="use the same MPI family on both sides, for example --set program=mpiexec.hydra for MPICH,"
         " --set srun=--mpi=pmix for srun, or --ways inside",
     )
+
+
+def _reason(err: bytes) -> str:
+    """The line of an MPI library's output that explains a failure: the one about PMI, else the last one."""
+    lines = [line.strip() for line in err.decode(errors="replace").splitlines() if line.strip()]
+    named = [line for line in lines if "PMI" in line]
+    return f": {(named or lines)[0 if named else -1][:200]}" if lines else ""
 
 
 def _answer(out: bytes) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 """MPI probe: each rank prints the size of its MPI world and the name of its MPI library, as one JSON line.
 
 Runs on the node or in a container by `python3 -c`, with the command to check as arguments. It loads the library that
-the command is linked with, and imports only the standard library. Prints null if the command does not use MPI.
+the command is linked with, and imports only the standard library. Prints nothing if the command does not use MPI.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ _FOUND = re.compile(r"(libmpi(?:ch)?\.so[.0-9]*)(?: => (\S+))?")
 # MPI_COMM_WORLD of the MPICH family is this constant (MPICH ABI initiative); Open MPI has a symbol for it.
 _MPICH_WORLD = 0x44000000
 _NAME_BYTES = 8192
+# MPICH's version has many lines; this is the part with the product and its number.
+_PRODUCT = re.compile(
+    r"Open MPI v[0-9.]+|MPICH Version: ?[0-9.]+|Intel\(R\) MPI Library [0-9.]+|MVAPICH\S* Version ?:? ?[0-9.]+"
+)
 
 
 def uses_mpi4py(argv: list[str]) -> bool:
@@ -44,47 +48,54 @@ def linked_library(program: str) -> str | None:
     return (found[2] or found[1]) if found else None
 
 
-def by_library(path: str) -> tuple[int, str]:
+def report(world: int | None, name: str) -> None:
+    """Print a line. MPI_Init may end the process, so the library is reported before it, with world null."""
+    words = " ".join(name.split())
+    found = _PRODUCT.search(words)
+    library = found[0].replace(" Version:", "") if found else words[:60]
+    sys.stdout.write(json.dumps({"world": world, "library": library}) + "\n")
+    sys.stdout.flush()
+
+
+def by_library(path: str) -> None:
     library = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
     size, length, name = ctypes.c_int(0), ctypes.c_int(0), ctypes.create_string_buffer(_NAME_BYTES)
+    library.MPI_Get_library_version(name, ctypes.byref(length))
+    text = name.value.decode(errors="replace")
+    report(None, text)
     library.MPI_Init(None, None)
     is_open = hasattr(library, "ompi_mpi_comm_world")
     world = ctypes.addressof(ctypes.c_char.in_dll(library, "ompi_mpi_comm_world")) if is_open else _MPICH_WORLD
     library.MPI_Comm_size(ctypes.c_void_p(world) if is_open else ctypes.c_int(world), ctypes.byref(size))
-    library.MPI_Get_library_version(name, ctypes.byref(length))
     library.MPI_Finalize()
-    return size.value, name.value.decode(errors="replace")
+    report(size.value, text)
 
 
-def by_mpi4py(program: str) -> tuple[int, str]:
-    code = "from mpi4py import MPI as m;print(m.COMM_WORLD.size);print(m.Get_library_version())"
-    done = subprocess.run([program, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    size, _, name = done.stdout.partition("\n")
-    if not size.strip().isdecimal():
-        raise OSError(done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
-    return int(size), name
+def by_mpi4py(program: str) -> int:
+    """Run mpi4py in the command's own interpreter; return its exit code."""
+    code = (
+        "import mpi4py;mpi4py.rc.initialize=False\n"
+        "from mpi4py import MPI as m;print(' '.join(m.Get_library_version().split()),flush=True)\n"
+        "m.Init();print(m.COMM_WORLD.size)"
+    )
+    done = subprocess.run(
+        [program, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+    )
+    name, _, size = done.stdout.partition("\n")
+    if name:
+        report(int(size) if size.strip().isdecimal() else None, name)
+    return done.returncode
 
 
-def main() -> None:
+def main() -> int:
     argv = sys.argv[1:]
     if _PYTHON.search(argv[0]):
-        found = by_mpi4py(argv[0]) if uses_mpi4py(argv) else None
-    else:
-        path = linked_library(argv[0])
-        found = by_library(path) if path else None
-    if found is None:
-        sys.stdout.write("null\n")
-        return
-    size, name = found
-    # MPICH's version has many lines; the first ones name the product and its version.
-    words = " ".join(name.split())
-    short = re.search(
-        r"Open MPI v[0-9.]+|MPICH Version: ?[0-9.]+|Intel\(R\) MPI Library [0-9.]+|MVAPICH\S* Version ?:? ?[0-9.]+",
-        words,
-    )
-    library = short[0].replace(" Version:", "") if short else words[:60]
-    sys.stdout.write(json.dumps({"world": size, "library": library}) + "\n")
+        return by_mpi4py(argv[0]) if uses_mpi4py(argv) else 0
+    path = linked_library(argv[0])
+    if path is not None:
+        by_library(path)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -321,7 +321,7 @@ def _less_one(ratio: float) -> float:
 
 def _cost_sentence(cost: Estimate) -> str:
     if cost.low is None or cost.high is None:
-        return f"{_percent(cost.value)} more time in one round; no interval, so no conclusion"
+        return f"{100 * cost.value:+.1f} % time in one round; no interval, so no conclusion"
     if cost.low > 0:
         return f"costs {_percent(cost.value)} ({_between(cost)})"
     if cost.high < 0:

@@ -85,9 +85,10 @@ def exit_from_record(
     """Convert a rank wrapper's record to an Exit. Without a record, the command did not run; stderr has the reason."""
     fault: PenstockError | None = None
     if record is None:
-        stderr_lines = err.decode(errors="replace").strip().splitlines()
+        # Open MPI frames its messages with lines of dashes.
+        stderr_lines = [line for line in err.decode(errors="replace").splitlines() if line.strip(" -")]
         fault = Unreachable(
-            f"{node}: the command did not start{f': {stderr_lines[-1][:300]}' if stderr_lines else ''}", where=node
+            f"{node}: the command did not start{f': {stderr_lines[-1].strip()[:300]}' if stderr_lines else ''}", where=node
         )
     elif record.get("fault") == "deadline":
         fault = Deadline(

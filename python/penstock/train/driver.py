@@ -395,7 +395,7 @@ class Driver:
                 if not math.isfinite(cost.loss):
                     raise PenstockError(
                         f"step {steps_before + steps}: the loss is {cost.loss}: the training has diverged",
-                        hint="use a smaller learning rate",
+                        hint=self._advice_on_divergence(),
                     )
                 losses.append(cost.loss)
             asked, before = before, clock()
@@ -430,6 +430,11 @@ class Driver:
         share.passes.append(dict(feed.report()))
         if at_epoch_end:
             self.epoch += 1
+
+    def _advice_on_divergence(self) -> str:
+        if self._saver is None or self._saved_step < 0:
+            return "use a smaller learning rate"
+        return f"use a smaller learning rate; the latest whole checkpoint in {self.spec.checkpoint} is kept"
 
     def _validate(self, workload: Workload, feed: Feed) -> None:
         began = time.perf_counter()

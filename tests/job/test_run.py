@@ -163,6 +163,17 @@ def test_run_ctrl_c_ends_the_ranks_and_takes_the_pool_down(job, tmp_path):
     assert left.stdout == b""
 
 
+# Issue 16, point 7.
+def test_run_binds_each_rank_to_its_core(job, run_cli, tmp_path):
+    show = "mkdir -p {folder}/out; sed -n s/Cpus_allowed_list:.//p /proc/self/status > {folder}/out/$2"
+    ran = run_cli(
+        "run", job(show, **{"ranks_per_node = 2": 'ranks_per_node = 2\nbind = "core"'}), "--quiet", cwd=tmp_path
+    )
+    assert ran.code == 0, ran.err
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    assert [(tmp_path / f"out/{rank}").read_text().strip() for rank in range(4)] == [str(first), str(second)] * 2
+
+
 def test_run_dry_prints_every_line_and_starts_none(job, run_cli, tmp_path):
     ran = run_cli("run", job(), "--dry-run", cwd=tmp_path)
     assert ran.code == 0, ran.err
@@ -296,6 +307,7 @@ def test_job_file_old_keys_work_and_are_noted(job, run_cli, tmp_path):
         ("decompress = true", 'decompress = true\ndestination = "/x"', "both a destination and a [pool]"),
         ('argv = ["sh"', 'argv = []\nx = ["sh"', "x"),
         ("ranks_per_node = 2", "ranks_per_node = 0", "run.ranks_per_node: must be at least 1 (got 0)"),
+        ("ranks_per_node = 2", 'bind = "socket"', "run.bind: `socket` is not one of none, show, core"),
         ('name = "job"', 'name = "../job"', "is not a valid name"),
         ("ranks_per_node = 2", 'timeout = "soon"', "`soon` is not a valid duration"),
         ("[run]", "[run", "Expected"),

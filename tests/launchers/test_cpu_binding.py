@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -139,3 +140,12 @@ def test_srun_line_has_its_documented_option(bind, option):
     [line] = made.line(RunRequest(["true"], made.nodes(), 2, bind=bind))
     found = [word.partition("=")[2] for word in line if word.startswith("--cpu-bind")]
     assert found == ([option] if option else [])
+
+
+def test_cluster_run_binds_and_reports_the_cpus_of_each_rank(run_cli):
+    done = run_cli("cluster", "run", "--ranks-per-node", 2, "--bind", "core", "--json", "--", *_SHOW)
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["exits"]
+    assert [row["cpus"] for row in rows] == [row["stdout"].strip() for row in rows]
+    assert len({row["cpus"] for row in rows}) == 2
+    assert run_cli("cluster", "run", "--bind", "socket", "--", "true").code == 2

@@ -136,9 +136,13 @@ class Execution:
         steps: list[tuple[str, list[list[str]]]] = []
 
         def lines(
-            argv: list[str], on: list[Node], ranks_per_node: int = 1, rank_prefix: RankPrefix | None = None
+            argv: list[str],
+            on: list[Node],
+            ranks_per_node: int = 1,
+            rank_prefix: RankPrefix | None = None,
+            bind: str | None = None,
         ) -> list[list[str]]:
-            call = RunRequest(argv, on, ranks_per_node, expand_placeholders=True, rank_prefix=rank_prefix)
+            call = RunRequest(argv, on, ranks_per_node, expand_placeholders=True, rank_prefix=rank_prefix, bind=bind)
             return [list(line) for line in self.cluster.launcher.line(call)]
 
         if job.provision:
@@ -148,7 +152,7 @@ class Execution:
         if job.stage:
             steps.append(("stage", lines(self._commands.stage(self._commands.data("POOL/")), everyone)))
         argv, rank_prefix = self._commands.ranks(self._commands.data("POOL/"), self._variables())
-        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node, rank_prefix)))
+        steps.append(("ranks", lines(argv, everyone, job.run.ranks_per_node, rank_prefix, job.run.bind)))
         if job.archive:
             on = everyone if job.archive.on == "all" else everyone[:1]
             steps.append(("archive", lines(self._commands.archive(), on)))
@@ -403,7 +407,7 @@ class Execution:
         env = {**self._pool_env(data), **section.env}
         exits = self._on_nodes(
             "ranks", argv, section.timeout, ranks_per_node=section.ranks_per_node, cwd=section.cwd, env=env, rank_prefix=rank_prefix,
-            node_slice=self._node_slice,
+            node_slice=self._node_slice, bind=section.bind,
         )  # fmt: skip
         return [ended for ended in exits if ended.code != 0]
 

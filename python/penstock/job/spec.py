@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from penstock.cpu_binding import binding_kind
 from penstock.errors import ConfigError, NotFound
 from penstock.units import parse_rate, parse_seconds
 
@@ -100,10 +101,13 @@ class RunSection(_Section, frozen=True):
         lost_node: Action when a node is lost: `abort` ends the job; `continue` keeps the ranks of the other nodes
             running; `restart` restores the objects that were stored only on the lost node, and starts all ranks again
             on the remaining nodes.
+        bind: CPUs of each rank: `none`, `show`, `core`, `numa`, `near-gpu`, `near-nic[:DEVICE]` or `cpus:LIST/LIST`.
+            By default, the launcher decides. See `protocols.RunRequest`.
     """
 
     argv: tuple[str, ...]
     ranks_per_node: int = 1
+    bind: str | None = None
     env: dict[str, str] = {}
     cwd: str | None = None
     timeout: str = "24h"
@@ -331,6 +335,11 @@ def _check(job: Job) -> None:
         raise ConfigError("run.argv: must contain a command")
     if job.run.ranks_per_node < 1:
         raise ConfigError(f"run.ranks_per_node: must be at least 1 (got {job.run.ranks_per_node})")
+    if job.run.bind is not None:
+        try:
+            binding_kind(job.run.bind)
+        except ValueError as error:
+            raise ConfigError(f"run.{error}") from None
     for part in (job.provision, job.pool, job.stage, job.run, job.archive):
         if part is not None:
             parse_seconds(part.timeout)

@@ -12,7 +12,12 @@ from penstock.cli.parameters import Several
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["in_containers"]
+__all__ = ["BIND_HELP", "in_containers"]
+
+BIND_HELP = (
+    "CPUs of each rank: none, show (the launcher's default), core, numa, near-gpu, near-nic[:DEVICE] or cpus:LIST/LIST"
+    " (one list per local rank)."
+)
 
 
 def in_containers(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -20,7 +25,7 @@ def in_containers(command: Callable[..., Any]) -> Callable[..., Any]:
     from penstock.cluster.containers import WAYS
 
     for option in (
-        click.option("--bind", "binds", multiple=True, metavar="BINDING", help="CPUs of each rank: none, show (the launcher's default), core, numa, near-gpu, near-nic[:DEVICE] or cpus:LIST/LIST (one list per local rank). Repeat it to compare bindings."),
+        click.option("--bind", "binds", multiple=True, metavar="BINDING", help=f"{BIND_HELP} Repeat it to compare bindings."),
         click.option("--ways", type=Several(click.Choice(WAYS), "ways"), default="host-mpirun", show_default=True, metavar="WAY,WAY", help="host-mpirun: the launcher starts each rank in a container. inside: mpirun itself runs in the container, and starts daemons on other nodes by ssh, in the container, too."),
         click.option("--container-gpus", is_flag=True, help="Make the nodes' GPUs visible in the container."),
         click.option("--container-bind", "container_binds", multiple=True, metavar="/SRC:/DST", help="Folder that the container sees; repeatable."),

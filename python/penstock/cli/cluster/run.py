@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from penstock.cli.cluster.options import json_flag, opened, reaching, spelt
+from penstock.cli.cluster.placement import BIND_HELP
 
 if TYPE_CHECKING:
     from penstock.protocols import Exit
@@ -29,6 +30,7 @@ __all__ = ["command"]
     metavar="N",
     help="Number of ranks on each node.",
 )
+@click.option("--bind", metavar="BINDING", help=BIND_HELP)
 @click.option("--cwd", metavar="DIR", help="Working directory of the command on the node.")
 @click.option(
     "--logs", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder for one log per node."
@@ -44,6 +46,7 @@ def command(
     timeout: float,
     leader: bool,
     ranks_per_node: int,
+    bind: str | None,
     cwd: str | None,
     logs: Path | None,
     dry_run: bool,
@@ -60,12 +63,13 @@ def command(
     with opened(launcher, nodes, on, settings) as cluster:
         chosen = [cluster.leader] if leader else list(cluster.nodes)
         if dry_run:
-            for line in cluster.launcher.line(RunRequest(argv, chosen, ranks_per_node, expand_placeholders=True)):
+            request = RunRequest(argv, chosen, ranks_per_node, expand_placeholders=True, bind=bind)
+            for line in cluster.launcher.line(request):
                 click.echo(spelt(list(line)))
             return 0
         exits = cluster.run(
             argv, on=chosen, ranks_per_node=ranks_per_node, timeout_s=timeout, cwd=cwd, logs=logs, expand_placeholders=True,
-            on_line=None if as_json else _print_line,
+            on_line=None if as_json else _print_line, bind=bind,
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps({"schema_version": 2, "exits": [as_row(each) for each in exits]}))
@@ -86,6 +90,7 @@ def as_row(ended: Exit) -> dict[str, object]:
         "rank": ended.rank,
         "code": ended.code,
         "seconds": ended.seconds,
+        "cpus": ended.cpus,
         "stdout": ended.out.decode(errors="replace"),
         "stderr": ended.err.decode(errors="replace"),
         "error": None if ended.fault is None else str(ended.fault),

@@ -64,6 +64,7 @@ class ImageTraining:
         self._is_published, self._normalises = is_published, normalises
         self._spec: WorkloadSpec | None = None
         self._steps = 0
+        self._values: Tensor | None = None
         self._timer = StepTimer(torch.device("cpu"))
 
     def demand(self, spec: WorkloadSpec) -> Demand:
@@ -117,7 +118,11 @@ class ImageTraining:
 
     def _input(self, images: Tensor) -> Tensor:
         if not self._normalises:
-            return images.to(torch.float32).permute(0, 3, 1, 2)
+            # The memory is reused, because fresh pages cost as much as the conversion. The backward pass of the last
+            # step, which reads it, is done.
+            if self._values is None or self._values.shape != images.shape:
+                self._values = torch.empty(images.shape, dtype=torch.float32, device=images.device)
+            return self._values.copy_(images).permute(0, 3, 1, 2)
         return as_input(images, channels_last=self.recipe.channels_last)
 
     def _example(self, samples: int) -> Tensor:
@@ -220,5 +225,5 @@ class ImageTraining:
 
     def cleanup(self) -> None:
         self._timer.close()
-        self._model = self._net = self._optimiser = None
+        self._model = self._net = self._optimiser = self._values = None
         self._spec = None

@@ -13,7 +13,7 @@ from itertools import repeat
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.bench.net.memory import bytes_of, expected, floats_of, scatter_counts
+from penstock.bench.net.memory import bytes_of, expected, floats_of
 from penstock.bench.net.nccl_format import NcclHalf, NcclRow, bus_factor
 from penstock.bench.net.osu_format import OsuRow
 from penstock.bench.net.plan import POINT_TO_POINT, REDUCTIONS
@@ -47,7 +47,11 @@ def measure_tests(plan: NetPlan, transport: Transport, emit: Emit, stage: Stage)
     """
     for operation in plan.operations:
         emit({"table": operation})
-        for size in plan.sizes(operation, transport.world):
+        sizes = plan.sizes(operation, transport.world)
+        parts = transport.world if operation in ("allgather", "alltoall") and plan.convention == "osu" else 1
+        for name in ("send", "recv"):  # once for all sizes, as OSU's programs do
+            transport.memory.take(name, sizes[-1] * parts if sizes else 0)
+        for size in sizes:
             stage(operation, size)
             if plan.convention == "nccl":
                 _emit_nccl(plan, transport, operation, size, emit)
@@ -298,8 +302,3 @@ def _timed(
     begin = perf_counter()
     run(count)
     return (perf_counter() - begin) / count
-
-
-def part_bytes(operation: str, size: int, rank: int, world: int) -> int:
-    """Bytes that a rank receives in a reduce-scatter of OSU's sizes; for other operations, the size."""
-    return scatter_counts(size // 4, world)[rank] * 4 if operation == "reduce-scatter" else size

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 __all__ = ["Memory", "bytes_of", "expected", "floats_of", "scatter_counts"]
@@ -49,9 +50,9 @@ class Memory:
             return torch.zeros(size_bytes, dtype=torch.uint8, device=self.device)
         import numpy as np
 
-        raw = np.zeros(size_bytes + _PAGE_BYTES, np.uint8)
-        start = -raw.ctypes.data % _PAGE_BYTES
-        return raw[start : start + size_bytes]
+        # Not numpy's own memory: it asks for huge pages above 4 MiB, which OSU's programs do not.
+        pages = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        return np.frombuffer(pages, np.uint8)
 
 
 def bytes_of(rank: int, size_bytes: int) -> Any:

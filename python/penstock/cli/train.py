@@ -119,7 +119,11 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
 @click.option(
     "--filters", type=int, help="Number of filters of the first convolution.  [default: cosmoflow 32, MLPerf's]"
 )
-@click.option("--recipe", help="Recipe to start from: mlperf, demo.  [default: mlperf]")
+@click.option(
+    "--recipe",
+    help="Recipe to start from: for cosmoflow mlperf, nvidia, nvidia-small, sc18, demo; for ResNet imagenet, demo.  "
+    "[default: the first]",
+)
 @click.option(
     "--set",
     "settings",
@@ -132,7 +136,7 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
 @click.option(
     "--accelerator",
     metavar="NAME",
-    help="Emulate the published step time of v100, a100 or h100 instead of computing the step.",
+    help="Emulate the published step time of an accelerator, such as a100 or h100, instead of computing the step.",
 )
 @click.option("--device", default="auto", show_default=True, help="Device: cpu, cuda or auto.")
 @click.option(
@@ -238,12 +242,13 @@ def command(
     as_json: bool,
     **rest: Any,
 ) -> None:
-    """Train WORKLOAD (cosmoflow, or a plug-in's) and save the result.
+    """Train WORKLOAD (cosmoflow, resnet50, resnet152, resnet18, trivial, or a plug-in's) and save the result.
 
     \b
     penstock train cosmoflow --data s3://cosmo/train/ --ranks 8 --batch-size 1
     penstock train cosmoflow --data staged --voxels 32 --recipe demo --epochs 6
     penstock train cosmoflow --data s3://cosmo/train/ --accelerator a100
+    penstock train resnet50 --data s3://imagenet/train/ --batch-size 64 --set amp=true
     penstock train cosmoflow --synthetic --steps 50
     penstock train cosmoflow --data s3://cosmo/train/ --compare-synthetic
     penstock train cosmoflow --synthetic --scale ranks=1,2,4 --scaling strong
@@ -391,5 +396,5 @@ def _line(progress: Progress) -> str:
     ]
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:.4f}")
-    parts += [f"{name} {value:.4f}" for name, value in progress.metrics.items() if name == "mae"]
+    parts += [f"{name} {value:.4f}" for name, value in progress.metrics.items() if name in ("mae", "top1")]
     return " · ".join(parts)

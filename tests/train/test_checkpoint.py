@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.errors import ConfigError, Corrupt, NoSpace
+from penstock.errors import ConfigError, Corrupt, NoSpace, Unsupported
 from penstock.feed.checkpoint.folder import CheckpointFolder, list_checkpoints
 from penstock.train import TrainSpec, checkpoint, run
 from penstock.train.checkpoint_saver import CheckpointSaver
@@ -205,6 +205,79 @@ def test_saver_second_save_waits_and_counts_it_as_stall(tmp_path, monkeypatch):
     assert saver._copies["w"].data_ptr() == copies  # one copy in memory, used again
     assert saver.finish().saves == 2
     assert steps(tmp_path) == [1, 2]
+
+
+class Learner:
+    """A layer with batch normalisation: parameters and moments belong to the optimiser, statistics do not."""
+
+    def __init__(self):
+        import torch
+
+        self.model = torch.nn.Sequential(torch.nn.Linear(50, 50), torch.nn.BatchNorm1d(50))
+        self.optimiser = torch.optim.Adam(self.model.parameters(), lr=0.1)
+
+    def forward(self):
+        import torch
+
+        self.model(torch.rand(4, 50)).sum().backward()
+
+    def step(self):
+        self.forward()
+        self.optimiser.step()
+
+    def state(self):
+        states = {"model": self.model.state_dict(), "optimiser": self.optimiser.state_dict()}
+        return {"learnt": {}, "epoch": 0, "steps": 0, **states}
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The thread waits before its first copy until `held.set()`."""
+    begun, run_thread = threading.Event(), CheckpointSaver._run
+    monkeypatch.setattr(CheckpointSaver, "_run", lambda *given: (begun.wait(30), run_thread(*given)))
+    yield begun
+    begun.set()
+
+
+def test_saver_copies_parameters_while_the_next_step_computes(tmp_path, held):
+    import copy
+
+    learner = Learner()
+    saver = CheckpointSaver(CheckpointFolder(tmp_path), keep=2, rank=0)
+    learner.step()
+    want = copy.deepcopy(learner.state())
+    saver.save(1, learner.state())
+    assert saver.times.stall_s < 1
+    assert not saver._copies["model/0.weight"].equal(learner.model[0].weight)  # not copied yet
+    assert saver._copies["model/1.running_mean"].equal(learner.model[1].running_mean)  # copied at once
+    learner.forward()  # changes the statistics
+    threading.Timer(0.3, held.set).start()
+    learner.optimiser.step()  # waits for the copy
+    assert saver.times.stall_s >= 0.2
+    saver.finish()
+    saver.close()
+    found = checkpoint.read(CheckpointFolder(tmp_path), {})
+    for name, tensor in want["model"].items():
+        assert found["model"][name].equal(tensor), name
+    for number, moments in want["optimiser"]["state"].items():
+        assert all(found["optimiser"]["state"][number][name].equal(one) for name, one in moments.items())
+    learner.step()  # the closed saver holds no step back
+
+
+def test_saver_parameters_changed_while_they_are_copied_are_refused(tmp_path, held):
+    import torch
+
+    learner = Learner()
+    saver = CheckpointSaver(CheckpointFolder(tmp_path), keep=2, rank=0)
+    learner.step()
+    saver.save(1, learner.state())
+    with torch.no_grad():
+        learner.model[0].weight.clamp_(-0.1, 0.1)
+    held.set()
+    with pytest.raises(Unsupported, match=r"step 1: `model/0\.weight` changed before the optimiser's step"):
+        saver.finish()
+    saver.close()
+    assert steps(tmp_path) == []
 
 
 def test_saver_store_that_refuses_ends_with_one_error_and_keeps_the_former(tmp_path):

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves checkpoints while the training goes on: copies the state, then writes the copy in a thread.
+"""Saves checkpoints while the training goes on: copies the state to CPU memory, then writes the copy in a thread.
 
 At most one copy is in flight. A save that comes earlier waits, and this wait is part of the stall.
+
+Parameters and optimiser state change only in an optimiser's step. So on the CPU the thread copies them too, during the
+next forward and backward pass, and the next optimiser step waits for the copy (the pipelined snapshot of CheckFreq,
+Mohan et al., FAST 2021). All other tensors, such as the statistics of batch normalisation, are copied at once.
 """
 
 from __future__ import annotations
@@ -9,10 +13,11 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, from_wire, to_wire
+from penstock.errors import PenstockError, Unsupported, from_wire, to_wire
 from penstock.train import checkpoint
 
 if TYPE_CHECKING:
@@ -35,8 +40,10 @@ class SaveTimes:
     Attributes:
         saves: Number of committed checkpoints.
         bytes: Bytes of their data files over all ranks; only on rank 0.
-        stall_s: Time in which the training waited: for the former write, and for the copy.
-        write_s: Time from the end of the copies to the commits.
+        stall_s: Time in which the training waited: in a save (for the former write, and for the copy), and before an
+            optimiser step (for the rest of the copy).
+        write_s: Time from the start of each copy to the commit.
+        last_save_s: Of the last one.
         end_wait_s: Time after the last step until the last commit.
         last_step: Step of the last committed checkpoint, or -1.
         url: Folder of the checkpoints.
@@ -47,10 +54,21 @@ class SaveTimes:
     bytes: int = 0
     stall_s: float = 0.0
     write_s: float = 0.0
+    last_save_s: float = 0.0
     end_wait_s: float = 0.0
     last_step: int = -1
     url: str = ""
     damaged: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Deferred:
+    """A tensor that the thread copies, with its version counter at the save."""
+
+    name: str
+    source: Tensor
+    copy: Tensor
+    version: int
 
 
 class CheckpointSaver:
@@ -66,8 +84,15 @@ class CheckpointSaver:
         self.folder, self.times = folder, SaveTimes(url=folder.url)
         self._keep, self._rank, self._group = keep, rank, group
         self._copies: dict[str, Tensor] = {}
+        self._copied = threading.Event()  # cleared while the thread copies tensors that the next step changes
+        self._copied.set()
+        self._optimisers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._hook: Any = None
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
         if group is None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
 
@@ -79,15 +104,26 @@ class CheckpointSaver:
         """
         began = time.perf_counter()
         self._join()
+        started = time.perf_counter()
         structure, tensors = checkpoint.split(state)
-        values: dict[str, Any] = dict(self._copied(tensors))
+        copies, deferred = self._copy(tensors)
+        values: dict[str, Any] = dict(copies)
         if self._rank == 0:
             values["structure"] = structure
+        self._copied.clear()
         self._thread = threading.Thread(
-            target=self._write, args=(step, values), name="penstock-checkpoint", daemon=True
+            target=self._run, args=(step, values, deferred, started), name="penstock-checkpoint", daemon=True
         )
         self._thread.start()
         self.times.stall_s += time.perf_counter() - began
+
+    def _before_step(self, optimiser: Any, *_: Any) -> None:
+        """Wait until the former state of the optimiser is copied. torch calls this before each optimiser step."""
+        self._optimisers.add(optimiser)
+        if not self._copied.is_set():
+            began = time.perf_counter()
+            self._copied.wait()
+            self.times.stall_s += time.perf_counter() - began
 
     def finish(self) -> SaveTimes:
         """Wait for the last checkpoint; return the times.
@@ -106,6 +142,9 @@ class CheckpointSaver:
         if self._thread is not None:
             self._thread.join(_END_S)
         self._copies.clear()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -117,13 +156,15 @@ class CheckpointSaver:
             error, self._error = self._error, None
             raise error
 
-    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy the tensors to CPU memory. The memory of the former copy is reused, because touching new pages costs
-        four times the copy.
+    def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[_Deferred]]:
+        """Copy the tensors to CPU memory; return the copies, and those that the thread has to fill. The memory of the
+        former copy is reused, because touching new pages costs four times the copy.
         """
         import torch
 
         copies: dict[str, Tensor] = {}
+        deferred: list[_Deferred] = []
+        owned = self._owned_memory()
         on_device = False
         for name, tensor in tensors.items():
             if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
@@ -136,20 +177,55 @@ class CheckpointSaver:
                 tensor.dtype,
             ):
                 former = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-            copies[name] = former.copy_(tensor, non_blocking=tensor.is_cuda)
+            copies[name] = former
+            if tensor.untyped_storage().data_ptr() in owned:
+                deferred.append(_Deferred(name, tensor, former, tensor._version))  # noqa: SLF001 - torch's public name
+                continue
+            former.copy_(tensor, non_blocking=tensor.is_cuda)
             on_device = on_device or tensor.is_cuda
         if on_device:
             torch.cuda.synchronize()
         self._copies = copies
-        return copies
+        return copies, deferred
 
-    def _write(self, step: int, values: dict[str, Any]) -> None:
+    def _owned_memory(self) -> set[int]:
+        """Addresses of the memory on the CPU that only an optimiser's step changes."""
+        import torch
+
+        found: set[int] = set()
+        for optimiser in self._optimisers:
+            states = (one for state in optimiser.state.values() if isinstance(state, dict) for one in state.values())
+            parameters = (one for group in optimiser.param_groups for one in group["params"])
+            for one in (*states, *parameters):
+                if isinstance(one, torch.Tensor) and one.device.type == "cpu" and one.layout == torch.strided:
+                    found.add(one.untyped_storage().data_ptr())
+        return found
+
+    def _run(self, step: int, values: dict[str, Any], deferred: list[_Deferred], started: float) -> None:
+        try:
+            for one in deferred:
+                one.copy.copy_(one.source)
+            changed = next((one.name for one in deferred if one.source._version != one.version), None)  # noqa: SLF001
+        except BaseException as error:
+            self._error = error
+            return
+        finally:
+            self._copied.set()
+        if changed is not None:
+            # Every rank runs the same workload, so every rank ends here.
+            self._error = Unsupported(
+                f"checkpoint of step {step:,}: `{changed}` changed before the optimiser's step, while it was copied",
+                hint="change parameters only in, or directly after, the optimiser's step",
+            )
+            return
+        self._write(step, values, started)
+
+    def _write(self, step: int, values: dict[str, Any], started: float) -> None:
         from torch.distributed import checkpoint as dcp
         from torch.distributed.checkpoint.api import CheckpointException
 
         from penstock.feed.checkpoint.writer import CheckpointWriter
 
-        began = time.perf_counter()
         writer = CheckpointWriter(self.folder.url, keep=self._keep)
         try:
             dcp.save(
@@ -166,11 +242,12 @@ class CheckpointSaver:
         except BaseException as error:
             self._error = error
         else:
-            self.times.saves += 1
             self.times.last_step = step
-            self.times.write_s += time.perf_counter() - began
+            self.times.last_save_s = time.perf_counter() - started
+            self.times.write_s += self.times.last_save_s
             if writer.committed is not None:
                 self.times.bytes += writer.committed.bytes
+            self.times.saves += 1
             return
         writer.discard()
 
@@ -194,7 +271,7 @@ def save_summary(leader: SaveTimes | None, everyone: Sequence[SaveTimes | None])
         "write_s": leader.write_s,
         "bytes_per_s": leader.bytes / leader.write_s,
         "stall_s": stall_s,
-        "stall_share": stall_s / (stall_s + leader.write_s),
+        "stall_share": stall_s / leader.write_s,
         "end_wait_s": max(one.end_wait_s for one in times),
         "damaged": leader.damaged,
     }

@@ -19,7 +19,10 @@ from penstock.bench.app.presets import PRESETS, prepare
 from penstock.bench.app.spec import Spec, Variant, load_spec, variants_of
 from penstock.bench.app.statistics import amdahl, bootstrap_rounds, gustafson, paired_ratio, student_quantile
 from penstock.bench.app.summary import summarise
+from penstock.bench.app.torchrun import torchrun_argv
+from penstock.cluster.containers import command_line_prefix
 from penstock.errors import ConfigError, NotFound
+from penstock.protocols import Node
 
 _GROMACS = "Performance:      123.456        0.194\n"
 _NS = r"ns/day=Performance:\s+([0-9.]+)"
@@ -147,6 +150,27 @@ def test_variants_of_flags_cross_ways_and_bindings():
         ("charliecloud, host mpirun, core", "core", "host-mpirun", True),
         ("charliecloud, mpirun inside, core", "core", "inside", True),
     ]
+
+
+def test_torchrun_starts_once_per_node_with_one_meeting_point():
+    nodes = [Node("h1", "10.0.0.1"), Node("h2", "10.0.0.2")]
+    argv = torchrun_argv(["python", "train.py"], nodes, 4)
+    port = next(word for word in argv if word.startswith("--master-port="))
+    assert 20000 <= int(port.partition("=")[2]) < 32000
+    options = ["--nnodes=2", "--node-rank={rank}", "--master-addr=10.0.0.1", port, "--nproc-per-node=4", "--no-python"]
+    assert argv[-8:] == [*options, "python", "train.py"]
+    assert "--standalone" in torchrun_argv(["x"], nodes[:1], 2)
+
+
+def test_command_line_prefix_names_variables_and_never_their_values():
+    prefix = command_line_prefix("docker:md:1", way="host-mpirun", binds=("/a:/b",), env=("TOKEN",), gpus=True)
+    assert {"--env=TOKEN", "--volume=/a:/b", "--gpus=all"} <= set(prefix.argv)
+    assert prefix.argv[-1] == "md:1"
+    inside = command_line_prefix("apptainer:md.sif", way="inside", binds=(), env=(), gpus=False)
+    assert inside.is_outermost
+    for container in ("docker:md", "pyxis:md"):
+        with pytest.raises(ConfigError, match="does not support mpirun inside"):
+            command_line_prefix(container, way="inside", binds=(), env=(), gpus=False)
 
 
 def test_sweep_file_has_the_flags_as_keys(tmp_path):

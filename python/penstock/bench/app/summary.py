@@ -25,6 +25,10 @@ _GOOD = 0.8
 _FITS = 0.1
 _MIN_ROUNDS = 5
 _ALL_SERIAL = 0.995
+_INSIDE = (
+    "whole runs with mpirun inside start the image's python3, the others this one, so a figure of merit compares them"
+    " better than wall seconds"
+)
 
 
 class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +121,8 @@ def summarise(spec: Spec, cells: Sequence[Cell]) -> Summary:
     notes = []
     if 1 < spec.repeats < _MIN_ROUNDS:
         notes.append(f"bootstrap intervals of {spec.repeats} rounds are too narrow; --repeats 5 or more is better")
+    if any(each.container is not None and each.way == "inside" for each in spec.variant):
+        notes.append(_INSIDE)
     if spec.repeats == 1:
         notes.append("one round has no interval; pass --repeats 3 or more")
     return Summary(

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from penstock.errors import ConfigError, Corrupt, NoSpace, Unsupported
+from penstock.errors import ConfigError, Corrupt, NoSpace, PenstockError, Unsupported
 from penstock.feed.checkpoint.folder import CheckpointFolder, list_checkpoints
 from penstock.train import TrainSpec, checkpoint, run
 from penstock.train.checkpoint_saver import CheckpointSaver
@@ -205,6 +205,22 @@ def test_saver_second_save_waits_and_counts_it_as_stall(tmp_path, monkeypatch):
     assert saver._copies["w"].data_ptr() == copies  # one copy in memory, used again
     assert saver.finish().saves == 2
     assert steps(tmp_path) == [1, 2]
+
+
+def test_run_stops_at_the_next_step_after_a_failed_write(tmp_path):
+    (tmp_path / "000000000002").write_text("a file where the folder should be")
+    reported = []
+    with pytest.raises(OSError, match="000000000002"):
+        run(spec(tmp_path, checkpoint_steps=2, epochs=1_000_000), report=reported.append)
+    assert reported[-1].step < 1000
+
+
+def test_run_that_diverges_keeps_its_checkpoints(tmp_path):
+    settings = {"voxels": 32, "filters": 2, "base_batch": 8, "base_learning_rate": 1e30, "warmup_epochs": 0}
+    with pytest.raises(PenstockError, match="diverged") as caught:
+        run(spec(tmp_path, settings=settings, checkpoint_steps=1, epochs=3))
+    latest = list_checkpoints(tmp_path)[-1]
+    assert str(caught.value).startswith(f"step {latest.step + 1}: ")
 
 
 class Learner:

@@ -66,7 +66,7 @@ def _print_run(result: dict[str, Any]) -> None:
 def _print_checkpoints(found: dict[str, Any]) -> None:
     each = found["bytes"] / found["saves"]
     click.echo(
-        f"{found['saves']:,} checkpoints of {each / 1e6:,.1f} MB at {found['bytes_per_s'] / 1e6:,.1f} MB/s; training "
+        f"{found['saves']:,} checkpoint{'s' if found['saves'] > 1 else ''} of {each / 1e6:,.1f} MB at {found['bytes_per_s'] / 1e6:,.1f} MB/s; training "
         f"stalled {1000 * found['stall_s'] / found['saves']:,.1f} ms per checkpoint "
         f"({100 * found['stall_share']:.1f} % of its time); the latest is step {found['last_step']:,}"
     )

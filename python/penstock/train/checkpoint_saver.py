@@ -118,8 +118,15 @@ class CheckpointSaver:
         self.times.stall_s += time.perf_counter() - began
 
     def _before_step(self, optimiser: Any, *_: Any) -> None:
-        """Wait until the former state of the optimiser is copied. torch calls this before each optimiser step."""
+        """Wait until the former state of the optimiser is copied. torch calls this before each optimiser step.
+
+        Raises:
+            PenstockError: The checkpoint could not be written. Several ranks learn this at different steps, so they
+                all stop at the next `save` instead.
+        """
         self._optimisers.add(optimiser)
+        if self._error is not None and self._group is None:
+            self._join()
         if not self._copied.is_set():
             began = time.perf_counter()
             self._copied.wait()

@@ -100,6 +100,22 @@ def test_slow_pair_is_named_if_its_hosts_are_fast_with_others():
     assert "latency 31.80 us, 3.18 times" in finding.text
 
 
+def test_slow_node_is_named_in_spite_of_noisy_latencies():
+    noise = random.Random(3)
+    places = [place(rank, f"h{rank}") for rank in range(3)]
+    result = matrix(places, lambda a, b: 3e8 if a == 2 else 1e9, lambda a, b: noise.uniform(200, 900))
+    [finding] = judge(result).findings
+    assert (finding.kind, finding.hosts) == ("slow-node", ("h2",))
+
+
+def test_pair_that_differs_by_13_per_cent_is_named_if_rounds_agree():
+    """The difference between two pairs of GPUs in STUDIES E: 3.18 against 2.82 us."""
+    places = [place(rank, "a", cores=(rank,)) for rank in range(4)]
+    result = matrix(places, lambda a, b: 1e10, lambda a, b: 3.18 if (a, b) == (1, 2) else 2.82)
+    [finding] = judge(result).findings
+    assert (finding.kind, finding.ranks) == ("slow-pair", (1, 2))
+
+
 def test_pair_that_is_slow_in_one_round_only_is_no_fault():
     places = [place(rank, f"h{rank}") for rank in range(3)]
     result = matrix(places, lambda a, b: 1e9)

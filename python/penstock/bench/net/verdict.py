@@ -2,8 +2,8 @@
 """Verdict on a network: the fit of time to size, what limits a message, and which pairs, links or bindings are at fault.
 
 A pair is slow if its best round is worse than the reference of its relation (within a socket, a node, between nodes) by
-`SLOW`. The reference is the lower quartile: with one bad host among three, two of three pairs are slow, so a median
-would be that of the bad ones.
+more than the noise between rounds. The reference is the better quartile: with one bad host among three, two of three
+pairs are slow, so a median would be that of the bad ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "NetVerdict", "PairFigure", "judge", "wire_rate"]
 
-SLOW = 1.25
+# A pair is slow from this ratio to the reference on, if the rounds agree; else from this many times their noise on.
+_SLOW = 1.10
+_NOISES = 4
+_SLOW_OF_ONE_ROUND = 1.25
 # Bytes of a frame beside its payload: Ethernet header 14, IPv4 20, TCP 20 with 12 of timestamps. Rate limits of Linux'
 # tc count these; preamble, frame check sequence and gap (24) are counted by the wire only.
 _HEADERS_BYTES = 52
@@ -57,6 +60,28 @@ class PairFigure(msgspec.Struct, frozen=True, kw_only=True):
     latency_ratio: float = 1.0
     a_to_b_ratio: float = 1.0
     b_to_a_ratio: float = 1.0
+    latency_limit: float = _SLOW
+    rate_limit: float = _SLOW
+
+    @property
+    def is_latency_slow(self) -> bool:
+        return self.latency_ratio > self.latency_limit
+
+    @property
+    def is_a_to_b_slow(self) -> bool:
+        return self.a_to_b_ratio > self.rate_limit
+
+    @property
+    def is_b_to_a_slow(self) -> bool:
+        return self.b_to_a_ratio > self.rate_limit
+
+    @property
+    def is_slow(self) -> bool:
+        return self.is_latency_slow or self.is_rate_slow
+
+    @property
+    def is_rate_slow(self) -> bool:
+        return self.is_a_to_b_slow or self.is_b_to_a_slow
 
     @property
     def worst_ratio(self) -> float:
@@ -201,9 +226,25 @@ def pair_figures(pairs: Sequence[Pair], places: Sequence[Place]) -> tuple[PairFi
                 latency_ratio=min(each.latency_us for each in held) / latency,
                 a_to_b_ratio=1 / max(each.a_to_b for each in held) / slowness,
                 b_to_a_ratio=1 / max(each.b_to_a for each in held) / slowness,
+                latency_limit=_limit([[each.latency_us for each in rounds[other.a, other.b]] for other in alike]),
+                rate_limit=_limit(
+                    [
+                        [1 / (each.a_to_b if is_forth else each.b_to_a) for each in rounds[other.a, other.b]]
+                        for other in alike
+                        for is_forth in (True, False)
+                    ]
+                ),
             )
         )
     return tuple(found)
+
+
+def _limit(rounds: Sequence[Sequence[float]]) -> float:
+    """Ratio to the reference from which a figure is slow, given the times of all pairs of a relation in each round."""
+    if len(rounds[0]) == 1:
+        return _SLOW_OF_ONE_ROUND
+    noise = statistics.median(statistics.median(held) / min(held) - 1 for held in rounds)
+    return max(_SLOW, 1 + _NOISES * noise)
 
 
 def _reference(values: Sequence[float]) -> float:
@@ -216,16 +257,22 @@ def _slow(pairs: Sequence[PairFigure], places: Sequence[Place]) -> list[Finding]
     found: list[Finding] = []
     for kind in dict.fromkeys(each.relation for each in pairs):
         alike = [each for each in pairs if each.relation == kind]
-        slow = [each for each in alike if each.worst_ratio > SLOW]
-        if not slow or len(alike) < 2:
+        if len(alike) < 2:
             continue
-        node = _common_host(alike, slow, places) if kind == Relation.NODES else None
-        if node is not None:
-            found.append(_slow_node(node, slow, places))
-            continue
-        found += [_slow_pair(each, places) for each in sorted(slow, key=lambda each: -each.worst_ratio)[:4]]
-        if len(slow) > 4:
-            found.append(Finding(kind="note", text=f"{len(slow) - 4} more slow pairs {kind}; see the matrix"))
+        left = [each for each in alike if each.is_slow]
+        if kind == Relation.NODES:
+            # A bad link of a node slows the bandwidth or the latency of all its pairs; latency alone is noisier.
+            slow = [each for each in alike if each.is_rate_slow]
+            node = _common_host(alike, slow, places)
+            if node is None:
+                slow = [each for each in alike if each.is_latency_slow]
+                node = _common_host(alike, slow, places)
+            if node is not None:
+                found.append(_slow_node(node, slow, places))
+                left = [each for each in left if node not in (places[each.a].host, places[each.b].host)]
+        found += [_slow_pair(each, places) for each in sorted(left, key=lambda each: -each.worst_ratio)[:4]]
+        if len(left) > 4:
+            found.append(Finding(kind="note", text=f"{len(left) - 4} more slow pairs {kind}; see the matrix"))
     return found
 
 
@@ -243,24 +290,23 @@ def _common_host(alike: Sequence[PairFigure], slow: Sequence[PairFigure], places
 
 
 def _slow_node(host: str, slow: Sequence[PairFigure], places: Sequence[Place]) -> Finding:
-    into, out_of, latency = [], [], []
+    into, out_of = [], []
     for each in slow:
+        forth = (each.is_a_to_b_slow, each.a_to_b_ratio, each.a_to_b)
+        back = (each.is_b_to_a_slow, each.b_to_a_ratio, each.b_to_a)
         is_a = places[each.a].host == host
-        out_of.append((each.a_to_b_ratio if is_a else each.b_to_a_ratio, each.a_to_b if is_a else each.b_to_a))
-        into.append((each.b_to_a_ratio if is_a else each.a_to_b_ratio, each.b_to_a if is_a else each.a_to_b))
-        latency.append(each.latency_ratio)
+        out_of.append(forth if is_a else back)
+        into.append(back if is_a else forth)
     parts = []
     for what, held in (("out of it", out_of), ("into it", into)):
-        ratio = statistics.median(each[0] for each in held)
-        if ratio > SLOW:
-            parts.append(
-                f"{format_rate(statistics.median(each[1] for each in held))} {what} ({ratio:.1f} times slower)"
-            )
-    if statistics.median(latency) > SLOW:
-        parts.append(f"latency {statistics.median(latency):.1f} times higher")
+        if sum(is_slow for is_slow, _, _ in held) > len(held) / 2:
+            ratio, rate = (statistics.median(each[at] for each in held) for at in (1, 2))
+            parts.append(f"{format_rate(rate)} {what} ({ratio:.1f} times slower)")
+    if sum(each.is_latency_slow for each in slow) > len(slow) / 2:
+        parts.append(f"latency {statistics.median(each.latency_ratio for each in slow):.1f} times higher")
     text = (
         f"one bad link: that of node {host}: every pair with it is slow, and no other pair between nodes is: "
-        f"{', '.join(parts) or 'some of its figures'}"
+        f"{', '.join(parts)}"
     )
     ranks = tuple(sorted(place.rank for place in places if place.host == host))
     return Finding(kind="slow-node", text=text, ranks=ranks, hosts=(host,))
@@ -269,13 +315,13 @@ def _slow_node(host: str, slow: Sequence[PairFigure], places: Sequence[Place]) -
 def _slow_pair(each: PairFigure, places: Sequence[Place]) -> Finding:
     hosts = tuple(dict.fromkeys((places[each.a].host, places[each.b].host)))
     parts = []
-    if each.latency_ratio > SLOW:
+    if each.is_latency_slow:
         parts.append(f"latency {each.latency_us:.2f} us, {each.latency_ratio:.2f} times the reference")
-    for source, sink, rate, ratio in (
-        (each.a, each.b, each.a_to_b, each.a_to_b_ratio),
-        (each.b, each.a, each.b_to_a, each.b_to_a_ratio),
+    for source, sink, rate, ratio, is_slow in (
+        (each.a, each.b, each.a_to_b, each.a_to_b_ratio, each.is_a_to_b_slow),
+        (each.b, each.a, each.b_to_a, each.b_to_a_ratio, each.is_b_to_a_slow),
     ):
-        if ratio > SLOW:
+        if is_slow:
             parts.append(f"{format_rate(rate)} from {source} to {sink}, {ratio:.2f} times slower than the reference")
     text = f"slow pair: ranks {each.a} and {each.b}, {each.relation} ({' and '.join(hosts)}): {', '.join(parts)}"
     return Finding(kind="slow-pair", text=text, ranks=(each.a, each.b), hosts=hosts)

@@ -333,11 +333,10 @@ def _deliver(result: NetResult, table: Any, given: dict[str, Any]) -> None:
 
 
 def _draw(result: NetResult, verdict: Any, file: Path) -> None:
-    from penstock.bench.net.verdict import SLOW
     from penstock.cli.bench.net_table import labels_of, topology_lines
     from penstock.report.pair_chart import export_pairs
 
-    slow = {(each.a, each.b) for each in verdict.pairs if each.worst_ratio > SLOW}
+    slow = {(each.a, each.b) for each in verdict.pairs if each.is_slow}
     topology = [*topology_lines(result.places), "", *(finding.text for finding in verdict.findings)]
     export_pairs(verdict.pairs, slow, labels_of(result.places), topology, file)
     click.echo(f"heat map: {file}", err=True)

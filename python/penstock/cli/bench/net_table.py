@@ -6,7 +6,6 @@ stdout gets what the conventions' own programs print, and the matrix; stderr get
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -127,17 +126,15 @@ def labels_of(places: Sequence[Place]) -> list[str]:
 
 def matrix_lines(pairs: Sequence[PairFigure], result: NetResult) -> list[str]:
     """Two tables: one-way latency, and bandwidth from the rank of the row to that of the column. `!` marks a slow pair."""
-    from penstock.bench.net.verdict import SLOW
-
     size = format_bytes(result.plan.matrix_bytes, binary=True)
     labels, world = labels_of(result.places), result.world
     latency: dict[tuple[int, int], tuple[float, bool]] = {}
     rates: dict[tuple[int, int], tuple[float, bool]] = {}
     for pair in pairs:
         for at in ((pair.a, pair.b), (pair.b, pair.a)):
-            latency[at] = (pair.latency_us, pair.latency_ratio > SLOW)
-        rates[pair.a, pair.b] = (pair.a_to_b / 1e6, pair.a_to_b_ratio > SLOW)
-        rates[pair.b, pair.a] = (pair.b_to_a / 1e6, pair.b_to_a_ratio > SLOW)
+            latency[at] = (pair.latency_us, pair.is_latency_slow)
+        rates[pair.a, pair.b] = (pair.a_to_b / 1e6, pair.is_a_to_b_slow)
+        rates[pair.b, pair.a] = (pair.b_to_a / 1e6, pair.is_b_to_a_slow)
     return [
         "# One-way latency of 8 bytes (us); darker is slower, ! is slow",
         *_table(latency, labels, world, slower_is_higher=True),
@@ -205,8 +202,3 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def columns() -> int:
-    """Width of the terminal."""
-    return shutil.get_terminal_size().columns

@@ -344,6 +344,9 @@ def test_memory_that_runs_out_is_an_error_with_a_smaller_batch():
     ):
         torch.empty(1 << 50)  # more than any machine has: torch's own error
     assert "--batch-size 16" in caught.value.hint
+    with pytest.raises(BudgetExceeded) as caught, torch_step.memory_advice(1, "x", device):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert "smaller model" in caught.value.hint
     with pytest.raises(RuntimeError, match="other"), torch_step.memory_advice(1, "x", device):
         raise RuntimeError("other")
 

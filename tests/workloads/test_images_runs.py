@@ -78,6 +78,24 @@ def test_trivial_runs_over_files_and_generated_data(data):
     assert real["bytes"] > 0 == synthetic["bytes"]
 
 
+def test_cli_prints_the_accuracy_beside_chance(data, run_cli):
+    flags = ["--data", data / "train", "--validation", data / "valid", "--recipe", "demo", "--set", "classes=4"]
+    done = run_cli("train", "resnet18", *map(str, flags), "--batch-size", "8", "--threads", "1", "--no-save")
+    assert done.code == 0, done.err
+    (line,) = [line for line in done.out.splitlines() if line.startswith("top-1")]
+    assert line.endswith("of 10 validation images; chance is 25.0 %")
+    assert " · top1 " in done.err
+
+
+def test_cli_label_out_of_range_is_one_error_with_its_exit_code(data, run_cli):
+    flags = ["--data", data / "train", "--recipe", "demo", "--set", "classes=3", "--set", "warmup_epochs=1"]
+    done = run_cli("train", "resnet18", *map(str, flags), "--batch-size", "8", "--no-save")
+    assert done.code == 2, done.err
+    (line,) = [line for line in done.err.splitlines() if line.startswith("error[")]
+    assert line.startswith("error[config]: step 1 on rank 0: sample ")
+    assert line.endswith("has the label 4, but 3 classes allow 1 to 3")
+
+
 @pytest.mark.slow
 def test_small_resnet_learns_generated_classes_far_above_chance(tmp_path):
     """Ten classes of stripes: chance is 0.1, and the images of the validation were never trained on."""

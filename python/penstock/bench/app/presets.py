@@ -155,7 +155,7 @@ PRESETS = {
         note="this preset has not run with HOOMD-blue yet; it starts from a lattice, not from the published file",
     ),
     "gromacs": Preset(
-        about="GROMACS: figure only; give the command, such as -- gmx_mpi mdrun -s FILE -nsteps 5000 (experimental)",
+        about="GROMACS: figure only; give the command, such as -- gmx_mpi mdrun -s FILE -nsteps 5000",
         figure=Figure("ns/day", r"^Performance:\s+([0-9.]+)", kind="step-rate"),
         needs=("gmx_mpi", "gmx"),
         package="install GROMACS, for example Debian's package gromacs-mpich or gromacs-openmpi",

@@ -248,7 +248,7 @@ def command(
     penstock train cosmoflow --data s3://cosmo/train/ --ranks 8 --batch-size 1
     penstock train cosmoflow --data staged --voxels 32 --recipe demo --epochs 6
     penstock train cosmoflow --data s3://cosmo/train/ --accelerator a100
-    penstock train resnet50 --data s3://imagenet/train/ --batch-size 64 --set amp=true
+    penstock train resnet50 --data s3://imagenet/train/ --set amp=true
     penstock train cosmoflow --synthetic --steps 50
     penstock train cosmoflow --data s3://cosmo/train/ --compare-synthetic
     penstock train cosmoflow --synthetic --scale ranks=1,2,4 --scaling strong

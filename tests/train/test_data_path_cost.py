@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from penstock.cli.train import command
 from penstock.errors import ConfigError
 from penstock.train import TrainSpec, run
-from penstock.train.data_path_cost import Turn, limit_of
+from penstock.train.data_path_cost import Turn, doubt, limit_of
 from penstock.train.source import DummyFeed
 
 SETTINGS = {"voxels": 32, "filters": 2, "base_batch": 8}
@@ -57,11 +57,21 @@ def test_planted_cost_of_the_data_path_is_found_and_its_limit_named():
     assert found["interval"][0] <= found["ratio"] <= found["interval"][1] < 1
     assert found["limiting"] == "throttle_s"
     assert len(found["real"]["turns"]) == len(found["synthetic"]["turns"])
+    # Waiting uses no CPU time, so both sides use about the same; the emulated accelerator spins.
+    for side in ("real", "synthetic"):
+        assert 0 < found[side]["cpu_s_per_sample"] < 0.1
     # Standard figures are those of the real turns alone: the turns of both sides, and one of warm-up.
     assert result["kind"] == "train-compare"
     assert result["samples"] == 6 * (len(found["real"]["turns"]) + 1)
     assert result["samples_per_s"] == found["real"]["median"]
     assert result["step_breakdown"]["parts"]["data_wait_s"] > 0.005
+
+
+def test_real_data_faster_than_memory_is_doubted():
+    fair = {"interval": [0.97, 1.01], "ratio": 0.99, "margin": 0.02}
+    assert doubt(fair) is None
+    assert doubt({**fair, "interval": [None, None]}) is None
+    assert "1.50 times as fast" in doubt({**fair, "interval": [1.1, 2.0], "ratio": 1.5})
 
 
 def test_turn_continues_over_epochs_and_ends_its_pass():

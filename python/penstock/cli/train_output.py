@@ -78,7 +78,10 @@ def _print_data_path(found: dict[str, Any]) -> None:
     unit = found["unit"]
     for name in ("real", "synthetic"):
         side = found[name]
-        click.echo(f"{name:<9} {side['median']:12,.1f} {unit} (median of {len(side['turns'])} turns)")
+        click.echo(
+            f"{name:<9} {side['median']:12,.1f} {unit} (median of {len(side['turns'])} turns), "
+            f"{1000 * side['cpu_s_per_sample']:.2f} ms of CPU time per sample"
+        )
     lost = found["synthetic"]["median"] - found["real"]["median"]
     low, high = found["cost_interval"]
     interval = "unknown" if low is None or high is None else f"{100 * low:.2f} to {100 * high:.2f} %"

@@ -9,6 +9,7 @@ interval and the stopping rule are those of `penstock bench ab`.
 from __future__ import annotations
 
 from contextlib import suppress
+from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench import ab
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from penstock.train.driver import EpochTime
     from penstock.train.source import Feed
 
-__all__ = ["MARGIN", "Turn", "compare_turns", "limit_of", "unit_of"]
+__all__ = ["MARGIN", "Turn", "compare_turns", "doubt", "limit_of", "unit_of"]
 
 MARGIN = 0.02
 """Difference below which real and synthetic data count as the same: the aim is real >= 0.98 x synthetic."""
 
 _ALPHA = 0.05
+_SIDES = (("synthetic",), ("real",))
 _WAITS = (
     "first_byte_s",
     "transfer_s",
@@ -109,23 +111,28 @@ def compare_turns(
 
     Returns:
         `real` and `synthetic` (rates of all turns, their medians), `ratio` (real over synthetic) with `interval` and
-        `bootstrap`, `cost` (1 - ratio) with `cost_interval`, `verdict` and `stopped`. Bounds are None if unknown.
+        `bootstrap`, `cost` (1 - ratio) with `cost_interval`, `verdict` and `stopped`. Bounds are None if unknown. Each
+        side also has `cpu_s_per_sample`, the CPU time of all threads, which other programs on the machine hardly change.
     """
     number = 0
+    used: dict[bool, list[float]] = {True: [0.0, 0.0], False: [0.0, 0.0]}
 
     def turn(argv: Sequence[str], _name: str) -> float:
         nonlocal number
         number += 1
         is_synthetic = argv[0] == "synthetic"
-        time = run(Turn(synthetic if is_synthetic else feed, turn_steps, number), is_synthetic)
-        mine = (time.steps, time.wall_s - time.warm_up_s, time.samples - time.warm_up_samples)
-        everyone = gather(mine)
-        samples, wall_s = sum(one[2] for one in everyone), max(one[1] for one in everyone)
-        return float(samples / max(wall_s, 1e-9))
+        began_cpu_s = process_time()
+        took = run(Turn(synthetic if is_synthetic else feed, turn_steps, number), is_synthetic)
+        cpu_s = process_time() - began_cpu_s
+        everyone = gather((took.wall_s - took.warm_up_s, took.samples - took.warm_up_samples, cpu_s, took.samples))
+        if number > len(_SIDES):  # not the warm-up turn of each side
+            used[is_synthetic][0] += sum(one[2] for one in everyone)
+            used[is_synthetic][1] += sum(one[3] for one in everyone)
+        return float(sum(one[1] for one in everyone) / max(1e-9, *(one[0] for one in everyone)))
 
     found = ab.compare(
-        ("synthetic",),
-        ("real",),
+        _SIDES[0],
+        _SIDES[1],
         turn,
         metric=unit,
         alpha=_ALPHA,
@@ -137,8 +144,8 @@ def compare_turns(
     low, high = found.interval
     return {
         "unit": unit,
-        "real": {"median": found.b.median, "turns": list(found.b.values)},
-        "synthetic": {"median": found.a.median, "turns": list(found.a.values)},
+        "real": {"median": found.b.median, "turns": list(found.b.values), **_cpu(used[False])},
+        "synthetic": {"median": found.a.median, "turns": list(found.a.values), **_cpu(used[True])},
         "ratio": found.ratio,
         "interval": [low, high],
         "bootstrap": list(found.bootstrap),
@@ -150,6 +157,21 @@ def compare_turns(
         "turn_steps": turn_steps,
         "global_batch": global_batch,
     }
+
+
+def _cpu(used: Sequence[float]) -> dict[str, float]:
+    seconds, samples = used
+    return {"cpu_s_per_sample": seconds / samples if samples else 0.0}
+
+
+def doubt(data_path: Mapping[str, Any]) -> str | None:
+    """Return why a comparison cannot be right, or None: real data cannot be faster than data in memory."""
+    low = data_path["interval"][0]
+    if low is None or low <= 1 + data_path["margin"]:
+        return None
+    return (
+        f"real data was {data_path['ratio']:.2f} times as fast as data in memory: other programs disturbed the machine"
+    )
 
 
 def limit_of(data_path: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

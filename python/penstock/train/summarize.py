@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.bench import results
 from penstock.train.checkpoint_saver import save_summary
-from penstock.train.data_path_cost import limit_of
+from penstock.train.data_path_cost import doubt, limit_of
 from penstock.train.step_breakdown import breakdown
 
 if TYPE_CHECKING:
@@ -153,4 +153,5 @@ def _compared(record: results.RunRecord, data_path: dict[str, Any], shares: Sequ
         samples_per_s=median,
         steady_samples_per_s=median,
         data_path={**data_path, **limit_of(data_path, worst.passes)},
+        invalid=record.invalid if (reason := doubt(data_path)) is None else (*record.invalid, reason),
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -56,7 +57,7 @@ def run_on_cluster(
         [python or sys.executable, "-m", "penstock.bench.net.rank", msgspec.json.encode(plan).decode()],
         ranks_per_node=ranks_per_node,
         timeout_s=timeout_s,
-        env=for_nodes(),
+        env={**for_nodes(), **_rendezvous(plan, cluster)},
         on_line=log.line,
     )
     if log.is_done and not log.faults:
@@ -88,6 +89,16 @@ def run_as_rank(
 
     run_rank(plan, rank, emit)
     return result
+
+
+def _rendezvous(plan: NetPlan, cluster: Cluster) -> dict[str, str]:
+    """Address at which torch's ranks meet, for launchers that do not set one (srun, mpirun)."""
+    if plan.backend == "mpi":
+        return {}
+    address = cluster.leader.address
+    # The port is not checked on the first node; if it is in use, rank 0 says so.
+    port = 20000 + time.time_ns() // 1_000_000 % 12000
+    return {"MASTER_ADDR": "127.0.0.1" if address == "localhost" else address, "MASTER_PORT": str(port)}
 
 
 def _stage_text(stage: Sequence[Any]) -> str:

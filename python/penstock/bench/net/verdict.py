@@ -27,7 +27,7 @@ __all__ = ["Finding", "NetVerdict", "PairFigure", "judge", "wire_rate"]
 # A pair is slow from this ratio to the reference on, if the rounds agree; else from this many times their noise on.
 _SLOW = 1.10
 _NOISES = 4
-_SLOW_OF_ONE_ROUND = 1.25
+_SLOW_OF_ONE_ROUND = 2.0
 # Bytes of a frame beside its payload: Ethernet header 14, IPv4 20, TCP 20 with 12 of timestamps. Rate limits of Linux'
 # tc count these; preamble, frame check sequence and gap (24) are counted by the wire only.
 _HEADERS_BYTES = 52

@@ -138,8 +138,8 @@ def command(tests: tuple[str, ...], **given: Any) -> int:
 
     \b
     Examples:
-      penstock bench net                                     2 ranks here, over Gloo
-      penstock bench net --launcher mpi --ranks 4 allreduce  4 ranks here, over MPI
+      penstock bench net latency bw        # 2 ranks on this machine, over Gloo
+      penstock bench net --launcher mpi --ranks 4 allreduce
       penstock bench net --launcher slurm --pairs --chart pairs.svg
       penstock bench net --launcher ssh --nodes a,b,c --pairs
       srun -N 2 penstock bench net --backend mpi latency bw

@@ -88,7 +88,8 @@ def exit_from_record(
         # Open MPI frames its messages with lines of dashes.
         stderr_lines = [line for line in err.decode(errors="replace").splitlines() if line.strip(" -")]
         fault = Unreachable(
-            f"{node}: the command did not start{f': {stderr_lines[-1].strip()[:300]}' if stderr_lines else ''}", where=node
+            f"{node}: the command did not start{f': {stderr_lines[-1].strip()[:300]}' if stderr_lines else ''}",
+            where=node,
         )
     elif record.get("fault") == "deadline":
         fault = Deadline(

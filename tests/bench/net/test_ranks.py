@@ -7,12 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from penstock.bench.net import parse_nccl, parse_osu
+from penstock.bench.net import NetPlan, parse_nccl, parse_osu
+from penstock.bench.net.launch import run_on_cluster
 from penstock.bench.rows import read_results
+from penstock.cluster import Cluster
+from tests.launchers.sshd_kit import Sshds
 
 pytestmark = [pytest.mark.system, pytest.mark.needs_torch]
 
@@ -211,3 +215,11 @@ def test_installed_programs_run_beside_ours(tmp_path):
     assert [table.operation for table in parse_osu(done.stdout)] == ["barrier", "bcast", "barrier"]
     assert f"osu_barrier, beside {tmp_path}/osu_barrier" in done.stderr
     assert "cannot open fabric" in done.stderr
+
+
+def test_ranks_over_ssh_meet_on_the_first_node(tmp_path):
+    with closing(Sshds(tmp_path, 2)) as running, Cluster.open("ssh", running.settings()) as cluster:
+        plan = NetPlan(operations=("barrier",), iterations=3, matrix=True, rounds=1, matrix_bytes=4096)
+        found = run_on_cluster(plan, cluster, ranks_per_node=1, timeout_s=60)
+    assert [place.rank for place in found.places] == [0, 1]
+    assert (len(found.tables[0].rows), len(found.pairs)) == (1, 1)

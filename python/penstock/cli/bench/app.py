@@ -146,7 +146,7 @@ _BUSY = 0.5
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="-- CMD...")
 def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
-    r"""Run CMD at several numbers of ranks and nodes, and print its speed-up, efficiency, a fit and a verdict.
+    """Run CMD at several numbers of ranks and nodes, and print its speed-up, efficiency, a fit and a verdict.
 
     {ranks}, {nodes}, {ranks_per_node} and {size} in CMD are replaced. Sizes, bindings and containers are interleaved,
     so that slow drift of the machine affects all of them. A run that fails is a row with the reason, and the sweep goes
@@ -154,9 +154,9 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
 
     \b
     penstock bench app --preset lammps-lj --ranks 1,2,4 --repeats 5
-    penstock bench app --figure 'ns/day=Performance:\s+([0-9.]+)' --ranks 2,4,8 -- gmx_mpi mdrun -s bench.tpr
+    penstock bench app --figure 'ns/day=Performance: +([0-9.]+)' --ranks 2,4,8 -- gmx_mpi mdrun -s bench.tpr
     penstock bench app --container charliecloud:/images/md --ways host-mpirun,inside -- lmp -in in.lj
-    """
+    """  # noqa: D301 - click's \b keeps the line breaks
     import tempfile
 
     from penstock.bench.app.document import document, save

@@ -223,3 +223,23 @@ def test_ranks_over_ssh_meet_on_the_first_node(tmp_path):
         found = run_on_cluster(plan, cluster, ranks_per_node=1, timeout_s=60)
     assert [place.rank for place in found.places] == [0, 1]
     assert (len(found.tables[0].rows), len(found.pairs)) == (1, 1)
+
+
+def test_wrong_data_on_one_rank_ends_all_ranks_and_is_named(tmp_path):
+    """Rank 1 expects other data than rank 0 sends, as if the network had changed it."""
+    program = tmp_path / "wrong.py"
+    program.write_text(
+        "import sys\n"
+        "from mpi4py import MPI\n"
+        "from penstock.bench.net import measure, rank\n"
+        "right = measure.expected\n"
+        "if MPI.COMM_WORLD.rank == 1:\n"
+        "    measure.expected = lambda *of, **more: right(*of, **more) + 1\n"
+        "sys.exit(rank.main(sys.argv[1:]))\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {program} "$@"\n')
+    python.chmod(0o755)
+    done = mpi("mpirun.openmpi", "bcast", "--max-size", "4", "--node-python", str(python), *QUICK, code=1)
+    assert "error[corrupt]" in done.stderr
+    assert "bcast of 1 bytes: wrong data on 1 of 2 ranks: 1 (1 elements)" in done.stderr

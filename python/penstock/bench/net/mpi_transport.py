@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.ranks import Rank
 
-__all__ = ["MpiTransport", "load_mpi", "restart_with_mpich"]
+__all__ = ["MpiTransport", "abort_mpi", "load_mpi", "restart_with_mpich"]
 
 _POLL_S = 0.0005
 _INSTALL = "install an MPI library: apt-get install openmpi-bin, or mpich"
@@ -82,6 +82,17 @@ def load_mpi() -> Any:
             with suppress(OSError), OwnedFolder(folder) as owned:
                 owned.remove()
     return MPI
+
+
+def abort_mpi() -> None:
+    """End all ranks of this process's MPI job, if it has more than one. The other ranks may wait for this one, which
+    therefore must not wait for them in MPI_Finalize.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
+            MPI.COMM_WORLD.Abort(1)
 
 
 class MpiTransport:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock import env, ranks
 from penstock.bench.net.measure import measure_matrix, measure_tests
+from penstock.bench.net.mpi_transport import abort_mpi, restart_with_mpich
 from penstock.bench.net.place import read_place
 from penstock.bench.net.plan import NetPlan
 from penstock.bench.net.transport import open_transport
@@ -87,25 +88,14 @@ def main(argv: list[str]) -> int:
     plan = msgspec.json.decode(argv[0], type=NetPlan)
     rank = ranks.detect(env.read())
     if plan.backend == "mpi":
-        from penstock.bench.net.mpi_transport import restart_with_mpich
-
         restart_with_mpich(["-m", "penstock.bench.net.rank", *argv])
     try:
         run_rank(plan, rank, _say)
     except PenstockError as error:
         _say({"fault": to_wire(error), "rank": rank.rank})
-        # The other ranks may wait for this one, so it must not wait in MPI_Finalize for them.
-        _abort()
+        abort_mpi()
         return error.exit_code
     return 0
-
-
-def _abort() -> None:
-    if "mpi4py.MPI" in sys.modules:
-        from mpi4py import MPI
-
-        if MPI.Is_initialized() and MPI.COMM_WORLD.Get_size() > 1:
-            MPI.COMM_WORLD.Abort(1)
 
 
 if __name__ == "__main__":

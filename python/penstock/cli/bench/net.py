@@ -21,6 +21,8 @@ __all__ = ["command"]
 
 # Launchers whose ranks are MPI ranks.
 _MPI_LAUNCHERS = ("mpi", "slurm", "pbs")
+# Time for mpirun to forward an error before MPI_Abort, which discards what it has not yet read.
+_FORWARD_S = 0.3
 
 
 @click.command("net")
@@ -188,18 +190,27 @@ def _check_chart(file: Path, plan: NetPlan) -> None:
 def _as_rank(plan: NetPlan, rank: Rank, given: dict[str, Any]) -> int:
     """Run this process as one rank of an outer launcher."""
     import sys
+    import time
 
     from penstock.bench.net.launch import run_as_rank
+    from penstock.bench.net.mpi_transport import abort_mpi, restart_with_mpich
+    from penstock.cli.app import print_error
     from penstock.cli.bench.net_deadline import limited
     from penstock.cli.bench.net_table import NetTable
+    from penstock.errors import PenstockError
 
     if plan.backend == "mpi":
-        from penstock.bench.net.mpi_transport import restart_with_mpich
-
         restart_with_mpich(["-m", "penstock", *sys.argv[1:]])
     table = NetTable(silent=given["as_json"], full=given["full"])
     with limited(rank.rank, given["timeout"]) as on_stage:
-        result = run_as_rank(plan, rank, on_message=table.message, on_stage=on_stage)
+        try:
+            result = run_as_rank(plan, rank, on_message=table.message, on_stage=on_stage)
+        except PenstockError as error:
+            code = print_error(error)
+            sys.stderr.flush()
+            time.sleep(_FORWARD_S)
+            abort_mpi()
+            return code
     if rank.rank == 0:
         table.end(result)
         _deliver(result, table, given)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run_as_rank", "run_on_cluster"]
 
+# Time for other ranks to report errors of their own, which may explain the first one.
+_FAULT_GRACE_S = 2.0
+
 
 def run_on_cluster(
     plan: NetPlan,
@@ -52,14 +55,19 @@ def run_on_cluster(
     """
     world = len(cluster.nodes) * ranks_per_node
     plan.check(world)
-    log = _RankLog(plan, world, on_message)
-    exits = cluster.run(
-        [python or sys.executable, "-m", "penstock.bench.net.rank", msgspec.json.encode(plan).decode()],
-        ranks_per_node=ranks_per_node,
-        timeout_s=timeout_s,
-        env={**for_nodes(), **_rendezvous(plan, cluster)},
-        on_line=log.line,
-    )
+    log = _RankLog(plan, world, on_message, on_fault=cluster.close)
+    try:
+        exits = cluster.run(
+            [python or sys.executable, "-m", "penstock.bench.net.rank", msgspec.json.encode(plan).decode()],
+            ranks_per_node=ranks_per_node,
+            timeout_s=timeout_s,
+            env={**for_nodes(), **_rendezvous(plan, cluster)},
+            on_line=log.line,
+        )
+    except Exception:
+        if not log.faults:
+            raise
+        exits = []  # the launcher was closed because of these faults
     if log.is_done and not log.faults:
         return log.result
     raise log.error(exits, timeout_s)
@@ -109,8 +117,13 @@ def _stage_text(stage: Sequence[Any]) -> str:
 class _RankLog:
     """Collects the messages of all ranks: their progress, and the results that rank 0 reports."""
 
-    def __init__(self, plan: NetPlan, world: int, on_message: OnMessage | None) -> None:
-        self._world, self._on_message = world, on_message
+    def __init__(
+        self, plan: NetPlan, world: int, on_message: OnMessage | None, *, on_fault: Callable[[], None]
+    ) -> None:
+        """`on_fault` is called from another thread soon after a rank's first error. It should end the other ranks, which
+        may wait for that rank.
+        """
+        self._world, self._on_message, self._on_fault = world, on_message, on_fault
         self._lock = threading.Lock()
         self._stages: dict[int, Sequence[Any]] = {}
         self.result = NetResult(plan=plan)
@@ -132,6 +145,10 @@ class _RankLog:
                 number = int(message.get("rank", rank))
                 text = message["fault"]["message"]
                 prefix = "" if text.startswith(("rank ", "ranks ")) else f"rank {number}: "
+                if not self.faults:
+                    end = threading.Timer(_FAULT_GRACE_S, self._on_fault)
+                    end.daemon = True
+                    end.start()
                 self.faults[number] = from_wire(message["fault"], prefix=prefix)
             elif "done" in message:
                 self.is_done = True

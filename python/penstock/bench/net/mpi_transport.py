@@ -76,7 +76,8 @@ def load_mpi() -> Any:
             warnings.simplefilter("ignore", RuntimeWarning)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise NotFound(f"MPI is not installed: mpi4py cannot load its library ({error})", hint=_INSTALL) from None
+        why = " ".join(str(error).split())
+        raise NotFound(f"MPI is not installed: mpi4py cannot load its library ({why})", hint=_INSTALL) from None
     finally:
         if folder := env.read().get(_LINK_VARIABLE):
             with suppress(OSError), OwnedFolder(folder) as owned:

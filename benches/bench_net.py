@@ -30,11 +30,11 @@ _SHOWN = (0, 8, 1024, 8192, 65536, 1 << 20, 4 << 20)
 # The least that a ping-pong costs with mpi4py: the loop of `penstock bench net`, and nothing else.
 _FLOOR = """
 import sys
-from penstock.bench.net.mpi_transport import restart_with_mpich
+from penstock.bench.net.mpi_transport import load_mpi, restart_with_mpich
 restart_with_mpich(sys.argv)
 from itertools import repeat
 from time import perf_counter
-from mpi4py import MPI
+MPI = load_mpi()
 count, comm = int(sys.argv[1]), MPI.COMM_WORLD
 rank, memory = comm.rank, MPI.Alloc_mem(8)
 out = into = (MPI.buffer.fromaddress(memory.address, 8), 8, MPI.CHAR)

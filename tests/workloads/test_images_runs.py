@@ -69,6 +69,17 @@ def test_two_ranks_resume_bit_for_bit_and_share_their_statistics(data, tmp_path)
     assert rest["metrics"][-1] == straight["metrics"][-1]
 
 
+def test_validation_folder_that_lacks_classes_has_the_labels_of_the_training_data(tmp_path):
+    image_sets.write_folders(tmp_path / "train", image_sets.samples(16))
+    pairs = [pair for pair in image_sets.samples(16, first=1000) if pair[1] >= 2]
+    image_sets.write_folders(tmp_path / "folders", pairs)
+    image_sets.write_tar(tmp_path / "tar", pairs, shards=1)
+    common = {"workload": "trivial", "data": str(tmp_path / "train"), "settings": {"classes": 4}, "epochs": 1}
+    found = [run(spec("", **common, validation=str(tmp_path / name)))["metrics"][-1] for name in ("folders", "tar")]
+    assert found[0]["validation_samples"] == 8
+    assert found[0]["validation_loss"] == pytest.approx(found[1]["validation_loss"])
+
+
 def test_trivial_runs_over_files_and_generated_data(data):
     real = run(spec(data.as_uri(), workload="trivial", settings={"classes": 4}))
     synthetic = run(

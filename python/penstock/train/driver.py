@@ -22,7 +22,7 @@ from penstock.train.data_path_cost import Turn, compare_turns, unit_of
 from penstock.train.group import ProcessGroup
 from penstock.train.mllog import MlLog
 from penstock.train.progress import Progress
-from penstock.train.source import DUMMY, FeedRequest, close_quietly, facts, open_feed
+from penstock.train.source import DUMMY, FeedRequest, class_folders, close_quietly, facts, open_feed
 from penstock.train.step_rows import StepRows
 from penstock.train.workloads import load_workload
 
@@ -236,7 +236,8 @@ class Driver:
             if kept is not None:
                 self._resume(kept, workload, feed)
             if spec.validation is not None:
-                validation = self._source(self._request(spec.validation, tail="ragged", shuffled=False))
+                asked = self._request(spec.validation, tail="ragged", shuffled=False)
+                validation = self._source(replace(asked, classes=class_folders(feed)))
             self._agree_on_steps(feed, validation)
             log.event(
                 "train_samples", getattr(getattr(feed, "dataset", None), "samples", len(feed) * spec.global_batch)

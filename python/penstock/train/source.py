@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.protocols import Batch, Demand, InputField
     from penstock.ranks import Rank
 
-__all__ = ["DUMMY", "DummyFeed", "Feed", "FeedFactory", "FeedRequest", "facts", "open_feed"]
+__all__ = ["DUMMY", "DummyFeed", "Feed", "FeedFactory", "FeedRequest", "class_folders", "facts", "open_feed"]
 
 DUMMY = "dummy"
 _DUMMY_BYTES = 1 << 20  # size of a dummy `bytes` field: small, because its content is never used
@@ -40,6 +40,7 @@ class FeedRequest:
         tail: Handling of an incomplete last batch: `drop` for training, `ragged` for validation.
         shuffled: Whether the samples of each epoch are shuffled with the seed.
         reader: `penstock` or `torch`.
+        classes: Names of the training data's class folders, which number the labels of the validation data.
     """
 
     url: str
@@ -56,6 +57,7 @@ class FeedRequest:
     max_in_flight: int | None = None
     read_ahead: int | None = None
     reader: str = "penstock"
+    classes: tuple[str, ...] | None = None
 
 
 class FeedFactory(Protocol):
@@ -73,11 +75,15 @@ def open_feed(request: FeedRequest) -> Feed:
 
         return TorchBaseline(request)
     import penstock
+    from penstock.feed.classes import has_folder_labels
 
     counted = request.demand.facts.get("records_per_object") if request.manifest is None else None
-    dataset = penstock.open(request.url, manifest=request.manifest, records_per_object=counted).fields(
-        **{name: _spec(field, request) for name, field in request.demand.fields.items()}
-    )
+    dataset = penstock.open(request.url, manifest=request.manifest, records_per_object=counted)
+    if request.classes is not None and has_folder_labels(dataset.source):
+        # Without the classes, the labels of a folder that lacks a class would be shifted.
+        named = penstock.formats.images(classes=request.classes)
+        dataset = penstock.open(request.url, manifest=request.manifest, format=named)
+    dataset = dataset.fields(**{name: _spec(field, request) for name, field in request.demand.fields.items()})
     if request.shuffled:
         dataset = dataset.shuffle(seed=request.seed)
     bounds = {
@@ -97,6 +103,17 @@ def open_feed(request: FeedRequest) -> Feed:
 
         return torch_feed.Loader(dataset, **common)
     return penstock.Loader(dataset, **common)
+
+
+def class_folders(feed: Feed) -> tuple[str, ...] | None:
+    """Names of the class folders of a feed's dataset, in the order of their labels; None if it has none."""
+    from penstock.feed import Dataset
+    from penstock.feed.classes import has_folder_labels, has_folders
+
+    dataset = getattr(feed, "dataset", None)
+    if isinstance(dataset, Dataset) and has_folder_labels(dataset.source) and has_folders(dataset.source):
+        return dataset.classes
+    return None
 
 
 def facts(feed: Feed, rank: Rank) -> dict[str, Any]:

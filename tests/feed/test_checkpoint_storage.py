@@ -30,6 +30,7 @@ from penstock.torch import (
     latest_checkpoint,
     list_checkpoints,
 )
+from tests.peer_stores import azurite, fake_gcs
 from tests.ports import free_port
 
 pytestmark = [
@@ -109,6 +110,26 @@ def test_checkpoint_round_trip_keeps_every_value(url):
     assert values["optimiser.betas"] == (0.9, 0.99)
     (one,) = list_checkpoints(url)
     assert (one.step, one.files, one.world) == (3, 1, 1)
+
+
+@pytest.mark.needs_server
+@pytest.mark.parametrize("cloud", ["azure", "google"])
+def test_checkpoint_in_parts_on_other_clouds_is_whole_and_pruned(tmp_path, monkeypatch, cloud):
+    peer = azurite(tmp_path) if cloud == "azure" else fake_gcs(tmp_path, {"x": b"1"})
+    url = "az://data/run" if cloud == "azure" else "gs://data/run"
+    saved = {"w": torch.rand(6_000_000)}  # more than one part of an upload
+    with peer as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        for step in ("1", "2", "3"):
+            dcp.save(saved, checkpoint_id=step, storage_writer=CheckpointWriter(url, keep=2))
+        with pytest.raises(CheckpointException) as caught:
+            dcp.save(saved, checkpoint_id="3", storage_writer=CheckpointWriter(url))
+        assert isinstance(cause(caught), PreconditionFailed)
+        into = {"w": torch.zeros(6_000_000)}
+        dcp.load(into, storage_reader=CheckpointReader(url))
+        assert [one.step for one in list_checkpoints(url)] == [2, 3]
+    assert torch.equal(into["w"], saved["w"])
 
 
 def test_checkpoint_async_save_stores_the_state_of_the_call(url):

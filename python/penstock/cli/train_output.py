@@ -88,7 +88,7 @@ def _print_data_path(found: dict[str, Any]) -> None:
     verdict = {
         "same": f"no difference of {100 * found['margin']:g} % or more",
         "different": "a difference is shown",
-        "none shown": "no difference is shown",
+        "none shown": "no difference is shown (more --max-turns or a quieter machine narrow the interval)",
     }[found["verdict"]]
     click.echo(
         f"the data path costs {100 * found['cost']:.2f} % ({lost:,.1f} {unit}), 95 % interval {interval}: {verdict}"

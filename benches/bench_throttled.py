@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures which share of a store's permitted request rate the feed uses, and how many requests the store rejects.
+"""Measures what share of a store's permitted request rate the feed uses, and how many requests the store rejects.
 
     .venv/bin/python benches/bench_throttled.py [--repeats 3]
 

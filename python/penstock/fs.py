@@ -158,7 +158,7 @@ class FileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         ends = ends if isinstance(ends, (list, tuple)) else [ends] * count
         if not len(starts) == len(ends) == count:
             raise ConfigError(
-                f"cat_ranges: paths, starts and ends must be equally many (got {count}, {len(starts)} and {len(ends)})",
+                f"cat_ranges: paths, starts and ends must have the same length (got {count}, {len(starts)} and {len(ends)})",
                 where="cat_ranges",
             )
         found: list[Any] = [None] * count

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests study D: it runs end to end on tiny sizes, its costs are correct, and its claims follow from its rows."""
+"""Tests of the study of an HPC application on object storage: it runs end to end at tiny sizes, its costs are correct,
+and its claims follow from its rows.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of the checkpoints of a training: resume, refusal of damaged and foreign ones, retention, failed writes."""
+"""Tests of training checkpoints: resume, refusal of damaged checkpoints and of those of another run, retention, failed
+writes.
+"""
 
 from __future__ import annotations
 

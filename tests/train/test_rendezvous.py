@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests that ranks which are missing or disagree are named by the deadline."""
+"""Tests the rendezvous of ranks: if ranks are missing at the deadline, or disagree on their number, the error names them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def find(root: Path) -> list[str]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             found = _found(node)
             if found:
-                breaches.append(f"{name}:{getattr(node, 'lineno', 0)}: {found} is for penstock.ownership alone")
+                breaches.append(f"{name}:{getattr(node, 'lineno', 0)}: {found} may be used only in penstock.ownership")
     return breaches
 
 

@@ -46,7 +46,7 @@ impl MergePolicy {
     pub const REMOTE: Self = Self { small_gap: 16 << 10, max_gap: 512 << 10, max_waste: 1.2, in_flight: 64 };
 }
 
-/// Read counters of an array since it was opened.
+/// Counters of the reads from an array since it was opened.
 #[derive(Debug, Default)]
 pub struct FetchStats {
     /// Requests sent.

@@ -75,7 +75,7 @@ impl CpuTicks {
         if own.all > 0 { own } else { machine }
     }
 
-    /// Percentage of these processors' time since `earlier` that was busy.
+    /// Percentage of the time since `earlier` in which these processors were busy.
     pub fn percent_since(self, earlier: Self) -> Option<f64> {
         let all = self.all.checked_sub(earlier.all).filter(|all| *all > 0)?;
         Some(100.0 * self.busy.saturating_sub(earlier.busy) as f64 / all as f64)

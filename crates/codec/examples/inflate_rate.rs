@@ -50,7 +50,7 @@ fn cpu_s() -> Result<f64> {
     let path = "/proc/thread-self/schedstat";
     let text = std::fs::read_to_string(path).map_err(|error| Error::from_io(path, &error))?;
     let on_cpu = text.split(' ').next().and_then(|number| number.parse::<f64>().ok());
-    on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "holds no time"))
+    on_cpu.map(|nanoseconds| nanoseconds / 1e9).ok_or_else(|| Error::corrupt(path, "does not start with a CPU time"))
 }
 
 /// Returns the median time of each of `works`. Runs them in turn, `REPEATS` times after a warm-up, so that changes in

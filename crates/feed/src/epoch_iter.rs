@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Iterator over a running epoch: returns batches in order. Dropping it ends the epoch's threads and requests.
 //!
-//! Independent of how the data is read, which an [`EpochSource`] implements.
+//! Does not depend on how the data is read; an [`EpochSource`] implements that.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -99,11 +99,10 @@ impl<'a> Message<'a> {
 pub(crate) fn varint(bytes: &mut &[u8]) -> Result<u64, Problem> {
     let mut value = 0;
     for (at, &byte) in bytes.iter().enumerate() {
-        // The tenth byte holds one bit; like the reference library, this code drops the bits that do not fit in 64
-        // bits.
         if at == 10 {
             return Err("has a number longer than 10 bytes");
         }
+        // Only one bit of the tenth byte fits in 64 bits. Its other bits are dropped, as in the reference library.
         value |= u64::from(byte & 0x7f) << (7 * at as u32);
         if byte & 0x80 == 0 {
             *bytes = &bytes[at + 1..];

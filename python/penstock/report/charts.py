@@ -240,7 +240,7 @@ def job_hours(facts: Comparison) -> Spec:
 
 
 def scaling(facts: Comparison) -> Spec:
-    """Chart of the predicted samples/s over the number of nodes."""
+    """Chart of the predicted samples/s against the number of nodes."""
     import altair as alt
 
     labels = {p.name: p.label for p in facts.paths}

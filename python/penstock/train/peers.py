@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Peers", "is_echo", "signalled"]
 
 _HEARTBEAT_S = 1.0
-# Heartbeat timeout after an error of gloo or NCCL: three missed heartbeats, and one second for the store.
+# Heartbeat timeout after an error of gloo or NCCL: the time of three heartbeats, plus one second for delays
+# in the key-value store of the process group.
 _HEARTBEAT_TIMEOUT_S = 4.0
 # Heartbeat timeout without an error. It is longer, because a rank may be slow (a busy node, a file system that hangs).
 # The same as the timeout of a leader in `penstock.stage`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tests that an object that is decompressed in runs of frames has the same content and errors as one that is
-//! decompressed whole, even if its headers contain wrong lengths.
+//! Tests that decompressing an object in runs of frames gives the same content and errors as decompressing it whole,
+//! even if its headers contain wrong lengths.
 
 use penstock_codec::{
     Codec, FrameRunSize, Inflated, StreamDecoder, compress, decompress_frames, decompress_into, split_frames,

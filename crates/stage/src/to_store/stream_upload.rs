@@ -2,9 +2,10 @@
 //! Streams a large object to a store: reads it in order and writes it in parts. After a kill, a later stage need not
 //! send finished parts again. Whatever the object's size, only a few parts are in memory.
 //!
-//! On resume, an object that is copied unchanged skips the parts that the store already holds, unless its source
-//! reports a digest other than a CRC-32C. Any other object is read again from its beginning, because its digest or its
-//! codec needs all bytes; parts with unchanged content are not sent again.
+//! On resume, parts that the store already holds and whose content is unchanged are not sent again. They are not even
+//! read again if the object is copied unchanged, its source supports range reads, and its source reports no digest other
+//! than CRC-32C, XXH3 or SHA-1. Otherwise the object is read again from its beginning, because its digest or its codec
+//! needs all bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

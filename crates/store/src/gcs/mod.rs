@@ -49,7 +49,7 @@ pub struct GcsSettings {
     pub allows_http: bool,
     /// Sends requests without a token, for public buckets.
     pub is_anonymous: bool,
-    /// Allows requests to the metadata address for a token.
+    /// Allows token requests to the instance's metadata server.
     pub asks_instance: bool,
     /// Environment variables that the credential chain may read.
     pub(crate) variables: HashMap<String, String>,

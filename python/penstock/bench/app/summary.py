@@ -86,8 +86,8 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     """Comparison of a variant with the first one at one size.
 
     Attributes:
-        cost: Share of time that the variant costs more (negative: less), with its interval.
-        wall_cost: The same for the duration with the start of the ranks.
+        cost: Extra time of the variant relative to the first one (0.05: 5 % slower; negative: faster), with its interval.
+        wall_cost: The same for the wall time of the whole run, including the start of the ranks.
         is_shown: Whether the interval excludes 0.
         sentence: The result in words.
     """

@@ -162,5 +162,5 @@ def _half_of(fields: list[str], number: int, line: str) -> NcclHalf:
 def _number(text: str, number: int, line: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise Corrupt(f"output of nccl-tests, line {number}: a figure is {text}: {line[:100]}")
+        raise Corrupt(f"output of nccl-tests, line {number}: {text} is not a finite number: {line[:100]}")
     return value

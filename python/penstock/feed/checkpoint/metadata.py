@@ -107,8 +107,8 @@ def _encoded(name: str, value: Any) -> _Tensor | None:
     formats = {form: text for text, form in _MEMORY_FORMATS.items()}
     if properties.layout != torch.strided or properties.memory_format not in formats:
         raise Unsupported(
-            f"checkpoint: `{name}` has the layout {properties.layout} and {properties.memory_format}",
-            hint="convert it to a dense tensor before the checkpoint",
+            f"checkpoint: `{name}`: layout {properties.layout} with {properties.memory_format} is not supported",
+            hint="convert it to a dense tensor before saving",
         )
     strides = getattr(properties, "strides", None)
     return _Tensor(

@@ -186,7 +186,7 @@ def test_skips_other_code_is_accepted(tree, line):
 def test_ownership_removal_or_signal_elsewhere_is_found(tree, line):
     (breach,) = ownership.find(tree(python__penstock__bench__a_dot_py=f"import os, shutil\n{line}\n"))
     assert breach.startswith("python/penstock/bench/a.py:2: ")
-    assert breach.endswith("is for penstock.ownership alone")
+    assert breach.endswith("may be used only in penstock.ownership")
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from penstock.feed import fields as kinds
 from penstock.feed import (
     formats,
     hdf5_chunks,
+    hive_partitions,
     labels,
     node_cache,
-    partitions,
     pool_locality,
     scan_lock,
     url_list_pattern,
@@ -303,14 +303,14 @@ class Dataset(DatasetBase):
             text, holds, left_out = self.source.schema(dict(env.read()))
             specs = kinds.from_json(text)
             held = {name for name, _ in (*specs, *left_out)}
-            left_out += [(name, why) for name, why in partitions.columns(self.source).items() if name not in held]
+            left_out += [(name, why) for name, why in hive_partitions.columns(self.source).items() if name not in held]
             self._counts.schema = Schema(specs, tuple(holds), tuple(left_out))
         return self._counts.schema
 
     def batch_fields(self) -> dict[str, Any]:
         """Return the fields of a batch: those set by `fields()`, otherwise those of `schema()`."""
         if self.specs:
-            partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
+            hive_partitions.refuse(self.source, self.specs, lambda: dict(self.schema().specs))
             return dict(self.specs)
         for name, reason in self.schema().left_out:
             _LOG.warning("%s: the default fields do not include `%s`: %s", self.url, name, reason)

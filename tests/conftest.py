@@ -111,6 +111,22 @@ _SYSTEM = (
     "train/",
     "workloads/test_images_runs.py",
 )
+# Files that take 10 seconds or more; `make check` leaves them out.
+_SLOW = (
+    "arrays/test_convert.py",
+    "bench/storage/test_storage.py",
+    "bench/test_ab.py",
+    "bench/test_verdict.py",
+    "cli/test_secrets.py",
+    "datasets/test_images.py",
+    "feed/test_map.py",
+    "feed/test_memory.py",
+    "report/test_page.py",
+    "report/test_reference_runs.py",
+    "report/test_sweep.py",
+    "rtm/",
+    "stage/test_hostile.py",
+)
 _SYSTEM_FIXTURES = {"charliecloud", "hdfs", "hosts", "jars", "slurm_hosts", "ssh", "sshds"}
 # Fixtures that start servers; `make check` leaves out their tests.
 _SERVERS = {"azure", "bucket", "emulator", "google", "site", "slow_bucket", "twins", "versitygw"}
@@ -125,6 +141,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marks = {mark.name for mark in item.iter_markers()}
         if place.startswith(_SYSTEM) or fixtures & _SYSTEM_FIXTURES or "needs_browser" in marks:
             item.add_marker("system")
+        if place.startswith(_SLOW):
+            item.add_marker("slow")
         if fixtures & _SERVERS:
             item.add_marker("needs_server")
 

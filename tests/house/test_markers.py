@@ -22,7 +22,7 @@ def run_pytest(tmp_path):
     def run(test: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "conftest.py").write_text(CONFTEST.read_text())
         (tmp_path / "pytest.ini").write_text(
-            "[pytest]\nmarkers =\n    needs_s3: x\n    needs_tf: x\n    needs_server: x\n    system: x\n"
+            "[pytest]\nmarkers =\n    needs_s3: x\n    needs_tf: x\n    needs_server: x\n    slow: x\n    system: x\n"
         )
         (tmp_path / "test_it.py").write_text(f"import os, pytest\n{test}\n")
         return subprocess.run(
@@ -38,8 +38,8 @@ def run_pytest(tmp_path):
     return run
 
 
-def test_files_of_the_system_tier_exist():
-    assert [place for place in conftest._SYSTEM if not (CONFTEST.parent / place).exists()] == []
+def test_files_of_the_tiers_exist():
+    assert [place for place in (*conftest._SYSTEM, *conftest._SLOW) if not (CONFTEST.parent / place).exists()] == []
 
 
 def test_marker_picked_and_nothing_collected_fails(run_pytest):

@@ -30,9 +30,11 @@ proptest! {
         let tier = tier(&[(What::ReadRequests, Scope::Account, rate)], None, Some(burst_s));
         let limits = Limits::new(tier, scale).unwrap();
         let (begin, seconds) = (Instant::now(), 4.0);
-        // Requests arrive evenly for four seconds, at several times the rate. They arrive in small steps, because a
-        // bucket that holds one token gains nothing from the moment it is full until the next request.
-        let asked = (rate * scale * f64::from(offered) * seconds).ceil().max(400.0) as u32;
+        // Requests arrive evenly for four seconds, at several times the rate. A bucket that holds one token gains
+        // nothing from the moment it is full until the next request, so for small buckets a step is at most 1 % of the
+        // time that a token takes.
+        let least = if rate * scale * burst_s < 3.0 { 100.0 * rate * scale * seconds } else { 0.0 };
+        let asked = (rate * scale * f64::from(offered) * seconds).ceil().max(least).max(400.0) as u32;
         let step = seconds / f64::from(asked);
         let admitted = (0..asked)
             .filter(|&i| limits.admit(READ, begin + Duration::from_secs_f64(f64::from(i) * step)).is_ok())

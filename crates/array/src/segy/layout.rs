@@ -86,21 +86,22 @@ impl Fields<'_> {
         u64::from_be_bytes(self.bytes(at))
     }
 
-    /// Major revision. Some programs write it as a 16-bit number, so 0.1 is revision 1. Revision 0 does not assign these
-    /// bytes, so they may have any other value.
-    fn major(&self) -> u8 {
+    /// Revision, as (major, minor). Some programs write it as a 16-bit number, so 0.1 is revision 1.0. Revision 0 does
+    /// not assign these bytes, so they may have any other value.
+    fn revision(&self) -> (u8, u8) {
         match (self.binary[300], self.binary[301]) {
-            (major @ 1..=2, _) | (0, major @ 1..=2) => major,
-            _ => 0,
+            (major @ 1..=2, minor) => (major, minor),
+            (0, major @ 1..=2) => (major, 0),
+            _ => (0, 0),
         }
     }
 
     /// Size of a trace's headers in bytes; None if the number of additional headers is negative. Revision 2.0 states the
     /// number in 32 bits. Revision 2.1 states it in the first 16 of them, and programs do this for 2.0, too.
     fn header_bytes(&self) -> Option<u64> {
-        let additional = match (self.major(), self.i16(306), self.u32(306)) {
-            (0 | 1, ..) => 0,
-            (_, 0, count) if self.binary[301] == 0 => u64::from(count),
+        let additional = match (self.revision(), self.i16(306), self.u32(306)) {
+            ((0 | 1, _), ..) => 0,
+            ((_, 0), 0, count) => u64::from(count),
             (_, count, _) => u64::try_from(count).ok()?,
         };
         Some(TRACE_HEADER as u64 * (1 + additional))
@@ -144,7 +145,7 @@ impl Layout {
         let Some(format) = SampleFormat::of_code(code) else {
             return corrupt(format!("has sample format {code}, which is not one of 1–3, 5–12, 15 and 16"));
         };
-        let is_second = fields.major() == 2;
+        let is_second = fields.revision().0 == 2;
         let samples = match (overrides.samples, is_second.then(|| fields.u32(68)).filter(|&samples| samples > 0)) {
             (Some(samples), _) => samples,
             (None, Some(samples)) => samples.into(),
@@ -166,7 +167,7 @@ impl Layout {
         else {
             return corrupt(format!("states {} samples per trace, which is too many", with_separators(samples)));
         };
-        let stated = match (fields.major(), fields.i16(304)) {
+        let stated = match (fields.revision().0, fields.i16(304)) {
             (0, count) if !fields.revision_0_has_extended(count, size, trace_bytes) => 0,
             (_, count) => i64::from(count),
         };
@@ -209,7 +210,7 @@ impl Layout {
         Ok(Self {
             size,
             byte_order: fields.order,
-            revision: (binary[300], binary[301]),
+            revision: fields.revision(),
             format: code,
             dtype: format.dtype().name().to_owned(),
             samples,
@@ -228,7 +229,7 @@ impl Layout {
     pub fn stated_extended(headers: &[u8], overrides: &Overrides, place: &str) -> Result<(i16, bool)> {
         let Some(binary) = headers.get(TEXT_HEADER..TEXT_HEADER + BINARY_HEADER) else { return Ok((0, false)) };
         let fields = Fields { binary, order: order_of(headers, overrides, place)? };
-        Ok((fields.i16(304), fields.major() > 0))
+        Ok((fields.i16(304), fields.revision().0 > 0))
     }
 
     /// The sample format.
@@ -348,9 +349,9 @@ mod tests {
         assert_eq!((unassigned.extended_headers, unassigned.traces), (0, 30));
         let unassigned =
             parse(&[(3501, &[36, 37]), (3505, &[0x80, 38]), (3507, &[1, 2, 3, 4])], 3600 + 30 * 280).unwrap();
-        assert_eq!((unassigned.header_bytes, unassigned.traces), (240, 30));
+        assert_eq!((unassigned.header_bytes, unassigned.traces, unassigned.revision), (240, 30, (0, 0)));
         let integer = parse(&[(3501, &[0, 1]), (3505, &[0, 1])], 3600 + 3200 + 280).unwrap();
-        assert_eq!((integer.extended_headers, integer.traces), (1, 1));
+        assert_eq!((integer.extended_headers, integer.traces, integer.revision), (1, 1, (1, 0)));
     }
 
     proptest! {

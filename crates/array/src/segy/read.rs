@@ -70,22 +70,22 @@ impl SegyReader {
             true => Layout::stated_extended(&headers, overrides, &place)?,
             false => (0, false),
         };
-        let has_room = Layout::HEADERS + TEXT_HEADER as u64 <= meta.size;
-        let is_stanza = stated != 0 && has_room && is_stanza(&bytes(Layout::HEADERS, STANZA.len() as u64).await?);
-        match stated {
-            -1 => {
-                let mut count = 0;
-                while extended.is_none() && count < MAX_EXTENDED {
-                    let start = Layout::HEADERS + TEXT_HEADER as u64 * count;
-                    if start + TEXT_HEADER as u64 > meta.size {
-                        break;
-                    }
-                    count += 1;
-                    extended = is_last_stanza(&bytes(start, TEXT_HEADER as u64).await?).then_some(count);
+        // Of a file whose revision lacks the field, the text must begin like an extended header.
+        let has_extended = stated != 0
+            && Layout::HEADERS + TEXT_HEADER as u64 <= meta.size
+            && (is_assigned || is_stanza(&bytes(Layout::HEADERS, STANZA.len() as u64).await?));
+        if has_extended && stated == -1 {
+            let mut count = 0;
+            while extended.is_none() && count < MAX_EXTENDED {
+                let start = Layout::HEADERS + TEXT_HEADER as u64 * count;
+                if start + TEXT_HEADER as u64 > meta.size {
+                    break;
                 }
+                count += 1;
+                extended = is_last_stanza(&bytes(start, TEXT_HEADER as u64).await?).then_some(count);
             }
-            1.. if !is_assigned && is_stanza => extended = Some(stated as u64),
-            _ => {}
+        } else if has_extended && !is_assigned {
+            extended = u64::try_from(stated).ok();
         }
         let layout = Layout::parse(&headers, meta.size, overrides, extended, &place)?;
         Ok(Self { store, object, place, layout, policy, stats: FetchStats::default() })

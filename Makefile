@@ -163,11 +163,11 @@ test-python-fast: setup ## Fast Python tests that need neither root nor a server
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not system and not slow and not needs_server and not needs_s3 and not needs_torch and not needs_root $(LEFT_OUT)"
 
 .PHONY: test-peers
-test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/array-peers ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, validators of job specifications, MDIO
+test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapters $(STAMPS)/specs $(STAMPS)/array-peers ## Tests too large for `make test`: TensorFlow, JAX, Lightning, Accelerate, pools that lose hosts, S3 clients, WebDataset, validators of job specifications and MLPerf logs, MDIO
 	@# TensorFlow emits warnings at import, which must not fail the tests.
 	@PYTHONPATH=python $(TOOLS)/tf/bin/python -m pytest -q -W default -m needs_tf $$(grep -rl --include='test_*.py' 'mark.needs_tf$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_pool $$(grep -rl --include='test_*.py' 'mark.needs_pool$$' tests)
-	@$(BIN)/python -m pytest -q -m needs_specs tests/job/test_specs.py tests/train/test_mllog.py
+	@$(BIN)/python -m pytest -q -m needs_specs $$(grep -rl --include='test_*.py' 'mark.needs_specs$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_array_peers $$(grep -rl --include='test_*.py' 'mark.needs_array_peers$$' tests)
 	@$(BIN)/python -m pytest -q -m needs_adapters $$(grep -rl --include='test_*.py' 'mark.needs_adapters$$' tests)
 
@@ -177,7 +177,7 @@ test-peers: setup setup-peers setup-peers-clients $(STAMPS)/tf $(STAMPS)/adapter
 setup: $(STAMPS)/venv $(STAMPS)/native ## The Python environment and the compiled core
 
 .PHONY: setup-peers
-setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-4 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
+setup-peers: $(STAMPS)/versitygw-$(VERSITYGW) $(STAMPS)/azurite-$(AZURITE) $(STAMPS)/fake-gcs-$(FAKE_GCS) $(STAMPS)/hadoop-$(HADOOP) $(STAMPS)/faultfs $(STAMPS)/chromium $(STAMPS)/launchers-5 ## Real stores (S3, Azure, GCS, HDFS), launchers (Slurm, MPI, ssh) and a browser to test against
 
 .PHONY: setup-peers-clients
 setup-peers-clients: $(STAMPS)/rclone-$(RCLONE) $(STAMPS)/s5cmd-$(S5CMD) $(STAMPS)/mc-$(MC) $(STAMPS)/mounts ## Third-party S3 clients, which the tests run against the emulator
@@ -290,7 +290,7 @@ $(STAMPS)/mounts: | $(STAMPS)
 	@touch $@
 
 LAUNCHERS := openmpi-bin mpich slurmctld slurmd slurm-client munge iproute2 openssl openssh-server openssh-client procps charliecloud-runtime tcsh lammps
-$(STAMPS)/launchers-4: | $(STAMPS)
+$(STAMPS)/launchers-5: | $(STAMPS)
 	$(call apt,mpirun.openmpi mpiexec.hydra slurmctld slurmd srun munged ip openssl sshd ssh-agent pgrep ch-run tcsh lmp,$(LAUNCHERS),Slurm$(comma) Open MPI$(comma) MPICH$(comma) sshd$(comma) Charliecloud and LAMMPS from Debian$(comma) to launch with (~30 s))
 	@touch $@
 
@@ -301,7 +301,7 @@ $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/specs: requirements/specs.txt $(STAMPS)/venv
-	$(call SAY,the validators of Kubernetes$(comma) Azure ML and Azure Batch in an environment of their own ($(TOOLS)/specs); ~300 MB)
+	$(call SAY,the validators of Kubernetes$(comma) Azure ML$(comma) Azure Batch and MLPerf logs in an environment of their own ($(TOOLS)/specs); ~300 MB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/specs
 	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/specs" $(BIN)/uv pip install --quiet -r requirements/specs.txt
 	@touch $@

@@ -116,3 +116,10 @@ def test_readme_names_every_marker_that_ci_leaves_out():
     assert left_out
     paragraph = next(p for p in (ROOT / "README.md").read_text().split("\n\n") if p.startswith("**Tests and CI.**"))
     assert set(re.findall(r"`(needs_\w+)`", paragraph)) == left_out
+
+
+def test_every_bench_of_make_bench_runs_without_arguments():
+    assert "benches/bench_*.py" in MAKEFILE
+    benches = sorted((ROOT / "benches").glob("bench_*.py"))
+    assert benches
+    assert [path.name for path in benches if "required=True" in path.read_text()] == []

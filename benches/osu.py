@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares `penstock bench net` over MPI with the C programs of OSU, interleaved, on two ranks of this machine.
 
-python -m benches.bench_net --osu-dir DIR [--mpirun mpirun.openmpi] [--rounds 9]
+python -m benches.osu --osu-dir DIR [--mpirun mpirun.openmpi] [--rounds 9]
 
 DIR contains OSU's programs, compiled with the same MPI. Each figure is the best of the rounds, because other programs
 can only make a message slower; the ratio of the medians stands beside it.

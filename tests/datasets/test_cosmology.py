@@ -98,7 +98,6 @@ def test_sigma_8_can_be_read_from_32_cubed_volumes():
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_omega_m_can_be_read_only_from_the_redshifts_together():
     labels, features = universes(140, 64, seed=5)
     together = held_out_r2(features, labels[:, 0])

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 _LIBRARY = "libmpi.so.40"
-_FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
+FOLDERS = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64")
 
 
 def build(folder: Path) -> Path:
     """The program, linked with Open MPI 4 of this machine."""
-    library = next((Path(each, _LIBRARY) for each in _FOLDERS if Path(each, _LIBRARY).exists()), None)
+    library = next((Path(each, _LIBRARY) for each in FOLDERS if Path(each, _LIBRARY).exists()), None)
     if library is None:
         pytest.fail(f"{_LIBRARY} is not here; `make setup-peers` installs Open MPI", pytrace=False)
     made = folder / "app_kit"

@@ -6,6 +6,7 @@ Machines of the tests are shared, so no test checks a rate; they check what ran,
 
 from __future__ import annotations
 
+import ctypes.util
 import json
 import shutil
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.app_program import build
+from tests.bench.app_program import FOLDERS, build
 from tests.launchers.image_kit import PROGRAMS, make_image
 
 _FIGURE = ("--figure", r"Mterms/s=^rate: ([0-9.]+)", "--world", r"on (\d+) ranks")
@@ -121,6 +122,23 @@ def test_ranks_of_another_mpi_family_are_named(app, program):
     assert "MPICH's Hydra" in text
     assert "every rank reports world size 1 instead of 2" in text
     assert "--set program=" in cells["native", 2]["hint"]
+
+
+def test_mpi4py_of_mpich_forms_one_job_under_its_own_launcher(app, tmp_path, monkeypatch):
+    """MPICH's ranks find each other over a socket that the check has to pass on to the command's interpreter."""
+    loaded = ctypes.util.find_library("mpich")
+    if loaded is None:
+        pytest.fail("libmpich is not here; `make setup-peers` installs MPICH", pytrace=False)
+    folder = next(Path(each) for each in FOLDERS if Path(each, loaded).exists())
+    (tmp_path / "libmpi.so.12").symlink_to(folder / loaded)  # the name that mpi4py's wheels load
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("MPI4PY_MPIABI", "mpich")
+    code, found, _ = app(
+        "--ranks", "2", "--repeats", 1, "--set", "program=mpiexec.hydra", "--world", r"on (\d+) ranks", "--pick", "first",
+        "--", sys.executable, "-c", "from mpi4py import MPI; print(f'on {MPI.COMM_WORLD.size} ranks')",
+    )  # fmt: skip
+    assert code == 0, found["cells"][0]["error"]
+    assert "MPICH" in found["cells"][0]["mpi"]
 
 
 def test_world_expression_finds_separate_jobs_without_the_check(app, program):

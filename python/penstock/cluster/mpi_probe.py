@@ -78,8 +78,9 @@ def by_mpi4py(program: str) -> int:
         "from mpi4py import MPI as m;print(' '.join(m.Get_library_version().split()),flush=True)\n"
         "m.Init();print(m.COMM_WORLD.size)"
     )
+    # The child inherits PMI's socket, over which MPICH's ranks find each other.
     done = subprocess.run(
-        [program, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False
+        [program, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False, close_fds=False
     )
     name, _, size = done.stdout.partition("\n")
     if name:

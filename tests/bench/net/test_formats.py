@@ -103,6 +103,7 @@ def test_parser_keeps_columns_that_it_does_not_know():
         ("# OSU MPI Latency Test v5.3\n# Size            Latency (us)\n1   2.0   3.0\n", "3 values for 2 columns"),
         ("# OSU MPI Latency Test v5.3\n# Size            Latency (us)\n1   fast\n", "not a row of numbers"),
         ("# OSU MPI Latency Test v5.3\n# Size            Speed\n1   2.0\n", "no column"),
+        ("# OSU MPI Latency Test v5.3\n# Size            Latency (us)\n1   nan\n", "not a row of numbers"),
     ],
 )
 def test_parser_refuses_what_is_no_osu_table(text, part):
@@ -193,7 +194,7 @@ def test_bus_factor_is_the_published_one(operation, world, factor):
     assert bus_factor(operation, world) == factor
 
 
-@pytest.mark.parametrize("text", ["", "all_reduce_perf: Test NCCL failure\n", "   8    2   float   sum    -1   1.0\n", "  8  2  float  sum  -1  a b c 0\n", "  8  2  float  sum  -1  1 nan 1 0\n"])  # fmt: skip
+@pytest.mark.parametrize("text", ["", "all_reduce_perf: Test NCCL failure\n", "   8    2   float   sum    -1   1.0\n", "  8  2  float  sum  -1  a b c 0\n", "  8  2  float  sum  -1  1 nan 1 0\n", "  8  2  float  sum  -1  1 1 1 inf\n"])  # fmt: skip
 def test_nccl_parser_refuses_what_has_no_rows(text):
     with pytest.raises(Corrupt, match="nccl-tests"):
         parse_nccl(text)

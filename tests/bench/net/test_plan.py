@@ -50,6 +50,12 @@ def test_nccl_defaults_are_one_size_of_32_mib():
     assert NetPlan(convention="nccl", min_bytes=1024, max_bytes=5000).sizes("allreduce", 2) == [1024, 2048, 4096]
 
 
+def test_smallest_size_above_the_default_range_is_measured():
+    assert NetPlan(min_bytes=8 << 20).sizes("latency", 2) == [8 << 20]
+    assert NetPlan(min_bytes=2 << 20).sizes("allreduce", 2) == [2 << 20]
+    assert NetPlan(convention="nccl", min_bytes=64 << 20).sizes("bcast", 2) == [64 << 20]
+
+
 def test_names_of_both_kinds_are_known_and_conventions_are_never_mixed():
     assert operations_of(("osu_bw", "reduce-scatter", "bw"), "osu") == ("bw", "reduce-scatter")
     assert operations_of(("all_reduce_perf",), "nccl") == ("allreduce",)
@@ -76,6 +82,19 @@ def test_names_of_both_kinds_are_known_and_conventions_are_never_mixed():
         ({"pair": (1, 1)}, 2, "two different ranks"),
         ({"operations": ("sendrecv",)}, 2, "not a test of convention osu"),
         ({"matrix_bytes": 1 << 40}, 2, "--pairs-size"),
+        ({"min_bytes": 1 << 40}, 2, "exceeds the limit of 512 MiB"),
+        ({"convention": "nccl", "min_bytes": 1 << 40}, 2, "exceeds the limit of 16.0 GiB"),
+        (
+            {"operations": ("bw", "allreduce"), "max_bytes": 2},
+            2,
+            "allreduce: has no message size from its smallest to 2 bytes",
+        ),
+        ({"convention": "nccl", "operations": ("bcast",), "max_bytes": 2}, 2, "bcast: has no message size"),
+        (
+            {"operations": ("alltoall",), "min_bytes": 64 << 20},
+            64,
+            "alltoall: has no message size from 67,108,864 bytes",
+        ),
     ],
 )
 def test_plan_refuses_absurd_values(fields, world, part):

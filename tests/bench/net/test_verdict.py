@@ -180,6 +180,12 @@ def test_wire_rate_adds_the_headers_that_tc_counts():
     assert wire_rate(1e6, None) is None
 
 
+def test_rate_that_a_program_rounds_to_zero_is_a_row():
+    result = osu_result("bw", [OsuRow(size_bytes=1, value=0.0)])
+    [row] = result.rows()
+    assert (row.last.bytes_per_s, row.last.time_s) == (0.0, 0.0)
+
+
 def test_latency_verdict_says_where_it_changes():
     rows = [OsuRow(size_bytes=size, value=(2e-6 + size / 1e9) * 1e6) for size in _SIZES]
     [finding] = judge(osu_result("latency", rows)).findings

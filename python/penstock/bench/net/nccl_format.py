@@ -156,7 +156,7 @@ def _row(line: str, number: int) -> NcclRow:
 
 def _half_of(fields: list[str], number: int, line: str) -> NcclHalf:
     time_us, algbw, busbw = (_number(field, number, line) for field in fields[:3])
-    return NcclHalf(time_us, algbw, busbw, None if fields[3] == "N/A" else int(float(fields[3])))
+    return NcclHalf(time_us, algbw, busbw, None if fields[3] == "N/A" else int(_number(fields[3], number, line)))
 
 
 def _number(text: str, number: int, line: str) -> float:

@@ -7,6 +7,7 @@ Version 7 adds `# Datatype:` lines, and columns for validation and percentiles.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -94,7 +95,6 @@ _COLUMNS = {
     "validation": "validation",
 }
 _HEAD = re.compile(r"#\s*(?:Size|Avg Latency\(us\)|Avg Latency \(us\))(?:\s|$)")
-_COLUMN = re.compile(r"(?:#\s)?\S+(?:\s\S+)*")
 
 
 def parse_osu(text: str) -> list[OsuTable]:
@@ -152,12 +152,19 @@ def _row(columns: list[str], line: str, number: int) -> OsuRow:
             elif name == "validation":
                 found[name] = value
             elif name in ("value", "min_us", "max_us"):
-                found[name] = float(value)
+                found[name] = _finite(value)
             else:
-                found["extra"][name] = float(value)
+                found["extra"][name] = _finite(value)
         return OsuRow(**found)
     except (ValueError, TypeError):
         raise Corrupt(f"output of an OSU program, line {number}: not a row of numbers: {line[:100]}") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _table(title: re.Match[str], rows: list[OsuRow]) -> OsuTable:

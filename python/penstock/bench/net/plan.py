@@ -15,7 +15,16 @@ import msgspec
 from penstock.errors import ConfigError
 from penstock.units import format_bytes
 
-__all__ = ["MEMORY_CAP_BYTES", "NCCL_NAMES", "OSU_NAMES", "Count", "NetPlan", "operations_of"]
+__all__ = [
+    "MEMORY_CAP_BYTES",
+    "NCCL_NAMES",
+    "OSU_NAMES",
+    "POINT_TO_POINT",
+    "REDUCTIONS",
+    "Count",
+    "NetPlan",
+    "operations_of",
+]
 
 # Operation -> program of the convention whose semantics it follows.
 OSU_NAMES = {
@@ -111,13 +120,14 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
                 where="--min-size",
             )
         cap = MEMORY_CAP_BYTES if self.convention == "osu" else _MAX_NCCL_BYTES
-        if high is not None and high > cap:
-            raise ConfigError(
-                f"sizes: {format_bytes(high, binary=True)} exceeds the limit of {format_bytes(cap, binary=True)} "
-                f"for convention {self.convention}",
-                where="--max-size",
-                hint=f"set --max-size {format_bytes(cap, binary=True).replace(' ', '')} or less",
-            )
+        for flag, value in (("--min-size", low), ("--max-size", high)):
+            if value is not None and value > cap:
+                raise ConfigError(
+                    f"sizes: {format_bytes(value, binary=True)} exceeds the limit of {format_bytes(cap, binary=True)} "
+                    f"for convention {self.convention}",
+                    where=flag,
+                    hint=f"set {flag} {format_bytes(cap, binary=True).replace(' ', '')} or less",
+                )
         for name, value, least in (
             ("--iterations", self.iterations, 1),
             ("--warm-up", self.warm_up, 0),
@@ -135,6 +145,15 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
                 f"--pair: {a},{b} must be two different ranks from 0 to {world - 1}",
                 where="--pair",
             )
+        for name in self.operations:
+            if not self.sizes(name, world):
+                raise ConfigError(
+                    f"{name}: has no message size from {'its smallest' if low is None else f'{low:,} bytes'} to "
+                    f"{'its largest' if high is None else f'{high:,} bytes'} on {world} ranks",
+                    where="--max-size" if low is None else "--min-size",
+                    hint="reductions and nccl-tests start at 4 bytes; allgather and alltoall hold the parts of all ranks "
+                    f"in at most {format_bytes(MEMORY_CAP_BYTES, binary=True)}",
+                )
 
     def sizes(self, operation: str, world: int) -> list[int]:
         """Sizes of an operation in bytes, as its program would use them."""
@@ -144,7 +163,8 @@ class NetPlan(msgspec.Struct, frozen=True, kw_only=True):
         if operation == "barrier":
             return [0]
         least = {"latency": 0}.get(operation, 4 if operation in REDUCTIONS else 1)
-        high = self.max_bytes or (1 << 22 if operation in POINT_TO_POINT else 1 << 20)
+        default = 1 << 22 if operation in POINT_TO_POINT else 1 << 20
+        high = self.max_bytes or max(default, self.min_bytes or 0)
         if operation in ("allgather", "alltoall"):
             high = min(high, MEMORY_CAP_BYTES // world)
         size = least

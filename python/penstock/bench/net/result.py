@@ -152,7 +152,9 @@ def _osu_row(plan: NetPlan, table: NetTable, row: OsuRow) -> Row:
     if table.operation in ("bw", "bibw"):
         rate = row.value * 1e6
         moved = float(row.size_bytes * iterations * plan.window * (2 if table.operation == "bibw" else 1))
-        last, latency = End(time_s=moved / rate, ios=float(iterations), bytes=moved, bytes_per_s=rate), None
+        # OSU's programs round rates below 5 kB/s to 0.00 MB/s, so the time is unknown.
+        time_s = moved / rate if rate else 0.0
+        last, latency = End(time_s=time_s, ios=float(iterations), bytes=moved, bytes_per_s=rate), None
     else:
         ways = 2 if table.operation == "latency" else 1
         last = End(time_s=row.value / 1e6 * iterations * ways, ios=float(iterations))

@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
+from penstock.errors import Corrupt
 from penstock.report.train_section import PARTS, read_training_runs, train_charts, train_section
 from penstock.train import TrainSpec, run
 from penstock.train.step_breakdown import PARTS as MEASURED
+
+GOLDEN = Path(__file__).parents[1] / "bench/golden"
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +66,19 @@ def test_section_escapes_labels_and_is_empty_without_runs(runs):
     assert "plain &lt;run&gt;" in train_section(plain)
     assert train_section([]) == ""
     assert train_charts([]) == {}
+
+
+@pytest.mark.parametrize("given", ["", "fio", "fio/result.json"])
+def test_report_verb_reads_fio_results_named_result_json(run_cli, tmp_path, given):
+    (tmp_path / "fio").mkdir()
+    shutil.copy(GOLDEN / "fio-grouped.json", tmp_path / "fio/result.json")
+    done = run_cli("report", str(tmp_path / given), "--json")
+    assert done.code == 0, done.err
+    assert read_training_runs(tmp_path / given) == []
+
+
+def test_damaged_result_of_a_run_is_named(runs, tmp_path):
+    (run, *_) = sorted(runs.glob("*/result.json"))
+    (tmp_path / "result.json").write_bytes(run.read_bytes()[:-2])
+    with pytest.raises(Corrupt, match=r"result\.json is not a valid result"):
+        read_training_runs(tmp_path)

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.report import number_format
+from penstock.report.document import chart_spec
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -50,13 +51,6 @@ def _colour(facts: Comparison, *, legend: bool = False) -> Any:
     return alt.Color(
         "path:N", scale=alt.Scale(domain=labels, range=[f"@path{i}" for i in range(len(labels))]), legend=shown
     )
-
-
-def _finish(chart: Any, **more: Any) -> Spec:
-    spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return spec
 
 
 def _labels(facts: Comparison) -> Any:
@@ -102,7 +96,7 @@ def rates(facts: Comparison) -> Spec:
     note = line.mark_text(align="right", dx=-5, dy=2, baseline="top", color="@muted", fontSize=11).encode(
         x="x:Q", y=alt.value(0), text="text:N"
     )
-    return _finish(alt.layer(bars, text, model_mark, rule, note), height=_ROW)
+    return chart_spec(alt.layer(bars, text, model_mark, rule, note), height=_ROW)
 
 
 def steps(facts: Comparison) -> Spec:
@@ -134,7 +128,7 @@ def steps(facts: Comparison) -> Spec:
             ],
         )
     )
-    return _finish(chart, height=_ROW)
+    return chart_spec(chart, height=_ROW)
 
 
 def per_point(steps: int) -> int:
@@ -186,7 +180,7 @@ def losses(facts: Comparison) -> Spec:
         .encode(x="step:Q", y="loss:Q", opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=tip)
         .add_params(near)
     )
-    return _finish(alt.layer(*layers, dots), height=280)
+    return chart_spec(alt.layer(*layers, dots), height=280)
 
 
 def job_hours(facts: Comparison) -> Spec:
@@ -236,7 +230,7 @@ def job_hours(facts: Comparison) -> Spec:
         .encode(x="hours:Q", text="text:N")
         for test, align, dx in ((f"datum.hours < {top / 2}", "left", 9), (f"datum.hours >= {top / 2}", "right", -9))
     ]
-    return _finish(alt.layer(bars, text, marks, *names), height={"step": 58})
+    return chart_spec(alt.layer(bars, text, marks, *names), height={"step": 58})
 
 
 def scaling(facts: Comparison) -> Spec:
@@ -267,7 +261,7 @@ def scaling(facts: Comparison) -> Spec:
         .encode(opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=tip)
         .add_params(near)
     )
-    return _finish(alt.layer(base.mark_line(strokeWidth=2.5), dots), height=280)
+    return chart_spec(alt.layer(base.mark_line(strokeWidth=2.5), dots), height=280)
 
 
 def charts(facts: Comparison) -> dict[str, Spec]:

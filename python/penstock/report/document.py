@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-__all__ = ["asset", "document", "escape", "figure", "refuse_without_charts", "table", "write_whole"]
+__all__ = ["asset", "chart_spec", "document", "escape", "figure", "refuse_without_charts", "table", "write_whole"]
 
 # The favicon is inlined, because a browser would otherwise request one.
 _ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 16 16'%3E%3Cpath d='M8 1C11 6 13 8 13 10.5a5 5 0 0 1-10 0C3 8 5 6 8 1z' fill='%230067ab'/%3E%3C/svg%3E"
@@ -61,6 +61,18 @@ def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, st
 def figure(name: str, caption: str) -> str:
     """Build an HTML figure for the chart `name`. The caption is HTML and is not escaped."""
     return f'<figure><div class="chart" id="chart-{name}"><noscript>This chart is drawn by the script in this file.</noscript></div><figcaption>{caption}</figcaption></figure>'
+
+
+def chart_spec(chart: Any, **more: Any) -> dict[str, Any]:
+    """Build the Vega-Lite spec of an altair chart for a page: as wide as its figure, without a background.
+
+    Args:
+        more: Further properties of the chart, such as `height` in pixels.
+    """
+    spec: dict[str, Any] = chart.properties(width="container", background="transparent", **more).to_dict()
+    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
+    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return spec
 
 
 def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:

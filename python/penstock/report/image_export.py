@@ -36,7 +36,7 @@ def _with_colours(node: Any, colours: dict[str, str]) -> Any:
     return node
 
 
-def _standalone_svg(spec: dict[str, Any], colours: dict[str, str]) -> str:
+def _standalone_spec(spec: dict[str, Any], colours: dict[str, str]) -> str:
     soft, line = colours["@soft"], colours["@line"]
     axis = {"labelColor": soft, "titleColor": soft, "gridColor": line, "domainColor": line, "tickColor": line}
     whole = {
@@ -55,6 +55,17 @@ def _standalone_svg(spec: dict[str, Any], colours: dict[str, str]) -> str:
     return json.dumps(whole)
 
 
+def _drawn(spec: str, kind: str) -> bytes:
+    """Draw a Vega-Lite spec. `kind` is "svg" or "png"."""
+    import vl_convert
+
+    if kind == "svg":
+        svg: str = vl_convert.vegalite_to_svg(spec)
+        return svg.encode()
+    png: bytes = vl_convert.vegalite_to_png(spec, scale=_SCALE)
+    return png
+
+
 def export_images(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> list[Path]:
     """Write one file per chart, `<name>.png` or `<name>.svg`.
 
@@ -62,18 +73,12 @@ def export_images(specs: dict[str, dict[str, Any]], folder: Path, kind: str) -> 
         Unsupported: altair or vl-convert is not installed.
     """
     refuse_without_charts()
-    import vl_convert
-
     folder.mkdir(parents=True, exist_ok=True)
     colours = _print_colours()
     made = []
     for name, spec in specs.items():
-        text = _standalone_svg(spec, colours)
         file = folder / f"{name}.{kind}"
-        if kind == "svg":
-            file.write_text(vl_convert.vegalite_to_svg(text), encoding="utf-8")
-        else:
-            file.write_bytes(vl_convert.vegalite_to_png(text, scale=_SCALE))
+        file.write_bytes(_drawn(_standalone_spec(spec, colours), kind))
         made.append(file)
     return made
 
@@ -89,14 +94,8 @@ def write_chart(spec: dict[str, Any], file: Path) -> None:
     if file.suffix.lower() not in (".svg", ".png"):
         raise ConfigError(f"{file}: a chart is written as .svg or .png", where=str(file))
     refuse_without_charts()
-    import vl_convert
-
     from penstock.bench.results import whole_file
 
-    spec = {**spec, "background": "white", "padding": 16}
-    if file.suffix.lower() == ".svg":
-        content = vl_convert.vegalite_to_svg(json.dumps(spec)).encode()
-    else:
-        content = vl_convert.vegalite_to_png(json.dumps(spec), scale=_SCALE)
+    content = _drawn(json.dumps({**spec, "background": "white", "padding": 16}), file.suffix.lower().removeprefix("."))
     with whole_file(file) as out:
         out.write(content)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.report.document import document, escape, figure, refuse_without_charts, table
+from penstock.report.document import chart_spec, document, escape, figure, refuse_without_charts, table
+from penstock.report.sweep_charts import LINE_COLOURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,23 +17,15 @@ if TYPE_CHECKING:
 
 __all__ = ["scaling_charts", "scaling_page"]
 
-_COLOURS = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
 _POINTS = 40
 Spec = dict[str, Any]
-
-
-def _finish(chart: Any, **more: Any) -> Spec:
-    spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return spec
 
 
 def _colour(names: list[str]) -> Any:
     import altair as alt
 
     legend = alt.Legend(orient="top", title=None, labelLimit=320, columns=2)
-    return alt.Color("variant:N", scale=alt.Scale(domain=names, range=_COLOURS), legend=legend)
+    return alt.Color("variant:N", scale=alt.Scale(domain=names, range=LINE_COLOURS), legend=legend)
 
 
 def _law(variant: VariantSummary) -> Iterator[dict[str, Any]]:
@@ -84,7 +77,7 @@ def speed_up_chart(summary: Summary) -> Spec:
     tips = [alt.Tooltip(f"{name}:{kind}") for name, kind in (("variant", "N"), ("ranks", "Q"), ("nodes", "Q"))]
     tips.append(alt.Tooltip("speed_up:Q", format=".2f", title="speed-up"))
     marks = base.mark_point(filled=True, size=70).encode(x=x, y=y, color=colour, tooltip=tips)
-    return _finish(alt.layer(ideal, fitted, bars, marks), height=300)
+    return chart_spec(alt.layer(ideal, fitted, bars, marks), height=300)
 
 
 def cost_chart(summary: Summary) -> Spec:
@@ -108,7 +101,7 @@ def cost_chart(summary: Summary) -> Spec:
     marks = base.mark_point(filled=True, size=70, color="@path1").encode(
         x="cost:Q", tooltip=[alt.Tooltip("what:N"), alt.Tooltip("cost:Q", format="+.1f", title="%")]
     )
-    return _finish(alt.layer(zero, bars, marks), height={"step": 26})
+    return chart_spec(alt.layer(zero, bars, marks), height={"step": 26})
 
 
 def scaling_charts(summary: Summary) -> dict[str, Spec]:

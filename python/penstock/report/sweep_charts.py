@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench.rows import WATCHED
+from penstock.report.document import chart_spec
 from penstock.report.sweep import name_of, rate_label
 from penstock.units import format_bytes
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.bench.rows import Row
     from penstock.report.sweep import CellGroup
 
-__all__ = ["REGIME_COLOURS", "sweep_charts"]
+__all__ = ["LINE_COLOURS", "REGIME_COLOURS", "sweep_charts"]
 
 REGIME_COLOURS = {
     "concurrency": "@path1",
@@ -32,19 +33,12 @@ REGIME_COLOURS = {
     "iops": "@wait",
     "throttle": "@path0",
 }
-_LINES = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
+LINE_COLOURS = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
 # Maximum number of lines in a chart: one per colour.
-_MAX_LINES = len(_LINES)
+_MAX_LINES = len(LINE_COLOURS)
 _MAX_BARS = 24
 _LOSSES = ["@compute", "@wait", "@path1", "@path4", "@path3", "@path2", "@path0", "@line", "@muted"]
 Spec = dict[str, Any]
-
-
-def _finish(chart: Any, **more: Any) -> Spec:
-    spec: Spec = chart.properties(width="container", background="transparent", **more).to_dict()
-    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return spec
 
 
 def surface(group: CellGroup) -> Spec:
@@ -93,7 +87,7 @@ def surface(group: CellGroup) -> Spec:
     )
     text = base.mark_text(color="@ink", fontWeight=600).encode(text="rate:N", tooltip=tip)
     marks = base.mark_text(color="@ink", dy=16, fontSize=10).encode(text="mark:N", tooltip=tip)
-    return _finish(alt.layer(boxes, text, marks), height={"step": 46})
+    return chart_spec(alt.layer(boxes, text, marks), height={"step": 46})
 
 
 _TIPS = [
@@ -111,7 +105,7 @@ def _legend(names: Sequence[str]) -> Any:
 
     return alt.Color(
         "name:N",
-        scale=alt.Scale(domain=list(names), range=_LINES[: len(names)]),
+        scale=alt.Scale(domain=list(names), range=LINE_COLOURS[: len(names)]),
         legend=alt.Legend(
             orient="top", title=None, symbolType="stroke", symbolStrokeWidth=4, labelLimit=330, columns=2
         ),
@@ -171,7 +165,7 @@ def latencies(rows: Sequence[Row]) -> Spec | None:
             tooltip=[alt.Tooltip("name:N"), alt.Tooltip("percentile:N"), alt.Tooltip("ms:Q", format=",.3f")],
         )
     )
-    return _finish(chart, height=280)
+    return chart_spec(chart, height=280)
 
 
 def _with_series(rows: Sequence[Row]) -> list[tuple[str, Row]]:
@@ -213,7 +207,7 @@ def series(rows: Sequence[Row]) -> Spec | None:
         ],
     )
     refused = base.transform_filter("datum.throttles > 0").mark_point(shape="triangle-down", filled=True, size=80)
-    return _finish(alt.layer(base.mark_line(strokeWidth=2), refused.encode(color=alt.value("@ink"))), height=260)
+    return chart_spec(alt.layer(base.mark_line(strokeWidth=2), refused.encode(color=alt.value("@ink"))), height=260)
 
 
 _LIMITS = {
@@ -252,7 +246,7 @@ def limits(rows: Sequence[Row]) -> dict[str, Spec]:
         )
         stated = sorted({row.limits[limit] / scale for _, row in named})
         rule = alt.Chart(alt.Data(values=[{"value": v, "text": f"stated {v:,.0f} {unit}"} for v in stated]))
-        made[limit] = _finish(
+        made[limit] = chart_spec(
             alt.layer(
                 lines,
                 rule.mark_rule(strokeDash=[4, 3], color="@ink").encode(y="value:Q"),
@@ -303,7 +297,7 @@ def losses(rows: Sequence[Row]) -> Spec | None:
             tooltip=[alt.Tooltip("name:N"), alt.Tooltip("kind:N"), alt.Tooltip("s:Q", format=",.2f", title="seconds")],
         )
     )
-    return _finish(chart, height={"step": 34})
+    return chart_spec(chart, height={"step": 34})
 
 
 def sweep_charts(groups: Sequence[CellGroup], rows: Sequence[Row]) -> dict[str, Spec]:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench import results
-from penstock.report.document import escape, figure, table
+from penstock.bench.importers.trace_rows import is_run
+from penstock.report.document import chart_spec, escape, figure, table
 from penstock.units import format_seconds
 
 if TYPE_CHECKING:
@@ -31,16 +32,18 @@ _MAX_RUNS = 8
 
 
 def read_training_runs(path: Path) -> list[RunRecord]:
-    """Read the training runs with a breakdown of their steps in a folder, oldest first. Other results are left out.
+    """Read the newest 8 training runs with a breakdown of their steps in a folder, oldest first. Other results, and
+    files of other programs, are left out.
 
     Raises:
-        Corrupt: A result cannot be read.
+        Corrupt: The result of a run is invalid, or has a newer schema.
     """
     if path.is_file():
         files = [path] if path.name == "result.json" else []
     else:
         files = [path / "result.json"] if (path / "result.json").is_file() else sorted(path.glob("*/result.json"))
-    records = [results.load(file) for file in files]
+    # fio's JSON, too, is often named result.json.
+    records = [results.load(file) for file in files if is_run(file.read_text(encoding="utf-8", errors="replace"))]
     return [one for one in records if one.kind.startswith("train") and one.step_breakdown][-_MAX_RUNS:]
 
 
@@ -54,13 +57,6 @@ def _colour() -> Any:
     names, colours = zip(*PARTS.values(), strict=True)
     legend = alt.Legend(orient="top", title=None, symbolType="square", columns=3, labelLimit=260)
     return alt.Color("part:N", scale=alt.Scale(domain=list(names), range=list(colours)), legend=legend)
-
-
-def _finish(chart: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = chart.properties(width="container", background="transparent").to_dict()
-    spec.pop("$schema", None)  # remove this URL, so that nothing fetches it
-    spec["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return spec
 
 
 def _mean_steps(records: Sequence[RunRecord]) -> dict[str, Any]:
@@ -91,7 +87,7 @@ def _mean_steps(records: Sequence[RunRecord]) -> dict[str, Any]:
             tooltip=[alt.Tooltip("bar:N"), alt.Tooltip("part:N"), alt.Tooltip("ms:Q", format=".3f")],
         )
     )
-    return _finish(chart)
+    return chart_spec(chart)
 
 
 def _timeline(record: RunRecord) -> dict[str, Any]:
@@ -119,7 +115,7 @@ def _timeline(record: RunRecord) -> dict[str, Any]:
             alt.Tooltip("ms:Q", format=".3f"),
         ],
     )
-    return _finish(chart)
+    return chart_spec(chart)
 
 
 def train_charts(records: Sequence[RunRecord]) -> dict[str, Any]:

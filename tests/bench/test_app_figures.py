@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import re
 import statistics
@@ -90,6 +91,7 @@ def test_sizes_spread_ranks_over_nodes():
     shown = lambda spec: [(s.ranks, s.nodes) for s in spec.sizes(spec.variant[0])]  # noqa: E731
     assert shown(_spec(ranks=(4, 1, 2))) == [(1, 1), (2, 1), (4, 1)]
     assert shown(_spec(ranks=(1, 2, 4, 8), ranks_per_node=2)) == [(1, 1), (2, 1), (4, 2), (8, 4)]
+    assert shown(_spec(ranks=(3, 4, 6), ranks_per_node=2)) == [(3, 3), (4, 2), (6, 3)]
     assert shown(_spec(ranks=(2, 4), node_counts=(1, 2))) == [(2, 1), (2, 2), (4, 1), (4, 2)]
     assert shown(_spec(ranks=(1, 4), node_counts=(2,))) == [(4, 2)]
     with pytest.raises(ConfigError, match="none of 3 fits in equal parts on 2 nodes"):
@@ -119,6 +121,7 @@ def test_placeholders_are_replaced_in_each_argument():
         ({"timeout_s": 0}, "timeout-s"),
         ({"variant": (Variant(name="a"), Variant(name="a"))}, "different names"),
         ({"variant": ()}, "at least one"),
+        ({"world": "on ("}, "world: .* is not a regular expression"),
     ],
 )
 def test_spec_that_is_not_valid_names_its_key(given, message):
@@ -371,20 +374,34 @@ def test_preset_figures_read_the_programs_own_lines():
     )
 
 
+@pytest.fixture
+def lmp(tmp_path, monkeypatch):
+    """A program named lmp on PATH; presets check only that it exists."""
+    program = tmp_path / "bin/lmp"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("lmp")
 def test_preset_input_is_complete(tmp_path):
-    ready = prepare("lammps-lj", (), tmp_path, {}, is_native=False)
+    ready = prepare("lammps-lj", (), tmp_path, {})
     assert ready.command[2] == f"{tmp_path}/in.lj-melt"
     assert "0.8442" in (tmp_path / "in.lj-melt").read_text()
-    prepare("hoomd-hexagon", (), tmp_path, {}, is_native=False)
-    compile((tmp_path / "hexagon.py").read_text(), "hexagon.py", "exec")
+    compile(PRESETS["hoomd-hexagon"].files["hexagon.py"], "hexagon.py", "exec")
 
 
 def test_preset_hexagons_do_not_overlap_at_the_published_fraction():
     """The lattice of the hexagon preset: 1024² particles at packing fraction 0.7, whose flat sides face each other."""
-    area = 3 * math.sqrt(3) / 8 / 0.7
-    step = math.sqrt(area * 2 / math.sqrt(3))
-    assert step > 2 * 0.433012701892219
-    assert (3 * math.sqrt(3) / 8) / (step * step * math.sqrt(3) / 2) == pytest.approx(0.7)
+    numbers = r"^(?:side|area|step|height|half, tall) = .*$"
+    lattice: dict[str, float] = {}
+    lines = re.findall(numbers, PRESETS["hoomd-hexagon"].files["hexagon.py"], re.MULTILINE)
+    exec("import math\n" + "\n".join(lines), lattice)
+    assert lattice["side"] == 1024
+    assert lattice["step"] > 2 * lattice["tall"]
+    hexagon = 6 * lattice["half"] * lattice["tall"]  # six triangles with the base 2 x half
+    assert hexagon / (lattice["step"] * lattice["height"]) == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize(
@@ -395,15 +412,16 @@ def test_preset_hexagons_do_not_overlap_at_the_published_fraction():
         ("lammps-rhodo", (), NotFound, "LAMMPS_BENCH, which is not set"),
     ],
 )
+@pytest.mark.usefixtures("lmp")
 def test_preset_that_cannot_run_says_why(tmp_path, name, command, kind, message):
     with pytest.raises(kind, match=message):
-        prepare(name, command, tmp_path, {}, is_native=False)
+        prepare(name, command, tmp_path, {})
 
 
 def test_preset_without_its_module_names_the_package(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(NotFound, match="hoomd is not installed") as caught:
-        prepare("hoomd-hexagon", (), tmp_path, {}, is_native=True)
+        prepare("hoomd-hexagon", (), tmp_path, {})
     assert "conda-forge" in caught.value.hint
 
 

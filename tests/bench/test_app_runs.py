@@ -134,7 +134,7 @@ def test_mpi4py_of_mpich_forms_one_job_under_its_own_launcher(app, tmp_path, mon
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("MPI4PY_MPIABI", "mpich")
     code, found, _ = app(
-        "--ranks", "2", "--repeats", 1, "--set", "program=mpiexec.hydra", "--world", r"on (\d+) ranks", "--pick", "first",
+        "--ranks", "2", "--repeats", 1, "--set", "program=mpiexec.hydra", "--world", r"on (\d+) ranks",
         "--", sys.executable, "-c", "from mpi4py import MPI; print(f'on {MPI.COMM_WORLD.size} ranks')",
     )  # fmt: skip
     assert code == 0, found["cells"][0]["error"]
@@ -271,6 +271,24 @@ def test_dry_run_prints_every_command_line_and_starts_nothing(run_cli, tmp_path)
     assert not marker.exists()
 
 
+def test_preset_takes_the_users_program_and_pick(app):
+    code, found, _ = app(
+        "--launcher", "local", "--ranks", 1, "--repeats", 1, "--preset", "gromacs", "--pick", "last",
+        "--", "printf", r"Performance: 1.0\nPerformance: 2.0\n",
+    )  # fmt: skip
+    assert code == 0, found
+    assert found["cells"][0]["runs"][0]["value"] == 2.0
+    assert found["spec"]["figure"]["kind"] == "step-rate"
+
+
+def test_nodes_setting_of_mpirun_is_kept(run_cli):
+    done = run_cli(
+        "bench", "app", "--dry-run", "--ranks", 2, *_OPEN, "--set", "nodes=h1,h2", "--node-counts", 2, "--", "true"
+    )
+    assert done.code == 0, done.err
+    assert "h1:1,h2:1" in done.out
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -290,7 +308,10 @@ def test_dry_run_prints_every_command_line_and_starts_nothing(run_cli, tmp_path)
         (("--set", "program=no-such-mpirun", "--", "true"), "install openmpi-bin or mpich"),
         ((), "give a command after --"),
         (("--sweep", "/no/such.toml"), "does not exist"),
-        (("--sweep", "/x", "--bind", "core"), "cannot be combined"),
+        (("--sweep", "/x", "--bind", "core"), "--bind cannot be combined"),
+        (("--sweep", "/x", "--ways", "inside"), "--ways cannot be combined"),
+        (("--sweep", "/x", "--container-gpus"), "--container-gpus cannot be combined"),
+        (("--pick", "last", "--", "true"), "--pick and --figure-kind need --figure"),
         (("--launcher", "slurm", "--", "true"), "not in a Slurm allocation"),
     ],
 )

@@ -11,12 +11,10 @@ import msgspec
 
 from penstock.errors import ConfigError
 
-__all__ = ["KINDS", "PICKS", "Figure", "parse_figure", "read_figure", "read_worlds"]
+__all__ = ["Figure", "checked_pattern", "parse_figure", "read_figure", "read_worlds"]
 
 Pick = Literal["only", "first", "last", "mean", "sum"]
 Kind = Literal["total-rate", "step-rate", "seconds"]
-PICKS = ("only", "first", "last", "mean", "sum")
-KINDS = ("total-rate", "step-rate", "seconds")
 
 
 class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +37,7 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not self.name.strip():
             raise ConfigError(f"figure: `{self.pattern}` has no name", hint="write NAME=REGEX")
-        _compiled(self.pattern, f"figure {self.name}")
+        checked_pattern(self.pattern, f"figure {self.name}")
 
     @property
     def is_rate(self) -> bool:
@@ -47,7 +45,14 @@ class Figure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind != "seconds"
 
 
-def _compiled(pattern: str, what: str) -> re.Pattern[str]:
+def checked_pattern(pattern: str, what: str) -> re.Pattern[str]:
+    """Compile an expression in which `^` and `$` match at each line.
+
+    Args:
+        what: What the expression is for, for the error.
+    Raises:
+        ConfigError: The expression is not valid.
+    """
     try:
         return re.compile(pattern, re.MULTILINE)
     except re.error as error:
@@ -122,9 +127,8 @@ def read_worlds(pattern: str, outputs: list[str]) -> list[int]:
     """World sizes that the ranks print; empty if the expression matches nothing.
 
     Raises:
-        ConfigError: The expression is not valid, or a match is not a whole number.
+        ConfigError: A match is not a whole number.
     """
-    _compiled(pattern, "world")
     found = [text for output in outputs for text in _matches(pattern, output)]
     for text in found:
         if not text.isdecimal():

@@ -97,7 +97,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         command: Arguments; empty if the user gives the command. `{folder}` is the folder of the input files.
         files: Input files, by name, which are written to that folder.
-        needs: Programs, of which one must exist for a native run.
+        needs: Program of the command, which must be installed for the native runs.
         module: Python module that must be importable.
         package: Advice for a missing program.
         note: Fact that the output states.
@@ -108,7 +108,7 @@ class Preset(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     world: str | None = None
     files: Mapping[str, str] = {}
-    needs: tuple[str, ...] = ()
+    needs: str | None = None
     module: str | None = None
     package: str = ""
     note: str = ""
@@ -132,7 +132,7 @@ PRESETS = {
         figure=_LAMMPS_FIGURE,
         world=_LAMMPS_WORLD,
         files={"in.lj-melt": _LJ_INPUT},
-        needs=("lmp",),
+        needs="lmp",
         package="install LAMMPS, for example Debian's package lammps",
     ),
     "lammps-rhodo": Preset(
@@ -140,7 +140,7 @@ PRESETS = {
         command=("lmp", "-in", "in.rhodo", "-log", "none"),
         figure=_LAMMPS_FIGURE,
         world=_LAMMPS_WORLD,
-        needs=("lmp",),
+        needs="lmp",
         package="install LAMMPS, for example Debian's package lammps",
         note="this preset has not run on real input yet",
     ),
@@ -157,8 +157,6 @@ PRESETS = {
     "gromacs": Preset(
         about="GROMACS: figure only; give the command, such as -- gmx_mpi mdrun -s FILE -nsteps 5000",
         figure=Figure("ns/day", r"^Performance:\s+([0-9.]+)", kind="step-rate"),
-        needs=("gmx_mpi", "gmx"),
-        package="install GROMACS, for example Debian's package gromacs-mpich or gromacs-openmpi",
     ),
     "tf-cnn": Preset(
         about="tf_cnn_benchmarks and programs with its output: figure only; give the command",
@@ -167,15 +165,12 @@ PRESETS = {
 }
 
 
-def prepare(
-    name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str], *, is_native: bool
-) -> Prepared:
+def prepare(name: str, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Prepared:
     """Write a preset's input files, and return its command.
 
     Args:
         command: The user's command; required for presets without one, and not allowed for the others.
         folder: Folder for the input files.
-        is_native: Whether the command also runs outside a container, so that its program must be installed.
     Raises:
         ConfigError: The command is missing, or superfluous.
         NotFound: The program or its data is not installed.
@@ -187,12 +182,10 @@ def prepare(
             f"preset {name}: {fault}",
             hint="omit the command after --" if preset.command else "append it: -- CMD...",
         )
-    is_missing = preset.needs and not any(shutil.which(program) for program in preset.needs)
-    if preset.module is not None:
-        is_missing = importlib.util.find_spec(preset.module) is None
-    if is_native and is_missing:
-        what = preset.module or " or ".join(preset.needs)
-        raise NotFound(f"preset {name}: {what} is not installed", hint=preset.package)
+    if preset.needs is not None and shutil.which(preset.needs) is None:
+        raise NotFound(f"preset {name}: {preset.needs} is not installed", hint=preset.package)
+    if preset.module is not None and importlib.util.find_spec(preset.module) is None:
+        raise NotFound(f"preset {name}: {preset.module} is not installed", hint=preset.package)
     cwd = None
     if name == "lammps-rhodo":
         cwd = environment.get("LAMMPS_BENCH", "")

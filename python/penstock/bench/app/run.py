@@ -31,8 +31,6 @@ __all__ = ["Cell", "Run", "command_lines", "measure"]
 
 # Launchers that start MPI jobs; with the others, every rank of an MPI program is a job of its own.
 _HOST_PROGRAMS = {"mpi": "mpirun", "slurm": "srun", "pbs": "mpirun"}
-
-
 # Variables of batch jobs with their nodes. Outside of a job, mpirun starts all ranks on this machine.
 _JOB_VARIABLES = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "AZ_BATCH_HOST_LIST")
 
@@ -146,7 +144,7 @@ def _opened(spec: Spec, variant: Variant) -> Cluster:
     if spec.nodes is not None:
         settings["nodes"] = spec.nodes
     elif launcher == "mpi" and not any(env.read().get(name) for name in _JOB_VARIABLES):
-        settings["nodes"] = "localhost"
+        settings.setdefault("nodes", "localhost")
     elif launcher == "local":
         settings.setdefault("nodes", max(size.nodes for size in spec.sizes(variant)))
     return Cluster.open(launcher, settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from penstock.bench.app.figure import Figure  # noqa: TC001 - msgspec reads the annotation
+from penstock.bench.app.figure import Figure, checked_pattern
 from penstock.cluster.containers import parse_container
 from penstock.cpu_binding import binding_kind
 from penstock.errors import ConfigError, NotFound
@@ -126,6 +126,8 @@ class Spec(_Part, frozen=True):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ConfigError(f"{name.replace('_', '-')}: must be at least {least} (got {value})")
+        if self.world is not None:
+            checked_pattern(self.world, "world")
         names = [each.name for each in self.variant]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"variant: needs at least one, with different names (got {', '.join(names) or 'none'})")
@@ -142,7 +144,7 @@ class Spec(_Part, frozen=True):
             if self.node_counts:
                 counts: Sequence[int] = sorted(self.node_counts)
             else:
-                counts = [-(-ranks // per_node) if per_node else 1]
+                counts = [next(n for n in range(1, ranks + 1) if ranks % n == 0 and ranks <= n * (per_node or ranks))]
             found += [
                 Size(ranks, nodes)
                 for nodes in counts

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.bench.app.cells import Cell, Run
+    from penstock.bench.app.figure import Figure
     from penstock.bench.app.spec import Spec
 
 __all__ = ["command"]
@@ -27,8 +28,6 @@ _KEYS = (
     *("launcher", "nodes", "ranks", "node_counts", "ranks_per_node", "scaling", "size", "repeats", "warm_up"),
     *("world", "seed", "checks_mpi"),
 )
-
-
 # Load average per core above which a note says that the machine was busy.
 _BUSY = 0.5
 
@@ -214,21 +213,24 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
     if given["sweep"] is not None:
         refused = {"preset", "container", "container_binds", "container_gpus", "ways", "binds", "env"} & changed
         if refused:
+            flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
             raise click.UsageError(
-                f"--{min(refused).rstrip('s').replace('_', '-')} cannot be combined with --sweep; write a [[variant]] in the file"
+                f"{flags[min(refused)]} cannot be combined with --sweep; write a [[variant]] in the file"
             )
         spec = load_spec(given["sweep"])
+        chosen["figure"] = _figure(chosen.get("figure", spec.figure), given, changed)
         if settings:
             chosen["set"] = {**spec.set, **settings}
         return msgspec.structs.replace(spec, **chosen, **({"command": argv} if argv else {})), []
     notes: list[str] = []
     if given["preset"] is not None:
         preset = PRESETS[given["preset"]]
-        ready = prepare(given["preset"], argv, folder, env.read(), is_native=True)
+        ready = prepare(given["preset"], argv, folder, env.read())
         argv, chosen["cwd"] = ready.command, ready.cwd
         chosen.setdefault("figure", preset.figure)
         chosen["world"] = given["world"] or preset.world
         notes += [preset.note] if preset.note else []
+    chosen["figure"] = _figure(chosen.get("figure"), given, changed)
     if not argv:
         raise click.UsageError("give a command after --, or --preset, or --sweep")
     variants = variants_of(
@@ -236,6 +238,17 @@ def _spec(argv: tuple[str, ...], given: dict[str, Any], folder: Path) -> tuple[S
         container_gpus=given["container_gpus"], env=settings_of(given["env"]),
     )  # fmt: skip
     return Spec(command=argv, set=settings, variant=variants, **chosen), notes
+
+
+def _figure(figure: Figure | None, given: dict[str, Any], changed: set[str]) -> Figure | None:
+    """The figure of merit of the flags, the file or the preset, with --pick and --figure-kind."""
+    import msgspec
+
+    flags = {"pick": "pick", "figure_kind": "kind"}
+    own = {key: given[flag] for flag, key in flags.items() if flag in changed}
+    if own and figure is None:
+        raise click.UsageError("--pick and --figure-kind need --figure, or a preset or sweep with a figure of merit")
+    return msgspec.structs.replace(figure, **own) if figure is not None else None
 
 
 def _load_notes() -> list[str]:

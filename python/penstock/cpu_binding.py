@@ -36,7 +36,7 @@ def binding_kind(text: str) -> tuple[str, str]:
     if kind not in KINDS:
         raise ValueError(f"bind: `{text}` is not one of {', '.join(KINDS[:-1])}, near-nic:DEVICE, cpus:LIST/LIST")
     if kind == "cpus":
-        if not argument or not all(_LISTS.fullmatch(part) for part in argument.split("/")):
+        if not all(_LISTS.fullmatch(part) and parse_cpus(part) for part in argument.split("/")):
             raise ValueError(f"bind: `{text}` needs one CPU list per local rank, such as cpus:0-3/4-7")
     elif kind == "near-nic":
         if colon and not re.fullmatch(r"[A-Za-z0-9_.-]+", argument):

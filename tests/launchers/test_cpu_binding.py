@@ -91,7 +91,7 @@ def test_near_gpu_without_gpu_is_an_error_of_the_node(tmp_path):
         rank_cpus("near-gpu", 0, {}, _ALL, tmp_path)
 
 
-@pytest.mark.parametrize("text", ["socket", "core:1", "cpus", "cpus:a", "near-nic:", "near-nic:../x", ""])
+@pytest.mark.parametrize("text", ["socket", "core:1", "cpus", "cpus:a", "cpus:3-0", "near-nic:", "near-nic:../x", ""])
 def test_launcher_rejects_invalid_binding(text):
     made = launcher({}, os.environ)
     with pytest.raises(ConfigError, match="bind: "):

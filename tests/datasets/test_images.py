@@ -21,7 +21,7 @@ import penstock
 from penstock import _native, errors
 from penstock.atomic_file import PART_PREFIX
 from penstock.datasets import image_scenes, images
-from penstock.datasets.image_classes import MAX_CLASSES, ImageClass
+from penstock.datasets.image_classes import COMBINATIONS, ImageClass
 from penstock.datasets.image_plan import BROKEN_KINDS
 from penstock.datasets.images import ImageSpec, generate
 
@@ -181,9 +181,9 @@ def test_pictures_of_other_sizes_reach_the_median(size, median):
 
 
 def test_classes_differ_in_their_attributes_and_names():
-    classes = [ImageClass(number) for number in range(MAX_CLASSES)]
-    assert len({(one.hue, one.shape, one.texture) for one in classes}) == MAX_CLASSES
-    assert len({one.text for one in classes}) == len({one.synset for one in classes}) == MAX_CLASSES
+    classes = [ImageClass(number) for number in range(COMBINATIONS)]
+    assert len({(one.hue, one.shape, one.texture) for one in classes}) == COMBINATIONS
+    assert len({one.text for one in classes}) == len({one.synset for one in classes}) == COMBINATIONS
     assert len({one.hue for one in classes[:8]}) == len({one.shape for one in classes[:8]}) == 8
 
 
@@ -216,6 +216,12 @@ def test_plan_covers_every_image_once_with_unique_keys_and_balanced_labels(
     names = [name for task in tasks for name in spec.shard_names(task)]
     assert len(set(keys)) == len(keys)
     assert len(set(names)) == len(names) == shards * replicate + (spec.shards_of("validation") if validation else 0)
+
+
+def test_validation_shards_fit_into_the_digits_of_their_names():
+    spec = ImageSpec(images=1000, classes=1, shards=1000, validation=200_000)
+    (task,) = [task for task in spec.tasks() if task.split == "validation" and task.shard == 99_998]
+    assert spec.shard_names(task) == ["validation-99998-of-99999"]
 
 
 # ---------------------------------------------------------------- reproducible bytes, replicas, resuming

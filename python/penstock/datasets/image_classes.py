@@ -9,18 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["HUES", "MAX_CLASSES", "SHAPES", "TEXTURES", "ImageClass"]
+__all__ = ["COMBINATIONS", "HUES", "MAX_CLASSES", "SHAPES", "TEXTURES", "ImageClass"]
 
 HUES = ("blue", "purple", "red", "orange", "yellow", "green", "teal", "azure")
 """Colours at multiples of 45 degrees in the plane of Cb and Cr."""
 SHAPES = ("disc", "square", "triangle", "ring", "cross", "star", "crescent", "bar")
 TEXTURES = tuple(f"{width} stripes at {22.5 * turn:g} degrees" for width in ("broad", "narrow") for turn in range(8))
-MAX_CLASSES = len(HUES) * len(SHAPES) * len(TEXTURES)
+COMBINATIONS = len(HUES) * len(SHAPES) * len(TEXTURES)
+MAX_CLASSES = 1000
+"""As in ImageNet; fewer than `COMBINATIONS`, so that a label out of range has a class folder, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageClass:
-    """A class, by its number from 0 to `MAX_CLASSES` - 1. Any 8 consecutive classes differ in colour and shape."""
+    """A class, by its number from 0 to `COMBINATIONS` - 1. Any 8 consecutive classes differ in colour and shape."""
 
     number: int
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.datasets.image_classes import ImageClass
+from penstock.datasets.image_classes import MAX_CLASSES, ImageClass
 from penstock.datasets.image_shards import FORMATS, ImageFormat, shard_name
 from penstock.errors import ConfigError
 from penstock.units import format_bytes
@@ -27,10 +27,10 @@ DEFAULT_SIGMA = 0.29
 """Standard deviation of the logarithm of the file size: with a median of 110 kB, the mean is then 114.7 kB, as in
 MLPerf Storage's ResNet-50 (114,660 bytes)."""
 BROKEN_KINDS = ("truncated", "not a JPEG", "empty", "label out of range")
-MAX_CLASSES = 1000
 _SHARD_BYTES = 128 << 20
 _MIN_SHARDS = 8  # so that a small dataset occupies several processes, and has shards to shuffle
-_FOLDER_TASK = 250
+_MAX_SHARDS = 99_999  # of a split, in the five digits of a TFRecord shard's name
+_FOLDER_TASK = 250  # images
 _MIN_BITS, _MAX_BITS = 0.6, 8.0  # per pixel, of the median image
 
 Split = Literal["train", "validation"]
@@ -113,9 +113,10 @@ class ImageSpec:
                 f" {bits:.2f} bits per pixel, which is not between {_MIN_BITS:g} and {_MAX_BITS:g}",
                 hint=f"choose {low} to {high}, or another --size",
             )
-        if self.format != "folder" and not 0 <= self.shards <= min(self.images, 99_999 // self.replicate):
+        most = min(self.images, _MAX_SHARDS // self.replicate)
+        if self.format != "folder" and not 0 <= self.shards <= most:
             raise ConfigError(
-                f"shards: {self.shards} is not between 1 and {min(self.images, 99_999 // self.replicate)}"
+                f"shards: {self.shards} is not between 1 and {most}"
                 f" for {self.images} images and {self.replicate} copies"
             )
         if self.format == "folder" and self.shards:
@@ -151,8 +152,8 @@ class ImageSpec:
         train = self.shards or max(
             min(_MIN_SHARDS, self.images), math.ceil(self.images * self.mean_bytes / _SHARD_BYTES)
         )
-        train = min(train, 99_999 // self.replicate)
-        return train if split == "train" else min(images, max(1, round(train * images / self.images)))
+        train = min(train, _MAX_SHARDS // self.replicate)
+        return train if split == "train" else min(images, _MAX_SHARDS, max(1, round(train * images / self.images)))
 
     def tasks(self) -> Iterator[Task]:
         """All tasks, in the order of their images. Sizes of tasks differ by at most one image."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from penstock.datasets.image_classes import HUES, SHAPES, TEXTURES, ImageClass
+from penstock.datasets.image_classes import HUES, MAX_CLASSES, SHAPES, TEXTURES, ImageClass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -160,7 +160,7 @@ class Library:
         side = min(width, height)
         # A small object of another class: a model must find the larger one.
         if u[3] < 0.5:
-            other = ImageClass(int(u[4] * 1000))
+            other = ImageClass(int(u[4] * MAX_CLASSES))
             self._draw_object(rng, planes, other, side * (0.1 + 0.12 * float(u[5])), contrast)
         boxes = [
             self._draw_object(rng, planes, of, side * float(rng.uniform(0.42, 0.8)), contrast)

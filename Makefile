@@ -301,7 +301,7 @@ $(STAMPS)/adapters: requirements/adapters.txt $(STAMPS)/venv
 	@touch $@
 
 $(STAMPS)/specs: requirements/specs.txt $(STAMPS)/venv
-	$(call SAY,the validators of Kubernetes$(comma) Azure ML$(comma) Azure Batch and MLPerf logs in an environment of their own ($(TOOLS)/specs); ~300 MB)
+	$(call SAY,the validators of Kubernetes$(comma) Azure ML$(comma) Azure Batch and MLPerf logs in an environment of their own ($(TOOLS)/specs); ~400 MB)
 	@$(PYTHON) -m venv --without-pip --clear $(TOOLS)/specs
 	@VIRTUAL_ENV="$(CURDIR)/$(TOOLS)/specs" $(BIN)/uv pip install --quiet -r requirements/specs.txt
 	@touch $@

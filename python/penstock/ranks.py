@@ -22,6 +22,7 @@ reports the difference.
 from __future__ import annotations
 
 import platform
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Rank", "detect", "place"]
+__all__ = ["Rank", "detect", "in_batch_job", "place", "rendezvous_port"]
 
 _HINT = "give --node I --nodes N, or start every rank with one launcher"
 
@@ -354,3 +355,16 @@ def place(env: Mapping[str, str], node: int | None, nodes: int | None) -> Rank:
     except ConfigError:
         found = Rank()  # the flags were probably given because the variables are wrong
     return replace(found, node=node, nodes=nodes, note=None)
+
+
+def in_batch_job(env: Mapping[str, str]) -> bool:
+    """Whether the variables of a batch job name its nodes: Slurm, PBS or Azure Batch."""
+    names = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "PBS_NODEFILE", "AZ_BATCH_HOST_LIST")
+    return any(env.get(name) for name in names)
+
+
+def rendezvous_port() -> int:
+    """A port from 20000 to 31999 at which the ranks of a new job meet. It changes every millisecond. Whether it is free
+    on the first node is not checked; if it is in use, rank 0 reports that.
+    """
+    return 20000 + time.time_ns() // 1_000_000 % 12000

@@ -18,9 +18,10 @@ from penstock.bench.app.cells import Cell, Run
 from penstock.bench.app.figure import Figure, parse_figure, read_figure, read_worlds
 from penstock.bench.app.presets import PRESETS, prepare
 from penstock.bench.app.spec import Spec, Variant, load_spec, variants_of
-from penstock.bench.app.statistics import amdahl, bootstrap_rounds, gustafson, paired_ratio, student_quantile
+from penstock.bench.app.statistics import amdahl, bootstrap_rounds, gustafson, paired_ratio
 from penstock.bench.app.summary import summarise
 from penstock.bench.app.torchrun import torchrun_argv
+from penstock.bench.student_t import student_quantile
 from penstock.cluster.containers import command_line_prefix
 from penstock.errors import ConfigError, NotFound
 from penstock.protocols import Node

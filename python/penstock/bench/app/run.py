@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 from penstock import env
 from penstock.bench.app.cells import Cell, Run
 from penstock.bench.app.figure import read_figure, read_worlds
-from penstock.bench.app.torchrun import rendezvous_port, torchrun_argv
+from penstock.bench.app.torchrun import torchrun_argv
 from penstock.bench.interleaved import abba_order
 from penstock.cluster import Cluster
 from penstock.cluster.containers import command_line_prefix
 from penstock.cluster.exits import describe
 from penstock.cluster.mpi_check import check_mpi
 from penstock.errors import ConfigError, PenstockError, RankFailed
+from penstock.ranks import in_batch_job, rendezvous_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +32,6 @@ __all__ = ["Cell", "Run", "command_lines", "measure"]
 
 # Launchers that start MPI jobs; with the others, every rank of an MPI program is a job of its own.
 _HOST_PROGRAMS = {"mpi": "mpirun", "slurm": "srun", "pbs": "mpirun"}
-# Variables of batch jobs with their nodes. Outside of a job, mpirun starts all ranks on this machine.
-_JOB_VARIABLES = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "AZ_BATCH_HOST_LIST")
 
 
 class _Runner:
@@ -143,7 +142,7 @@ def _opened(spec: Spec, variant: Variant) -> Cluster:
         launcher = str(settings.pop("via", "local"))
     if spec.nodes is not None:
         settings["nodes"] = spec.nodes
-    elif launcher == "mpi" and not any(env.read().get(name) for name in _JOB_VARIABLES):
+    elif launcher == "mpi" and not in_batch_job(env.read()):
         settings.setdefault("nodes", "localhost")
     elif launcher == "local":
         settings.setdefault("nodes", max(size.nodes for size in spec.sizes(variant)))

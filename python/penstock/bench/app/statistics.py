@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.bench.student_t import student_quantile
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Estimate", "amdahl", "bootstrap_rounds", "gustafson", "paired_ratio", "student_quantile"]
+__all__ = ["Estimate", "amdahl", "bootstrap_rounds", "gustafson", "paired_ratio"]
 
 _LEVEL = 0.95
 _RESAMPLES = 1000
-# 0.975 quantiles of Student's t for 1 to 10 degrees of freedom.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_NORMAL = 1.959964
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -38,16 +37,6 @@ class Estimate(msgspec.Struct, frozen=True):
         """The estimate of an increasing function of the value."""
         low = None if self.low is None else change(self.low)
         return Estimate(change(self.value), low, None if self.high is None else change(self.high))
-
-
-def student_quantile(freedom: int) -> float:
-    """0.975 quantile of Student's t, to 3 digits. Above 10 degrees of freedom by its expansion in 1/freedom
-    (Abramowitz and Stegun, 26.7.5).
-    """
-    if freedom <= len(_STUDENT):
-        return _STUDENT[freedom - 1]
-    z = _NORMAL
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def paired_ratio(above: Sequence[float], below: Sequence[float]) -> Estimate:

@@ -5,32 +5,25 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from typing import TYPE_CHECKING
+
+from penstock.ranks import rendezvous_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.protocols import Node
 
-__all__ = ["rendezvous_port", "torchrun_argv"]
-
-
-def rendezvous_port() -> int:
-    """A port from 20000 to 31999 that changes every millisecond. Whether it is free on the first node is not checked."""
-    return 20000 + time.time_ns() // 1_000_000 % 12000
+__all__ = ["torchrun_argv"]
 
 
 def torchrun_argv(argv: Sequence[str], nodes: Sequence[Node], ranks_per_node: int) -> list[str]:
     """Arguments of torchrun for any command. `{rank}`, which the launcher replaces, is the number of the node.
 
-    On one node, torchrun chooses a free port. On several, the port changes with the time, and is not checked.
+    On one node, torchrun chooses a free port; on several nodes, see `rendezvous_port`.
     """
-    program = (
-        [shutil.which("torchrun") or ""]
-        if shutil.which("torchrun")
-        else [sys.executable, "-m", "torch.distributed.run"]
-    )
+    found = shutil.which("torchrun")
+    program = [sys.executable, "-m", "torch.distributed.run"] if found is None else [found]
     if len(nodes) == 1:
         place = ["--standalone"]
     else:

@@ -12,19 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.bench.student_t import student_quantile
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["LineFit", "fit_line"]
-
-# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom, then the normal distribution.
-# Source: the usual table, e.g. NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
-_T95 = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
-    2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
-)  # fmt: skip
 
 
 class LineFit(msgspec.Struct, frozen=True):
@@ -80,7 +74,7 @@ def fit_line(sizes_bytes: Sequence[int], times_s: Sequence[float]) -> LineFit:
     residuals = [alpha + slope * x - t for x, t in zip(sizes_bytes, times_s, strict=True)]
     freedom = len(times_s) - 2
     variance = math.fsum(w * r * r for w, r in zip(weights, residuals, strict=True)) / freedom
-    quantile = _T95[freedom - 1] if freedom <= len(_T95) else 1.96
+    quantile = student_quantile(freedom)
     slope_error = quantile * math.sqrt(variance / spread)
     alpha_error = quantile * math.sqrt(variance * (1 / total + mean_x**2 / spread))
     worst = max(abs(r) / t for r, t in zip(residuals, times_s, strict=True))

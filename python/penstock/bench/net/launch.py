@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +14,7 @@ from penstock.bench.net.rank import run_rank
 from penstock.bench.net.result import NetResult
 from penstock.cluster.exits import describe
 from penstock.errors import Bug, Deadline, PenstockError, RankFailed, from_wire
+from penstock.ranks import rendezvous_port
 from penstock.stage.job import for_nodes
 
 if TYPE_CHECKING:
@@ -104,9 +104,10 @@ def _rendezvous(plan: NetPlan, cluster: Cluster) -> dict[str, str]:
     if plan.backend == "mpi":
         return {}
     address = cluster.leader.address
-    # The port is not checked on the first node; if it is in use, rank 0 says so.
-    port = 20000 + time.time_ns() // 1_000_000 % 12000
-    return {"MASTER_ADDR": "127.0.0.1" if address == "localhost" else address, "MASTER_PORT": str(port)}
+    return {
+        "MASTER_ADDR": "127.0.0.1" if address == "localhost" else address,
+        "MASTER_PORT": str(rendezvous_port()),
+    }
 
 
 def _stage_text(stage: Sequence[Any]) -> str:

@@ -218,6 +218,7 @@ def _as_rank(plan: NetPlan, rank: Rank, given: dict[str, Any]) -> int:
 
 
 def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
+    from penstock import env, ranks
     from penstock.bench.net.launch import run_on_cluster
     from penstock.cli.bench.net_table import NetTable
     from penstock.errors import ConfigError
@@ -228,7 +229,7 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
         raise ConfigError(
             "backend mpi: launcher local does not start MPI ranks", hint="set --launcher mpi, which runs mpirun here"
         )
-    if launcher == "mpi" and nodes is None and "nodes" not in settings and not _in_batch_job():
+    if launcher == "mpi" and nodes is None and "nodes" not in settings and not ranks.in_batch_job(env.read()):
         nodes = "localhost"
     programs = _programs(plan, given)
     table = NetTable(silent=given["as_json"], full=given["full"])
@@ -243,14 +244,6 @@ def _on_cluster(plan: NetPlan, given: dict[str, Any]) -> int:
         is_complete = _run_installed(programs, result, cluster, a_node, table, given)
     _deliver(result, table, given)
     return 0 if is_complete else 1
-
-
-def _in_batch_job() -> bool:
-    from penstock import env
-
-    return any(
-        name in env.read() for name in ("PBS_NODEFILE", "AZ_BATCH_HOST_LIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    )
 
 
 def _ranks_per_node(ranks: int | None, nodes: int) -> int:

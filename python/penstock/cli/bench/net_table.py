@@ -13,6 +13,7 @@ import click
 
 from penstock.bench.net.nccl_format import nccl_footer, nccl_header, nccl_line
 from penstock.bench.net.osu_format import osu_header, osu_line
+from penstock.cpu_binding import format_cpus
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
@@ -185,20 +186,9 @@ def topology_lines(places: Sequence[Place]) -> list[str]:
             lines.append(f"  GPU {address}: NUMA node {'not reported' if numa_node is None else numa_node}")
         for place in here:
             sockets = ", ".join(map(str, place.sockets)) or "not reported"
-            lines.append(f"  rank {place.rank}: cores {_ranges(place.cores)}, socket {sockets}")
+            lines.append(f"  rank {place.rank}: cores {format_cpus(place.cores)}, socket {sockets}")
     return lines
 
 
 def _names(value: object) -> list[str]:
     return [str(each) for each in value] if isinstance(value, list) else []
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Spell sorted numbers as ranges, such as 0-3,8."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

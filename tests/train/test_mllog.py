@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.errors import NoSpace, PenstockError
 from penstock.train import TrainSpec, run
+from penstock.train.mllog import MlLog
 from penstock.train.source import DummyFeed
 
 pytestmark = pytest.mark.needs_torch
@@ -113,6 +114,18 @@ def test_log_that_cannot_be_written_ends_the_run_at_its_start(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(PenstockError, match="cannot be written"):
         run(spec(tmp_path / "file" / "log"))
+
+
+def test_log_on_a_full_disk_is_no_space_and_hides_no_other_error():
+    log = MlLog("/dev/full")
+    with pytest.raises(NoSpace, match="/dev/full"):
+        log.start("init")
+    log.close(spec("/dev/full"), is_complete=False)
+    log = MlLog("/dev/full")
+    with pytest.raises(NoSpace):
+        log.start("init")
+    with pytest.raises(NoSpace, match="/dev/full"):
+        log.close(spec("/dev/full"), is_complete=True)
 
 
 @pytest.mark.needs_specs

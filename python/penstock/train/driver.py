@@ -262,12 +262,14 @@ class Driver:
         finally:
             if self._saver is not None:
                 self._saver.close()
-            log.close(spec, is_complete=is_complete)
-            self.share.cpu_s = cpu_s() - started_cpu_s
-            self.share.rows = self._rows.pack(self._zero_s)
-            for one in (feed, validation):
-                close_quietly(one)
-            workload.cleanup()
+            try:
+                log.close(spec, is_complete=is_complete)
+            finally:
+                self.share.cpu_s = cpu_s() - started_cpu_s
+                self.share.rows = self._rows.pack(self._zero_s)
+                for one in (feed, validation):
+                    close_quietly(one)
+                workload.cleanup()
 
     def _stage(self, folder: str) -> str:
         """Stage the training data; return its folder. One rank of each node works, and the others wait for it."""

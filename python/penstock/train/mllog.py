@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from penstock.bench import machine_card
 from penstock.bench.results import as_fault
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,9 +120,16 @@ class MlLog:
         """Write the end of the run, and close the file. The run is a success if it reached the target of MLPerf."""
         if self._out is None:
             return
-        if self._is_running:
-            target = TARGETS.get(spec.workload)
-            reached = is_complete and target is not None and self._error is not None and self._error <= target
-            self.stop("run", status="success" if reached else "aborted")
-        self._out.close()
-        self._out = None
+        try:
+            if self._is_running:
+                target = TARGETS.get(spec.workload)
+                reached = is_complete and target is not None and self._error is not None and self._error <= target
+                self.stop("run", status="success" if reached else "aborted")
+            self._out.close()
+        except OSError as error:
+            if is_complete:  # otherwise, the error of the run is the one to show
+                raise error if isinstance(error, PenstockError) else as_fault(error, str(self._name)) from None
+        finally:
+            with suppress(OSError):  # text that could not be written
+                self._out.close()
+            self._out = None

@@ -391,9 +391,11 @@ def test_workload_claimed_twice_is_refused(stranger):
 # ---------------------------------------------------------------- outputs
 
 
-def test_archive_copies_result_and_checkpoint(tmp_path):
+@pytest.mark.parametrize("is_url", [False, True])
+def test_archive_copies_result_and_checkpoint(tmp_path, is_url):
     runs, store, kept = tmp_path / "runs", tmp_path / "store", tmp_path / "checkpoint"
-    result = run(spec(steps=2, runs=str(runs), allow_debug=True, checkpoint=str(kept), archive=store.as_uri()))
+    url = kept.as_uri() if is_url else str(kept)
+    result = run(spec(steps=2, runs=str(runs), allow_debug=True, checkpoint=url, archive=store.as_uri()))
     home = store / result["id"]
     assert result["archive"] == f"{store.as_uri()}/{result['id']}/"
     files = sorted(p.relative_to(home).as_posix() for p in home.rglob("*") if p.is_file())

@@ -19,6 +19,7 @@ from penstock import env, ranks
 from penstock.bench import machine_card, results
 from penstock.child_process import child_process
 from penstock.errors import ConfigError, PenstockError, RankFailed, from_wire
+from penstock.feed.checkpoint.folder import CheckpointFolder
 from penstock.train import rank_files
 from penstock.train.archive import archive
 from penstock.train.driver import Driver
@@ -123,8 +124,9 @@ def _keep(spec: TrainSpec, record: results.RunRecord) -> dict[str, Any]:
         folder = results.save(record, Path(spec.runs), allow_debug=spec.allow_debug).parent
         record = results.load(folder)
         if spec.archive is not None:
-            # A checkpoint in a store is not copied.
-            extra = [Path(spec.checkpoint)] if spec.checkpoint and "://" not in spec.checkpoint else []
+            # Checkpoints in a store are not copied.
+            kept = None if spec.checkpoint is None else CheckpointFolder(spec.checkpoint).path
+            extra = [] if kept is None else [kept]
             record = msgspec.structs.replace(record, archive=archive(folder, spec.archive, extra=extra))
             results.save(record, Path(spec.runs), allow_debug=spec.allow_debug)
     plain: dict[str, Any] = msgspec.json.decode(

@@ -63,7 +63,7 @@ def test_second_process_with_the_same_rank_is_refused(job):
     assert "two processes are rank 1 of 3" in ended.text
 
 
-@pytest.mark.parametrize("port", ["many", "70000"])
+@pytest.mark.parametrize("port", ["many", "70000", "²"])
 def test_bad_port_is_refused(job, port):
     one = start(job, 0, 2, port)
     assert one.wait(START_S) == 2

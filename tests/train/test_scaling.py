@@ -42,9 +42,19 @@ def test_size_that_does_not_divide_the_batch_is_refused():
         sized_spec(spec(global_batch=8), 3, fewest=1, scaling="strong")
 
 
-@pytest.mark.parametrize("fields", [{"compare_synthetic": True}, {"validation": "dummy://4"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"compare_synthetic": True},
+        {"validation": "dummy://4"},
+        {"checkpoint": "kept"},
+        {"trace": "trace.json"},
+        {"mllog": "log"},
+        {"archive": "s3://bucket/runs"},
+    ],
+)
 def test_training_that_does_more_than_train_is_refused(fields):
-    with pytest.raises(ConfigError, match="scaling measurement"):
+    with pytest.raises(ConfigError, match=f"^{next(iter(fields))}: not supported with a scaling measurement"):
         measure_scaling(spec(**fields), [1, 2], scaling="weak", repeats=1)
 
 
@@ -70,7 +80,7 @@ def test_cli_measures_sizes_in_turn_and_a_failing_size_is_a_row(tmp_path):
     assert load(folder).cells[0].runs[0].value == rates[1]
 
 
-@pytest.mark.parametrize("given", ["ranks=", "ranks=1,x", "nodes=1,2", "ranks=0"])
+@pytest.mark.parametrize("given", ["ranks=", "ranks=1,x", "nodes=1,2", "ranks=0", "ranks=²"])
 def test_cli_bad_list_of_ranks_is_a_usage_error(given):
     done = CliRunner().invoke(command, ["cosmoflow", "--synthetic", "--scale", given])
     assert done.exit_code == 2

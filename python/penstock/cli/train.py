@@ -41,7 +41,7 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
         return None
     name, _, numbers = given.partition("=")
     found = [text.strip() for text in numbers.split(",")]
-    if name.strip() != "ranks" or not all(text.isdigit() and int(text) > 0 for text in found):
+    if name.strip() != "ranks" or not all(text.isdecimal() and int(text) > 0 for text in found):
         raise click.BadParameter(f"`{given}` is not a list of numbers of ranks, such as ranks=1,2,4")
     return tuple(int(text) for text in found)
 

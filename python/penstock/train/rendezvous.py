@@ -47,7 +47,7 @@ def join_store(rank: Rank, timeout_s: float) -> Any:
 
     found = env.read()
     address, text = found.get("MASTER_ADDR", ""), found.get("MASTER_PORT", "29500")
-    if not text.isdigit() or not 0 < int(text) < 1 << 16:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
         raise ConfigError(f"MASTER_PORT is `{text}`, not a port", hint="use a free port, such as 29500")
     until_s = time.monotonic() + timeout_s
     # torchrun serves the store itself; otherwise, rank 0 does.

@@ -51,8 +51,7 @@ def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) ->
     data = spec.data
     if data.startswith(f"{DUMMY}://"):  # as many steps at every size
         data = f"{DUMMY}://{int(data.partition('://')[2]) * batch // spec.global_batch}"
-    outputs = {"runs": None, "trace": None, "mllog": None}
-    return msgspec.structs.replace(spec, ranks=ranks, global_batch=batch, data=data, **outputs).check()
+    return msgspec.structs.replace(spec, ranks=ranks, global_batch=batch, data=data, runs=None).check()
 
 
 def measure_scaling(
@@ -76,10 +75,10 @@ def measure_scaling(
     Raises:
         ConfigError: The numbers of ranks are not valid, or the training cannot be measured.
     """
-    if spec.compare_synthetic or spec.checkpoint is not None or spec.validation is not None:
-        raise ConfigError(
-            "a scaling measurement supports neither checkpoints nor validation nor a comparison with synthetic data"
-        )
+    given = {name: getattr(spec, name) for name in ("checkpoint", "validation", "trace", "mllog", "archive")}
+    given["compare_synthetic"] = spec.compare_synthetic or None
+    if refused := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(f"{' and '.join(refused)}: not supported with a scaling measurement")
     cores = machine_card.read().cores
     if spec.threads is None and spec.accelerator is None:
         spec = msgspec.structs.replace(spec, threads=max(1, cores // max(ranks)))

@@ -162,7 +162,7 @@ class DummyFeed:
         import numpy as np
 
         name = urlsplit(request.url).netloc
-        if not name.isdigit() or int(name) < 1:
+        if not name.isdecimal() or int(name) < 1:
             raise ConfigError(
                 f"`{request.url}` does not state the number of samples",
                 hint="use a number, such as dummy://1024 for 1,024 samples without reads",

@@ -293,9 +293,7 @@ def test_killed_run_completes_with_the_same_bytes(tmp_path, number):
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
-    workers = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
+    workers = _workers(process)
     assert len(workers) >= 2
     process.send_signal(number)
     _, err = process.communicate(timeout=30)

@@ -109,3 +109,13 @@ def test_expected_data_is_what_a_plain_exchange_gives():
     assert scatter_counts(5, 3) == [2, 2, 1]
     assert list(expected("reduce-scatter", 20, 2, 3)) == [4 + 5 + 6]
     assert floats_of(1, 2).dtype == "float32"
+
+
+def test_patterns_of_blocks_and_ranks_differ():
+    """Two blocks of a network's frame or page that are exchanged must be found as wrong data."""
+    for block in (256, 1024, 4096):
+        first, second = bytes_of(0, 2 * block).reshape(2, block)
+        assert (first != second).all()
+        assert (expected("alltoall", block, 0, 2) != expected("alltoall", block, 1, 2)).all()
+    assert (bytes_of(0, 300) != bytes_of(1, 300)).all()
+    assert list(bytes_of(1, 5, start=4)) == list(bytes_of(1, 9)[4:])

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "stage"))
-from cluster_kit import Cluster, remove, short_folder
+from tests.stage.cluster_kit import Cluster, remove, short_folder
 
 pytestmark = [pytest.mark.system, pytest.mark.needs_root, pytest.mark.needs_torch]
 

@@ -184,7 +184,6 @@ def _refuse_wrong(operation: str, size: int, wrong: list[int]) -> None:
 
 
 def _emit_nccl(plan: NetPlan, transport: Transport, operation: str, size: int, emit: Emit) -> None:
-    transport.waits_each_call = False
     world = transport.world
     # A rank's part is rounded down to 16 bytes, as nccl-tests does.
     is_split = operation in ("allgather", "reduce-scatter", "alltoall")
@@ -216,7 +215,6 @@ def _nccl_half(
     # nccl-tests does not check all-to-all in place either.
     if plan.validates and not (in_place and operation in ("alltoall", "sendrecv")):
         _fill(transport, operation, size, in_place=in_place)
-        call = transport.collective(operation, size, in_place=in_place) or call
         call()
         transport.synchronize()
         source = (transport.rank - 1) % transport.world

@@ -9,6 +9,8 @@ from typing import Any
 __all__ = ["Memory", "bytes_of", "expected", "floats_of", "scatter_counts"]
 
 _PAGE_BYTES = 4096
+# Period of the bytes that ranks send: a prime, so that no block size of a network is a multiple of it.
+_PERIOD_BYTES = 251
 
 
 class Memory:
@@ -55,11 +57,14 @@ class Memory:
         return np.frombuffer(pages, np.uint8)
 
 
-def bytes_of(rank: int, size_bytes: int) -> Any:
-    """Bytes that a rank sends. Ranks differ, and neighbouring bytes differ."""
+def bytes_of(rank: int, size_bytes: int, *, start: int = 0) -> Any:
+    """Bytes that a rank sends, from byte `start` on. Ranks differ, neighbouring bytes differ, and so do blocks of any
+    power of two, so that exchanged blocks are found.
+    """
     import numpy as np
 
-    return ((np.arange(size_bytes, dtype=np.int64) * 7 + rank * 31 + 1) & 0xFF).astype(np.uint8)
+    period = (np.arange(start, start + _PERIOD_BYTES) * 7 + rank * 31 + 1) % _PERIOD_BYTES
+    return np.resize(period.astype(np.uint8), size_bytes)
 
 
 def floats_of(rank: int, count: int) -> Any:
@@ -94,6 +99,5 @@ def expected(operation: str, size_bytes: int, rank: int, world: int, *, peer: in
     if operation == "allgather":
         return np.concatenate([bytes_of(each, size_bytes) for each in range(world)])
     if operation == "alltoall":
-        part = slice(rank * size_bytes, (rank + 1) * size_bytes)
-        return np.concatenate([bytes_of(each, size_bytes * world)[part] for each in range(world)])
+        return np.concatenate([bytes_of(each, size_bytes, start=rank * size_bytes) for each in range(world)])
     return bytes_of(0 if operation == "bcast" else peer, size_bytes)

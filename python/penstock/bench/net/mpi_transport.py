@@ -108,7 +108,6 @@ class MpiTransport:
         self.rank, self.world = self._comm.Get_rank(), self._comm.Get_size()
         self.library = MPI.Get_library_version().partition("\n")[0].partition(",")[0].strip("\0 \t").replace("\t", " ")
         self.memory = Memory(device)
-        self.waits_each_call = True  # MPI's calls always do
         if self.world != rank.world:
             raise ConfigError(
                 f"MPI: {rank.launcher} started {rank.world} ranks, but mpi4py loaded {self.library}, which found {self.world}",

@@ -18,6 +18,8 @@ import msgspec
 from penstock.cluster import inventory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.ranks import Rank
 
 __all__ = ["Place", "Relation", "read_place", "relation"]
@@ -89,8 +91,7 @@ def relation(a: Place, b: Place) -> str:
     return Relation.UNBOUND
 
 
-def _of_cores(cores: tuple[int, ...], read: object) -> tuple[int, ...]:
-    assert callable(read)
+def _of_cores(cores: tuple[int, ...], read: Callable[[int], int | None]) -> tuple[int, ...]:
     return tuple(sorted({found for core in cores if (found := read(core)) is not None}))
 
 

@@ -84,7 +84,7 @@ class NetResult(msgspec.Struct, kw_only=True):
                 self.pairs.append(msgspec.convert(pair, Pair))
 
     def placement(self) -> str:
-        """Relation of the ranks that a point-to-point test uses, or of all ranks of a collective: the farthest."""
+        """Relations between the ranks of a collective, separated by commas."""
         found = {relation(a, b) for a in self.places for b in self.places if a.rank < b.rank}
         return ", ".join(sorted(found))
 
@@ -115,11 +115,11 @@ class NetResult(msgspec.Struct, kw_only=True):
                     _osu_row(self.plan, table, row) if isinstance(row, OsuRow) else _nccl_row(self.plan, table, row)
                 )
                 raw = {**fixed, **_raw(row)}
-                found += [
+                found.append(
                     msgspec.structs.replace(
                         measured, hosts=hosts, created=created, label=label, raw=raw, source=table.source
                     )
-                ]
+                )
         return [*found, *(self._pair_row(pair, hosts, created, label) for pair in self.pairs)]
 
     def _pair_row(self, pair: Pair, hosts: int, created: str, label: str) -> Row:

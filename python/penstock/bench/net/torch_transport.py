@@ -31,20 +31,24 @@ def _go_on() -> None:
 class TorchTransport:
     """Ranks that meet at MASTER_ADDR and MASTER_PORT."""
 
-    def __init__(self, rank: Rank, backend: str, device: str, *, join_s: float) -> None:
-        """Raises:
-        ConfigError: The rendezvous address is not set.
-        Deadline: Ranks are missing after `join_s`; the error contains their numbers.
-        Unreachable: The first rank cannot be reached.
+    def __init__(self, rank: Rank, backend: str, device: str, *, join_s: float, waits_each_call: bool) -> None:
+        """Join the other ranks.
+
+        Args:
+            waits_each_call: Whether a collective waits for the GPU.
+
+        Raises:
+            ConfigError: The rendezvous address is not set.
+            Deadline: Ranks are missing after `join_s`; the error contains their numbers.
+            Unreachable: The first rank cannot be reached.
         """
         require(f"--backend {backend}", "torch")
         import torch
         from torch import distributed
 
         self._dist, self._torch = distributed, torch
-        # nccl-tests starts its calls back to back and waits once; OSU's programs wait after each call.
-        self.waits_each_call = True
         self.rank, self.world, self.memory = rank.rank, rank.world, Memory(device)
+        self._finish = self.synchronize if waits_each_call else _go_on
         self.library = f"{backend} of torch {torch.__version__}"
         store = self._store(join_s)
         address = env.read()["MASTER_ADDR"]
@@ -171,7 +175,7 @@ class TorchTransport:
 
     def collective(self, operation: str, size_bytes: int, *, in_place: bool = False) -> Callable[[], None] | None:
         dist, world = self._dist, self.world
-        finish = self.synchronize if self.waits_each_call else _go_on
+        finish = self._finish
         if operation == "barrier":
             return dist.barrier  # type: ignore[no-any-return]
         if operation == "bcast":
@@ -206,7 +210,7 @@ class TorchTransport:
 
     def _exchange(self, size_bytes: int) -> Callable[[], None]:
         dist = self._dist
-        finish = self.synchronize if self.waits_each_call else _go_on
+        finish = self._finish
         out, into = self._tensor("send", size_bytes), self._tensor("recv", size_bytes)
         operations = [
             dist.P2POp(dist.isend, out, (self.rank + 1) % self.world),

@@ -24,7 +24,6 @@ class Transport(Protocol):
     world: int
     library: str
     memory: Memory
-    waits_each_call: bool
 
     def gather(self, value: Any) -> list[Any]:
         """Return the value of every rank, on every rank."""
@@ -79,7 +78,8 @@ def open_transport(plan: NetPlan, rank: Rank) -> Transport:
         return MpiTransport(rank, device)
     from penstock.bench.net.torch_transport import TorchTransport
 
-    return TorchTransport(rank, plan.backend, device, join_s=plan.join_s)
+    # nccl-tests starts its calls back to back and waits once; OSU's programs wait after each call.
+    return TorchTransport(rank, plan.backend, device, join_s=plan.join_s, waits_each_call=plan.convention == "osu")
 
 
 def device_of(plan: NetPlan, rank: Rank) -> str:

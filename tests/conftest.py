@@ -7,6 +7,7 @@ A missing peer is a failure, never a skip: `make test` installs everything that 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -61,6 +62,9 @@ _AMBIENT_EXACT = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Shells start background jobs so, and every program under test would inherit it: no Ctrl-C would end one.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in [n for n in os.environ if n.startswith(_AMBIENT) or n in _AMBIENT_EXACT]:
         del os.environ[name]
     # Tests must not use the user's settings files or a metadata address.

@@ -17,17 +17,23 @@ from penstock.errors import ConfigError
 from penstock.price.cost import Cost, job_cost
 
 __all__ = [
+    "TERM_LABELS",
     "Prediction",
     "Route",
     "StagePrediction",
+    "Step",
+    "Term",
     "TrainingJob",
     "explain_stage",
     "predict",
     "predict_stage",
+    "predict_step",
     "replay",
 ]
 
-Term = Literal["compute", "reader", "account", "nic", "requests", "inflate", "decode", "disk"]
+Term = Literal[
+    "compute", "reader", "account", "nic", "requests", "inflate", "decode", "disk", "fabric", "link", "observed"
+]
 
 TERM_LABELS: dict[str, str] = {
     "compute": "the accelerators",
@@ -38,6 +44,9 @@ TERM_LABELS: dict[str, str] = {
     "inflate": "decompression on the nodes' cores",
     "decode": "decoding on the nodes' cores",
     "disk": "the nodes' disks",
+    "fabric": "the network between the nodes",
+    "link": "the link between the regions",
+    "observed": "the rate that was measured or published for this path",
 }
 
 
@@ -103,6 +112,12 @@ class Route(msgspec.Struct, frozen=True):
         inflate_core_s: CPU seconds to decompress one sample; 0 if the path transfers raw bytes.
         decode_core_s: CPU seconds to frame, check and decode one sample.
         disk_bytes_per_s: Read rate of one node's disk, if epochs read from local disks.
+        local_share: Share of the samples that a route from the store reads from local disks instead (a node cache).
+        local_bytes: Bytes of one sample on the local disks; by default `wire_bytes`.
+        remote_share: Share of the local reads that another node's disk serves (a pool), over `fabric_bytes_per_s`,
+            the rate of one node's network.
+        link_bytes_per_s: Total rate between the regions of the store and of the nodes.
+        observed_step_s: Measured or published seconds per step of this path, which replace the modelled reads.
     """
 
     name: str
@@ -117,6 +132,20 @@ class Route(msgspec.Struct, frozen=True):
     inflate_core_s: float = 0.0
     decode_core_s: float = 0.0
     disk_bytes_per_s: float = math.inf
+    local_share: float = 0.0
+    local_bytes: float | None = None
+    remote_share: float = 0.0
+    fabric_bytes_per_s: float = math.inf
+    link_bytes_per_s: float = math.inf
+    observed_step_s: float | None = None
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Duration of one step, its limit, and `terms_s`: the seconds that each limit alone would cause."""
+
+    step_s: float
+    limited_by: Term
+    terms_s: dict[str, float]
 
 
 class Prediction(msgspec.Struct, frozen=True):
@@ -150,17 +179,39 @@ class StagePrediction(msgspec.Struct, frozen=True):
 def _terms(job: TrainingJob, route: Route) -> dict[str, float]:
     batch, in_node = job.global_batch, job.global_batch / job.nodes
     terms = {"compute": job.compute_step_s}
-    if route.from_store:
-        terms["account"] = batch * route.wire_bytes / job.account_bytes_per_s
-        terms["nic"] = in_node * route.wire_bytes / job.nic_bytes_per_s
-        terms["requests"] = batch * route.requests_per_sample / route.requests_per_s
+    if route.observed_step_s is not None:
+        return {**terms, "observed": route.observed_step_s}
+    stored = 1.0 - route.local_share if route.from_store else 0.0
+    if stored:
+        terms["account"] = stored * batch * route.wire_bytes / job.account_bytes_per_s
+        terms["nic"] = stored * in_node * route.wire_bytes / job.nic_bytes_per_s
+        terms["requests"] = stored * batch * route.requests_per_sample / route.requests_per_s
         one = route.requests_per_sample * route.latency_s + route.wire_bytes / route.connection_bytes_per_s
-        terms["reader"] = job.batch_per_rank * one / route.in_flight_per_rank
-    else:
-        terms["disk"] = in_node * route.wire_bytes / route.disk_bytes_per_s
+        terms["reader"] = stored * job.batch_per_rank * one / route.in_flight_per_rank
+        if route.link_bytes_per_s != math.inf:
+            terms["link"] = stored * batch * route.wire_bytes / route.link_bytes_per_s
+    if stored < 1.0:
+        read = in_node * (1.0 - stored) * (route.wire_bytes if route.local_bytes is None else route.local_bytes)
+        terms["disk"] = read / route.disk_bytes_per_s
+        if route.remote_share:
+            terms["fabric"] = read * route.remote_share / route.fabric_bytes_per_s
     terms["inflate"] = in_node * route.inflate_core_s / job.cores_per_node
     terms["decode"] = in_node * route.decode_core_s / job.cores_per_node
     return terms
+
+
+def predict_step(job: TrainingJob, route: Route) -> Step:
+    """Predict one step: the slowest term, or for a route without read-ahead, computation plus the slowest read.
+
+    Source:
+        DESIGN section 4, Plan.
+    """
+    terms = _terms(job, route)
+    slowest_read = max(seconds for name, seconds in terms.items() if name != "compute")
+    overlaps = route.overlaps or route.observed_step_s is not None  # a measured step contains its computation
+    step = max(job.compute_step_s, slowest_read) if overlaps else job.compute_step_s + slowest_read
+    limit = max(terms, key=lambda name: terms[name])
+    return Step(step + job.exposed_allreduce_s, limit, terms)  # type: ignore[arg-type]
 
 
 def predict(
@@ -186,12 +237,8 @@ def predict(
     Source:
         DESIGN section 4, Plan.
     """
-    terms = _terms(job, route)
-    reading = {name: seconds for name, seconds in terms.items() if name != "compute"}
-    slowest_read = max(reading.values())
-    step = max(job.compute_step_s, slowest_read) if route.overlaps else job.compute_step_s + slowest_read
-    limit = max(terms, key=lambda name: terms[name])
-    step += job.exposed_allreduce_s
+    found = predict_step(job, route)
+    step = found.step_s
     epoch = job.steps_per_epoch * step
     run_h = job.epochs * epoch / 3600
     passes = job.epochs if route.from_store else 1
@@ -213,8 +260,8 @@ def predict(
         run_h=run_h,
         stage_h=stage_s / 3600,
         wait_share=max(0.0, (step - job.compute_step_s - job.exposed_allreduce_s) / step),
-        limited_by=limit,  # type: ignore[arg-type]
-        terms_s=terms,
+        limited_by=found.limited_by,
+        terms_s=found.terms_s,
         cost=cost,
     )
 

@@ -11,7 +11,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FORMATS", "MODELS", "Model"]
+__all__ = ["COSMOFLOW_SAMPLE_S", "FORMATS", "MODELS", "Model"]
 
 FORMATS = ("tfrecord", "npz", "jpeg", "png")
 
@@ -89,4 +89,13 @@ MODELS = {
 Source: mlcommons/storage v1.0-v3.0 and dlio_benchmark 2.0, configs/workload/*.yaml: record_length, record_length_stdev,
 num_samples_per_file, num_files_train, batch_size, train.computation_time, metric.au. RetinaNet's image side is that of
 the input in MLPerf training. DLRM is defined in DLIO but unused; its record size and file counts are our own choice.
+"""
+
+COSMOFLOW_SAMPLE_S = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}
+"""Accelerator -> seconds of one CosmoFlow training step at batch 1 and 128 voxels per side. For `v100x32@2021`, this is
+the step time divided by the global batch.
+
+Source:
+    mlcommons/storage v0.5-v2.0, workload/cosmoflow_{v100,a100,h100}.yaml, train.computation_time. These files define
+    only batch 1; a batch of n samples is assumed to take n times as long.
 """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import ConfigError
 from penstock.protocols import Demand, InputField, WorkloadSpec
 from penstock.workloads._shared.accelerator import EmulatedAccelerator, Pacer
+from penstock.workloads._shared.catalogue import COSMOFLOW_SAMPLE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,15 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ACCELERATORS", "EmulatedCosmoFlow"]
 
-ACCELERATORS = {"v100": 0.00936, "a100": 0.00551, "h100": 0.00350, "v100x32@2021": 1 / (2.3 * 128)}
-"""Accelerator -> seconds of one CosmoFlow training step at batch 1 and 128 voxels per side. For `v100x32@2021`, this is
-the step time divided by the global batch.
-
-Source:
-    mlcommons/storage v0.5-v2.0, workload/cosmoflow_{v100,a100,h100}.yaml, train.computation_time. These files define
-    only batch 1; a batch of n samples is assumed to take n times as long.
-"""
-
+ACCELERATORS = COSMOFLOW_SAMPLE_S
 
 UTILISATION = 0.7
 """Accelerator utilisation that MLPerf Storage requires. Source: metric.au in the same files."""

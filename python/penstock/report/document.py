@@ -76,22 +76,28 @@ def chart_spec(chart: Any, **more: Any) -> dict[str, Any]:
 
 
 def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
-    """Return the complete HTML document.
+    """Return the complete HTML document. Without specs it contains no script and needs neither altair nor vl-convert.
 
     Args:
         parts: HTML of the body, already escaped.
         specs: Vega-Lite specs by the name of their `figure`.
     """
-    import vl_convert
-
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<title>{escape(title)}</title><link rel="icon" href="{_ICON}">'
         f"<style>{asset('page.css')}</style></head><body><main>{''.join(parts)}</main>"
+        f"{_scripts(specs) if specs else ''}</body></html>\n"
+    )
+
+
+def _scripts(specs: dict[str, Any]) -> str:
+    import vl_convert
+
+    return (
         f'<script type="application/json" id="specs">{_script_json(specs)}</script>'
-        f"<script>{vl_convert.javascript_bundle(_EMBED)}</script><script>{asset('page.js')}</script></body></html>\n"
+        f"<script>{vl_convert.javascript_bundle(_EMBED)}</script><script>{asset('page.js')}</script>"
     )
 
 

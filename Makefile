@@ -87,6 +87,7 @@ check: setup static test-rust-unit test-python-fast ## Fast checks: formats, lin
 
 .PHONY: bench
 bench: setup ## Run the micro benches that guard against regressions; rows go to runs/bench
+	$(call apt,pigz taskset,pigz util-linux,pigz from Debian$(comma) to compare with)
 	@for bench in benches/bench_*.py; do echo "== $$bench"; $(BIN)/python "$$bench"; done
 
 .PHONY: fmt

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what byte-plane copies in the cache cost in the first epoch, and save in later epochs. See decision 0531.
 
-    .venv/bin/python benches/peers/feed/figures.py prepare DIR          # the volumes
-    .venv/bin/python benches/bench_transcode.py DIR/volumes [--names 64] [--epochs 8] [--repeats 3] [--json]
+    .venv/bin/python benches/bench_transcode.py [VOLUMES] [--names 64] [--epochs 8] [--repeats 3] [--json]
 
-The variants run in turns, each in its own process with its own cache. The results are CPU-ms and wall-ms per sample of
+VOLUMES is a folder of gzip'd volumes of 128^3 voxels; without it, four are made. The variants run in turns, each in its own process with its own cache. The results are CPU-ms and wall-ms per sample of
 the first epoch and of the median later epoch, and the size of the cache. Only epochs from the
 fourth on count as later ones, since copies were still being made when the second epoch's objects were fetched. The
 bytes of all batches are hashed, and the hashes must be equal.
@@ -21,6 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from penstock.datasets import cosmoflow
 
 WAYS = ("never", "auto", "always")
 
@@ -55,7 +56,7 @@ def run(url: Path, transcode: str, epochs: int, *, hashes: bool) -> dict[str, An
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("volumes", type=Path)
+    parser.add_argument("volumes", type=Path, nargs="?")
     parser.add_argument("--names", type=int, default=64)
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
@@ -63,8 +64,13 @@ def main() -> int:
     output = parser.parse_args()
     if output.epochs < 4:
         parser.error("--epochs: 4 at least")
-    files = sorted(output.volumes.iterdir())
-    with tempfile.TemporaryDirectory(dir=output.volumes.parent) as folder:
+    beside = output.volumes.parent if output.volumes else None
+    with tempfile.TemporaryDirectory(dir=beside) as folder:
+        volumes = output.volumes
+        if volumes is None:
+            volumes = Path(folder) / "volumes"
+            cosmoflow.generate(volumes, samples=4, voxels=128, seed=1)
+        files = sorted(volumes.iterdir())
         linked = Path(folder) / "linked"
         linked.mkdir()
         for number in range(output.names):
@@ -98,7 +104,7 @@ def main() -> int:
                 f"| {row['transcode']} | {row['first_cpu_ms']:.1f} | {row['later_cpu_ms']:.1f} | {row['later_wall_ms']:.1f} |"
                 f" {row['bytes_of_stored']:.2f} |"
             )
-        print(f"same bytes: {same}; load {os.getloadavg()[0]:.1f}; auto said: {rows[1]['output']}")
+        print(f"same bytes: {same}; load {os.getloadavg()[0]:.1f}; auto said: {rows[1]['said']}")
     return 0 if same else 1
 
 

@@ -31,6 +31,7 @@ PACKAGES = {
     "zarr": ("zarr", "fsspec"),
     "zfp": ("zarr", "fsspec", "zfpy"),
     "rtm": ("devito", "pyrevolve"),
+    "plan": ("simpy",),
     "demo": ("torch", "numpy", "altair", "vl_convert"),
 }
 """Modules of each extra, by import name. A test compares them with pyproject.toml."""

@@ -38,6 +38,7 @@ VERBS = {
     "train": "Train a workload from any URL.",
     "bench": "Measure a storage path, and report its limit and what to change.",
     "cluster": "List nodes, run commands on them, copy files to them.",
+    "study": "Repeat published experiments, and compare each figure with the published one.",
     "report": "Create a page with a verdict from the results of Penstock or another benchmark.",
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Start a file system on the job's own nodes, and stop it.",

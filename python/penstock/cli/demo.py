@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from penstock.cli.steps import steps
 
+if TYPE_CHECKING:
     from penstock.report.comparison import Comparison
 
 __all__ = ["command"]
@@ -65,7 +62,7 @@ def command(output: Path, size: str, seed: int, keep: bool, as_json: bool) -> in
     from penstock.demo.run import REPORT, DemoSpec, run
     from penstock.demo.sizes import SIZES
 
-    with _steps() as progress:
+    with steps() as progress:
         facts = run(DemoSpec(out=output.absolute(), size=SIZES[size], seed=seed, keep=keep), progress)
     report = str(output.absolute() / REPORT)
     learnt = facts.learning.mae <= LEARNT * facts.learning.mae_constant
@@ -127,38 +124,3 @@ def _show(facts: Comparison) -> None:
     click.echo()
     for line in lines(facts, shutil.get_terminal_size((100, 24)).columns):
         click.echo(click.style(line.text, bold=line.strong, dim=line.faint) if line.strong or line.faint else line.text)
-
-
-@contextlib.contextmanager
-def _steps() -> Iterator[Callable[[str], None]]:
-    """Prints each step with its seconds on stderr: one live line on a terminal, otherwise plain lines."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(stderr=True, highlight=False)
-    began = now = time.perf_counter()
-    current: str | None = None
-    live = console.status("") if sys.stderr.isatty() else None
-
-    def close() -> None:
-        if current is not None:
-            console.print(
-                f"[dim]{time.perf_counter() - began:6.1f} s[/dim]  {escape(current)} [dim]({time.perf_counter() - now:.1f} s)[/dim]",
-                soft_wrap=True,
-            )
-
-    def progress(what: str) -> None:
-        nonlocal current, now
-        close()
-        current, now = what, time.perf_counter()
-        if live is not None:
-            live.update(f"{escape(what)} …")
-
-    if live is not None:
-        live.start()
-    try:
-        yield progress
-        close()
-    finally:
-        if live is not None:
-            live.stop()

@@ -13,19 +13,24 @@ from penstock.errors import ConfigError
 
 __all__ = ["Limit", "Number", "Observation", "Throttle", "Tier", "TierLatency", "find", "load"]
 
-Confidence = Literal["published", "derived", "unverified", "ours"]
+Confidence = Literal["published", "derived", "unverified", "ours", "measured"]
 _UNITS = {"bytes": "bytes/s", "requests": "requests/s"}
 
 
 class _Sourced(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`uncertainty` is half the width of a measured number's 95 % interval, as a share of the number."""
+
     source: str
     as_of: str
     confidence: Confidence
     note: str = ""
+    uncertainty: float | None = None
 
     def __post_init__(self) -> None:
         if not self.source.strip() or not self.as_of.strip():
             raise ValueError("a number has no source or date")
+        if self.uncertainty is not None and not 0 <= self.uncertainty < float("inf"):
+            raise ValueError(f"uncertainty {self.uncertainty} is negative or infinite")
 
 
 def _positive(value: float) -> None:
@@ -172,11 +177,14 @@ def load(path: str | Path | None = None) -> dict[str, Tier]:
 
 
 def find(name: str, path: str | Path | None = None) -> Tier:
-    """Return the tier with this name, which may contain the year.
+    """Return the tier with this name, which may contain the year. `FILE#NAME` is a tier in another tier book, such as
+    the card of a probe.
 
     Raises:
         ConfigError: The tier is unknown; the error lists the known tiers.
     """
+    if path is None and "#" in name:
+        path, _, name = name.rpartition("#")
     tiers = load(path)
     if name not in tiers:
         raise ConfigError(f"tier: `{name}` is not one of {', '.join(sorted(tiers))}", where="tier")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.bench.rows import End
 
-__all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "below", "clear", "parse_mix", "run"]
+__all__ = ["OPERATIONS", "ObjectBench", "ObjectPoint", "below", "clear", "measure", "parse_mix", "run"]
 
 OPERATIONS = ("put", "get", "range", "list", "head", "delete")
 # elbencho's names of the operations, so that rows and elbencho's CSV use the same names.
@@ -219,15 +219,32 @@ def clear(folder: str) -> None:
         remove_empty_folder(inner)
 
 
-def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], hooks: Hooks) -> Iterator[Row]:
-    def report(asked: ObjectBench, mix: dict[str, float], hooks: Hooks, *, once: bool) -> dict[str, Any]:
-        spec = json.dumps(asked.native(folder, point, mix, existing, once=once))
-        begin = partial(_native.ObjectPhase, spec, dict(env.read()))
-        return report_of(begin, "+".join(mix), point.concurrency, hooks)
+def measure(
+    folder: str,
+    bench: ObjectBench,
+    point: ObjectPoint,
+    mix: dict[str, float],
+    existing: list[str],
+    hooks: Hooks,
+    *,
+    once: bool,
+) -> list[Row]:
+    """Measure one phase, and return one row per operation that sent requests.
 
-    def phase(mix: dict[str, float], *, once: bool, asked: ObjectBench = bench) -> list[Row]:
-        found = report(asked, mix, hooks, once=once)
-        return [_row(operation, found, bench, point) for operation in found["operations"]]
+    Args:
+        existing: Keys of existing objects below `folder`, which are only read. If empty, the objects of this benchmark
+            are used.
+        once: Use each object once; the limits of `bench` do not apply.
+    """
+    spec = json.dumps(bench.native(folder, point, mix, existing, once=once))
+    begin = partial(_native.ObjectPhase, spec, dict(env.read()))
+    report = report_of(begin, "+".join(mix), point.concurrency, hooks)
+    return [_row(operation, report, bench, point) for operation in report["operations"]]
+
+
+def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[str], hooks: Hooks) -> Iterator[Row]:
+    def phase(mix: dict[str, float], *, once: bool, asked: ObjectBench = bench, hooks: Hooks = hooks) -> list[Row]:
+        return measure(folder, asked, point, mix, existing, hooks, once=once)
 
     if bench.mix:
         if not bench.existing:
@@ -235,7 +252,7 @@ def _point(folder: str, bench: ObjectBench, point: ObjectPoint, existing: list[s
         yield from phase(bench.mix, once=False)
         return
     if not bench.existing and "put" not in bench.operations:
-        report(bench, {"put": 1.0}, Hooks(), once=True)  # creates the objects for the other phases; not measured
+        phase({"put": 1.0}, once=True, hooks=Hooks())  # creates the objects for the other phases; not measured
     for name in OPERATIONS:
         if name in bench.operations:
             # LIST does not use up objects, so without a limit it would never end. PUT and DELETE end after the last

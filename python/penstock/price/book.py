@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Price book: reads prices from TOML, each with its unit, date and source. Computes no costs."""
+"""Price book: reads prices from TOML, each with its unit, currency, date and source. Computes no costs."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from importlib import resources
 from typing import TYPE_CHECKING, Literal
@@ -13,86 +14,192 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Iterable, Sequence
 
-__all__ = ["Confidence", "Price", "PriceBook", "dates_line", "load"]
+__all__ = [
+    "BOOKS",
+    "CURRENCY",
+    "STALE_AFTER_MONTHS",
+    "Confidence",
+    "Price",
+    "PriceBook",
+    "bundled",
+    "dates_line",
+    "load",
+    "parse",
+    "to_toml",
+]
 
 STALE_AFTER_MONTHS = 12
-_MONTH = re.compile(r"^(20\d\d)-(0[1-9]|1[0-2])$")
+CURRENCY = "USD"
+"""Currency of the bundled prices and of all costs."""
+BOOKS = ("machines.toml", "storage.toml", "egress.toml")
+"""Files of the bundled price book."""
+SCHEMA_VERSION = 1
+_DATE = re.compile(r"^(20\d\d)-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?$")
+_NEAREST = 5
 
 
 Confidence = Literal["published", "derived", "unverified"]
 """The provider or a study prints it; arithmetic on such numbers; or a third party prints it."""
 
+Unit = Literal["hour", "GiB-month", "GiB", "request", "IOPS-month", "MBps-month"]
 
-class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One price in USD: `value / per` is the price of one `unit`."""
+
+class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One price: `value / per` is the price of one `unit`.
+
+    Attributes:
+        item: Name of the item, such as `azure-hot-read`.
+        region: Names of the regions in which it holds, separated by commas.
+        as_of: Date of the price, YYYY-MM or YYYY-MM-DD.
+        currency: ISO 4217 code.
+    """
 
     item: str
     value: float
-    unit: Literal["hour", "GiB-month", "GiB", "request"]
+    unit: Unit
     region: str
     source: str
     as_of: str
     per: int = 1
     confidence: Confidence = "unverified"
+    currency: str = CURRENCY
 
     def __post_init__(self) -> None:
-        if not _MONTH.match(self.as_of):
-            raise ValueError(f"as_of of {self.item} is `{self.as_of}`, not YYYY-MM")
+        if not self.item.strip():
+            raise ValueError("a price has no item")
+        if not _DATE.match(self.as_of):
+            raise ValueError(f"as_of of {self.item} is `{self.as_of}`, not YYYY-MM or YYYY-MM-DD")
         if not (0 <= self.value < 1e6) or self.per < 1:
             raise ValueError(f"{self.item} costs {self.value} per {self.per}, which is not a valid price")
         if not self.source.strip() or not self.region.strip():
             raise ValueError(f"{self.item} has no source or no region")
+        if not re.fullmatch(r"[A-Z]{3}", self.currency):
+            raise ValueError(f"currency of {self.item} is `{self.currency}`, not a code such as USD")
 
     @property
     def usd_per_unit(self) -> float:
-        """USD per unit."""
+        """USD per unit.
+
+        Raises:
+            ConfigError: The price is in another currency.
+        """
+        if self.currency != CURRENCY:
+            raise _mixed(self)
         return self.value / self.per
 
     def age_months(self, today: dt.date) -> int:
         """Whole months since `as_of`; 0 if `as_of` is in the future."""
-        year, month = map(int, self.as_of.split("-"))
+        year, month = map(int, self.as_of.split("-")[:2])
         return max(0, (today.year - year) * 12 + today.month - month)
+
+    def is_stale(self, today: dt.date) -> bool:
+        """Whether the price is older than 12 months."""
+        return self.age_months(today) > STALE_AFTER_MONTHS
+
+    def holds_in(self, region: str) -> bool:
+        """Whether `region` is exactly one of the price's regions. Case, spaces and hyphens do not matter."""
+        return _plain(region) in {_plain(name) for name in self.region.split(",")}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name.casefold())
+
+
+def _mixed(price: Price) -> ConfigError:
+    return ConfigError(
+        f"{price.item} is priced in {price.currency}, but all other prices and the costs are in {CURRENCY}: "
+        "two currencies cannot be added",
+        hint=f"convert the price to {CURRENCY}, and name the exchange rate in its source",
+    )
 
 
 class PriceBook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All prices in one file."""
+    """All prices, in order of precedence: of several prices for an item and region, the first one holds."""
 
     schema_version: int
-    price: tuple[Price, ...]
+    price: tuple[Price, ...] = ()
 
     def find(self, item: str, region: str | None = None) -> Price:
         """Return the price of `item` in `region`, or, without `region`, in the first region that the book lists.
 
+        Args:
+            region: Name of a region, or a part of it if no region has exactly this name.
         Raises:
-            ConfigError: The book has no price for the item.
+            ConfigError: The book has no price for the item, or none in the region.
         """
-        for row in self.price:
-            if row.item == item and (region is None or region.casefold() in row.region.casefold()):
-                return row
+        rows = [row for row in self.price if row.item == item]
+        if not rows:
+            raise ConfigError(f"the price book does not contain `{item}`", hint=self._nearest(item))
+        if region is None:
+            return rows[0]
+        part = _plain(region)
+        found = next((row for row in rows if row.holds_in(region)), None)
+        found = found or next((row for row in rows if part in _plain(row.region)), None)
+        if found is None:
+            listed = "; ".join(dict.fromkeys(row.region for row in rows))
+            raise ConfigError(
+                f"the price book does not contain `{item}` in {region}",
+                hint=f"use a region that it lists ({listed}), or add the price to your own file (penstock --prices FILE)",
+            )
+        return found
+
+    def has(self, item: str) -> bool:
+        """Whether the book has a price of `item` in any region."""
+        return any(row.item == item for row in self.price)
+
+    def _nearest(self, item: str) -> str:
         known = sorted({row.item for row in self.price})
-        where = f" in {region}" if region else ""
-        raise ConfigError(f"the price book does not contain `{item}`{where}", hint=f"use one of {', '.join(known)}")
+        near = difflib.get_close_matches(item.casefold(), known, n=_NEAREST, cutoff=0.5)
+        words = {word for word in re.split(r"[-_. ]", item.casefold()) if len(word) > 2}
+        near += [name for name in known if name not in near and words & set(re.split(r"[-_.]", name))]
+        names = ", ".join(near[:_NEAREST])
+        more = "`penstock config prices show` lists all items"
+        return f"the nearest names are {names}; {more}" if names else more
 
 
-def load(text: str | None = None) -> PriceBook:
-    """Read a price book from TOML text; without `text`, read the bundled price book.
+def parse(text: str, place: str = "the price book") -> PriceBook:
+    """Read a price book from TOML text.
 
     Raises:
-        ConfigError: The text is not TOML, or a row lacks a unit, region, source or date.
+        ConfigError: The text is not TOML, a row lacks a unit, region, source or date, or a currency is not USD.
     """
-    if text is None:
-        text = resources.files(__package__).joinpath("books", "prices.toml").read_text(encoding="utf-8")
     try:
         book = msgspec.toml.decode(text, type=PriceBook)
     except (msgspec.DecodeError, ValueError) as error:
-        raise ConfigError(f"the price book cannot be read: {error}") from error
-    if book.schema_version != 1:
-        raise ConfigError(f"the price book has schema_version {book.schema_version}, but this build reads 1")
+        raise ConfigError(f"{place} cannot be read: {error}", where=place) from error
+    if book.schema_version != SCHEMA_VERSION:
+        raise ConfigError(
+            f"{place} has schema_version {book.schema_version}, but this build reads {SCHEMA_VERSION}", where=place
+        )
+    for price in book.price:
+        if price.currency != CURRENCY:
+            raise _mixed(price)
     return book
 
 
-def dates_line(prices: list[Price], today: dt.date) -> str:
+def bundled() -> PriceBook:
+    """Return the price book of this build, without the user's own prices."""
+    folder = resources.files(__package__).joinpath("books")
+    books = [parse(folder.joinpath(name).read_text(encoding="utf-8"), f"the bundled {name}") for name in BOOKS]
+    return PriceBook(SCHEMA_VERSION, tuple(price for book in books for price in book.price))
+
+
+def load(text: str | None = None) -> PriceBook:
+    """Read a price book from TOML text; without `text`, the bundled one with the user's own prices before it.
+
+    Raises:
+        ConfigError: The text or the user's file is not a valid price book.
+    """
+    if text is not None:
+        return parse(text)
+    from penstock.price.override import own_prices
+
+    return PriceBook(SCHEMA_VERSION, (*own_prices(), *bundled().price))
+
+
+def dates_line(prices: Sequence[Price], today: dt.date) -> str:
     """One sentence with the dates of the used prices, and a warning if any is older than 12 months.
 
     Example:
@@ -103,8 +210,29 @@ def dates_line(prices: list[Price], today: dt.date) -> str:
         return "no prices used"
     months = sorted({p.as_of for p in prices})
     span = months[0] if len(months) == 1 else f"{months[0]} to {months[-1]}"
-    old = [p for p in prices if p.age_months(today) > STALE_AFTER_MONTHS]
+    old = [p for p in prices if p.is_stale(today)]
     if not old:
         return f"prices as of {span}"
     oldest = max(p.age_months(today) for p in old)
     return f"prices as of {span}; {len(old)} of {len(prices)} are older than {STALE_AFTER_MONTHS} months (oldest {oldest}): check them before you spend"
+
+
+def to_toml(prices: Iterable[Price], comment: str = "") -> str:
+    """Format prices as the text of a price book, with a comment above them."""
+    head = "".join(f"# {line}\n" for line in comment.splitlines())
+    book = {"schema_version": SCHEMA_VERSION, "price": [msgspec.to_builtins(price) for price in prices]}
+    return head + _toml(book)
+
+
+def _toml(book: dict[str, object]) -> str:
+    rows = book["price"]
+    assert isinstance(rows, list)
+    lines = [f"schema_version = {book['schema_version']}"]
+    for row in rows:
+        lines += ["", "[[price]]", *(f"{key} = {_value(value)}" for key, value in row.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _value(value: object) -> str:
+    # JSON strings without non-ASCII escapes are valid TOML basic strings.
+    return msgspec.json.encode(value).decode() if isinstance(value, str) else repr(value)

@@ -39,6 +39,7 @@ VERBS = {
     "bench": "Measure a storage path, and report its limit and what to change.",
     "cluster": "List nodes, run commands on them, copy files to them.",
     "study": "Repeat published experiments, and compare each figure with the published one.",
+    "plan": "Predict hours and cost of each path, and name the limit that decides.",
     "report": "Create a page with a verdict from the results of Penstock or another benchmark.",
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Start a file system on the job's own nodes, and stop it.",

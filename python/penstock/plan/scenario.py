@@ -44,7 +44,7 @@ class Prices(msgspec.Struct, frozen=True):
     """Prices of one scenario, in `currency`; None if the price is unknown. `unknown` states which and why.
 
     Attributes:
-        node_hour: One node for one hour, at the spot price if the plan has `[spot]`.
+        node_hour: One node for one hour, at the spot price for a spot machine.
         gib_month: One GiB in the store for a month.
         request: One read request.
         egress_gib: One GiB that leaves the region or zone of the store; 0 if reads cross no border.
@@ -146,7 +146,8 @@ def limits_of(store: Store) -> StoreLimits:
 
 
 def scenarios(spec: PlanSpec, book: PriceBook) -> list[Scenario]:
-    """All combinations of a plan, in the order of its machines, paths and nodes.
+    """All combinations of a plan, in the order of its machines, paths and nodes. With `[spot]`, each machine occurs
+    twice: at its own price, and as a spot machine.
 
     Args:
         book: Price book; prices that it lacks are unknown, and never 0.
@@ -157,9 +158,12 @@ def scenarios(spec: PlanSpec, book: PriceBook) -> list[Scenario]:
     counts = spec.counts()
     found = []
     for machine in spec.machines:
-        for path in spec.paths:
-            prices = _prices(spec, machine, spec.store(path.store), book)
-            found += [_scenario(spec, machine, path, limits[path.store], prices, nodes) for nodes in counts]
+        for spot in (None, spec.spot) if spec.spot is not None else (None,):
+            for path in spec.paths:
+                prices = _prices(spec, machine, spec.store(path.store), book, is_spot=spot is not None)
+                found += [
+                    _scenario(spec, machine, path, limits[path.store], prices, nodes, spot=spot) for nodes in counts
+                ]
     return found
 
 
@@ -181,7 +185,14 @@ def _inflate_rate(form: Form, workload: Workload) -> float:
 
 
 def _scenario(
-    spec: PlanSpec, machine: Machine, path: PathSpec, limits: StoreLimits, prices: Prices, nodes: int
+    spec: PlanSpec,
+    machine: Machine,
+    path: PathSpec,
+    limits: StoreLimits,
+    prices: Prices,
+    nodes: int,
+    *,
+    spot: Spot | None,
 ) -> Scenario:
     data, work, place = spec.dataset, spec.workload, spec.place
     total = data.total_samples
@@ -244,7 +255,7 @@ def _scenario(
         path=path.title,
         kind=path.kind,
         form=path.form,
-        machine=machine.name,
+        machine=machine.name if spot is None else f"{machine.name} spot",
         accelerators=machine.accelerators,
         nodes=nodes,
         job=job,
@@ -260,7 +271,7 @@ def _scenario(
         staged_in_s=path.staged_in_s,
         replicate_s=stored / (place.link_bytes_per_s or math.inf) if place.replicates else 0.0,
         replicated_bytes=stored if place.replicates else 0.0,
-        spot=spec.spot,
+        spot=spot,
         unit=work.unit,
     )
 
@@ -271,7 +282,7 @@ def _requests(objects: int, stored_bytes: float, path: PathSpec) -> float:
     return objects * max(1, math.ceil(stored_bytes / objects / part)) if part < math.inf else float(objects)
 
 
-def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook) -> Prices:
+def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, is_spot: bool) -> Prices:
     """Look up the prices of a machine and a store. All must be in the plan's currency."""
     unknown: list[str] = []
     used: list[Price] = []
@@ -310,7 +321,7 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook) -> 
         )
     node = (
         money(f"spot {machine.name}", machine.spot_price, f"machine `{machine.name}` spot_price", place.region)
-        if spec.spot is not None
+        if is_spot
         else money(machine.name, machine.price, f"machine `{machine.name}` price", place.region)
     )
     return Prices(

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock plan`: predict hours and money of each path of a plan file, and check predictions against runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from penstock.plan.result import PlanResult
+    from penstock.plan.spec import PlanSpec
+
+__all__ = ["command"]
+
+
+@click.command("plan")
+@click.argument("files", metavar="SPEC|RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--nodes", metavar="N..N", help="Numbers of nodes, instead of the file's: 4, 1..64 or 1,2,4..8.")
+@click.option("--region", help="Region of the nodes. The data stays in the file's region, and reads cross to this one.")
+@click.option("--replicate", is_flag=True, help="With --region: copy the data to the nodes' region first.")
+@click.option("--no-spot", is_flag=True, help="Leave out the spot machines of the file's [spot].")
+@click.option("--target", metavar="RATE|TIME", help='Reach a rate, such as "20000 images/s", or end within a time: 6h.')
+@click.option(
+    "--minimise", type=click.Choice(["cost", "time"]), default="cost", show_default=True, help="Goal of --target."
+)
+@click.option("--all", "whole", is_flag=True, help="Print all rows, not only the frontier and the best of each path.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for an HTML page.")
+@click.option(
+    "--log",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("runs"),
+    show_default=True,
+    help="Results folder whose predictions.jsonl gets the predictions, before anything is measured.",
+)
+@click.option("--dry-run", is_flag=True, help="Predict without writing to the log.")
+@click.option("--check", "checks", is_flag=True, help="Compare the predictions in the log with measured RUNs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+def command(
+    files: tuple[Path, ...],
+    nodes: str | None,
+    region: str | None,
+    replicate: bool,
+    no_spot: bool,
+    target: str | None,
+    minimise: str,
+    whole: bool,
+    output: Path | None,
+    log: Path,
+    dry_run: bool,
+    checks: bool,
+    as_json: bool,
+) -> None:
+    r"""Predict staging, epoch, job and cost of every path in SPEC, a plan file, and which limit decides.
+
+    With --check, compare earlier predictions with measured RUNs (folders of `penstock train` or `penstock demo`).
+
+    \b
+    penstock plan spec.toml
+    penstock plan spec.toml --nodes 1..64 --output plan.html
+    penstock plan spec.toml --region "West Europe" --replicate
+    penstock plan spec.toml --nodes 1..64 --target "20000 images/s" --minimise cost
+    penstock plan --check runs
+    """
+    if checks:
+        _check(
+            files, None if click.get_current_context().get_parameter_source("log") is _DEFAULT else log, output, as_json
+        )
+        return
+    _plan(
+        _one(files),
+        {"nodes": nodes, "region": region, "replicate": replicate, "no_spot": no_spot},
+        target=target,
+        minimise=minimise,
+        whole=whole,
+        output=output,
+        log=None if dry_run else log,
+        as_json=as_json,
+    )
+
+
+_DEFAULT = click.core.ParameterSource.DEFAULT
+
+
+def _one(files: tuple[Path, ...]) -> Path:
+    if len(files) > 1:
+        from penstock.errors import ConfigError
+
+        raise ConfigError(
+            f"{len(files)} plan files are given, but one plan reads one file",
+            hint="add --check to compare predictions with runs",
+        )
+    return files[0]
+
+
+def _plan(
+    file: Path,
+    changes: dict[str, Any],
+    *,
+    target: str | None,
+    minimise: str,
+    whole: bool,
+    output: Path | None,
+    log: Path | None,
+    as_json: bool,
+) -> None:
+    import datetime as dt
+    import shutil
+
+    from penstock.cli.plan_output import lines
+    from penstock.plan import prediction_log
+    from penstock.plan.analysis import parse_target
+    from penstock.plan.result import as_json as encoded
+    from penstock.plan.result import make_plan
+    from penstock.plan.spec_file import load
+    from penstock.price import book
+
+    spec = _changed(load(file), **changes)
+    goal = parse_target(target, spec.workload.unit) if target is not None else None
+    result = make_plan(spec, book.load(), dt.datetime.now(dt.UTC))
+    if log is not None:
+        written = prediction_log.append(prediction_log.rows_of(result), log)
+        click.echo(f"predictions {result.id}.* are logged in {written}", err=True)
+    if as_json:
+        click.echo(encoded(result))
+    else:
+        for line in lines(result, shutil.get_terminal_size((100, 24)).columns, whole=whole):
+            click.echo(line)
+    if output is not None:
+        from penstock.report.document import write_whole
+        from penstock.report.plan_page import plan_page
+
+        write_whole(plan_page(result), output)
+        click.echo(str(output), err=as_json)
+    if goal is not None:
+        _print_target(result, goal, minimise, target or "", as_json=as_json)
+
+
+def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate: bool, no_spot: bool) -> PlanSpec:
+    """Apply the what-if flags, and check the plan again."""
+    import msgspec
+
+    from penstock.plan.spec_checks import check
+
+    changes: dict[str, Any] = {}
+    if nodes is not None:
+        changes["nodes"] = nodes
+    if no_spot:
+        changes["spot"] = None
+    if region is not None or replicate:
+        place = spec.place
+        if region is not None:
+            # The data stays where the file says, or else in the region where its nodes were.
+            stays = place.data_region or place.region
+            place = msgspec.structs.replace(place, region=region, data_region=stays)
+        changes["place"] = msgspec.structs.replace(place, replicates=replicate or place.replicates)
+    changed = msgspec.structs.replace(spec, **changes)
+    check(changed)
+    return changed
+
+
+def _print_target(result: PlanResult, goal: Any, minimise: str, text: str, *, as_json: bool) -> None:
+    """Print the best row that reaches the target. If none does, name the limit, and exit with 1."""
+    from penstock.plan.analysis import choose, limit_words
+    from penstock.plan.result import money_words
+    from penstock.units import format_seconds
+
+    rows = [row.prediction for row in result.rows]
+    found, near = choose(rows, goal, "time" if minimise == "time" else "cost")
+    one = found or near
+    if one is None:
+        raise click.exceptions.Exit(1)
+    words = (
+        f"{one.path} on {one.nodes} x {one.machine}: {one.samples_per_s:,.0f} {result.unit}/s, "
+        f"{format_seconds(one.finish_s)}, {money_words(one.money.total, result.currency)} (limited by "
+        f"{limit_words(one.limited_by)})"
+    )
+    if found is not None:
+        click.echo(f"Target {text}, least {minimise}: {words}", err=as_json)
+        return
+    reaching = [row for row in rows if not row.impossible and goal.holds(row)]
+    if reaching:
+        click.echo(
+            f"Target {text}: {len(reaching)} rows reach it, but their cost is unknown; use --minimise time", err=True
+        )
+    else:
+        click.echo(f"Target {text}: none of {len(rows)} rows reaches it. Nearest: {words}", err=True)
+    raise click.exceptions.Exit(1)
+
+
+def _check(files: tuple[Path, ...], log: Path | None, output: Path | None, as_json: bool) -> None:
+    import shutil
+
+    import msgspec
+
+    from penstock.cli.plan_output import error_lines
+    from penstock.plan.check import check, markdown
+
+    found = check(files, log)
+    if as_json:
+        plain = msgspec.to_builtins(found)
+        for row, given in zip(plain["rows"], found.rows, strict=True):
+            row["error"] = given.error
+        click.echo(msgspec.json.encode(plain))
+    else:
+        for line in error_lines(found, shutil.get_terminal_size((100, 24)).columns):
+            click.echo(line)
+    if output is not None:
+        from penstock.report.document import write_whole
+
+        write_whole(markdown(found), output)
+        click.echo(str(output), err=as_json)

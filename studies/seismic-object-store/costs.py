@@ -7,13 +7,58 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.price.book import load
 from penstock.price.cost import job_cost, requests_usd, storage_usd
+from penstock.study.result import PartResult, Value
+
+from . import report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.price.book import PriceBook
+    from penstock.study.run import Context
 
-__all__ = ["measure", "stored_bytes", "upper_requests"]
+__all__ = ["measure", "run", "stored_bytes", "upper_requests"]
+
+# Prices derived from the article's own sums: these rows only check the formula.
+_FROM_THE_ARTICLE = {"netapp-standard", "netapp-ultra", "compute"}
+
+
+def run(context: Context) -> PartResult:
+    """Compute the costs, with the requests of a shot as measured by the part `shots` if it ran."""
+    cost, expected = context.study.tables["cost"], context.study.expected.tables
+    shots = context.done.get("shots")
+    per_shot = next(
+        (row["requests_per_shot"] for row in (shots.data if shots else ()) if (row["backend"], row["workers"]) == ("zarr-blosc-s3", 1)),
+        {},
+    )  # fmt: skip
+    found = measure(cost, per_shot, expected["cost"])
+    known = {figure.id for figure in context.study.expected.figure}
+    values: dict[str, dict[str, Value]] = {"inverted": {}, "predicted": {}}
+    for row in found["rows"]:
+        name = f"cost-{row['item']}-{row['runs']}"
+        if name in known:
+            column = "inverted" if row["item"] in _FROM_THE_ARTICLE else "predicted"
+            values[column][name] = Value(row["here_usd"])
+    values["predicted"] |= _shots_on_blob(cost, context.study.tables["limits"])
+    missing = () if per_shot else ("requests of a shot: the cost has those of the objects' parts only",)
+    return PartResult(
+        inverted=values["inverted"],
+        predicted=values["predicted"],
+        blocks=tuple(report.cost_blocks(found, expected)),
+        not_measured=missing,
+        data=found,
+    )
+
+
+def _shots_on_blob(cost: Mapping[str, Any], limits: Mapping[str, Any]) -> dict[str, Value]:
+    """Seconds of a shot with 10 to 100 machines on one account: the computation, and the account's time for its bytes."""
+    moved = cost["model_bytes"] + cost["gather_bytes"] + 2 * cost["image_bytes"]
+    found = {}
+    for machines in (10, 50, 100):
+        io_s = machines * moved / limits["account_bytes_per_s"]
+        note = f"{cost['local_shot_s']:,.0f} s on the file system, and {io_s:.1f} s of one account for {moved / 1e6:,.0f} MB a shot"
+        found[f"shot-zarr-blosc-s3-{machines}"] = Value(cost["local_shot_s"] + io_s, note)
+    return found
 
 
 def stored_bytes(cost: Mapping[str, Any], *, images: bool) -> int:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the study's report: three tables that compare published figures with this repeat, and the claims."""
+"""Tables and claims of the study: what each of its parts adds to the report."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.study.result import Claim, Table, Text
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["claims", "markdown", "ranks"]
+    from penstock.study.result import Block
+
+__all__ = ["cost_blocks", "is_same_order", "ranks", "shot_blocks", "shot_claims", "volume_blocks", "volume_claims"]
 
 STUDY = ("segy", "hdf5", "zarr", "zarr-blosc", "zarr-blosc-s3")
 NAMES = {
@@ -25,24 +28,7 @@ ITEMS = {
 MODELS = {"layered": "homogeneous layers", "seismic": "recorded-like seismic"}
 LIMITED = "64 MB/s"
 PUBLISHED_SHOT_S = 1340.0
-
-NOT_COMPARABLE = """\
-- **Seconds of the volumes**: the article writes 20 to 23 GB over NFS at 64 MB/s, here it is a smaller volume on one machine. Rates
-  and orders compare, seconds do not. The article's SEG-Y (25 MB/s) and HDF5 (24 MB/s) did not reach its 64 MB/s: its
-  writers were the limit. Here SEG-Y and HDF5 are written in bulk, at the disk's rate. Zarr without shards is 1 MB an object,
-  written by a thread for each core, and each object is synced: the wait adds to its bytes, and on S3 each waits for a
-  request. The article does not state its chunks. Our setting has the same chunks in shards: a tenth of the objects.
-- **The disk of 64 MB/s** is a loop device whose reads and writes are limited by the kernel. It has no network, no server and
-  no NFS commits.
-- **S3 here** is an emulator on the same machine, which shares its cores and, in the column of 64 MB/s, its disk. The article's
-  blob storage was not behind the 64 MB/s.
-- **Seconds of a shot**: the article's shots take 22 minutes each, those here less than a minute. I/O is a larger share here, and
-  the seconds of I/O and of compute are the figures to compare.
-- **Workers**: one machine with few cores here, 10 to 100 machines there. From more workers than cores on, compute is slower.
-- **Cost**: the prices of NetApp Files and of the node are derived from the article's own sums, so that these rows check the
-  formula and nothing more. The article does not state how many bytes it stores. At the price in our price book, its
-  9 USD would pay for 433 GiB for one month. A pool of 4 TiB does not hold 40 runs of 1.6 TB each; the article moves or
-  overwrites them."""
+SHOTS = ("zarr", "zarr-blosc", "zarr-blosc-s3")
 
 
 def ranks(seconds: Mapping[str, float], tie: float) -> list[list[str]]:
@@ -70,93 +56,80 @@ def is_same_order(here: Mapping[str, float], published: Mapping[str, float], tie
     )
 
 
-def claims(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each claim with its result; `holds` is None if it was not measured. `must` claims determine the exit code."""
-    wanted, found = expected["claims"], []
+def volume_claims(rows: Sequence[Mapping[str, Any]], expected: Mapping[str, Any]) -> list[Claim]:
+    """Claims of the first table; `holds` is None if it was not measured. `must` claims determine the exit code."""
+    wanted = expected["claims"]
+    found: list[Claim] = []
 
     def claim(text: str, here: str, *, holds: bool | None, must: bool = False) -> None:
-        found.append({"claim": text, "here": here, "holds": holds, "must": must})
+        found.append(Claim(text, here, holds, must))
 
-    rows = result.get("volumes", [])
-    if rows:
-        different = sorted({row["backend"] for row in rows if not row["is_same"]})
-        claim("every backend returns the samples that were written", ", ".join(different) or f"{len(rows)} of {len(rows)}",
-              holds=not different, must=True)  # fmt: skip
-        ratios = {
-            model: next(row for row in rows if (row["model"], row["backend"]) == (model, "zarr-blosc"))
-            for model in MODELS
-        }
-        ratio = {model: row["volume_bytes"] / row["stored_bytes"] for model, row in ratios.items()}
-        claim(f"layers compress {wanted['layered_ratio']:g} times or more", f"{ratio['layered']:.0f} times",
-              holds=ratio["layered"] >= wanted["layered_ratio"])  # fmt: skip
-        low, high = wanted["seismic_ratio"]
-        claim(f"recorded-like seismic compresses {low:g} to {high:g} times", f"{ratio['seismic']:.2f} times",
-              holds=low <= ratio["seismic"] <= high)  # fmt: skip
-        seconds = {
-            row["backend"]: row["seconds"]
-            for row in rows
-            if (row["disk"], row["model"]) == (LIMITED, "layered") and row["backend"] in STUDY
-        }
-        published = {name: each["seconds"] for name, each in expected["volumes"].items()}
-        claim("under 64 MB/s no two of the five backends are in the opposite order", _order(seconds, wanted["tie"]) or "not measured",
-              holds=is_same_order(seconds, published, wanted["tie"]) if seconds else None)  # fmt: skip
-        ours = [
-            row["seconds"]
-            for row in rows
-            if (row["disk"], row["model"], row["backend"]) == (LIMITED, "layered", "best")
-        ]
-        claim("under 64 MB/s our setting is faster than all five", f"{ours[0]:.2f} s, the next {min(seconds.values()):.2f} s" if ours else "not measured",
-              holds=ours[0] < min(seconds.values()) if ours else None)  # fmt: skip
-    rows = result.get("shots", [])
-    if rows:
-        digests = {row["sha256"] for row in rows}
-        claim("one image on all backends, bit for bit", f"{len(digests)} distinct in {len(rows)} runs",
-              holds=len(digests) == 1, must=True)  # fmt: skip
-        for count in sorted({row["workers"] for row in rows}):
-            local, remote = (
-                next(
-                    (row for row in rows if (row["disk"], row["backend"], row["workers"]) == ("local", name, count)),
-                    None,
-                )
-                for name in ("zarr-blosc", "zarr-blosc-s3")
-            )
-            if local and remote:
-                # Compute differs by what else the machine does: the store adds the seconds of I/O alone.
-                more_s = remote["io_s"] - local["io_s"]
-                claim(f"{count} worker{'s' * (count > 1)}: the I/O of S3 adds at most {wanted['shot_time']:.0%} to a shot",
-                      f"{more_s:+.3f} s to {local['shot_s']:.2f} s: {more_s / local['shot_s']:+.1%}",
-                      holds=more_s <= wanted["shot_time"] * local["shot_s"])  # fmt: skip
+    different = sorted({row["backend"] for row in rows if not row["is_same"]})
+    claim("every backend returns the samples that were written", ", ".join(different) or f"{len(rows)} of {len(rows)}",
+          holds=not different, must=True)  # fmt: skip
+    ratios = {
+        model: next(row for row in rows if (row["model"], row["backend"]) == (model, "zarr-blosc")) for model in MODELS
+    }
+    ratio = {model: row["volume_bytes"] / row["stored_bytes"] for model, row in ratios.items()}
+    claim(f"layers compress {wanted['layered_ratio']:g} times or more", f"{ratio['layered']:.0f} times",
+          holds=ratio["layered"] >= wanted["layered_ratio"])  # fmt: skip
+    low, high = wanted["seismic_ratio"]
+    claim(f"recorded-like seismic compresses {low:g} to {high:g} times", f"{ratio['seismic']:.2f} times",
+          holds=low <= ratio["seismic"] <= high)  # fmt: skip
+    seconds = {
+        row["backend"]: row["seconds"]
+        for row in rows
+        if (row["disk"], row["model"]) == (LIMITED, "layered") and row["backend"] in STUDY
+    }
+    published = {name: each["seconds"] for name, each in expected["volumes"].items()}
+    claim("under 64 MB/s no two of the five backends are in the opposite order", _order(seconds, wanted["tie"]) or "not measured",
+          holds=is_same_order(seconds, published, wanted["tie"]) if seconds else None)  # fmt: skip
+    ours = [
+        row["seconds"] for row in rows if (row["disk"], row["model"], row["backend"]) == (LIMITED, "layered", "best")
+    ]
+    claim("under 64 MB/s our setting is faster than all five", f"{ours[0]:.2f} s, the next {min(seconds.values()):.2f} s" if ours else "not measured",
+          holds=ours[0] < min(seconds.values()) if ours else None)  # fmt: skip
     return found
 
 
-def markdown(result: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """The whole report."""
-    machine = result["machine"]
-    about = (
-        f"Published: Microsoft 2022. Here: {result['at']}, commit {result['commit']}, `{result['command']}`, {result['seconds']} s."
-        f" {machine['cpu']}, {machine['cores']} cores, {format_bytes(machine['memory_bytes'])}, {machine['kernel']}; load average"
-        f" at the end {result['load_average'][0]}. Tier of S3: {result['limits']['tier']}."
-    )
-    missing = [f"Not measured: {text}." for text in result["not_measured"]]
-    head = ["# Study D: an HPC application on object storage", "", about, *missing]
-    parts = [*head]
-    for name, part in (("volumes", _volumes), ("shots", _shots), ("costs", _costs)):
-        if result.get(name):
-            parts += ["", *part(result, expected)]
-    parts += ["", "## Claims", "", *_table(["claim", "here", "holds"], (
-        [each["claim"], each["here"], {True: "yes", False: "**no**", None: "not measured"}[each["holds"]]] for each in result["claims"]
-    ), left=2)]  # fmt: skip
-    return "\n".join([*parts, "", "## What cannot be compared", "", NOT_COMPARABLE, ""])
+def shot_claims(rows: Sequence[Mapping[str, Any]], expected: Mapping[str, Any]) -> list[Claim]:
+    """Claims of the second table; see `volume_claims`."""
+    wanted = expected["claims"]
+    found: list[Claim] = []
+
+    def claim(text: str, here: str, *, holds: bool | None, must: bool = False) -> None:
+        found.append(Claim(text, here, holds, must))
+
+    digests = {row["sha256"] for row in rows}
+    claim("one image on all backends, bit for bit", f"{len(digests)} distinct in {len(rows)} runs",
+          holds=len(digests) == 1, must=True)  # fmt: skip
+    for count in sorted({row["workers"] for row in rows}):
+        local, remote = (
+            next(
+                (row for row in rows if (row["disk"], row["backend"], row["workers"]) == ("local", name, count)),
+                None,
+            )
+            for name in ("zarr-blosc", "zarr-blosc-s3")
+        )
+        if local and remote:
+            # Compute differs by what else the machine does: the store adds the seconds of I/O alone.
+            more_s = remote["io_s"] - local["io_s"]
+            claim(f"{count} worker{'s' * (count > 1)}: the I/O of S3 adds at most {wanted['shot_time']:.0%} to a shot",
+                  f"{more_s:+.3f} s to {local['shot_s']:.2f} s: {more_s / local['shot_s']:+.1%}",
+                  holds=more_s <= wanted["shot_time"] * local["shot_s"])  # fmt: skip
+    return found
 
 
-def _volumes(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    rows, out = result["volumes"], []
+def volume_blocks(
+    rows: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], expected: Mapping[str, Any]
+) -> list[Block]:
+    """First table: seconds, sizes and CPU of each backend. `spec` is the size's table."""
     size = rows[0]["volume_bytes"]
     about = (
-        f"{' x '.join(map(str, result['spec']['volume']))} float32, {format_bytes(size)}; medians of {result['spec']['repeats']},"
+        f"{' x '.join(map(str, spec['volume']))} float32, {format_bytes(size)}; medians of {spec['repeats']},"
         " brought to the disk. CPU is of the application on the local disk; that of the S3 server is apart."
     )
-    out += ["## Model volume creation", "", about]
+    out: list[Block] = [Text(title="Model volume creation", text=about)]
     for model, title in MODELS.items():
         found = {(row["disk"], row["backend"]): row for row in rows if row["model"] == model}
         lines = []
@@ -169,10 +142,11 @@ def _volumes(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str
                 f"{size / local['stored_bytes']:.2f}", f"{local['cpu_s']:.2f}",
                 f"{local['server_cpu_s']:.2f}" if local["requests"] else "–", f"{local['objects']:,}",
             ])  # fmt: skip
-        out += ["", f"**{title[:1].upper()}{title[1:]}**", "", *_table(
+        out.append(_table(
+            f"{title[:1].upper()}{title[1:]}",
             ["backend", "published, s", "published, size", "here, s", f"here at {LIMITED}, s", "size", "ratio", "CPU s", "server CPU s", "objects"],
             lines,
-        )]  # fmt: skip
+        ))  # fmt: skip
     seconds = {
         row["backend"]: row["seconds"]
         for row in rows
@@ -181,21 +155,19 @@ def _volumes(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str
     tie = expected["claims"]["tie"]
     if seconds:
         published = {name: each["seconds"] for name, each in expected["volumes"].items()}
-        out += [
-            "",
-            f"Order, slowest first, `=` within {tie:.0%}. Published: {_order(published, tie)}. Here at {LIMITED}, layers: {_order(seconds, tie)}.",
-        ]
+        order = f"Order, slowest first, `=` within {tie:.0%}. Published: {_order(published, tie)}."
+        out.append(Text(text=f"{order} Here at {LIMITED}, layers: {_order(seconds, tie)}."))
     return out
 
 
-def _shots(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    spec, rows = result["spec"], result["shots"]
+def shot_blocks(rows: Sequence[Mapping[str, Any]], spec: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Block]:
+    """Second table: seconds of a shot by backend, and by number of workers."""
     found = {(row["disk"], row["backend"], row["workers"]): row for row in rows}
     about = (
         f"{' x '.join(map(str, spec['model']))} points, {spec['shots']} shots; medians over the shots, in seconds. I/O is the"
         " claim, the reads and the writes; CPU is that of a worker in a shot, and the rest of compute is waiting for a core."
     )
-    out = ["## Imaging", "", about]
+    out: list[Block] = [Text(title="Imaging", text=about)]
     published: dict[str, list[str]] = {}
     for each in expected["shots"]:
         published.setdefault(each["backend"], []).append(f"{each['seconds']:,.0f} ({each['machines']})")
@@ -209,42 +181,43 @@ def _shots(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
         for name in STUDY
         if ("local", name, 1) in found
     ]
-    out += ["", "**Backends, one worker**", "", *_table(
-        ["backend", "published, s (machines)", "here, shot", "I/O", "compute", "CPU", f"here at {LIMITED}, shot", "I/O", "compute", "CPU"], lines
-    )]  # fmt: skip
+    head = ["shot", "I/O", "compute", "CPU"]
+    out.append(_table(
+        "Backends, one worker",
+        ["backend", "published, s (machines)", f"here, {head[0]}", *head[1:], f"here at {LIMITED}, shot", *head[1:]],
+        lines,
+    ))  # fmt: skip
     counts = [count for count in spec["workers"] if ("local", "zarr-blosc", count) in found]
     lines = [
         [str(count), *_shot(found["local", "zarr-blosc", count]), *_shot(found["local", "zarr-blosc-s3", count])]
         for count in counts
     ]
-    out += ["", "**Workers**", "", *_table(
-        ["workers", "local disk, shot", "I/O", "compute", "CPU", "S3 tier, shot", "I/O", "compute", "CPU"], lines
-    )]  # fmt: skip
+    columns = ["workers", "local disk, shot", *head[1:], "S3 tier, shot", *head[1:]]
+    out.append(_table("Workers", columns, lines))
     one = found["local", "zarr-blosc-s3", 1]
     requests = ", ".join(f"{each:g} {name}" for name, each in one["requests_per_shot"].items() if each)
     about = (
         f"A shot on S3 makes {requests}. Its I/O of {one['io_s']:.2f} s would be {one['io_s'] / PUBLISHED_SHOT_S:.3%} of the"
         f" published shot of {PUBLISHED_SHOT_S:,.0f} s, whose objects are larger: 100 MB and a few 100 MB."
     )
-    out += ["", about]
-    return out
+    return [*out, Text(text=about)]
 
 
-def _costs(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    costs = result["costs"]
+def cost_blocks(costs: Mapping[str, Any], expected: Mapping[str, Any]) -> list[Block]:
+    """Third table: the published migration, and the prices that it uses."""
     lines = [
         [str(row["runs"]), ITEMS[row["item"]], _number(row["published_usd"], "{:,.0f}"), f"{row['here_usd']:,.2f}"]
         for row in costs["rows"]
     ]
     usd = {(row["runs"], row["item"]): row["here_usd"] for row in costs["rows"]}
-    out = ["## Cost", "", "The published migration: 4,000 shots a run, all that is stored kept for a month, USD.", "",
-           *_table(["runs", "item", "published", "here"], lines, left=2), ""]  # fmt: skip
+    table = _table("USD", ["runs", "item", "published", "here"], lines, left=2)
+    shares = []
     for runs, pool in ((1, "netapp-standard"), (40, "netapp-ultra")):
         stated = expected["cost"].get(str(runs), {})
         if (runs, pool) in usd:
             share, compute = usd[runs, "hot-blob"] / usd[runs, pool], usd[runs, "compute"]
-            out.append(
-                f"- {runs} run{'s' * (runs > 1)}: blob costs {stated['hot-blob'] / stated[pool]:.1%} of NetApp as published, {share:.1%} here;"
+            shares.append(
+                f"{runs} run{'s' * (runs > 1)}: blob costs {stated['hot-blob'] / stated[pool]:.1%} of NetApp as published, {share:.1%} here;"
                 f" it is {stated['hot-blob'] / stated['compute']:.2%} of the compute as published, {usd[runs, 'hot-blob'] / compute:.2%} here."
             )
     about = (
@@ -259,8 +232,9 @@ def _costs(result: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
         ]
         for each in costs["prices"]
     ]
-    out += ["", about, "", *_table(["price", "USD", "unit", "region", "as of", "confidence", "source"], lines, left=7)]
-    return out
+    prices = _table("Prices", ["price", "USD", "unit", "region", "as of", "confidence", "source"], lines, left=7)
+    title = Text(title="Cost", text="The published migration: 4,000 shots a run, all that is stored kept for a month.")
+    return [title, table, Text(text=about, items=tuple(shares)), prices]
 
 
 def _order(seconds: Mapping[str, float], tie: float) -> str:
@@ -275,6 +249,5 @@ def _number(value: float | None, form: str) -> str:
     return "–" if value is None else form.format(value)
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1) -> list[str]:
-    rule = [":--" if at < left else "--:" for at in range(len(head))]
-    return [f"| {' | '.join(each)} |" for each in (head, rule, *rows)]
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1) -> Table:
+    return Table(title, tuple(head), tuple(tuple(row) for row in rows), left)

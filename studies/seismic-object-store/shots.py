@@ -14,24 +14,46 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock.emulator import Emulator
+from penstock.errors import RankFailed
+from penstock.study.result import PartResult, Value
+
+from . import disks, report
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-__all__ = ["measure"]
+    from penstock.study.run import Context
+
+__all__ = ["measure", "run"]
 
 _IO = ("claim_s", "read_s", "write_s")
 
 
-def measure(size: Mapping[str, Any], limits: Mapping[str, Any], disks: Mapping[str, Path]) -> list[dict[str, Any]]:
+def run(context: Context) -> PartResult:
+    """Migrate the shots, and compare the images of all backends."""
+    expected = context.study.expected.tables
+    with disks.opened(context) as (found, missing):
+        rows = measure(context.size, context.study.tables["limits"], found)
+    one = {row["backend"]: row for row in rows if (row["disk"], row["workers"]) == ("local", 1)}
+    note = f"a smaller shot, {' x '.join(map(str, context.size['model']))} points, on one machine"
+    return PartResult(
+        measured={f"shot-{name}-10": Value(row["shot_s"], note) for name, row in one.items() if name in report.SHOTS},
+        claims=tuple(report.shot_claims(rows, expected)),
+        blocks=tuple(report.shot_blocks(rows, context.size, expected)),
+        not_measured=tuple(missing),
+        data=rows,
+    )
+
+
+def measure(size: Mapping[str, Any], limits: Mapping[str, Any], folders: Mapping[str, Path]) -> list[dict[str, Any]]:
     """Migrate the same shots on each backend of each disk with one worker, then with more workers on two of them.
 
     Returns:
         A row for each disk, backend and number of workers; `sha256` is of the stacked image.
     """
     rows = []
-    for disk, folder in disks.items():
+    for disk, folder in folders.items():
         for backend in size["backends"] if disk in size["shot_disks"] else ():
             # Workers are a question of CPU and of requests: on one disk, with files and with S3.
             many = disk == "local" and backend.startswith("zarr-blosc")
@@ -90,6 +112,6 @@ def _rtm(variables: Mapping[str, str], *words: object) -> dict[str, Any]:
     argv = [sys.executable, "-m", "penstock", "array", "rtm", *map(str, words), "--json"]
     done = subprocess.run(argv, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{' '.join(argv[2:])}: {done.stderr.strip()}")
+        raise RankFailed(f"{' '.join(argv[2:])}: {done.stderr.strip()}", rank=0)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

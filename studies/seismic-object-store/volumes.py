@@ -18,15 +18,21 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
-from application import BACKENDS
 
 from penstock.arrays.model_volumes import model_volume
 from penstock.emulator import Emulator
+from penstock.errors import RankFailed
+from penstock.study.result import PartResult, Value
+
+from . import disks, report
+from .application import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["MODELS", "ORDER", "measure"]
+    from penstock.study.run import Context
+
+__all__ = ["MODELS", "ORDER", "measure", "run"]
 
 MODELS = ("layered", "seismic")
 ORDER = ("segy", "hdf5", "zarr", "zarr-blosc", "zarr-blosc-s3", "best", "best-s3")
@@ -35,8 +41,39 @@ ORDER = ("segy", "hdf5", "zarr", "zarr-blosc", "zarr-blosc-s3", "best", "best-s3
 assert {name.removesuffix("-s3") for name in ORDER} == set(BACKENDS)
 
 
+def run(context: Context) -> PartResult:
+    """Write the volumes, and compare their order with the published one."""
+    limits, expected = context.study.tables["limits"], context.study.expected.tables
+    with disks.opened(context) as (found, missing):
+        rows = measure(context.size, limits, context.scratch, found)
+    return PartResult(
+        predicted={
+            f"volume-{name}": Value(each["bytes"] / limits["disk_bytes_per_s"], "the file system's 64 MB/s")
+            for name, each in expected["volumes"].items()
+            if "bytes" in each
+        },
+        measured=_measured(rows),
+        claims=tuple(report.volume_claims(rows, expected)),
+        blocks=tuple(report.volume_blocks(rows, context.size, expected)),
+        not_measured=tuple(missing),
+        data=rows,
+    )
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> dict[str, Value]:
+    """Seconds of the homogeneous volume at 64 MB/s; F is its size divided by the published 20 GB."""
+    return {
+        f"volume-{row['backend']}": Value(
+            row["seconds"], "volume of F times 20 GB", min(row["all_seconds"]), max(row["all_seconds"]),
+            float(f"{row['volume_bytes'] / 20e9:.2g}"),
+        )
+        for row in rows
+        if (row["disk"], row["model"]) == (disks.LIMITED, "layered") and row["backend"] in report.STUDY
+    }  # fmt: skip
+
+
 def measure(
-    size: Mapping[str, Any], limits: Mapping[str, Any], scratch: Path, disks: Mapping[str, Path]
+    size: Mapping[str, Any], limits: Mapping[str, Any], scratch: Path, folders: Mapping[str, Path]
 ) -> list[dict[str, Any]]:
     """Write each model to each backend on each disk, in turns.
 
@@ -44,7 +81,7 @@ def measure(
         size: Table of the spec: `volume` and `repeats`.
         limits: Table of the spec: `tier` of the S3 server.
         scratch: Folder for the inputs.
-        disks: Name -> folder on it.
+        folders: Name of a disk -> folder on it.
     Returns:
         A row for each disk, model and backend, with medians.
     """
@@ -57,7 +94,7 @@ def measure(
         inputs = {"values": str(scratch / "values.npy"), "grid": str(scratch / "grid.pickle")}
         volume_bytes = values.nbytes
         del values
-        for disk, folder in disks.items():
+        for disk, folder in folders.items():
             found: dict[str, list[dict[str, Any]]] = {backend: [] for backend in ORDER}
             for repeat in range(size["repeats"]):
                 for backend in ORDER:
@@ -106,6 +143,6 @@ def _run(given: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, An
     argv = [sys.executable, str(Path(__file__).with_name("application.py")), json.dumps(given)]
     done = subprocess.run(argv, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{given['backend']}: {done.stderr.strip()}")
+        raise RankFailed(f"{given['backend']}: {done.stderr.strip()}", rank=0)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -5,33 +5,24 @@ and its claims follow from its rows.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from penstock.price.book import load
+from penstock.study.run import load_module
+from penstock.study.spec import find_study
 
 STUDY = Path(__file__).resolve().parents[2] / "studies/seismic-object-store"
 EXPECTED = tomllib.loads((STUDY / "expected.toml").read_text())
 GIB = 1 << 30
 
 
-def module(name: str):
-    spec = importlib.util.spec_from_file_location(f"study_d_{name}", STUDY / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-costs, report = module("costs"), module("report")
+FOUND = find_study("seismic-object-store", STUDY.parent)
+costs, report = load_module(FOUND, "costs"), load_module(FOUND, "report")
 
 BOOK = load(
     "schema_version = 1\n"
@@ -109,24 +100,26 @@ def rows_of(*, same: bool = True, digest: str = "a"):
 
 @pytest.mark.parametrize(("changed", "broken"), [({}, 0), ({"same": False}, 1), ({"digest": "b"}, 1)])
 def test_claims_that_must_hold_are_those_of_bytes(changed, broken):
-    found = report.claims(rows_of(**changed), EXPECTED)
-    assert sum(each["must"] and not each["holds"] for each in found) == broken
-    added = next(each for each in found if "adds at most" in each["claim"])
-    assert (added["holds"], added["must"]) == (False, False)
-    assert "+0.500 s to 1.50 s: +33.3%" in added["here"]
-    assert next(each for each in found if "opposite" in each["claim"])["holds"] is None
+    rows = rows_of(**changed)
+    found = [*report.volume_claims(rows["volumes"], EXPECTED), *report.shot_claims(rows["shots"], EXPECTED)]
+    assert sum(each.must and not each.holds for each in found) == broken
+    added = next(each for each in found if "adds at most" in each.claim)
+    assert (added.holds, added.must) == (False, False)
+    assert "+0.500 s to 1.50 s: +33.3%" in added.here
+    assert next(each for each in found if "opposite" in each.claim).holds is None
 
 
 @pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.timeout(500)
-def test_study_runs_end_to_end_with_the_same_bytes_and_images_on_all_backends(tmp_path):
-    done = subprocess.run(
-        [sys.executable, STUDY / "run.py", "--size", "tiny", "--out", tmp_path / "out", "--scratch", tmp_path],
-        capture_output=True, text=True, check=False,
+def test_study_runs_end_to_end_with_the_same_bytes_and_images_on_all_backends(run_cli, tmp_path):
+    done = run_cli(
+        "study", "run", "seismic-object-store", "--size", "tiny", "-o", tmp_path / "out", "--scratch", tmp_path,
+        timeout_s=490,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "out/results.json").read_text())
+    assert done.code == 0, done.err
+    parts = json.loads((tmp_path / "out/results.json").read_text())["parts"]
+    found = {part["name"]: part["result"]["data"] for part in parts}
     disks = {"local", "64 MB/s"} if os.geteuid() == 0 else {"local"}
     five = {"segy", "hdf5", "zarr", "zarr-blosc", "zarr-blosc-s3"}
     written = {(row["disk"], row["model"], row["backend"]): row for row in found["volumes"]}
@@ -153,5 +146,6 @@ def test_study_runs_end_to_end_with_the_same_bytes_and_images_on_all_backends(tm
     }
     text = (tmp_path / "out/report.md").read_text()
     assert "published, s" in text
+    assert "Yes: blob storage costs 1.6% of NetApp Files" in text
     assert "| 1 | NetApp Files standard, pool of 4 TiB | 602 | 602.11 |" in text
     assert not [path for path in tmp_path.iterdir() if path.name != "out"]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["COLUMNS", "Cell", "Row", "all_claims", "format_value", "groups", "rows"]
 
 COLUMNS = ("published", "inverted", "predicted", "measured")
+_COMPUTED: tuple[Literal["inverted", "predicted"], ...] = ("inverted", "predicted")
 NOT_ON_ONE_MACHINE = "modelled, not measured"
 
 
@@ -75,7 +76,7 @@ def _figure_claims(result: StudyResult) -> list[Claim]:
     """Return a claim for each figure with an aim: its inverted or predicted value is near enough to the published."""
     found = []
     for figure in result.figures:
-        for column in ("inverted", "predicted"):
+        for column in _COMPUTED:
             within = getattr(figure, f"{column}_within")
             if within is None and not (figure.bound and column == "inverted"):
                 continue
@@ -96,8 +97,9 @@ def _figure_claims(result: StudyResult) -> list[Claim]:
 
 def _row(figure: ExpectedFigure, result: StudyResult) -> Row:
     measured = _cell(result.column("measured").get(figure.id), figure, None)
+    is_modelled = any(figure.id in result.column(column) for column in _COMPUTED)
     if measured is None and not figure.one_machine:
-        measured = Cell(NOT_ON_ONE_MACHINE)
+        measured = Cell(NOT_ON_ONE_MACHINE if is_modelled else "not measured")
     published = None if figure.published is None else Cell(_published_text(figure), note=figure.source)
     return Row(
         id=figure.id,

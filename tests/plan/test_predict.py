@@ -159,8 +159,25 @@ def test_reads_across_regions_pay_egress_in_every_epoch_and_a_copy_pays_once(doc
     assert copied.limited_by == "compute"
 
 
+def test_reads_across_regions_pay_the_price_of_the_stores_cloud(document):
+    document["place"]["data_region"] = "West US"
+    row = predictions(document)["stream gzip"]
+    price = BOOK.find("azure-egress-cross-region")
+    assert price.value > 0
+    assert row.money.egress == pytest.approx(row.bytes_read / 2**30 * price.value)
+
+
+def test_reads_across_zones_pay_the_given_price_or_are_unknown(document):
+    document["place"]["cross_zone"] = True
+    assert predictions(document)["stream gzip"].money.egress is None
+    document["place"]["egress_price"] = "aws-egress-cross-zone"
+    row = predictions(document)["stream gzip"]
+    assert row.money.egress == pytest.approx(row.bytes_read / 2**30 * BOOK.find("aws-egress-cross-zone").value)
+
+
 def test_reads_across_regions_without_a_price_have_no_known_cost(document):
     document["place"]["data_region"] = "West US"
+    document["store"][0] = {"name": "hot", "account": "50Gbit/s"}
     row = predictions(document)["stream gzip"]
     assert row.money.egress is None
     assert any("egress to another region: no price" in text for text in row.money.unknown)

@@ -178,8 +178,7 @@ def _answer(rows: Sequence[ScenarioPrediction], currency: str) -> str:
 
 def _price_line(price: books.Price) -> str:
     per = f" for {price.per:,} {price.unit}s" if price.per > 1 else f" per {price.unit}"
-    currency = getattr(price, "currency", "USD")
-    return f"{price.item}: {price.value:g} {currency}{per}, {price.region}, as of {price.as_of} ({price.source})"
+    return f"{price.item}: {price.value:g} {price.currency}{per}, {price.region}, as of {price.as_of} ({price.source})"
 
 
 def _notes(spec: PlanSpec) -> list[str]:

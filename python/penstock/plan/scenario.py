@@ -28,6 +28,8 @@ __all__ = ["LocalDisks", "Prices", "Scenario", "StoreLimits", "limits_of", "scen
 GIB = 2**30
 # Concurrent requests of one rank; `Route` has the same default for a loader.
 IN_FLIGHT = 16
+# First part of a tier's name -> prefix of the cloud's egress prices in the book.
+_CLOUDS = {"s3": "aws", "gcs": "gcp", "azure": "azure"}
 _MONEY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?\d+)?)\s*([A-Z]{3})\s*")
 
 
@@ -298,29 +300,42 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
             return float(inline[1])
         if given not in items:
             raise ConfigError(f"{key}: the price book does not contain `{given}`", hint=nearest(given, items))
-        rows = [row for row in book.price if row.item == given]
-        if region is not None and not any(region.casefold() in row.region.casefold() for row in rows):
-            unknown.append(
-                f"{what}: no price of {given} in {region} (the book has {'; '.join(row.region for row in rows)})"
-            )
+        try:
+            row = book.find(given, region)
+        except ConfigError:  # the item is in the book, but not for this region
+            regions = "; ".join(row.region for row in book.price if row.item == given)
+            unknown.append(f"{what}: no price of {given} in {region} (the book has {regions})")
             return None
-        row = book.find(given, region)
-        _refuse_other_currency(getattr(row, "currency", "USD"), spec.currency, f"{key} ({given})")
+        _refuse_other_currency(row.currency, spec.currency, f"{key} ({given})")
         used.append(row)
-        return row.usd_per_unit
+        return row.value / row.per
+
+    tier = (store.tier or "").rpartition("#")[2].partition("@")[0]
+
+    def in_book(name: str) -> str | None:
+        return name if name in items else None
 
     def by_tier(suffix: str) -> str | None:
-        name = f"{(store.tier or '').partition('@')[0]}-{suffix}"
-        return name if name in items else None
+        return in_book(f"{tier}-{suffix}")
 
     place = spec.place
     egress: float | None = 0.0
     if place.crosses != "none":
+        # Between zones, some stores bill nothing and some as between machines, so that price must be given.
+        cloud = _CLOUDS.get(tier.partition("-")[0], "")
+        usual = in_book(f"{cloud}-egress-cross-region") if place.crosses == "region" else None
         egress = money(
-            f"egress to another {place.crosses}", store.egress_price or place.egress_price, "place.egress_price"
+            f"egress to another {place.crosses}",
+            store.egress_price or place.egress_price or usual,
+            "place.egress_price",
         )
     node = (
-        money(f"spot {machine.name}", machine.spot_price, f"machine `{machine.name}` spot_price", place.region)
+        money(
+            f"spot {machine.name}",
+            machine.spot_price or in_book(f"{machine.price}-spot"),
+            f"machine `{machine.name}` spot_price",
+            place.region,
+        )
         if is_spot
         else money(machine.name, machine.price, f"machine `{machine.name}` price", place.region)
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 
 from penstock.errors import ConfigError
+from penstock.plan.simulation_input import SimulationSpec  # noqa: TC001 - msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,7 +125,7 @@ class Machine(_Section, frozen=True):
         disk_read_bytes_per_s, disk_write_bytes_per_s, disk_bytes: Local disks of one node. Paths that stage or cache
             require them.
         price: Item of the price book, or a price per node-hour such as `26.438 USD`.
-        spot_price: The same for `[spot]`.
+        spot_price: The same for `[spot]`; by default the item `<price>-spot`, if the book has it.
         step_s, samples_per_s, reference: Override those of `[workload]` for this machine's accelerators.
     """
 
@@ -219,7 +220,8 @@ class Place(_Section, frozen=True):
         distance_s: Round-trip time that every request to another region or zone adds.
         link_bytes_per_s: Total rate between the two regions, if known.
         replicates: Copy the data to the nodes' region first, instead of reading it across.
-        egress_price: Item of the price book, or a price per GiB, for bytes that cross. A store's own one wins.
+        egress_price: Item of the price book, or a price per GiB, for bytes that cross; by default that of the store's
+            cloud between regions. A store's own one wins.
     """
 
     region: str | None = None
@@ -254,7 +256,11 @@ class Spot(_Section, frozen=True):
 
 
 class PlanSpec(_Section, frozen=True):
-    """A whole plan file. `nodes` is a number, a list, or text such as `1..64` or `1,2,4..8`."""
+    """A whole plan file. `nodes` is a number, a list, or text such as `1..64` or `1,2,4..8`.
+
+    Attributes:
+        simulation: Conditions of `penstock plan --simulate`; predictions ignore it.
+    """
 
     name: str
     dataset: Dataset
@@ -265,6 +271,7 @@ class PlanSpec(_Section, frozen=True):
     nodes: int | str | tuple[int, ...] = 1
     place: Place = Place()
     spot: Spot | None = None
+    simulation: SimulationSpec | None = None
     currency: str = "USD"
     schema_version: int = SCHEMA_VERSION
 

@@ -43,8 +43,9 @@ VERBS = {
     "report": "Create a page with a verdict from the results of Penstock or another benchmark.",
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Start a file system on the job's own nodes, and stop it.",
-    "doctor": "List what nodes lack for each engine.",
-    "config": "Show the settings and where they come from; allow a folder's own file.",
+    "probe": "Measure the limits of a store or a disk in minutes, as a tier that can be emulated.",
+    "doctor": "Check the way to a store, or list what nodes lack for each engine.",
+    "config": "Show the settings and where they come from; allow a folder's own file; refresh prices.",
 }
 
 _EPILOG = "Every verb has --json (data on stdout, messages on stderr). Guide: docs/guides/first-water.md"
@@ -121,8 +122,13 @@ def _version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
     type=click.Path(path_type=Path),
     help="Settings file to use instead of ./penstock.toml and the user's own.",
 )
+@click.option(
+    "--prices",
+    type=click.Path(path_type=Path),
+    help="Price file whose prices come before the bundled ones, instead of the user's own prices.toml.",
+)
 @click.pass_context
-def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
+def penstock(ctx: click.Context, debug: bool, config: Path | None, prices: Path | None) -> None:
     """Move training data from object storage to accelerators, and show which path is worth its price."""
     # Imported here, because TOML, msgspec and units are not needed for --help.
     from penstock.cli.parameters import default_map
@@ -134,6 +140,8 @@ def penstock(ctx: click.Context, debug: bool, config: Path | None) -> None:
     if verb != "config":  # `config` must be able to show and allow settings that other verbs reject
         ctx.with_resource(override(store_variables(ctx.obj["config"])))
     ctx.with_resource(override(renamed_variables(read())))
+    if prices is not None:  # by the environment, so that the processes of a job use the same prices
+        ctx.with_resource(override({"PENSTOCK_PRICES": str(prices.absolute())}))
     command = penstock.get_command(ctx, verb) if verb else None
     if verb and command is not None:
         ctx.default_map = {verb: default_map(ctx.obj["config"], command, (verb,))}

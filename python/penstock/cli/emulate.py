@@ -33,7 +33,7 @@ _SECRET = "PENSTOCK_EMULATE_SECRET_KEY"  # noqa: S105 - the name of a variable, 
     "--tier",
     default="none",
     show_default=True,
-    help="Tier whose limits apply: a name in the tier book, with or without its year (azure-hot, azure-hot@2021).",
+    help="Tier whose limits apply: a name in the tier book, with or without its year (azure-hot, azure-hot@2021), or FILE#NAME, such as the card of `penstock probe`.",
 )
 @click.option(
     "--bind",

@@ -41,6 +41,7 @@ VERBS = {
     "study": "Repeat published experiments, and compare each figure with the published one.",
     "plan": "Predict hours and cost of each path, and name the limit that decides.",
     "report": "Create a page with a verdict from the results of Penstock or another benchmark.",
+    "explain": "Run a program and report what it waits for: storage, decoding, workers, the model or other ranks.",
     "run": "Run a job file on a cluster: pool, stage, ranks, archive.",
     "pool": "Start a file system on the job's own nodes, and stop it.",
     "probe": "Measure the limits of a store or a disk in minutes, as a tier that can be emulated.",

@@ -96,6 +96,7 @@ class ProcessRecord:
     mounts: list[Mount] = field(default_factory=list)
     user: int | None = None
     network_namespace: str = ""
+    environment: str = ""
     has_ended: bool = False
 
     def delta(self, since_s: float = 0.0) -> Snapshot | None:
@@ -198,6 +199,8 @@ class ProcessTree:
         with suppress(OSError):
             exe = os.readlink(f"/proc/{pid}/exe")
         record.is_python = "python" in PurePosixPath(exe).name or "libpython" in (_read(f"/proc/{pid}/maps") or "")
+        # Kept only to detect the rank; it may contain secrets, so it is never part of a result.
+        record.environment = _read(f"/proc/{pid}/environ") or record.environment
         text = _read(f"/proc/{pid}/mountinfo")
         if text:
             record.mounts = parse_mountinfo(text)

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Utilisation and PCIe traffic of NVIDIA GPUs by NVML, through ctypes. Experimental: it was not tested on a GPU.
+
+Function names and structures: nvml.h of CUDA 13.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+
+__all__ = ["GpuMonitor"]
+
+_PCIE_RX = 1
+
+
+class _Utilization(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class GpuMonitor:
+    """GPUs of this node. Without NVML or without a GPU, it has none, and reads nothing."""
+
+    def __init__(self) -> None:
+        self.utilization: list[list[float]] = []
+        self.pcie_bytes_per_s: list[list[float]] = []
+        self._library: ctypes.CDLL | None = None
+        self._handles: list[ctypes.c_void_p] = []
+        with suppress(OSError, AttributeError):
+            self._open(ctypes.CDLL("libnvidia-ml.so.1"))
+
+    def _open(self, library: ctypes.CDLL) -> None:
+        if library.nvmlInit_v2() != 0:
+            return
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return
+        self._library = library
+        for index in range(count.value):
+            handle = ctypes.c_void_p()
+            if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) == 0:
+                self._handles.append(handle)
+                self.utilization.append([])
+                self.pcie_bytes_per_s.append([])
+
+    @property
+    def count(self) -> int:
+        """Number of GPUs."""
+        return len(self._handles)
+
+    def read(self) -> None:
+        """Read the share of the last period in which a kernel ran, and the bytes received over PCIe."""
+        if self._library is None:
+            return
+        for index, handle in enumerate(self._handles):
+            found = _Utilization()
+            if self._library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(found)) == 0:
+                self.utilization[index].append(found.gpu / 100)
+            kib_per_s = ctypes.c_uint()
+            if self._library.nvmlDeviceGetPcieThroughput(handle, ctypes.c_uint(_PCIE_RX), ctypes.byref(kib_per_s)) == 0:
+                self.pcie_bytes_per_s[index].append(kib_per_s.value * 1024.0)
+
+    def mean_utilization(self) -> float | None:
+        """Mean over the GPUs that were used; None without one."""
+        means = [sum(values) / len(values) for values in self.utilization if values]
+        used = [value for value in means if value > 0.01] or means
+        return sum(used) / len(used) if used else None

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observes a process tree for some seconds with all collectors, and keeps what they saw. Draws no conclusions."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.bench.diskstats import Counters, read_counters
+from penstock.errors import Denied, NotFound, SystemFault
+from penstock.explain.attribution import ThreadTime, thread_times
+from penstock.explain.gpu import GpuMonitor
+from penstock.explain.launch import ptrace_scope
+from penstock.explain.network import Connections
+from penstock.explain.stacks import SourceLines, StackSampler, ThreadStack, find_sampler
+from penstock.explain.tree import ProcessRecord, ProcessTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.explain.launch import ObservedProgram
+
+__all__ = ["Observation", "Observer", "check_pid"]
+
+_LOOK_S, _SOCKETS_S, _REFRESH_S = 0.1, 0.2, 1.0
+_STARTUP_CHUNK_S, _CHUNK_S = 2.0, 10.0
+_STARTUP_SHARE = 0.2
+# Start-up that is waited for: imports of large frameworks from a slow file system take minutes.
+_MAX_STARTUP_S = 180.0
+_STACKS_PER_S = 20
+# Processes whose stacks are sampled at a time. With more, workers take turns.
+_SAMPLED = 6
+
+
+@dataclass(slots=True)
+class Observation:
+    """What was seen. Times are of `time.monotonic`.
+
+    Attributes:
+        threads: Classified time of each thread by pid and thread id.
+        stack_errors: Why stacks are missing: `permission`, `ended` or py-spy's words, with counts.
+    """
+
+    seen_s: float
+    startup_s: float
+    since_s: float
+    records: dict[int, ProcessRecord]
+    threads: dict[int, dict[int, ThreadTime]]
+    connections: Connections
+    disks_before: dict[str, Counters]
+    disks_after: dict[str, Counters]
+    denied: Counter[str]
+    stack_errors: Counter[str]
+    stack_samples: int
+    has_sampler: bool
+    gpu: GpuMonitor
+    ended: bool
+    cpu_s: float = 0.0
+    names: dict[str, str] = field(default_factory=dict)
+
+
+def check_pid(pid: int) -> None:
+    """Check that a process can be observed.
+
+    Raises:
+        NotFound: It does not exist.
+        Denied: It belongs to another user.
+    """
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/io", "rb") as file:
+            file.read()
+    except ProcessLookupError as error:
+        raise NotFound(
+            f"process {pid} does not exist", hint="give the pid of a running program (`pgrep -af python`)"
+        ) from error
+    except PermissionError as error:
+        raise Denied(
+            f"process {pid} belongs to another user or may not be read",
+            hint="run `penstock explain` as the same user, in the same container",
+        ) from error
+    except OSError as error:
+        raise SystemFault(f"process {pid} cannot be read: {error.strerror}") from error
+
+
+class Observer:
+    """Collectors around one tree. `run` returns when the time is over, the tree has ended, or `stop` was called."""
+
+    def __init__(self, root: int, program: ObservedProgram | None, *, stacks_per_s: int = _STACKS_PER_S) -> None:
+        self._began_cpu_s = time.process_time()
+        self._began_s = time.monotonic()
+        self._program = program
+        self.tree = ProcessTree(root, adopts=program is not None)
+        self._connections = Connections()
+        path = find_sampler()
+        self._stacks = StackSampler(path, stacks_per_s) if path else None
+        self._sources: dict[int, SourceLines] = {}
+        self._threads: dict[int, dict[int, ThreadTime]] = {}
+        self._disks = self._read_disks()
+        self._gpu = GpuMonitor()
+        self._is_over = False
+        self._started_s: float | None = None
+        self._stack_samples = 0
+        self._recorded: Counter[int] = Counter()
+
+    def stop(self) -> None:
+        """End the observation at the next turn."""
+        self._is_over = True
+
+    def run(self, seconds: float, progress: Callable[[float, float | None], None]) -> Observation:
+        """Observe.
+
+        Args:
+            seconds: Length, from the end of the start-up.
+            progress: Called a few times a second with the elapsed seconds, and those since the start-up.
+        """
+        next_sockets = next_refresh = 0.0
+        ended = False
+        while not self._is_over:
+            now_s = time.monotonic()
+            if now_s >= next_refresh:
+                next_refresh = now_s + _REFRESH_S
+                ended = self._refresh()
+                progress(now_s - self._began_s, None if self._started_s is None else now_s - self._started_s)
+            if ended:
+                break
+            if now_s >= next_sockets:
+                next_sockets = now_s + _SOCKETS_S
+                inodes = {inode for record in self.tree.live() for inode in record.inodes}
+                if inodes:
+                    self._connections.read(now_s, inodes)
+            self.tree.look()
+            self._record_stacks(now_s)
+            if self._is_finished(now_s, seconds):
+                break
+            time.sleep(max(0.0, now_s + _LOOK_S - time.monotonic()))
+        return self._finish(ended=ended)
+
+    def _refresh(self) -> bool:
+        """Read all counters; return whether the tree has ended."""
+        if self._stacks:
+            self.tree.observers = self._stacks.pids()
+        self.tree.refresh()
+        self.tree.read_descriptors()
+        self._gpu.read()
+        if self._program is not None:
+            self._program.reap_orphans(self.tree.observers)
+            return self._program.exit_code is not None and not self.tree.live()
+        return not self.tree.live()
+
+    def _is_finished(self, now_s: float, seconds: float) -> bool:
+        if self._started_s is not None:
+            return now_s - self._started_s >= seconds
+        return (
+            now_s - self._began_s >= max(_MAX_STARTUP_S, seconds) if self._stacks else now_s - self._began_s >= seconds
+        )
+
+    def _record_stacks(self, now_s: float) -> None:
+        if self._stacks is None:
+            return
+        self._stacks.collect()
+        self._take_chunks()
+        # py-spy needs an interpreter that has started.
+        stacks = self._stacks
+        live = [r for r in self.tree.live() if r.is_python]
+        live = [r for r in live if r.snapshots and now_s - r.snapshots[0].at_s >= 0.5]
+        running = [r for r in live if stacks.is_recording(r.pid)]
+        free = _SAMPLED - len(running)
+        if free <= 0:
+            return
+        chunk_s = _STARTUP_CHUNK_S if self._started_s is None else _CHUNK_S
+        idle = [r for r in live if not stacks.is_recording(r.pid)]
+        idle.sort(key=lambda r: (r.pid != self.tree.root, self._recorded[r.pid], r.pid))
+        for record in idle[:free]:
+            stacks.start(record.pid, chunk_s)
+            self._recorded[record.pid] += 1
+        self.tree.observers = self._stacks.pids()
+
+    def _take_chunks(self) -> None:
+        """Classify the stacks that were recorded, and find the end of the start-up."""
+        assert self._stacks is not None
+        for pid, chunks in self._stacks.samples.items():
+            while chunks:
+                began_s, _, counts = chunks.pop(0)
+                self._take(pid, began_s, counts)
+
+    def _take(self, pid: int, began_s: float, counts: Counter[ThreadStack]) -> None:
+        source = self._sources.setdefault(pid, SourceLines(pid))
+        found = thread_times(pid, counts, source.text_of, source.around)
+        main = found.get(pid)
+        if self._started_s is None and main is not None:
+            is_root = pid == self.tree.root or not self._threads
+            total = sum(main.samples.values())
+            if total and main.samples["startup"] / total < _STARTUP_SHARE and not main.flags["is_launcher"] and is_root:
+                self._started_s = began_s
+                self._threads.clear()
+                self._connections.restart()
+                self._disks = self._read_disks()
+        self._stack_samples += sum(counts.values())
+        kept = self._threads.setdefault(pid, {})
+        for tid, thread in found.items():
+            before = kept.get(tid)
+            if before is None:
+                kept[tid] = thread
+                continue
+            before.samples.update(thread.samples)
+            before.flags.update(thread.flags)
+            before.inline.update(thread.inline)
+
+    def _finish(self, *, ended: bool) -> Observation:
+        if self._stacks is not None:
+            self._stacks.collect(stop=True)
+            self._take_chunks()
+        if not ended:
+            self.tree.refresh()
+        now_s = time.monotonic()
+        since_s = self._started_s if self._started_s is not None else self._began_s
+        observation = Observation(
+            seen_s=now_s - since_s,
+            startup_s=since_s - self._began_s,
+            since_s=since_s,
+            records=self.tree.records,
+            threads=self._threads,
+            connections=self._connections,
+            disks_before=self._disks,
+            disks_after=self._read_disks(),
+            denied=self.tree.denied,
+            stack_errors=self._stacks.errors if self._stacks else Counter(),
+            stack_samples=self._stack_samples,
+            has_sampler=self._stacks is not None,
+            gpu=self._gpu,
+            ended=ended,
+        )
+        sampler_s = 0.0
+        if self._stacks is not None:
+            self._stacks.close()
+            sampler_s = self._stacks.cpu_s
+        self._connections.close()
+        observation.cpu_s = time.process_time() - self._began_cpu_s + sampler_s
+        return observation
+
+    @staticmethod
+    def _read_disks() -> dict[str, Counters]:
+        with suppress(SystemFault):
+            return read_counters()
+        return {}
+
+
+def permission_note() -> str:
+    """Why stacks may not be read, and how to allow it."""
+    scope = ptrace_scope()
+    if scope >= 1:
+        return (
+            f"kernel.yama.ptrace_scope is {scope}, so the stacks of some processes may not be read;"
+            " `sysctl kernel.yama.ptrace_scope=0` allows it"
+        )
+    return "the stacks of some processes may not be read; containers need the capability SYS_PTRACE"

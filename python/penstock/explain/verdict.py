@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names what a program waits for, from its divided time and the collectors' figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from penstock.explain.result import CLASS_TEXTS, Kind, Verdict
+from penstock.units import format_bytes, format_rate
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.explain.attribution import Attributed
+    from penstock.explain.result import Endpoint, FileSystem
+
+__all__ = ["HEALTHY_SHARE", "OWN", "STORAGE", "Figures", "judge", "mean_shares"]
+
+HEALTHY_SHARE = 0.05
+"""Share of waiting below which nothing is wrong; the same as in the report of a loader."""
+OWN = ("model", "other", "idle")
+STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
+# The loaders of a healthy program are used at least this much; below, the model is the limit by a factor of two.
+_USED_SHARE = 0.5
+_THROTTLED_SHARE = 0.3
+_SMALL_READ_BYTES = 32 * 1024
+_SMALL_READS_PER_S = 100
+_LARGE_READ_BYTES = 512 * 1024
+_MIN_SAMPLES = 40
+# Other ranks are the limit if the ranks' own waits for them differ by this share of the time.
+_IMBALANCE = 0.10
+_STEADY = 0.7
+_IN_FLIGHT = 2.0
+
+
+@dataclass(slots=True)
+class Figures:
+    """What the verdict needs apart from the shares."""
+
+    endpoints: Sequence[Endpoint] = ()
+    file_systems: Sequence[FileSystem] = ()
+    mean_read_bytes: float = 0.0
+    reads_per_s: float = 0.0
+    rate_bytes_per_s: float = 0.0
+    steady_share: float = 0.0
+    ended_early: bool = False
+    has_stacks: bool = True
+    samples: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def mean_shares(consumers: Sequence[Attributed]) -> dict[str, float]:
+    """Mean of the critical shares over the consumers."""
+    found: dict[str, float] = {}
+    for one in consumers:
+        for name, value in one.critical.items():
+            found[name] = found.get(name, 0.0) + value / len(consumers)
+    return found
+
+
+def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
+    """Draw the verdict."""
+    if not consumers or sum(one.consumer.total for one in consumers) < 5:
+        return _unknown(figures)
+    shares = mean_shares(consumers)
+    own = sum(shares.get(name, 0.0) for name in OWN)
+    wait = max(0.0, 1.0 - own)
+    ranks = _ranks(consumers)
+    if wait < HEALTHY_SHARE and ranks is None:
+        return _fine(consumers, wait, figures)
+    candidates = _candidates(consumers, shares, figures)
+    if ranks is not None and ranks[1] >= max((value for _, value in candidates), default=0.0) * 0.5:
+        return _of_ranks(consumers, ranks, candidates, figures)
+    if not candidates:
+        return _unknown(figures)
+    kind, value = candidates[0]
+    second = next((name for name, share in candidates[1:] if share >= HEALTHY_SHARE and name != kind), None)
+    subject = _subject(kind, figures)
+    return Verdict(
+        kind=kind,
+        sentence=_sentence(kind, wait, value, subject, figures, consumers),
+        reason=_reason(kind, shares, value, figures, consumers),
+        wait_share=wait,
+        confidence=_confidence(candidates, figures),
+        second=second,
+        subject=subject,
+    )
+
+
+def _candidates(
+    consumers: Sequence[Attributed], shares: Mapping[str, float], figures: Figures
+) -> list[tuple[Kind, float]]:
+    """Kinds with the share of the time that each one would save, largest first."""
+    storage = sum(shares.get(name, 0.0) for name in STORAGE)
+    found: list[tuple[Kind, float]] = [
+        ("decompression", shares.get("decompression", 0.0)),
+        ("decoding", shares.get("decoding", 0.0)),
+        ("python-workers", shares.get("python_workers", 0.0)),
+        ("host-to-device", shares.get("host_to_device", 0.0)),
+        ("other-ranks", shares.get("other_ranks", 0.0)),
+    ]
+    if storage > 0:
+        found.append((_storage_kind(shares, storage, figures, consumers), storage))
+    found.sort(key=lambda one: -one[1])
+    inline = _inline_share(consumers)
+    throttled = shares.get("throttle", 0.0) >= _THROTTLED_SHARE * max(storage, 1e-9) and storage > 0
+    if inline >= HEALTHY_SHARE and inline >= 0.5 * (found[0][1] if found else 0.0) and not throttled:
+        found.insert(0, ("no-workers", inline))
+    return [one for one in found if one[1] > 0.01]
+
+
+def _inline_share(consumers: Sequence[Attributed]) -> float:
+    """Share of the consumers' time in a DataLoader that has no workers."""
+    found = 0.0
+    for one in consumers:
+        inline = sum(n for name, n in one.consumer.inline.items() if name != "startup")
+        found += inline / one.consumer.total / len(consumers) if one.consumer.total else 0.0
+    return found
+
+
+def _storage_kind(
+    shares: Mapping[str, float], storage: float, figures: Figures, consumers: Sequence[Attributed]
+) -> Kind:
+    if shares.get("throttle", 0.0) >= _THROTTLED_SHARE * storage:
+        return "storage-throttled"
+    if shares.get("metadata", 0.0) >= 0.5 * storage:
+        return "storage-metadata"
+    first, transfer = shares.get("first_byte", 0.0), shares.get("transfer", 0.0)
+    if shares.get("file_read", 0.0) >= first + transfer:
+        return _file_kind(figures)
+    # A store at its rate delays the first bytes, too, once several requests share it.
+    in_flight = max((one.loaders.in_flight for one in consumers), default=0.0)
+    if transfer >= first or (
+        in_flight >= _IN_FLIGHT and figures.steady_share >= _STEADY and transfer >= 0.25 * (first + transfer)
+    ):
+        return "storage-bandwidth"
+    return "storage-latency"
+
+
+def _file_kind(figures: Figures) -> Kind:
+    system = figures.file_systems[0] if figures.file_systems else None
+    small = 0 < figures.mean_read_bytes < _SMALL_READ_BYTES and figures.reads_per_s >= _SMALL_READS_PER_S
+    if small:
+        return "small-reads"
+    if system is None or system.place in ("local", "memory"):
+        return "disk"
+    return "storage-bandwidth" if figures.mean_read_bytes >= _LARGE_READ_BYTES else "storage-latency"
+
+
+def _ranks(consumers: Sequence[Attributed]) -> tuple[Attributed, float] | None:
+    """The rank that the others wait for, and how much more they wait than it does; None if they hardly do."""
+    if len(consumers) < 2:
+        return None
+    waits = [one.critical.get("other_ranks", 0.0) for one in consumers]
+    if max(waits) - min(waits) < _IMBALANCE:
+        return None
+    return consumers[waits.index(min(waits))], max(waits) - min(waits)
+
+
+def _of_ranks(
+    consumers: Sequence[Attributed],
+    found: tuple[Attributed, float],
+    candidates: Sequence[tuple[Kind, float]],
+    figures: Figures,
+) -> Verdict:
+    slow, gap = found
+    name = f"rank {slow.rank}" if slow.rank is not None else f"process {slow.pid}"
+    top, share = max(slow.critical.items(), key=lambda one: one[1])
+    waits = max(one.critical.get("other_ranks", 0.0) for one in consumers)
+    return Verdict(
+        kind="other-ranks",
+        sentence=f"The other ranks wait {_percent(waits)} of their time for {name}.",
+        reason=(
+            f"{name} itself waits {_percent(slow.critical.get('other_ranks', 0.0))} for others; it spends"
+            f" {_percent(share)} of its time on {CLASS_TEXTS.get(top, top)}"
+        ),
+        wait_share=gap,
+        confidence=_confidence([("other-ranks", gap), *[c for c in candidates if c[0] != "other-ranks"]], figures),
+        second=next((kind for kind, value in candidates if kind != "other-ranks" and value >= HEALTHY_SHARE), None),
+        subject=name,
+    )
+
+
+def _fine(consumers: Sequence[Attributed], wait: float, figures: Figures) -> Verdict:
+    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
+    confidence: Literal["high", "medium", "low"] = "high" if figures.samples >= 4 * _MIN_SAMPLES else "medium"
+    if busy >= _USED_SHARE:
+        return Verdict(
+            kind="healthy",
+            sentence=f"Nothing is wrong: the training loop waits {_percent(wait)} of its time, and its loaders keep up.",
+            reason=f"the loaders are busy {_percent(busy)} of the time, hidden behind the step",
+            wait_share=wait,
+            confidence=confidence,
+        )
+    return Verdict(
+        kind="model",
+        sentence=f"The model is the limit: {_percent(1 - wait)} of the time goes to the step itself; faster storage changes nothing.",
+        reason=(
+            f"the loaders are busy only {_percent(busy)} of the time" if busy > 0 else "no loader was seen at work"
+        ),
+        wait_share=wait,
+        confidence=confidence,
+    )
+
+
+def _unknown(figures: Figures) -> Verdict:
+    if figures.ended_early:
+        reason = "the program ended before enough was seen; observe a longer run"
+    elif not figures.has_stacks:
+        reason = "no Python stacks could be read, and the blocked calls do not decide"
+    else:
+        reason = "too few samples of a running program"
+    return Verdict(kind="unknown", sentence=f"No verdict: {reason}.", reason=reason)
+
+
+def _confidence(candidates: Sequence[tuple[Kind, float]], figures: Figures) -> Literal["high", "medium", "low"]:
+    if figures.samples < _MIN_SAMPLES or not figures.has_stacks:
+        return "low"
+    others = [value for kind, value in candidates[1:] if candidates[0][0] != "no-workers"]
+    distance = candidates[0][1] - (others[0] if others else 0.0)
+    return "high" if distance > 0.15 else "medium"
+
+
+def _subject(kind: Kind, figures: Figures) -> str | None:
+    if kind in ("disk", "small-reads", "storage-metadata", "storage-latency", "storage-bandwidth"):
+        store = next((one for one in figures.endpoints if one.role == "store" and one.received_bytes), None)
+        system = figures.file_systems[0] if figures.file_systems else None
+        if kind in ("disk", "small-reads") or store is None:
+            return f"{system.mount_point} ({system.kind})" if system else None
+    if kind.startswith("storage"):
+        store = next((one for one in figures.endpoints if one.role == "store"), None)
+        return f"{store.name or store.address}:{store.port}" if store else None
+    return None
+
+
+def _sentence(
+    kind: Kind,
+    wait: float,
+    value: float,
+    subject: str | None,
+    figures: Figures,
+    consumers: Sequence[Attributed],
+) -> str:
+    start = f"The training loop waits {_percent(wait)} of its time"
+    where = f" of {subject}" if subject else ""
+    many = max((one.loaders.threads for one in consumers), default=0)
+    loaders = f"{many} loader{'s' if many != 1 else ''}" if many else "the training loop itself"
+    rate = f" ({format_rate(figures.rate_bytes_per_s)})" if figures.rate_bytes_per_s > 0 else ""
+    texts: dict[Kind, str] = {
+        "storage-bandwidth": f"{start}, mostly for bytes in transit: the rate{where} is the limit{rate}.",
+        "storage-latency": f"{start}, mostly for the first byte of requests: the latency{where} is the limit, with too few requests in flight.",
+        "storage-throttled": f"{start}, mostly in back-off: the store{where} refuses requests.",
+        "storage-metadata": f"{start}, mostly for open, stat and list calls{where}.",
+        "small-reads": f"{start}, mostly for small reads{where}: {format_bytes(figures.mean_read_bytes)} each, {figures.reads_per_s:,.0f} a second.",
+        "disk": f"{start}, mostly for reads{where}: the local disk is the limit.",
+        "decompression": f"{start}, mostly for decompression by {loaders}.",
+        "decoding": f"{start}, mostly for decoding and transforms of samples by {loaders}.",
+        "python-workers": f"{start}, mostly for pickling and queues between Python processes.",
+        "no-workers": f"The training loop reads and prepares its samples itself for {_percent(value)} of its time: its DataLoader has no workers.",
+        "host-to-device": f"{start}, mostly for copies to the device.",
+        "other-ranks": f"{start}, mostly in collective operations with other ranks.",
+    }
+    return texts.get(kind, f"{start}.")
+
+
+def _reason(
+    kind: Kind, shares: Mapping[str, float], value: float, figures: Figures, consumers: Sequence[Attributed]
+) -> str:
+    del value, figures
+    ordered = sorted(((n, v) for n, v in shares.items() if n not in OWN and v >= 0.01), key=lambda one: -one[1])
+    parts = ", ".join(f"{CLASS_TEXTS.get(name, name)} {_percent(share)}" for name, share in ordered[:3])
+    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
+    text = f"of the loop's time: {parts}"
+    if kind != "no-workers" and busy > 0:
+        text += f"; the busiest loaders work {_percent(busy)} of the time"
+    return text
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

@@ -4,9 +4,9 @@
 import pytest
 
 from penstock.errors import ConfigError, NotFound
-from penstock.price.book import bundled, load
+from penstock.price.book import bundled, load, own_prices
 from penstock.price.estimates import estimate_epochs
-from penstock.price.override import VARIABLE, own_file, own_prices
+from penstock.price.override import VARIABLE, own_file
 
 OWN = """schema_version = 1
 [[price]]
@@ -37,7 +37,7 @@ def own(tmp_path, monkeypatch):
 
 def test_override_comes_before_the_bundled_prices(own):
     book = load()
-    assert book.find("s3-standard-read").usd_per_unit == 0.8e-6
+    assert book.find("s3-standard-read").usd_per_unit == pytest.approx(0.8e-6)
     assert book.find("our-cluster-node", "basement").value == 3.5
     assert book.find("s3-standard-write") == bundled().find("s3-standard-write")
 

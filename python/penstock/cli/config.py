@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock config`: show the effective settings and their origin, and trust a folder's settings file."""
+"""`penstock config`: show the effective settings and their origin, trust a folder's settings file, and keep prices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from penstock.cli.config_prices import prices
 from penstock.cli.parameters import default_map, is_harmless, settable
 from penstock.config import allow, revoke
 from penstock.env import read
@@ -31,7 +32,10 @@ _ORIGINS = {
 
 @click.group("config")
 def command() -> None:
-    """Show and trust settings. Precedence: flag > environment > file > default."""
+    """Show and trust settings, and keep prices. Precedence: flag > environment > file > default."""
+
+
+command.add_command(prices)
 
 
 @command.command("show")

@@ -227,7 +227,7 @@ def compare(
         today: Date of the report, also used for the age of prices.
         seconds: Duration of the demo.
     """
-    prices = book.load()
+    prices = book.bundled()  # the published job is replayed at its own prices
     costs = predict.Costs.of(prices)
     limits = {one.path.name: predict.Limits.of(one.tier) for one in measured}
     paths, scaling = [], []

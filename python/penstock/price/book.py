@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NotFound
+from penstock.price.override import own_file
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 __all__ = [
     "BOOKS",
@@ -26,7 +28,9 @@ __all__ = [
     "bundled",
     "dates_line",
     "load",
+    "own_prices",
     "parse",
+    "read_prices",
     "to_toml",
 ]
 
@@ -194,9 +198,35 @@ def load(text: str | None = None) -> PriceBook:
     """
     if text is not None:
         return parse(text)
-    from penstock.price.override import own_prices
-
     return PriceBook(SCHEMA_VERSION, (*own_prices(), *bundled().price))
+
+
+def own_prices(environment: Mapping[str, str] | None = None) -> tuple[Price, ...]:
+    """Read the user's prices; none if the user has no price file.
+
+    Raises:
+        NotFound: The named file does not exist.
+        ConfigError: The file is not a valid price book, or has prices in another currency than the bundled one.
+    """
+    file = own_file(environment)
+    return () if file is None else read_prices(file)
+
+
+def read_prices(file: Path) -> tuple[Price, ...]:
+    """Read the prices of a file.
+
+    Raises:
+        NotFound: The file does not exist.
+        ConfigError: The file is not a valid price book, or has prices in another currency than the bundled one.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        hint = "give an existing file with --prices, or write one with `penstock config prices refresh`"
+        raise NotFound(f"price file {file} does not exist", hint=hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"price file {file} cannot be read: {error}", where=str(file)) from error
+    return parse(text, str(file)).price
 
 
 def dates_line(prices: Sequence[Price], today: dt.date) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's own prices: finds and reads the file that takes precedence over the bundled price book."""
+"""The user's own price file: where it is, and its content after a refresh. `book` reads it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 
 from penstock.config import user_folder
 from penstock.env import read
-from penstock.errors import ConfigError, NotFound
-from penstock.price.book import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from penstock.price.book import Price
+    from penstock.price.book import Price, PriceBook
 
-__all__ = ["VARIABLE", "default_file", "own_file", "own_prices"]
+__all__ = ["VARIABLE", "default_file", "own_file", "with_refreshed"]
 
 VARIABLE = "PENSTOCK_PRICES"
 """Variable with the path of the user's price file; `penstock --prices FILE` sets it for one command."""
@@ -43,21 +41,26 @@ def own_file(environment: Mapping[str, str] | None = None) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def own_prices(environment: Mapping[str, str] | None = None) -> tuple[Price, ...]:
-    """Read the user's prices; none if the user has no price file.
+def with_refreshed(
+    before: Sequence[Price], refreshed: Iterable[Price], source: str, bundled: PriceBook
+) -> tuple[Price, ...]:
+    """Return the content of a price file after a refresh.
 
-    Raises:
-        NotFound: The named file does not exist.
-        ConfigError: The file is not a valid price book, or has prices in another currency than the bundled one.
+    Prices that the user wrote come first. The refreshed prices replace those of earlier refreshes, of which only those
+    stay that this refresh did not ask for. Per item, the region that is the default in the bundled book comes first,
+    so that a refresh does not change the default region.
+
+    Args:
+        before: Prices in the file so far.
+        source: Start of the `source` of refreshed prices.
     """
-    file = own_file(environment)
-    if file is None:
-        return ()
-    try:
-        text = file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        hint = "give an existing file with --prices, or write one with `penstock config prices refresh`"
-        raise NotFound(f"price file {file} does not exist", hint=hint) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"price file {file} cannot be read: {error}", where=str(file)) from error
-    return parse(text, str(file)).price
+    new = list(refreshed)
+    renewed = {(price.item, price.region) for price in new}
+    written = [price for price in before if not price.source.startswith(source)]
+    stale = [price for price in before if price.source.startswith(source)]
+    new += [price for price in stale if (price.item, price.region) not in renewed]
+
+    def is_not_default(price: Price) -> bool:
+        return not (bundled.has(price.item) and bundled.find(price.item).holds_in(price.region))
+
+    return (*written, *sorted(new, key=lambda price: (price.item, is_not_default(price))))

@@ -20,8 +20,8 @@ __all__ = ["TIERS", "EpochsCost", "TransferCost", "epochs_cost", "tier_of_url", 
 TIERS: dict[str, tuple[str, str | None]] = {
     "s3-standard": ("s3-standard-read", "s3-egress-internet"),
     "gcs-standard": ("gcs-standard-read", "gcs-egress-internet"),
-    "azure-hot": ("azure-hot-read", None),
-    "azure-premium": ("azure-premium-read", None),
+    "azure-hot": ("azure-hot-read", "azure-egress-internet"),
+    "azure-premium": ("azure-premium-read", "azure-egress-internet"),
 }
 _BY_SCHEME = {"s3": "s3-standard", "gs": "gcs-standard", "az": "azure-hot"}
 

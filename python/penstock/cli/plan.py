@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from penstock.plan.result import PlanResult
+    from penstock.plan.simulated_plan import SimulatedScenario
     from penstock.plan.spec import PlanSpec
 
 __all__ = ["command"]
@@ -35,6 +36,19 @@ __all__ = ["command"]
     help="Results folder whose predictions.jsonl gets the predictions, before anything is measured.",
 )
 @click.option("--dry-run", is_flag=True, help="Predict without writing to the log.")
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="Also simulate an epoch of each path with the most nodes, under the file's [simulation].",
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, 1000),
+    default=5,
+    show_default=True,
+    help="With --simulate: number of simulated epochs of each path.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="With --simulate: seed of the random numbers.")
 @click.option("--check", "checks", is_flag=True, help="Compare the predictions in the log with measured RUNs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 def command(
@@ -49,6 +63,9 @@ def command(
     output: Path | None,
     log: Path,
     dry_run: bool,
+    simulate: bool,
+    replicas: int,
+    seed: int,
     checks: bool,
     as_json: bool,
 ) -> None:
@@ -61,6 +78,7 @@ def command(
     penstock plan spec.toml --nodes 1..64 --output plan.html
     penstock plan spec.toml --region "West Europe" --replicate
     penstock plan spec.toml --nodes 1..64 --target "20000 images/s" --minimise cost
+    penstock plan spec.toml --nodes 64 --simulate --replicas 20 --seed 1
     penstock plan --check runs
     """
     if checks:
@@ -77,6 +95,7 @@ def command(
         output=output,
         log=None if dry_run else log,
         as_json=as_json,
+        simulation=(replicas, seed) if simulate else None,
     )
 
 
@@ -104,6 +123,7 @@ def _plan(
     output: Path | None,
     log: Path | None,
     as_json: bool,
+    simulation: tuple[int, int] | None,
 ) -> None:
     import datetime as dt
     import shutil
@@ -119,13 +139,17 @@ def _plan(
     spec = _changed(load(file), **changes)
     goal = parse_target(target, spec.workload.unit) if target is not None else None
     result = make_plan(spec, book.load(), dt.datetime.now(dt.UTC))
+    simulated = _simulated(spec, *simulation) if simulation is not None else []
     if log is not None:
         written = prediction_log.append(prediction_log.rows_of(result), log)
         click.echo(f"predictions {result.id}.* are logged in {written}", err=True)
     if as_json:
-        click.echo(encoded(result))
+        click.echo(encoded(result) if simulation is None else _with_simulations(encoded(result), simulated))
     else:
-        for line in lines(result, shutil.get_terminal_size((100, 24)).columns, whole=whole):
+        from penstock.cli.plan_simulation import simulation_lines
+
+        width = shutil.get_terminal_size((100, 24)).columns
+        for line in (*lines(result, width, whole=whole), *simulation_lines(simulated)):
             click.echo(line)
     if output is not None:
         from penstock.report.document import write_whole
@@ -135,6 +159,22 @@ def _plan(
         click.echo(str(output), err=as_json)
     if goal is not None:
         _print_target(result, goal, minimise, target or "", as_json=as_json)
+
+
+def _simulated(spec: PlanSpec, replicas: int, seed: int) -> list[SimulatedScenario]:
+    from penstock.cli.plan_simulation import run
+    from penstock.plan.scenario import scenarios
+    from penstock.price import book
+
+    return run(spec, scenarios(spec, book.load()), replicas, seed)
+
+
+def _with_simulations(document: bytes, simulated: list[SimulatedScenario]) -> bytes:
+    import msgspec
+
+    from penstock.cli.plan_simulation import as_rows
+
+    return msgspec.json.encode({**msgspec.json.decode(document), "simulations": as_rows(simulated)})
 
 
 def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate: bool, no_spot: bool) -> PlanSpec:

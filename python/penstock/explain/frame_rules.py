@@ -151,7 +151,7 @@ _LIBRARY = (
     ),
     _rule(
         "network",
-        r"google/(cloud/storage|resumable_media|auth)/|azure/(storage|core)/|/fsspec/|/urllib/request\.py$|/http/client\.py$|/ssl\.py$|/socket\.py$|/ftplib\.py$|paramiko/",
+        r"google/(cloud/storage|resumable_media|auth)/|azure/(storage|core)/|/fsspec/|/urllib/request\.py$|/http/client\.py$|/ftplib\.py$|paramiko/",
     ),
     # Copies to a device.
     _rule("host_to_device", r"torch/utils/data/_utils/pin_memory\.py$", text=r"pin_memory\("),
@@ -205,6 +205,9 @@ _GENERIC = (
     _rule("wait", r"/threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock|wait_for|__enter__"),
     _rule("wait", r"/selectors\.py$", r"select"),
     _rule("wait", r"/asyncio/"),
+    _rule("network", r"/ssl\.py$|/socket\.py$"),
+    # Whether the caller waits for a status line, a body or a file descriptor is known only to the frames further out.
+    _rule("network", r"/(socket|ssl)\.py$"),
 )
 
 # Texts of lines in the program's own code.

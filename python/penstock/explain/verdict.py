@@ -23,6 +23,9 @@ OWN = ("model", "other", "idle")
 STORAGE = ("first_byte", "transfer", "throttle", "metadata", "file_read")
 # The loaders of a healthy program are used at least this much; below, the model is the limit by a factor of two.
 _USED_SHARE = 0.5
+# Waiting for batches that loaders hand over counts as the model's below this share, unless the loaders are busy.
+_HANDOVER_SHARE = 0.25
+_SATURATED_SHARE = 0.8
 _THROTTLED_SHARE = 0.3
 _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
@@ -67,7 +70,7 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     own = sum(shares.get(name, 0.0) for name in OWN)
     wait = max(0.0, 1.0 - own)
     ranks = _ranks(consumers)
-    if wait < HEALTHY_SHARE and ranks is None:
+    if ranks is None and (wait < HEALTHY_SHARE or _is_handover(consumers, shares, wait)):
         return _fine(consumers, wait, figures)
     candidates = _candidates(consumers, shares, figures)
     if ranks is not None and ranks[1] >= max((value for _, value in candidates), default=0.0) * 0.5:
@@ -86,6 +89,13 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
         second=second,
         subject=subject,
     )
+
+
+def _is_handover(consumers: Sequence[Attributed], shares: Mapping[str, float], wait: float) -> bool:
+    """Whether the loop hardly waits but for the hand-over of batches: the model is the limit then."""
+    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
+    is_mostly = wait - shares.get("python_workers", 0.0) < HEALTHY_SHARE
+    return wait < _HANDOVER_SHARE and busy < _SATURATED_SHARE and is_mostly
 
 
 def _candidates(
@@ -185,7 +195,7 @@ def _of_ranks(
 def _fine(consumers: Sequence[Attributed], wait: float, figures: Figures) -> Verdict:
     busy = max((one.loaders.busy_share for one in consumers), default=0.0)
     confidence: Literal["high", "medium", "low"] = "high" if figures.samples >= 4 * _MIN_SAMPLES else "medium"
-    if busy >= _USED_SHARE:
+    if busy >= _USED_SHARE and wait < HEALTHY_SHARE:
         return Verdict(
             kind="healthy",
             sentence=f"Nothing is wrong: the training loop waits {_percent(wait)} of its time, and its loaders keep up.",

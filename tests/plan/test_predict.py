@@ -260,3 +260,15 @@ def copy_of(document, rate):
     changed = msgspec.json.decode(msgspec.json.encode(document))
     changed["store"][0]["account"] = f"{rate:.0f}B/s"
     return changed
+
+
+def test_reader_alone_is_no_faster_than_the_account(document):
+    document["path"] = [{"kind": "mount", "store": "hot", "name": "mount"}]
+    document["store"] = [{"name": "hot", "account": "100MB/s", "latency": "30ms"}]
+    document["machine"][0] |= {"accelerators": 1}
+    document["nodes"] = 1
+    scenario = scenario_of(document, "mount")
+    sample = 5.1e12 / 327_680
+    # Four files in turn, each with its latency, and then the computation: nothing overlaps.
+    expected = scenario.job.compute_step_s + 4 * (0.03 + sample / 100e6)
+    assert predict(scenario).step_s == pytest.approx(expected)

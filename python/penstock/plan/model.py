@@ -186,7 +186,9 @@ def _terms(job: TrainingJob, route: Route) -> dict[str, float]:
         terms["account"] = stored * batch * route.wire_bytes / job.account_bytes_per_s
         terms["nic"] = stored * in_node * route.wire_bytes / job.nic_bytes_per_s
         terms["requests"] = stored * batch * route.requests_per_sample / route.requests_per_s
-        one = route.requests_per_sample * route.latency_s + route.wire_bytes / route.connection_bytes_per_s
+        # One reader alone is never faster than the account or its node's network card.
+        rate = min(route.connection_bytes_per_s, job.account_bytes_per_s, job.nic_bytes_per_s)
+        one = route.requests_per_sample * route.latency_s + route.wire_bytes / rate
         terms["reader"] = stored * job.batch_per_rank * one / route.in_flight_per_rank
         if route.link_bytes_per_s != math.inf:
             terms["link"] = stored * batch * route.wire_bytes / route.link_bytes_per_s

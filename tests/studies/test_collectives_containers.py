@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests study E's sweep files: they are valid, and their variants give ranks the GPUs and CPUs that the study compares."""
+"""Tests study E: its sweep files give ranks the GPUs and CPUs that it compares, and its parts run end to end, tiny."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.bench.app.spec import load_spec
 from penstock.cli.train import command as train
+from penstock.study.run import load_module
+from penstock.study.spec import find_study
 
 STUDY = Path(__file__).resolve().parents[2] / "studies/collectives-containers"
 
@@ -49,3 +55,61 @@ def test_sweep_dry_run_prints_a_line_per_size_and_variant(name, flags, run_cli):
     assert sum(line.startswith("# ") for line in done.out.splitlines()) == cells
     for variant in spec.variant:
         assert f'"bind": "{variant.bind}"' in done.out
+
+
+def run(tmp_path, parts):
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock", "study", "run", STUDY.name, "--size", "tiny", "--only", parts,
+         "--output", tmp_path / "out", "--scratch", tmp_path],
+        capture_output=True, text=True, check=False, env={**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out/results.json").read_text())
+    assert not list(tmp_path.glob("penstock-study-*")), "scratch folders are left"
+    return {part["name"]: part["result"] for part in found["parts"]}
+
+
+def test_image_binds_each_folder_once_and_has_its_mount_points(tmp_path):
+    sweeps = load_module(find_study(STUDY.name, STUDY.parent), "sweeps")
+    folder, binds = sweeps.make_image(tmp_path / "image")
+    paths = [bind.split(":")[0] for bind in binds]
+    assert "/usr" in paths
+    assert any(sys.prefix == path or sys.prefix.startswith(f"{path}/") for path in paths)
+    assert all((folder / path.lstrip("/")).is_dir() for path in paths)
+    assert not [a for a in paths for b in paths if a.startswith(f"{b}/")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_containers_at_tiny_size_compare_both_ways_of_each_program(tmp_path):
+    found = run(tmp_path, "containers")["containers"]
+    ids = {f"container-{what}{way}" for what in ("latency", "bandwidth", "lammps") for way in ("", "-inside")}
+    assert set(found["measured"]) == ids
+    assert all(value["low"] < value["value"] < value["high"] for value in found["measured"].values())
+    variants = {row[1] for row in found["blocks"][0]["rows"]}
+    assert variants == {"charliecloud, host mpirun", "charliecloud, mpirun inside"}
+    assert "no significant cost" in (tmp_path / "out/report.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.needs_root
+@pytest.mark.timeout(300)
+def test_pairs_and_bindings_at_tiny_size_name_the_planted_link(tmp_path):
+    found = run(tmp_path, "pairs,affinity")
+    named = {claim["claim"]: claim["holds"] for claim in found["pairs"]["claims"]}
+    assert named["the verdict names the host with the planted slow link"]
+    assert found["pairs"]["measured"]["latency-memory"]["value"] > 0
+    assert {row[1] for row in found["affinity"]["blocks"][0]["rows"]} == {"rank 0 on core 1", "not bound"}
+    text = (tmp_path / "out/report.md").read_text()
+    assert "modelled, not measured" in text
+    assert "2.82 us" in text
+    assert "GPUs 0,1 against GPUs 0-3" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_applications_at_tiny_size_scale_and_say_what_needs_gpus(tmp_path):
+    found = run(tmp_path, "applications")["applications"]
+    assert {"resnet50-cpu", "resnet50-cpu-efficiency", "lammps-efficiency"} <= set(found["measured"])
+    assert found["inverted"]["resnet50-16"]["value"] == 2320
+    assert any("needs GPUs" in text for text in found["not_measured"])

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a container costs: messages and LAMMPS, natively and in a container, launched both ways, interleaved.
+
+Ways: the host's mpirun starts each rank in a container of its own; or mpirun runs in the container, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from penstock import env
+from penstock.bench.app.figure import Figure
+from penstock.bench.app.presets import PRESETS, prepare
+from penstock.bench.app.spec import Spec, variants_of
+from penstock.study.result import Claim, PartResult, Table, Value
+from penstock.units import format_bytes
+
+from .sweeps import OPEN_MPI, cost_value, make_image, overhead_rows, plain, run_sweep
+
+if TYPE_CHECKING:
+    from penstock.bench.app.summary import Summary
+    from penstock.study.run import Context
+
+__all__ = ["run"]
+
+_WAYS = ("host-mpirun", "inside")
+
+
+def _messages(context: Context, test: str, size_bytes: int, image: str, binds: tuple[str, ...]) -> Summary:
+    """`penstock bench net` with OSU's semantics, as the ranks of mpirun: one size, latency in us or MB/s."""
+    size = context.size
+    count = size["latency_iterations"] if test == "latency" else max(5, size["latency_iterations"] // 100)
+    command = (
+        sys.executable, "-m", "penstock", "bench", "net", test, "--backend", "mpi", "--min-size", str(size_bytes),
+        "--max-size", str(size_bytes), "--iterations", str(count), "--warm-up", str(max(1, count // 10)),
+    )  # fmt: skip
+    unit = "us" if test == "latency" else "MB/s"
+    figure = Figure(unit, rf"^{size_bytes}\s+([0-9.]+)", kind="seconds" if test == "latency" else "total-rate")
+    return run_sweep(
+        Spec(
+            command=command, launcher="mpi", set=dict(OPEN_MPI), ranks=(2,), repeats=size["repeats"], warm_up=0,
+            timeout_s=300.0, figure=figure, variant=variants_of(image, _WAYS, (), container_bind=binds),
+        ),
+        lambda text: context.progress(f"{test}: {text}"),
+    )  # fmt: skip
+
+
+def _lammps(context: Context, image: str, binds: tuple[str, ...]) -> Summary:
+    preset = PRESETS["lammps-lj"]
+    made = prepare("lammps-lj", (), context.scratch / "lammps", env.read())
+    inside = f"{context.scratch}:{context.scratch}"
+    (context.scratch / "image" / str(context.scratch).lstrip("/")).mkdir(parents=True, exist_ok=True)
+    return run_sweep(
+        Spec(
+            command=made.command, launcher="mpi", set=dict(OPEN_MPI), ranks=(2,), size=context.size["lammps_size"],
+            repeats=context.size["repeats"], warm_up=0, timeout_s=300.0, figure=preset.figure, world=preset.world,
+            variant=variants_of(image, _WAYS, (), container_bind=(*binds, inside)),
+        ),
+        lambda text: context.progress(f"LAMMPS: {text}"),
+    )  # fmt: skip
+
+
+def run(context: Context) -> PartResult:
+    """Run the three comparisons."""
+    folder, binds = make_image(context.scratch / "image")
+    image = f"charliecloud:{folder}"
+    small, large = context.size["message_bytes"]
+    sweeps: dict[str, tuple[str, Summary]] = {
+        "latency": (f"latency, {format_bytes(small)}", _messages(context, "latency", small, image, binds)),
+        "bandwidth": (f"bandwidth, {format_bytes(large)}", _messages(context, "bw", large, image, binds)),
+        "lammps": ("LAMMPS, melt", _lammps(context, image, binds)),
+    }
+    rows, measured, claims = [], dict[str, Value](), []
+    data: dict[str, Any] = {}
+    for name, (what, summary) in sweeps.items():
+        rows += overhead_rows(summary, what)
+        data[name] = plain(summary)
+        for each in summary.overheads:
+            inside = "inside" in each.variant
+            measured[f"container-{name}{'-inside' if inside else ''}"] = cost_value(each)
+            # Significant: the interval excludes 0 and the cost is above it.
+            claims.append(Claim(
+                f"{what}, {each.variant}: no significant cost", each.sentence, not (each.is_shown and each.cost.value > 0),
+            ))  # fmt: skip
+        claims += [
+            Claim(f"{what}, {cell.variant} runs", str(cell.error), holds=False, must=True)
+            for variant in summary.variants for cell in variant.cells if cell.error
+        ]  # fmt: skip
+    natives = [
+        (what, f"{cell.value:,.2f} {summary.quantity}", f"{cell.wall_s:.2f}")
+        for what, summary in sweeps.values()
+        for cell in summary.variants[0].cells
+        if cell.value is not None and cell.wall_s is not None
+    ]
+    blocks = (
+        Table("Native against container, 2 ranks", ("what", "variant", "ranks", "cost", "95 % interval", "in words"), tuple(rows), left=2,
+              note=f"Cost: extra time against native; ratios are taken within a round, of {context.size['repeats']} interleaved rounds."),
+        Table("Native figures (medians)", ("what", "figure", "whole run, s"), tuple(natives), left=1),
+    )  # fmt: skip
+    return PartResult(measured=measured, claims=tuple(claims), blocks=blocks, data=data)

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads records of TFRecord shards in shuffled order for some seconds, as one client of HDFS; prints one JSON line.
+
+Run on a node: hdfs_reader.py URL SEEDS... It waits for the agreed start, so that all clients read at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import penstock
+
+
+def main() -> None:
+    """Arguments: URL, seed, start (Unix seconds), seconds."""
+    url, seed, start_s, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
+    # The pictures are not decoded: this measures what the data nodes serve, not what two cores decode.
+    dataset = penstock.open(url).fields(image=penstock.raw().of("image/encoded")).cache(False)
+    loader = penstock.Loader(
+        dataset.shuffle(seed=seed).repeat(1000),
+        batch_size=16,
+        rank=0,
+        world=1,
+        max_in_flight=16,
+        threads=1,
+        read_ahead=1,
+    )
+    batches = iter(loader)
+    next(batches)
+    late_s = time.time() - start_s
+    time.sleep(max(0.0, -late_s))
+    images = size = 0
+    begin = time.monotonic()
+    while (took := time.monotonic() - begin) < seconds:
+        batch = next(batches)["image"]
+        images += len(batch)
+        size += sum(len(one) for one in batch)
+    print(json.dumps({"images": images, "bytes": size, "seconds": took, "late_s": max(0.0, late_s)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains from S3 that refuses requests at scale F: without a cache in both epochs, and with the node cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock import tiers
+from penstock.emulator import Emulator
+from penstock.study.result import Claim, PartResult, Table, Value
+
+from .images import make_images
+from .training import Training, demand_of, run_training
+
+if TYPE_CHECKING:
+    from penstock.study.run import Context
+
+__all__ = ["run"]
+
+TIER = "s3-standard@2026"
+
+
+def run(context: Context) -> PartResult:
+    """Run two epochs each way, on a server of its own each."""
+    size, scale = context.size, context.size["s3_scale"]
+    model = context.study.tables["model"][size["s3_model"]]
+    context.progress("making the images")
+    bucket = context.scratch / "bucket"
+    make_images(bucket, images=size["s3_images"], shards=size["s3_shards"], replicate=size["replicate"])
+    limit = (tiers.find(TIER).rate("read-requests", "prefix") or 0.0) * scale
+    gpus, rows, found = 8, [], {}
+    for way in ("without cache", "with node cache"):
+        context.progress(f"{way}, two epochs of {model['label']} on {gpus} V100, {limit:.0f} GET/s allowed")
+        # An index from an earlier pass over the shards: its reads are not part of an epoch.
+        with Emulator(bucket, tier="none") as server:
+            variables = {**server.env, "PENSTOCK_CACHE": str(context.scratch / "index"), "PENSTOCK_SCRATCH": ""}
+            run_training(
+                Training(data=f"{server.url}train/", model=model, gpus=1000, scale=1.0, batch=size["batch"], epochs=1),
+                context.scratch / "warm",
+                variables,
+            )
+        with Emulator(bucket, tier=TIER, scale=scale) as server:
+            folder = context.scratch / "node-cache"
+            folder.mkdir(exist_ok=True)
+            variables = {**server.env, "PENSTOCK_CACHE": str(context.scratch / "index")}
+            variables["PENSTOCK_SCRATCH"] = str(folder) if way == "with node cache" else ""
+            task = Training(
+                data=f"{server.url}train/", model=model, gpus=gpus, scale=scale, batch=size["batch"], epochs=2, memory_bytes=size["s3_memory_bytes"]
+            )
+            record = run_training(task, context.scratch / way.replace(" ", "-"), variables)
+            served = server.stats()
+        rates = [epoch["samples"] / epoch["wall_s"] for epoch in record.epoch_times if epoch["wall_s"]]
+        passes = record.loader.get("passes", [])
+        found[way] = {
+            "images_per_s": rates,
+            "requests": served["requests"],
+            "throttles": served["throttles"],
+            "bytes": served["bytes_out"],
+            "passes": [
+                {k: p.get(k) for k in ("requests", "throttles", "throttle_s", "bytes_in", "limiting")} for p in passes
+            ],
+        }
+        rows += [
+            (
+                way,
+                str(number + 1),
+                f"{rate:,.1f}",
+                f"{_of(passes, number, 'requests'):,}",
+                f"{_of(passes, number, 'throttles'):,}",
+                f"{rate / scale:,.0f}",
+            )
+            for number, rate in enumerate(rates)
+        ]
+    plain, cached = found["without cache"], found["with node cache"]
+    demand = demand_of(model, gpus) * scale
+    measured = {}
+    if plain["images_per_s"]:
+        measured["s3-limit"] = Value(
+            plain["images_per_s"][-1] / scale, f"{plain['throttles']:,} requests refused", scale=scale
+        )
+    if len(cached["images_per_s"]) > 1:
+        measured["s3-cached"] = Value(cached["images_per_s"][1] / scale, "the node's disk and cores", scale=scale)
+    last = [each["throttles"] or 0 for each in cached["passes"]][-1:] or [0]
+    claims = (
+        Claim("S3 refuses requests of 8 V100 without a cache", f"{plain['throttles']:,} of {plain['requests']:,} requests refused", plain["throttles"] > 0),
+        Claim("the second epoch with the node cache is refused nothing", f"{last[0]:,} refusals", last[0] == 0),
+        Claim("the second epoch with the node cache is faster than without", f"{cached['images_per_s'][-1]:,.0f} against {plain['images_per_s'][-1]:,.0f} images/s", cached["images_per_s"][-1] > plain["images_per_s"][-1]),
+    )  # fmt: skip
+    table = Table(
+        f"{TIER} at F = {scale:g}: {limit:.0f} GET/s; {model['label']} on {gpus} V100 asks {demand:,.0f} images/s",
+        ("way", "epoch", "images/s", "requests", "refused", "/ F, images/s"), tuple(rows), left=1,
+        note="The loader's memory is smaller than a window of shards, so each image is a GET of its own without a cache. The cache fetches whole shards in the first epoch, and later epochs ask the store for nothing. S3 answers 503 today; the article saw 4xx.",
+    )  # fmt: skip
+    return PartResult(measured=measured, claims=claims, blocks=(table,), data=found)
+
+
+def _of(passes: list[dict[str, Any]], number: int, name: str) -> int:
+    return int(passes[number].get(name) or 0) if number < len(passes) else 0

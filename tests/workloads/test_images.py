@@ -397,6 +397,28 @@ def test_emulated_accelerator_takes_the_published_time_for_each_image():
     assert (cost.samples, cost.compute_s, cost.loss) == (4, pytest.approx(4 * 0.224 / 400), None)
 
 
+def test_accelerator_scale_multiplies_the_published_rate():
+    demand = {}
+    for scale in (1, 8, 0.2):
+        spec = WorkloadSpec(
+            seed=0, global_batch=4, accelerator="v100-fp32", settings={"image_size": 32, "accelerator_scale": scale}
+        )
+        made = resnet50()
+        demand[scale] = made.demand(spec).samples_per_s
+        made.prepare(spec)
+        made.begin_epoch(0)
+        cost = made.step({k: v.numpy() for k, v in batch(4).items()})
+        assert cost.compute_s == pytest.approx(4 / 412 / scale)
+    assert demand == pytest.approx({1: 412, 8: 3296, 0.2: 82.4})
+
+
+@pytest.mark.parametrize("make", [resnet50, trivial])
+@pytest.mark.parametrize(("scale", "message"), [(4, "requires an emulated accelerator"), (0, "finite and above 0")])
+def test_accelerator_scale_without_an_accelerator_or_of_zero_is_refused(make, scale, message):
+    with pytest.raises(ConfigError, match=message):
+        make().demand(WorkloadSpec(seed=0, global_batch=1, settings={"accelerator_scale": scale}))
+
+
 def test_accelerator_without_a_published_time_is_refused():
     for make, hint in ((resnet50, "h100"), (resnet152, "p100@2017"), (trivial, "omit --accelerator")):
         with pytest.raises(ConfigError, match="no published step time for accelerator `tpu`") as caught:

@@ -35,7 +35,7 @@ class EmulatedImages(EmulatedAccelerator):
                 f"{self._name} has no published step time for accelerator `{spec.accelerator}`",
                 hint=f"use one of: {', '.join(self._published)}" if self._published else "omit --accelerator",
             )
-        self._image_s = self._published[spec.accelerator]
+        self._image_s = self._published[spec.accelerator] / self._recipe.accelerator_scale
         return Demand(
             fields=fields(self._recipe),
             arrays="numpy",
@@ -48,6 +48,7 @@ class EmulatedImages(EmulatedAccelerator):
                 "step_s": self._image_s,
                 "au_required": self._au,
                 "image_size": self._recipe.image_size,
+                "accelerator_scale": self._recipe.accelerator_scale,
             },
         )
 

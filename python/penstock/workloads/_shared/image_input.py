@@ -30,12 +30,15 @@ class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
         classes: Number of classes. Labels count from 0, except those in ImageNet's TFRecords, which count from 1.
         label_smoothing: Share of the target that is spread over all classes. Source: Szegedy et al. 2016.
         augment: Train on random crops (RandomResizedCrop), half of them mirrored. False trains on the centre.
+        accelerator_scale: With an emulated accelerator, the factor on its published rate: 4 is four accelerators that
+            one rank feeds, and 0.2 is four of them beside a tier at scale F = 0.05.
     """
 
     image_size: int = 224
     classes: int = 1000
     label_smoothing: float = 0.1
     augment: bool = True
+    accelerator_scale: float = 1.0
 
     def check(self) -> None:
         super().check()
@@ -45,6 +48,16 @@ class ImageRecipe(BaseRecipe, frozen=True, forbid_unknown_fields=True):
             )
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"label_smoothing must be in [0, 1) (got {self.label_smoothing})")
+        if not 0 < self.accelerator_scale < float("inf"):
+            raise ConfigError(f"accelerator_scale must be finite and above 0 (got {self.accelerator_scale:g})")
+
+    def check_emulation(self, accelerator: str | None) -> None:
+        """Raise ConfigError if the accelerator is to be scaled, but none is emulated."""
+        if accelerator is None and self.accelerator_scale != 1:
+            raise ConfigError(
+                f"accelerator_scale={self.accelerator_scale:g} requires an emulated accelerator, but the model is computed",
+                hint="add --accelerator NAME, or omit accelerator_scale",
+            )
 
 
 def fields(recipe: ImageRecipe) -> dict[str, InputField]:

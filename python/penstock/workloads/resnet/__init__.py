@@ -86,6 +86,7 @@ class ResNet(LazyWorkload):
 
     def make(self, spec: WorkloadSpec) -> Workload:
         recipe = ResNetRecipe.parse(self._name, spec.settings, RECIPES, "imagenet")
+        recipe.check_emulation(spec.accelerator)
         if spec.accelerator is not None:
             return EmulatedImages(self._name, recipe, IMAGE_S[self._name], _MLPERF.au)
         with requires(self._name, "vision", "torch", "torchvision"):

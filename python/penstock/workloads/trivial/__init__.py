@@ -37,6 +37,7 @@ class Trivial(LazyWorkload):
 
     def make(self, spec: WorkloadSpec) -> Workload:
         recipe = TrivialRecipe.parse("trivial", spec.settings, RECIPES, "tf_cnn_benchmarks")
+        recipe.check_emulation(spec.accelerator)
         if spec.accelerator is not None:
             return EmulatedImages("trivial", recipe, {}, 0.0)
         with requires("trivial", "torch", "torch"):

@@ -147,8 +147,15 @@ class LoopDisk:
         ios, moved = (bucket.limit_per_s if bucket else None for bucket in buckets)
         set_limits(self.number, BlockLimits.shared(ios_per_s=ios, bytes_per_s=moved))
 
-    def limit(self, *, ios: Rate | None, moved: Rate | None) -> None:
-        """Replace both limits; None removes a limit."""
+    def limit(self, *, ios: Rate | None, moved: Rate | None, io_bytes: int | None = None) -> None:
+        """Replace both limits; None removes a limit.
+
+        Args:
+            io_bytes: New size of the largest I/O that counts as one; None keeps it.
+        """
+        if io_bytes is not None:
+            queue = Path("/sys/block") / Path(self.device).name / "queue/max_sectors_kb"
+            queue.write_text(str(io_bytes // 1024))
         self._buckets = [_Bucket(rate) if rate else None for rate in (ios, moved)]
         self._apply(self._buckets)
 

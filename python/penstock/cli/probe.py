@@ -43,10 +43,8 @@ __all__ = ["command"]
 @click.option(
     "--max-bytes",
     type=BYTES,
-    default="20GB",
-    show_default=True,
     metavar="SIZE",
-    help="Maximum number of bytes to read and write.",
+    help="Maximum number of bytes to read and write.  [default: 20GB from a URL, no limit on a path]",
 )
 @click.option(
     "--same-region", is_flag=True, help="This machine is in the store's region, so that reads cost no egress."
@@ -105,10 +103,11 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
     from penstock.probe.spending import Meter, prices_of
     from penstock.stage import job as stage
 
+    endpoint = endpoint_of(target, env.read())
     settings = Settings(
         time_s=given["time_s"],
         budget_usd=given["budget"],
-        max_bytes=given["max_bytes"],
+        max_bytes=given["max_bytes"] or (10**18 if endpoint.cloud == "file" else 20 * 10**9),
         writes=given["writes"],
         cpu=given["cpu"],
         workload=given["workload"],
@@ -121,7 +120,6 @@ def command(target: str, output: Path | None, dry_run: bool, as_json: bool, **gi
         from penstock.probe.step_time import check
 
         check(settings.workload)
-    endpoint = endpoint_of(target, env.read())
     prices = prices_of(
         target,
         is_custom_endpoint=not endpoint.is_default,
@@ -175,7 +173,8 @@ def _echo_bound(meter: Meter, writes: bool, *, as_json: bool) -> None:
         click.echo(json.dumps(facts))
         return
     lines = [
-        f"at most {format_seconds(meter.time_s)}, {format_bytes(meter.max_bytes)}"
+        f"at most {format_seconds(meter.time_s)}"
+        + (f", {format_bytes(meter.max_bytes)}" if meter.max_bytes < 10**18 else "")
         + (f" and {meter.budget_usd:g} USD" if prices.is_billed else "; nothing is billed")
         + ("; writes to a new place, which is removed at the end" if writes else "; only reads")
     ]
@@ -213,7 +212,7 @@ class _Shown:
     def row(self, row: Row) -> None:
         self._clear()
         refused = row.errors_by_class.get("429", 0) + row.errors_by_class.get("503", 0)
-        per_s = row.last.entries_per_s or row.last.ios_per_s or 0
+        per_s = row.last.ios_per_s or row.last.entries_per_s or 0
         click.echo(
             f"  {row.raw.get('request', row.operation.lower()):<6} x{row.workers:<4} {per_s:>10,.0f}/s"
             + (f" {format_rate(row.last.bytes_per_s):>12}" if row.last.bytes_per_s else "")

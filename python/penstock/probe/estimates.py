@@ -125,8 +125,12 @@ def _tail_start(row: Row, points: Sequence[tuple[float, float]]) -> tuple[int, b
     return (corner, True) if before > _BURST * after else (ramp, False)
 
 
-def sustained(row: Row, what: Literal["bytes", "requests", "ios"]) -> Rate | None:
+def sustained(row: Row, what: Literal["bytes", "requests", "ios"], *, delay_s: float | None = None) -> Rate | None:
     """Sustained rate of a phase, and the burst before it. None if the phase has too few samples.
+
+    Args:
+        delay_s: Time between the admission of a request and its end. By default the mean latency, which is too long if
+            requests also wait in this process, as they do after refusals.
 
     A token bucket that starts full admits B + L t requests by time t. The line through the sustained part therefore has
     the slope L, and B is its intercept plus the requests that were admitted but not yet complete (L x latency).
@@ -141,8 +145,9 @@ def sustained(row: Row, what: Literal["bytes", "requests", "ios"]) -> Rate | Non
     if per_s <= 0:
         return None
     error = _block_error(tail, per_s)
-    latency = row.service_latency or row.io_latency
-    delay_s = (latency.mean_us or 0.0) / 1e6 if latency else 0.0
+    if delay_s is None:
+        latency = row.service_latency or row.io_latency
+        delay_s = (latency.mean_us or 0.0) / 1e6 if latency else 0.0
     burst = line.intercept + line.slope * delay_s if has_burst else 0.0
     burst_error = error * per_s * (tail[0][0] + tail[-1][0]) / 2 if has_burst else 0.0
     attempts = (row.last.entries or 0) + row.retries

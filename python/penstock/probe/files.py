@@ -71,9 +71,10 @@ class DiskProbe(Probe):
     def _chosen(self, path: Path) -> Path:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode) or stat.S_ISBLK(mode):
-            if _size(path) < _LEAST_BYTES:
+            size = _size(path) if stat.S_ISBLK(mode) else _allocated(path)
+            if size < _LEAST_BYTES:
                 raise NotFound(
-                    f"{path} has {_size(path):,} bytes; a probe needs at least {_LEAST_BYTES:,}",
+                    f"{path} has {size:,} bytes on the disk; a probe needs at least {_LEAST_BYTES:,}",
                     where=str(path),
                     hint="give a larger file, or its folder and --write",
                 )
@@ -86,7 +87,7 @@ class DiskProbe(Probe):
         for number, found in enumerate(path.rglob("*")):
             if number >= _MAX_FILES_SEEN:
                 break
-            if found.is_file() and not found.is_symlink() and (size := found.stat().st_size) > most:
+            if found.is_file() and not found.is_symlink() and (size := _allocated(found)) > most:
                 best, most = found, size
         if best is None or most < _LEAST_BYTES:
             raise NotFound(
@@ -231,6 +232,12 @@ class DiskProbe(Probe):
 def _size(path: Path) -> int:
     with path.open("rb") as opened:
         return opened.seek(0, os.SEEK_END)
+
+
+def _allocated(path: Path) -> int:
+    """Bytes of a file that are stored on the disk. The holes of a sparse file are read without the disk."""
+    found = path.stat()
+    return min(found.st_size, found.st_blocks * 512)
 
 
 def _takes_direct(path: Path) -> bool:

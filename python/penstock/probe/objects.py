@@ -21,7 +21,7 @@ from penstock.errors import NotFound, Unsupported
 from penstock.probe.card import Burst, FoundLimit
 from penstock.probe.estimates import knee, latency_fit, stream_rate, sustained
 from penstock.probe.run import Probe
-from penstock.probe.spending import Spent
+from penstock.probe.spending import Silent
 
 if TYPE_CHECKING:
     from penstock.bench.rows import Row
@@ -33,6 +33,7 @@ __all__ = ["ObjectProbe"]
 _MAX_KEYS = 2000
 _PART_BYTES = 8 << 20
 _SMALL_BYTES = 4096
+_GRAIN_BYTES = 64 << 10
 _WRITE_SMALL_BYTES = 16 << 10
 _WRITE_LARGE_BYTES = 4 << 20
 _STREAMS = (4, 16, 64, 256)
@@ -112,13 +113,26 @@ class ObjectProbe(Probe):
             self.missing["latency"] = "fewer than 20 reads were answered"
 
     def read_bandwidth(self) -> None:
-        size, keys = self.part_bytes, self.large
-        one = self._phase("bandwidth", "range", 1, size, seconds=0.035, want=400, keys=keys, share=0.1)
+        seconds, keys = 0.035, self.large
+        first = self._phase(
+            "bandwidth", "range", 1, min(self.part_bytes, 1 << 20), 0.02, want=400, keys=keys, share=0.1
+        )
+        speed = stream_rate(first, first.file_size_bytes or 0) or first.last.bytes_per_s or 0.0
+        size = self._fitting(speed, 1, seconds)
+        try:
+            one = self._phase("bandwidth", "range", 1, size, seconds, want=400, keys=keys, share=0.1)
+        except Silent:
+            one = first
         best, points = one, [(1, one.last.bytes_per_s or 0.0)]
         rows = {1: one}
         is_flat = False
         for count in _STREAMS:
-            row = self._phase("bandwidth", "range", count, size, seconds=0.035, want=10**6, keys=keys, share=0.2)
+            size = self._fitting(points[-1][1], count, seconds)
+            try:
+                row = self._phase("bandwidth", "range", count, size, seconds, want=10**6, keys=keys, share=0.2)
+            except Silent:
+                is_flat = True  # so many reads share the rate that none ended
+                break
             rows[count] = row
             rate = row.last.bytes_per_s or 0.0
             is_flat = rate < _GAIN * points[-1][1] or _refused(row) > _REFUSED
@@ -127,21 +141,29 @@ class ObjectProbe(Probe):
             if is_flat:
                 break
         self.knees("bytes", points)
-        hold = self._phase("bandwidth", "range", best.threads, size, seconds=0.1, want=10**6, keys=keys, share=0.6)
+        size = best.file_size_bytes or self.part_bytes
+        hold = self._phase("bandwidth", "range", best.threads, size, 0.1, want=10**6, keys=keys, share=0.6)
         found = sustained(hold, "bytes") or sustained(best, "bytes")
         if found is None:
             self.missing["bandwidth"] = "too few reads were answered"
             return
-        self._connection(one, rows.get(4), size)
+        self._connection(one, rows.get(4))
         self._add_rate("read-bytes", "account", found, hold, is_reached=is_flat)
-        if found.burst > 0 and _refused(hold) <= _REFUSED:
+        if found.burst > 0 and self.limits[-1].is_limit and _refused(hold) <= _REFUSED:
             self.bursts.append(Burst(what="read-bytes", units=found.burst, error=found.burst_error))
 
-    def _connection(self, one: Row, four: Row | None, size: int) -> None:
+    def _fitting(self, bytes_per_s: float, concurrency: int, seconds: float) -> int:
+        """Size of a read of which each of `concurrency` workers completes about two within the phase. A phase counts
+        completed reads only.
+        """
+        fits = int(bytes_per_s * seconds * self.meter.time_s / (2 * concurrency)) & ~(_GRAIN_BYTES - 1)
+        return min(self.part_bytes, max(_GRAIN_BYTES, fits))
+
+    def _connection(self, one: Row, four: Row | None) -> None:
         """Find a limit per connection: four streams are each as fast as one, so they do not share it."""
-        alone = stream_rate(one, size)
-        among = stream_rate(four, size) if four else None
-        if alone is None or among is None or size < 1 << 20:
+        alone = stream_rate(one, one.file_size_bytes or 0)
+        among = stream_rate(four, four.file_size_bytes or 0) if four else None
+        if alone is None or among is None or self.part_bytes < 1 << 20:
             self.unseen.append("a limit per connection: the objects are too small to see it")
             return
         cpu = max(one.own_cpu or 0.0, (four.own_cpu or 0.0) if four else 0.0)
@@ -185,16 +207,15 @@ class ObjectProbe(Probe):
 
     def _refused_requests(self, first: Row) -> None:
         """Measure a request limit whose refusals were seen: its rate, its burst, and what a pause gives back."""
-        seen = sustained(first, "requests")
+        seen = sustained(first, "requests", delay_s=self.delay_s)
         if seen is None:
             self.missing["requests"] = "too few reads were answered between the refusals"
             return
-        delay_s = (first.service_latency.mean_us or 0) / 1e6 if first.service_latency else 0.05
         # Well above the limit, but not so far that the back-off of the refused requests wastes the allowance.
-        count = int(min(512, max(8, 2.5 * seen.per_s * delay_s + 1)))
-        pause_s: float | None = self.pause(min(3.0, 0.025 * self.meter.time_s))
+        count = int(min(512, max(8, 2.5 * seen.per_s * self.delay_s + 1)))
+        pause_s: float | None = self.pause(min(3.0, 0.08 * self.meter.time_s))
         hold = self._phase("requests", "range", count, self.small_bytes, seconds=0.12, want=10**6, share=0.8)
-        again = sustained(hold, "requests")
+        again = sustained(hold, "requests", delay_s=self.delay_s)
         if again is None or _refused(hold) <= _REFUSED / 2:
             again, hold, pause_s = seen, first, None
         if not self._prefix_limit(count, again):
@@ -214,6 +235,11 @@ class ObjectProbe(Probe):
                 )
             )
 
+    @property
+    def delay_s(self) -> float:
+        """Latency of a small read without load. Under load, requests also wait in this process after refusals."""
+        return self.latency["read"].p50_ms / 1000 if "read" in self.latency else 0.05
+
     def _prefix_limit(self, count: int, over_all: Rate) -> bool:
         """Find out whether the limit is one per prefix: then the keys of one prefix are refused at a lower rate."""
         folders: dict[str, list[str]] = {}
@@ -224,7 +250,7 @@ class ObjectProbe(Probe):
             return False
         keys = max(folders.values(), key=len)
         row = self._phase("requests", "range", count, self.small_bytes, seconds=0.06, want=10**6, keys=keys, share=0.5)
-        found = sustained(row, "requests")
+        found = sustained(row, "requests", delay_s=self.delay_s)
         if found is None or _refused(row) <= _REFUSED or found.per_s > 0.75 * over_all.per_s:
             return False
         self._add_rate("read-requests", "prefix", found, row, is_reached=True)
@@ -319,7 +345,7 @@ class ObjectProbe(Probe):
         self.busy_s += time.monotonic() - began_s
         if not rows:
             meter.count(kind, point.concurrency, 0)
-            raise Spent(f"no {operation} was answered within {limit_s:.1f} s")
+            raise Silent(f"no {operation} was answered within {limit_s:.1f} s")
         row = msgspec.structs.replace(rows[0], file_size_bytes=size_bytes, label=part)
         attempts = int(row.last.entries or 0) + row.retries + point.concurrency
         meter.count(kind, attempts, int(row.last.bytes or 0) + row.bytes_refetched)

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
 
     from penstock.price.book import Price, PriceBook
 
-__all__ = ["Meter", "Prices", "Spent", "prices_of"]
+__all__ = ["Meter", "Prices", "Silent", "Spent", "prices_of"]
 
 Kind = Literal["read", "write"]
 
 
 class Spent(Exception):
     """A limit of the probe is reached. Ends the current part; the card names it."""
+
+
+class Silent(Spent):
+    """No request of a phase was answered within its time."""
 
 
 class Prices(msgspec.Struct, frozen=True, kw_only=True):

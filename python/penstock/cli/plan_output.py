@@ -173,6 +173,8 @@ def _more(result: PlanResult, width: int) -> list[str]:
         )
     for text in result.unknown:
         add(f"Unknown: {text}.")
+    for doubt in result.doubts:
+        add(f"Doubtful: {doubt}.")
     for note in result.notes:
         add(note)
     add(f"{result.dates[:1].upper()}{result.dates[1:]}.")

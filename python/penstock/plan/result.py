@@ -26,6 +26,7 @@ from penstock.plan.analysis import (
     sensitivity,
 )
 from penstock.plan.predict import ScenarioPrediction, predict
+from penstock.plan.provenance import doubts, limit_sources
 from penstock.plan.scenario import Scenario, scenarios
 from penstock.price import book as books
 from penstock.units import format_seconds
@@ -60,6 +61,8 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
             known.
         unknown: Prices that are missing, each with the key that sets it. No cost is ever 0 because of one.
         prices: Rows of the price book that were used, as text; `dates` states their age.
+        limits: Limits of the stores' tiers with their sources, as text.
+        doubts: Limits that are not verified or only roughly known.
     """
 
     id: str
@@ -79,6 +82,8 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     prices: tuple[str, ...]
     dates: str
     notes: tuple[str, ...]
+    limits: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def row(self, prediction: ScenarioPrediction) -> Row:
@@ -121,6 +126,8 @@ def make_plan(spec: PlanSpec, book: PriceBook, today: dt.datetime) -> PlanResult
         prices=tuple(_price_line(price) for price in used),
         dates=books.dates_line(used, today.date()),
         notes=tuple(_notes(spec)),
+        limits=tuple(limit_sources(spec)),
+        doubts=tuple(doubts(spec)),
     )
 
 

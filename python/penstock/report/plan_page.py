@@ -98,6 +98,7 @@ def scaling_chart(result: PlanResult) -> Spec:
             x=alt.X("nodes:Q", title=f"nodes of {machine}", axis=alt.Axis(grid=False, tickMinStep=1)),
             y=alt.Y("rate:Q", title=f"{result.unit}/s"),
             color=_colours(result),
+            strokeDash=alt.StrokeDash("path:N", scale=alt.Scale(domain=_paths(result)), legend=None),
             tooltip=tip,
         )
     )
@@ -187,8 +188,11 @@ def plan_page(result: PlanResult) -> str:
     if result.unknown:
         missing = "".join(f"<li>{escape(text)}</li>" for text in result.unknown)
         parts.append(f"<h2>Unknown prices</h2><ul>{missing}</ul>")
-    prices = "".join(f"<li>{escape(text)}</li>" for text in result.prices)
-    parts.append(f"<h2>Where the numbers are from</h2><ul>{prices}</ul>")
+    if result.doubts:
+        doubts = "".join(f"<li>{escape(text)}</li>" for text in result.doubts)
+        parts.append(f"<h2>Doubtful limits</h2><ul>{doubts}</ul>")
+    sources = "".join(f"<li>{escape(text)}</li>" for text in (*result.prices, *result.limits))
+    parts.append(f"<h2>Where the numbers are from</h2><ul>{sources}</ul>")
     parts += [f'<p class="note">{escape(note)}</p>' for note in (*result.notes, f"{result.dates}.")]
     parts.append(
         f'<p class="note">Predictions {escape(result.id)}.*, made {escape(result.created)}; plan file {escape(result.spec_hash)}.</p>'

@@ -69,7 +69,7 @@ Examples:
     default=20,
     show_default=True,
     metavar="N",
-    help="Stack samples per second and process.",
+    help="Stack samples per second, of all processes together.",
 )
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the JSON to FILE."

@@ -7,6 +7,7 @@ kernel is right: a thread that is blocked in a read of a file does not decompres
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -30,6 +31,7 @@ __all__ = [
     "thread_times",
 ]
 
+_NUMBERS = re.compile(r"[-_ ]*\d+")
 _CPU_CLASSES = ("decompression", "decoding", "python_workers", "model", "other", "host_to_device")
 _FILE_CALLS = ("read", "pread64", "readv", "preadv", "page_fault", "io_uring_enter")
 _OPEN_CALLS = (
@@ -120,6 +122,8 @@ def thread_times(
     for tid, thread in found.items():
         if origins[tid]:
             thread.origin = origins[tid].most_common(1)[0][0]
+        if thread.origin.startswith("_bootstrap ("):  # a thread of the standard library
+            thread.origin = _NUMBERS.sub("", thread.name) or thread.origin
     return found
 
 

@@ -127,8 +127,9 @@ _LIBRARY = (
     _rule("python_workers", r"torch/multiprocessing/(reductions|queue|pool)\.py$"),
     _rule("python_workers", r"multiprocessing/(shared_memory|resource_sharer|heap|managers|sharedctypes)\.py$"),
     _rule("python_workers", r"multiprocessing/queues\.py$", text=r"(?:dumps|loads)\(|send_bytes\("),
-    _rule("wait", r"multiprocessing/connection\.py$", r"_recv_bytes", r"_recv\((?:4|8)\)"),
-    _rule("python_workers", r"multiprocessing/connection\.py$", r"_recv_bytes|_send|_send_bytes|send|send_bytes"),
+    _rule("wait", r"multiprocessing/connection\.py$", r"accept"),
+    _rule("python_workers", r"multiprocessing/connection\.py$", r"_recv_bytes", r"_recv\(size"),
+    _rule("python_workers", r"multiprocessing/connection\.py$", r"_send|_send_bytes|send|send_bytes"),
     _rule("python_workers", r"multiprocessing/connection\.py$", r"recv", r"loads\("),
     _rule("python_workers", r"/pickle\.py$|cloudpickle/|/copyreg\.py$|/dill/"),
     # Decoding of samples.
@@ -156,6 +157,7 @@ _LIBRARY = (
     # Copies to a device.
     _rule("host_to_device", r"torch/utils/data/_utils/pin_memory\.py$", text=r"pin_memory\("),
     # Ranks.
+    _rule("launch", r"/subprocess\.py$", r"wait|_wait|_try_wait|communicate|_communicate|call|run|check_call"),
     _rule(
         "startup",
         r"torch/distributed/(rendezvous|elastic/rendezvous|c10d_|_shard|device_mesh)|multiprocessing/(popen_\w+|spawn|forkserver|context)\.py$|/subprocess\.py$",
@@ -188,7 +190,7 @@ _LIBRARY = (
     ),
     _rule(
         "wait",
-        r"multiprocessing/(pool|queues|connection|synchronize|process)\.py$",
+        r"multiprocessing/(pool|queues|synchronize|process)\.py$",
         r"next|get|wait|poll|_poll|_handle_\w+|_wait_for_updates|acquire|__enter__|put|_feed|recv|recv_bytes|_recv|join|worker",
     ),
     # The model.
@@ -205,6 +207,7 @@ _GENERIC = (
     _rule("wait", r"/threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock|wait_for|__enter__"),
     _rule("wait", r"/selectors\.py$", r"select"),
     _rule("wait", r"/asyncio/"),
+    _rule("wait", r"multiprocessing/connection\.py$"),
     _rule("network", r"/ssl\.py$|/socket\.py$"),
     # Whether the caller waits for a status line, a body or a file descriptor is known only to the frames further out.
     _rule("network", r"/(socket|ssl)\.py$"),
@@ -297,13 +300,12 @@ def _innermost(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: 
     """Class by the innermost frame that a rule matches; None if there is none."""
     generic = None
     for depth, frame in enumerate(reversed(stack)):
-        file, function = frame.file, _last(frame.function)
-        if _is_installed(file):
-            name = _by_library(file, function, text_of(frame))
+        if _is_installed(frame.file):
+            name = _match(_LIBRARY, frame, text_of)
             if name is not None:
                 return name
             if generic is None and depth < 6:
-                generic = _match(_GENERIC, file, function, "")
+                generic = _match(_GENERIC, frame)
             continue
         # The text of an outer line of one's own code names the call whose frames were seen already. It decides only if
         # they are of the standard library or unknown, such as `queue.get` in `retry_after_503()`.
@@ -313,20 +315,20 @@ def _innermost(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: 
     return generic
 
 
-@lru_cache(maxsize=8192)
-def _by_library(file: str, function: str, text: str) -> str | None:
-    return _match(_LIBRARY, file, function, text)
-
-
-def _match(rules: tuple[_Rule, ...], file: str, function: str, text: str) -> str | None:
-    for rule in rules:
-        if (
-            rule.file.search(file)
-            and (rule.function is None or rule.function.match(function))
-            and (rule.text is None or rule.text.search(text))
-        ):
+def _match(rules: tuple[_Rule, ...], frame: Frame, text_of: Callable[[Frame], str] | None = None) -> str | None:
+    """Name of the first rule that matches. The source is read only where a rule asks for a text."""
+    for rule in _rules_of(rules, frame.file, _last(frame.function)):
+        if rule.text is None or (text_of is not None and rule.text.search(text_of(frame))):
             return rule.name
     return None
+
+
+@lru_cache(maxsize=8192)
+def _rules_of(rules: tuple[_Rule, ...], file: str, function: str) -> tuple[_Rule, ...]:
+    """The rules whose file and function match."""
+    return tuple(
+        rule for rule in rules if rule.file.search(file) and (rule.function is None or rule.function.match(function))
+    )
 
 
 def _by_own_text(

@@ -54,7 +54,7 @@ class Connections:
         if self._kernel is None:
             return
         try:
-            ours = [one for one in self._kernel.read() if one.inode in inodes and one.inode]
+            ours = [one for one in self._kernel.read(inodes - {0}) if one.inode]
         except OSError as error:
             self.error = f"TCP information is not available: {error.strerror}"
             self.close()

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["Observation", "Observer", "check_pid"]
 
 _LOOK_S, _SOCKETS_S, _REFRESH_S = 0.1, 0.2, 1.0
-_STARTUP_CHUNK_S, _CHUNK_S = 2.0, 10.0
+# Attaching py-spy costs up to 0.1 s of CPU. Chunks during the start-up grow, and then one chunk lasts to the end, unless
+# more processes than `_SAMPLED` take turns.
+_STARTUP_CHUNK_S, _STARTUP_GROWTH, _TURN_S = 1.5, 1.5, 12.0
 _STARTUP_SHARE = 0.2
 # Start-up that is waited for: imports of large frameworks from a slow file system take minutes.
 _MAX_STARTUP_S = 180.0
+# One sample costs about 0.5 ms of CPU for a program with torch and three threads.
 _STACKS_PER_S = 20
 # Processes whose stacks are sampled at a time. With more, workers take turns.
 _SAMPLED = 6
@@ -97,12 +100,15 @@ class Observer:
         self.tree = ProcessTree(root, adopts=program is not None)
         self._connections = Connections()
         path = find_sampler()
-        self._stacks = StackSampler(path, stacks_per_s) if path else None
+        self._stacks = StackSampler(path) if path else None
+        self._stacks_per_s = stacks_per_s
         self._sources: dict[int, SourceLines] = {}
         self._threads: dict[int, dict[int, ThreadTime]] = {}
         self._disks = self._read_disks()
         self._gpu = GpuMonitor()
         self._is_over = False
+        self._seconds = 0.0
+        self._launchers: set[int] = set()
         self._started_s: float | None = None
         self._stack_samples = 0
         self._recorded: Counter[int] = Counter()
@@ -118,6 +124,7 @@ class Observer:
             seconds: Length, from the end of the start-up.
             progress: Called a few times a second with the elapsed seconds, and those since the start-up.
         """
+        self._seconds = seconds
         next_sockets = next_refresh = 0.0
         ended = False
         while not self._is_over:
@@ -172,13 +179,33 @@ class Observer:
         free = _SAMPLED - len(running)
         if free <= 0:
             return
-        chunk_s = _STARTUP_CHUNK_S if self._started_s is None else _CHUNK_S
+        if self._started_s is None:
+            # The root first; behind programs that only start others, the first ones that do not.
+            live = [r for r in live if r.pid not in self._launchers]
+            live = [r for r in live if r.pid == self.tree.root] or live[:1]
+            free = 1 - len([r for r in live if stacks.is_recording(r.pid)])
+            if free <= 0:
+                return
+            chunk_s = min(15.0, _STARTUP_CHUNK_S * _STARTUP_GROWTH ** max(self._recorded.values(), default=0))
+        else:
+            left_s = self._started_s + self._seconds - now_s
+            chunk_s = left_s + 1.0 if len(live) <= _SAMPLED else min(_TURN_S, left_s + 1.0)
+            if left_s < 1.0:
+                return
         idle = [r for r in live if not stacks.is_recording(r.pid)]
         idle.sort(key=lambda r: (r.pid != self.tree.root, self._recorded[r.pid], r.pid))
         for record in idle[:free]:
-            stacks.start(record.pid, chunk_s)
+            stacks.start(record.pid, chunk_s, self._rate_for(record, len(live)))
             self._recorded[record.pid] += 1
         self.tree.observers = self._stacks.pids()
+
+    def _rate_for(self, record: ProcessRecord, processes: int) -> int:
+        """Half of the samples for the first process that is not a launcher, the rest for the others."""
+        if processes == 1:
+            return self._stacks_per_s
+        is_first = record.pid == min(self._threads, default=record.pid)
+        others = min(processes, _SAMPLED) - 1
+        return max(3, self._stacks_per_s // 2 if is_first else self._stacks_per_s // 2 // others)
 
     def _take_chunks(self) -> None:
         """Classify the stacks that were recorded, and find the end of the start-up."""
@@ -193,9 +220,10 @@ class Observer:
         found = thread_times(pid, counts, source.text_of, source.around)
         main = found.get(pid)
         if self._started_s is None and main is not None:
-            is_root = pid == self.tree.root or not self._threads
             total = sum(main.samples.values())
-            if total and main.samples["startup"] / total < _STARTUP_SHARE and not main.flags["is_launcher"] and is_root:
+            if main.flags["is_launcher"] > 0.5 * total:
+                self._launchers.add(pid)
+            elif total and main.samples["startup"] / total < _STARTUP_SHARE:
                 self._started_s = began_s
                 self._threads.clear()
                 self._connections.restart()

@@ -23,6 +23,8 @@ _WORTH_NAMING = 1.02
 _LIBDEFLATE_FACTOR = 6.0
 # More requests in flight than one reader: limited by the sockets and the store, not by the model.
 _IN_FLIGHT_FACTOR = 16.0
+# A local disk or the page cache against a store that limits. An assumption: `penstock bench storage` measures the disk.
+_LOCAL_FACTOR = 20.0
 # Scaled JPEG decoding at half the size needs about a third of the time (docs/guides/formats.md).
 _DECODE_FACTOR = 2.0
 
@@ -94,15 +96,15 @@ def _proposals(kind: Kind, step: StepModel) -> Sequence[_Proposal]:
     table: dict[Kind, list[_Proposal]] = {
         "storage-latency": [
             ("keep more requests in flight: 32 or more for each process", storage, stream, True),
-            ("stage the data once to a local disk", dict.fromkeys(STORAGE, 1e3), stage, None),
+            ("stage the data once to a local disk", dict.fromkeys(STORAGE, _LOCAL_FACTOR), stage, None),
         ],
         "storage-bandwidth": [
-            ("stage the data once to a local disk, or keep it in the node cache", dict.fromkeys(STORAGE, 1e3), stage, None),
+            ("stage the data once to a local disk, or keep it in the node cache", dict.fromkeys(STORAGE, _LOCAL_FACTOR), stage, None),
             ("store the data compressed, such as zstd or gzip (factor 3 assumed)", {"transfer": 3.0, "file_read": 3.0}, stream, None),
         ],
         "storage-throttled": [
             ("send fewer and larger requests at the rate that the store permits", {"throttle": 1e3}, stream, None),
-            ("stage the data once, and read it locally in each epoch", dict.fromkeys(STORAGE, 1e3), stage, None),
+            ("stage the data once, and read it locally in each epoch", dict.fromkeys(STORAGE, _LOCAL_FACTOR), stage, None),
         ],
         "storage-metadata": [
             ("list the data once, and pack small files into shards", {"metadata": 100.0}, "penstock index URL --output manifest", None),
@@ -121,7 +123,7 @@ def _proposals(kind: Kind, step: StepModel) -> Sequence[_Proposal]:
         ],
         "decoding": [
             (f"use {step.loaders + workers} loaders instead of {max(1, step.loaders)}", dict.fromkeys(cpu, more), None, True),
-            ("decode in native threads, images at reduced size", {"decoding": _DECODE_FACTOR * more, "python_workers": 1e3}, stream, True),
+            ("decode in native threads, images at reduced size", {"decoding": _DECODE_FACTOR * more, "python_workers": 20.0}, stream, True),
         ],
         "python-workers": [
             ("pass tensors or NumPy arrays instead of Python objects, or use threads instead of processes", {"python_workers": 20.0}, stream, True),

@@ -11,6 +11,7 @@ import ipaddress
 import os
 import socket
 import struct
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from penstock.errors import SystemFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from collections.abc import Set as AbstractSet
 
 __all__ = ["TcpSocket", "TcpSockets", "dump_request", "parse_messages"]
 
@@ -37,6 +39,7 @@ _REQUEST = struct.Struct("=BBBBI48x")
 _MESSAGE = struct.Struct("!BBBB HH 16s16s 4x8x")
 _MESSAGE_TAIL = struct.Struct("=IIIII")
 _MESSAGE_BYTES = _MESSAGE.size + _MESSAGE_TAIL.size
+_INODE = _HEADER.size + _MESSAGE_BYTES - 4
 _ATTRIBUTE = struct.Struct("=HH")
 # Offsets in struct tcp_info. Older kernels return a shorter structure, so each field is read only if it is there.
 _RTT, _TOTAL_RETRANS, _BYTES_ACKED, _BYTES_RECEIVED, _DELIVERY_RATE = 68, 100, 120, 128, 160
@@ -72,10 +75,10 @@ def dump_request(family: int, sequence: int) -> bytes:
     )
 
 
-def parse_messages(data: bytes) -> tuple[list[TcpSocket], bool]:
+def parse_messages(data: bytes, inodes: AbstractSet[int] | None = None) -> tuple[list[TcpSocket], bool]:
     """Parse one datagram of an answer: its sockets, and whether it is the last one.
 
-    Truncated messages and unknown attributes are skipped.
+    Truncated messages and unknown attributes are skipped. With `inodes`, other sockets are skipped, too.
 
     Raises:
         OSError: The kernel refused the request.
@@ -93,7 +96,9 @@ def parse_messages(data: bytes) -> tuple[list[TcpSocket], bool]:
             number = -struct.unpack_from("=i", data, at + _HEADER.size)[0] if length >= _HEADER.size + 4 else 0
             raise OSError(number, os.strerror(number) if number > 0 else "netlink error")
         if kind == _SOCK_DIAG_BY_FAMILY and length >= _HEADER.size + _MESSAGE_BYTES:
-            found.append(_socket(data[at + _HEADER.size : end]))
+            inode = int.from_bytes(data[at + _INODE : at + _INODE + 4], sys.byteorder)
+            if inodes is None or inode in inodes:
+                found.append(_socket(data[at + _HEADER.size : end]))
         at += (length + 3) & ~3
     return found, False
 
@@ -150,8 +155,8 @@ class TcpSockets:
             raise SystemFault(f"TCP information is not available: {error.strerror}") from error
         self._sequence = 0
 
-    def read(self) -> Iterator[TcpSocket]:
-        """Yield the open sockets of both address families.
+    def read(self, inodes: AbstractSet[int] | None = None) -> Iterator[TcpSocket]:
+        """Yield the open sockets of both address families; with `inodes`, only these.
 
         Raises:
             OSError: The kernel refused the request.
@@ -161,7 +166,7 @@ class TcpSockets:
             self._socket.send(dump_request(family, self._sequence))
             is_last = False
             while not is_last:
-                found, is_last = parse_messages(self._socket.recv(1 << 17))
+                found, is_last = parse_messages(self._socket.recv(1 << 17), inodes)
                 yield from found
 
     def close(self) -> None:

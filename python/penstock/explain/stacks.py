@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,16 +48,22 @@ def parse_raw(text: str) -> Counter[ThreadStack]:
             continue
         tid, name, frames = 0, "", []
         for part in joined.split(";"):
-            thread = _THREAD.match(part)
-            if thread:
-                tid = 0 if thread[1].lower().startswith("0x") else int(thread[1])
-                name = thread[2] or ""
+            if part.startswith("thread ("):
+                thread = _THREAD.match(part)
+                if thread:
+                    tid = 0 if thread[1].lower().startswith("0x") else int(thread[1])
+                    name = thread[2] or ""
             elif not _PROCESS.match(part):
-                frame = _FRAME.match(part)
-                frames.append(Frame(frame[1], frame[2], int(frame[3] or 0)) if frame else Frame(part, ""))
+                frames.append(_frame(part))
         if frames:
             found[ThreadStack(tid, name, tuple(frames))] += int(count)
     return found
+
+
+@lru_cache(maxsize=16384)
+def _frame(text: str) -> Frame:
+    found = _FRAME.match(text)
+    return Frame(found[1], found[2], int(found[3] or 0)) if found else Frame(text, "")
 
 
 def find_sampler() -> str | None:
@@ -111,7 +118,6 @@ class StackSampler:
     """
 
     program: str
-    rate_per_s: int
     folder: tempfile.TemporaryDirectory[str] = field(
         default_factory=lambda: tempfile.TemporaryDirectory(prefix="penstock-explain-")
     )
@@ -129,13 +135,13 @@ class StackSampler:
         """Pids of the observers themselves."""
         return {recording.child.pid for recording in self._running.values()}
 
-    def start(self, pid: int, seconds: float) -> None:
+    def start(self, pid: int, seconds: float, rate_per_s: int) -> None:
         """Start a chunk of a process."""
         self._number += 1
         output = Path(self.folder.name) / f"{self._number}.raw"
         log = output.with_suffix(".log")
         argv = [self.program, "record", "--pid", str(pid), "--format", "raw", "--output", str(output)]
-        argv += ["--duration", str(max(1, round(seconds))), "--rate", str(self.rate_per_s)]
+        argv += ["--duration", str(max(1, round(seconds))), "--rate", str(rate_per_s)]
         argv += ["--threads", "--idle", "--nonblocking", "--full-filenames"]
         with log.open("wb") as out:
             # A session of its own, so that Ctrl-C in the terminal reaches the program first.

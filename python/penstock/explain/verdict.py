@@ -27,6 +27,8 @@ _USED_SHARE = 0.5
 _HANDOVER_SHARE = 0.25
 _SATURATED_SHARE = 0.8
 _THROTTLED_SHARE = 0.3
+# Every DataLoader with workers pays for handing over its batches. Up to this share, the model remains the answer.
+_HAND_OVER_SHARE = 0.15
 _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
 _LARGE_READ_BYTES = 512 * 1024

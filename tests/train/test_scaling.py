@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of scaling measurements over ranks of this node."""
+"""Tests of scaling measurements over ranks and nodes."""
 
 from __future__ import annotations
 
@@ -85,3 +85,32 @@ def test_cli_bad_list_of_ranks_is_a_usage_error(given):
     done = CliRunner().invoke(command, ["cosmoflow", "--synthetic", "--scale", given])
     assert done.exit_code == 2
     assert "ranks=1,2,4" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--launcher", "mpi"], "--launcher needs --scale"),
+        (["--scale", "ranks=1,2", "--nodes", "2"], "--nodes and --ranks-per-node need --launcher"),
+    ],
+)
+def test_cli_nodes_need_a_sweep_and_a_launcher(flags, message):
+    done = CliRunner().invoke(command, ["cosmoflow", "--synthetic", *flags])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == message
+
+
+@pytest.mark.system
+@pytest.mark.needs_torch
+def test_cli_measures_sizes_over_nodes():
+    """The launcher's two nodes are both this machine; their ranks meet over its network, as those of real nodes do."""
+    base = ["cosmoflow", "--accelerator", "h100", "--synthetic", "--steps", "60", "--set", "voxels=32", "--no-save"]
+    place = ["--launcher", "torchrun", "--nodes", "2", "--ranks-per-node", "1", "--repeats", "1"]
+    sweep = ["--scale", "ranks=1,2", "--scaling", "strong", "--global-batch", "8"]
+    done = CliRunner().invoke(command, [*base, *sweep, *place, "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert "2 ranks on 2 nodes" in done.stderr
+    cells = {cell["ranks"]: cell for cell in json.loads(done.stdout)["cells"]}
+    assert [cells[ranks]["nodes"] for ranks in (1, 2)] == [1, 2]
+    # The emulated accelerators of 2 ranks are faster, by less than twice. `world` in a result would show ranks alone.
+    assert 0 < cells[1]["runs"][0]["value"] < cells[2]["runs"][0]["value"]

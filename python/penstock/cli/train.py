@@ -75,7 +75,22 @@ def _ranks(_ctx: click.Context, _param: click.Parameter, given: str | None) -> t
     "--scale",
     metavar="ranks=N,N",
     callback=_ranks,
-    help="Measure how the training scales over these numbers of ranks on this node.",
+    help="Measure how the training scales over these total numbers of ranks: on this node, or with --launcher.",
+)
+@click.option(
+    "--launcher",
+    type=click.Choice(["mpi", "local", "slurm", "torchrun", "ssh", "pbs"]),
+    help="With --scale: launcher that starts the ranks on several nodes; see penstock bench app.",
+)
+@click.option(
+    "--nodes",
+    metavar="HOST,HOST",
+    help="With --launcher: nodes (mpi, ssh), or their number (local).  [default: the job's]",
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(1),
+    help="With --launcher: maximum number of ranks on a node.  [default: all]",
 )
 @click.option(
     "--scaling",
@@ -229,6 +244,9 @@ def command(
     scale: tuple[int, ...] | None,
     scaling: Literal["weak", "strong"],
     repeats: int,
+    launcher: str | None,
+    nodes: str | None,
+    ranks_per_node: int | None,
     batch_size: int | None,
     global_batch: int | None,
     settings: dict[str, Any],
@@ -252,6 +270,7 @@ def command(
     penstock train cosmoflow --synthetic --steps 50
     penstock train cosmoflow --data s3://cosmo/train/ --compare-synthetic
     penstock train cosmoflow --synthetic --scale ranks=1,2,4 --scaling strong
+    penstock train resnet50 --synthetic --scale ranks=8,16,32 --launcher slurm --ranks-per-node 8
 
     Under torchrun or srun this process is the rank that the launcher started, and --ranks is ignored.
     """  # noqa: D301 - click reads the \b, and not its spelling
@@ -272,7 +291,13 @@ def command(
     if scale is not None and (here.world > 1 or output_format != "human"):
         raise ConfigError(
             "--scale starts ranks itself, so it supports neither a launcher's ranks nor --format tf_cnn",
-            hint="for several nodes, use penstock bench app -- penstock train ...",
+            hint="start it once, outside mpirun or srun, and name the launcher with --launcher",
+        )
+    if launcher is None and (nodes is not None or ranks_per_node is not None):
+        raise ConfigError("--nodes and --ranks-per-node need --launcher")
+    if launcher is not None and scale is None:
+        raise ConfigError(
+            "--launcher needs --scale", hint="to train once, start this command under the launcher, such as srun"
         )
     ranks = min(scale) if scale is not None else ranks
     world = here.world if here.world > 1 else ranks
@@ -298,9 +323,11 @@ def command(
         **rest,
     )
     if scale is not None:
-        from penstock.cli.train_scaling import run_scaling
+        from penstock.cli.train_scaling import Placement, run_scaling
 
-        run_scaling(spec, scale, scaling=scaling, repeats=repeats, output=None if no_save else output, as_json=as_json)
+        on = None if launcher is None else Placement(launcher, nodes, ranks_per_node)
+        saved = None if no_save else output
+        run_scaling(spec, scale, scaling=scaling, repeats=repeats, on=on, output=saved, as_json=as_json)
         return
     printer = ProgressPrinter(price_tier)
     if here.world > 1:

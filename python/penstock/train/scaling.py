@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weak and strong scaling of a training over ranks of this node, with repeats in turn.
+"""Weak and strong scaling of a training over ranks and nodes, with repeats in turn.
 
-Each run is a training of its own under torchrun, also that of one rank. The statistics, the fits and the document are
-those of `penstock bench app`, which measures the same over several nodes with any launcher.
+Each run is a training of its own, also that of one rank: on this node under torchrun, on several nodes as a command of
+`penstock bench app` with any launcher. The statistics, the fits and the document are those of `penstock bench app`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from penstock.bench import machine_card
 from penstock.bench.app.cells import Cell, Run
 from penstock.bench.app.document import Document, document
 from penstock.bench.app.figure import Figure
+from penstock.bench.app.run import measure
 from penstock.bench.app.spec import Spec
 from penstock.bench.app.summary import summarise
 from penstock.bench.interleaved import abba_order
@@ -30,7 +31,10 @@ if TYPE_CHECKING:
     from penstock.train.progress import Report
     from penstock.train.spec import TrainSpec
 
-__all__ = ["measure_scaling", "sized_spec"]
+__all__ = ["measure_scaling", "measure_scaling_on_nodes", "sized_spec"]
+
+# Where the JSON of a training has its rate.
+FIGURE = Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name="samples/s")
 
 
 def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) -> TrainSpec:
@@ -54,6 +58,35 @@ def sized_spec(spec: TrainSpec, ranks: int, *, fewest: int, scaling: Scaling) ->
     return msgspec.structs.replace(spec, ranks=ranks, global_batch=batch, data=data, runs=None).check()
 
 
+def _check_measurable(spec: TrainSpec) -> None:
+    given = {name: getattr(spec, name) for name in ("checkpoint", "validation", "trace", "mllog", "archive")}
+    given["compare_synthetic"] = spec.compare_synthetic or None
+    if refused := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(f"{' and '.join(refused)}: not supported with a scaling measurement")
+
+
+def measure_scaling_on_nodes(
+    spec: TrainSpec, sweep: Spec, *, on_run: Callable[[Cell, Run | None, int, int], None] | None = None
+) -> Document:
+    """Train under a launcher at each size of a sweep; return the document with efficiencies and verdict.
+
+    Args:
+        spec: The training on the fewest ranks, which names what is measured.
+        sweep: Sizes, launcher and nodes. Its command is a `penstock train` with `--json`, in which `{size}` is the
+            global batch.
+        on_run: See `bench.app.run.measure`.
+
+    Raises:
+        ConfigError: The sweep, its launcher or its nodes are not valid, or the training cannot be measured.
+    """
+    _check_measurable(spec)
+    # Every rank is a process of torch, which meets the others at MASTER_ADDR. The result's world shows whether they did.
+    sweep = msgspec.structs.replace(sweep, figure=FIGURE, world=r'"world": (\d+)', checks_mpi=False)
+    cells = measure(sweep) if on_run is None else measure(sweep, on_run=on_run)
+    notes = [f"{spec.workload} on {spec.data}, launcher {sweep.launcher}"]
+    return document(sweep, cells, summarise(sweep, cells), label=spec.label, notes=notes)
+
+
 def measure_scaling(
     spec: TrainSpec,
     ranks: Sequence[int],
@@ -63,7 +96,7 @@ def measure_scaling(
     report: Report | None = None,
     on_run: Callable[[int, int, float | None, str | None], None] | None = None,
 ) -> Document:
-    """Train at each number of ranks, `repeats` times in turn; return the document with efficiencies and verdict.
+    """Train at each number of ranks on this node, `repeats` times in turn; return the document with efficiencies and verdict.
 
     The rate is `steady_samples_per_s`. A size that fails becomes a row with its error, and the others go on. Unless
     `spec.threads` is set, every rank of every size uses as many threads as one of the most ranks can have.
@@ -75,10 +108,7 @@ def measure_scaling(
     Raises:
         ConfigError: The numbers of ranks are not valid, or the training cannot be measured.
     """
-    given = {name: getattr(spec, name) for name in ("checkpoint", "validation", "trace", "mllog", "archive")}
-    given["compare_synthetic"] = spec.compare_synthetic or None
-    if refused := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"{' and '.join(refused)}: not supported with a scaling measurement")
+    _check_measurable(spec)
     cores = machine_card.read().cores
     if spec.threads is None and spec.accelerator is None:
         spec = msgspec.structs.replace(spec, threads=max(1, cores // max(ranks)))
@@ -89,8 +119,7 @@ def measure_scaling(
         size=spec.global_batch,
         repeats=repeats,
         warm_up=0,
-        # The figure is read from the result, and the expression shows where a command line has it.
-        figure=Figure(pattern=r'"steady_samples_per_s": ([\d.]+)', name="samples/s"),
+        figure=FIGURE,
         seed=spec.seed,
     )
     variant = sweep.variant[0]

@@ -12,9 +12,7 @@ from penstock.cli.cluster.placement import in_containers
 from penstock.cli.parameters import SECONDS, Several
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock.bench.app.cells import Cell, Run
+    from penstock.bench.app.cells import Cell
     from penstock.bench.app.figure import Figure
     from penstock.bench.app.spec import Spec
 
@@ -161,7 +159,7 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
     from penstock.bench.app.document import document, save
     from penstock.bench.app.run import command_lines, measure
     from penstock.bench.app.summary import summarise
-    from penstock.cli.bench.app_output import print_lines, print_summary
+    from penstock.cli.bench.app_output import print_lines, print_summary, run_printer
 
     with tempfile.TemporaryDirectory(prefix="penstock-app-") as folder:
         spec, notes = _spec(argv, given, Path(folder))
@@ -172,7 +170,7 @@ def command(argv: tuple[str, ...], **given: Any) -> int:  # fmt: skip
         cells: list[Cell] = []
         is_complete = False
         try:
-            measure(spec, on_run=_progress(spec), into=cells)
+            measure(spec, on_run=run_printer(spec), into=cells)
             is_complete = True
         finally:
             if given["output"] is not None and cells:
@@ -263,19 +261,3 @@ def _load_notes() -> list[str]:
     return [
         f"the load average was {load:.1f} on {cores} cores before the first run: other programs disturbed the figures"
     ]
-
-
-def _progress(spec: Spec) -> Callable[[Cell, Run | None, int, int], None]:
-    """Callback that prints one line per run on stderr."""
-    from penstock.bench.app.summary import plural
-
-    def show(cell: Cell, run: Run | None, done: int, total: int) -> None:
-        place = f"{cell.variant}, {plural(cell.ranks, 'rank')}" + (f" on {cell.nodes} nodes" if cell.nodes > 1 else "")
-        if run is None:
-            text = f"failed: {cell.error}"
-        else:
-            value = f"{run.value:.6g} {spec.figure.name}, " if run.value is not None and spec.figure is not None else ""
-            text = f"{value}{run.wall_s:.2f} s" + (", warm-up" if run.round < 0 else "")
-        click.echo(f"run {done} of {total}: {place}: {text}", err=True)
-
-    return show

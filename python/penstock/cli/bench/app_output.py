@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from penstock.bench.app.cells import Cell
+    from penstock.bench.app.cells import Cell, Run
+    from penstock.bench.app.spec import Spec
     from penstock.bench.app.statistics import Estimate
     from penstock.bench.app.summary import CellSummary, Overhead, Summary, VariantSummary
 
-__all__ = ["print_lines", "print_summary"]
+__all__ = ["print_lines", "print_summary", "run_printer"]
 
 _BAR = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -33,6 +34,22 @@ def print_lines(cells: Sequence[Cell], *, as_json: bool) -> None:
         click.echo(f"# {cell.variant}, {cell.ranks} ranks on {cell.nodes} nodes")
         for line in cell.line:
             click.echo(shlex.join(line))
+
+
+def run_printer(spec: Spec) -> Callable[[Cell, Run | None, int, int], None]:
+    """Callback that prints one line per run on stderr."""
+    from penstock.bench.app.summary import plural
+
+    def show(cell: Cell, run: Run | None, done: int, total: int) -> None:
+        place = f"{cell.variant}, {plural(cell.ranks, 'rank')}" + (f" on {cell.nodes} nodes" if cell.nodes > 1 else "")
+        if run is None:
+            text = f"failed: {cell.error}"
+        else:
+            value = f"{run.value:.6g} {spec.figure.name}, " if run.value is not None and spec.figure is not None else ""
+            text = f"{value}{run.wall_s:.2f} s" + (", warm-up" if run.round < 0 else "")
+        click.echo(f"run {done} of {total}: {place}: {text}", err=True)
+
+    return show
 
 
 def print_summary(summary: Summary, notes: Sequence[str] = ()) -> None:

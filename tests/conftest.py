@@ -101,6 +101,8 @@ _SYSTEM = (
     "demo/test_demo.py",
     "docs/test_code_blocks.py",
     "engines/",
+    "explain/test_bad_programs.py",
+    "explain/test_verdicts.py",
     "feed/test_hedge.py",
     "feed/test_outages.py",
     "hdfs/",

@@ -168,6 +168,12 @@ def pickling(scene: Scene) -> list[str]:
 
 
 def no_workers(scene: Scene) -> list[str]:
+    """A DataLoader without workers, whose loading takes about as long as the step: it computes, or it reads a bucket."""
+    if scene.pick("program", "masked_tokens", "bucket_workers") == "bucket_workers":
+        bucket = scene.bucket(64 * KIB)
+        batch, width = scene.pick("batch", 4, 8), scene.pick("width", 1024, 1536)
+        workers = 0 if scene.is_limited else 2
+        return _program("bucket_workers", bucket, "--batch", batch, "--width", width, "--workers", workers)
     folder = scene.make("tokens")
     tokens = scene.pick("tokens", 4096, 8192)
     for i in range(16):

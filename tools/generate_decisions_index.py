@@ -23,6 +23,7 @@ AREAS = {
     "09": "Bench",
     "10": "Clusters, pools, jobs",
     "12": "Arrays",
+    "13": "Plans and studies",
 }
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.tiers import Tier
     from penstock.train import FeedFactory, TrainSpec
 
-__all__ = ["COMPARISON", "REPORT", "DemoSpec", "run"]
+__all__ = ["COMPARISON", "DATA", "REPORT", "DemoSpec", "run", "served", "tier_of", "time_path"]
 
 REPORT = "report.html"
 COMPARISON = "comparison.json"
@@ -45,7 +45,7 @@ RUNS = "runs"
 ACCELERATOR = "v100x32@2021"
 # docs/decisions/0702-demo-learns-from-a-large-box.md
 LEARNING = {"recipe": "demo", "base_learning_rate": 0.004, "decay_epochs": [3, 4], "decay_factors": [0.3, 0.1]}
-_DATA = "penstock-demo-data"
+DATA = "penstock-demo-data"
 _MARK = ".penstock-demo"
 
 
@@ -83,7 +83,7 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
         stored = _mean_size(bucket / "gzip" / "volumes")
         progress("Probing this machine: time for one core to inflate and check a byte")
         probe = _probe(bucket / "gzip" / "volumes", size)
-        found = {path.name: _tier(path) for path in PATHS}
+        found = {path.name: tier_of(path) for path in PATHS}
         prediction = {
             path.name: predict.rehearsal(
                 path, predict.Limits.of(found[path.name]), size, stored_bytes=stored, cores=_cores(), probe=probe
@@ -99,8 +99,8 @@ def run(spec: DemoSpec, progress: Callable[[str], None], *, today: dt.datetime |
                 f"{prediction[path.name].samples_per_s:.0f} samples/s)"
             )
             took, moved = staged if path.staged else (0.0, 0)
-            with _served(path, found[path.name], bucket, work, size.scale) as server:
-                timed = _time(spec, path, _base(path, server, work), took)
+            with served(path, found[path.name], bucket, work, size.scale) as server:
+                timed = time_path(spec, path, _base(path, server, work), took)
             measured.append(
                 MeasuredPath(path, found[path.name], learnt[path.name], timed, prediction[path.name], took, moved)
             )
@@ -118,7 +118,7 @@ def _folder(spec: DemoSpec) -> Iterator[Path]:
     """Context manager: a data folder inside the output folder. It is removed at the end unless `spec.keep` is set."""
     try:
         spec.out.mkdir(parents=True, exist_ok=True)
-        work = _kept(spec.out / _DATA) if spec.keep else Path(tempfile.mkdtemp(prefix=f".{_DATA}-", dir=spec.out))
+        work = _kept(spec.out / DATA) if spec.keep else Path(tempfile.mkdtemp(prefix=f".{DATA}-", dir=spec.out))
     except PreconditionFailed:
         raise
     except PermissionError as error:
@@ -199,13 +199,14 @@ def _server(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) 
 
 
 @contextlib.contextmanager
-def _served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Iterator[Emulator]:
+def served(path: DemoPath, tier: Tier, bucket: Path, work: Path, scale: float) -> Iterator[Emulator]:
     """Context manager: a running emulator, with the environment variables of this process pointing to it."""
     with _server(path, tier, bucket, work, scale) as server, env.override(server.env):
         yield server
 
 
-def _tier(path: DemoPath) -> Tier:
+def tier_of(path: DemoPath) -> Tier:
+    """Tier of the path's store; for a mount, with the rate that the published mount gave a reader."""
     tier = tiers.find(path.tier)
     return mounted(tier, JOB.sample_bytes) if path.mount else tier
 
@@ -228,7 +229,7 @@ def _stage_all(
     progress(
         f"{path.label}: staging {size.volumes + size.learn_samples + size.held_out} objects, inflated and verified"
     )
-    with _served(path, found[path.name], bucket, work, size.scale) as server:
+    with served(path, found[path.name], bucket, work, size.scale) as server:
         for name in ("train", "held-out"):
             _stage(f"{server.url}gzip/{name}/", work / "staged" / name)
         return _stage(f"{server.url}gzip/volumes/", work / "staged" / "volumes")
@@ -306,7 +307,7 @@ def _learning(spec: DemoSpec, path: DemoPath, base: str) -> TrainSpec:
     )
 
 
-def _time(spec: DemoSpec, path: DemoPath, base: str, stage_s: float) -> RunRecord:
+def time_path(spec: DemoSpec, path: DemoPath, base: str, stage_s: float) -> RunRecord:
     """Run the storage comparison: read every volume once, with the steps of emulated accelerators."""
     from penstock.train import TrainSpec
 

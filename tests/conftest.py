@@ -127,6 +127,7 @@ _SLOW = (
     "datasets/test_images.py",
     "feed/test_map.py",
     "feed/test_memory.py",
+    "report/test_in_browser.py",
     "report/test_page.py",
     "report/test_reference_runs.py",
     "report/test_sweep.py",

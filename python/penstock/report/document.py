@@ -45,7 +45,8 @@ def _script_json(value: object) -> str:
 
 def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, str]]]) -> str:
     """Build an HTML table. Head entries are (class, text), cells are (class, html). Class `head` marks a row's name."""
-    top = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for kind, text in head)
+    names = list(head)
+    top = "".join(f'<th scope="col" class="{kind}">{escape(text)}</th>' for kind, text in names)
     body = "".join(
         "<tr>"
         + "".join(
@@ -55,7 +56,12 @@ def table(head: Iterable[tuple[str, str]], rows: Iterable[Iterable[tuple[str, st
         + "</tr>"
         for row in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    # Focusable, so that a wide table can be scrolled by keyboard.
+    label = escape("table of " + ", ".join(text for _, text in names if text))
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table><thead><tr>{top}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
 
 
 def figure(name: str, caption: str) -> str:
@@ -87,7 +93,8 @@ def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<title>{escape(title)}</title><link rel="icon" href="{_ICON}">'
-        f"<style>{asset('page.css')}</style></head><body><main>{''.join(parts)}</main>"
+        f"<style>{asset('page.css')}</style></head><body><a class=\"skip\" href=\"#content\">Skip to the content</a>"
+        f'<main id="content" tabindex="-1">{"".join(parts)}</main>'
         f"{_scripts(specs) if specs else ''}</body></html>\n"
     )
 

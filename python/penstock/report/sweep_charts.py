@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["LINE_COLOURS", "REGIME_COLOURS", "sweep_charts"]
 
+# Colours that stay readable below the text of the ink's colour, in both schemes.
 REGIME_COLOURS = {
-    "concurrency": "@path1",
-    "metadata": "@path3",
-    "bandwidth": "@path2",
-    "client": "@path4",
-    "iops": "@wait",
-    "throttle": "@path0",
+    "concurrency": "@fill1",
+    "metadata": "@fill3",
+    "bandwidth": "@fill2",
+    "client": "@fill4",
+    "iops": "@fillwait",
+    "throttle": "@fill0",
 }
 LINE_COLOURS = ["@path1", "@path0", "@path2", "@path3", "@path4", "@wait", "@compute"]
 # Maximum number of lines in a chart: one per colour.
@@ -82,7 +83,7 @@ def surface(group: CellGroup) -> Spec:
             scale=alt.Scale(domain=shown, range=[REGIME_COLOURS[r] for r in shown]),
             legend=alt.Legend(orient="top", title=None, symbolType="square", columns=6),
         ),
-        opacity=alt.Opacity("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.25, 0.8]), legend=None),
+        opacity=alt.Opacity("share:Q", scale=alt.Scale(type="sqrt", domain=[0, 1], range=[0.2, 0.7]), legend=None),
         tooltip=tip,
     )
     text = base.mark_text(color="@ink", fontWeight=600).encode(text="rate:N", tooltip=tip)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import _native, env
 from penstock.cluster import inventory
-from penstock.errors import NotFound, PenstockError
+from penstock.errors import NotFound, PenstockError, Unsupported
 from penstock.probe.card import CpuRates
 from penstock.stage import job as stage
 
@@ -41,6 +41,8 @@ def measure(probe: Probe) -> None:
             return
         try:
             probe.cpu = _passes(probe, folder, count, stored)
+        except Unsupported as error:
+            probe.unseen.append(f"inflating and decoding: {error}".replace(f"{folder}/", ""))
         except PenstockError as error:
             probe.missing["cpu"] = f"the loader cannot read the objects: {error}"
 

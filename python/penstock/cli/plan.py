@@ -69,7 +69,7 @@ def command(
     checks: bool,
     as_json: bool,
 ) -> None:
-    r"""Predict staging, epoch, job and cost of every path in SPEC, a plan file, and which limit decides.
+    """Predict staging, epoch, job and cost of every path in SPEC, a plan file, and which limit decides.
 
     With --check, compare earlier predictions with measured RUNs (folders of `penstock train` or `penstock demo`).
 
@@ -80,7 +80,7 @@ def command(
     penstock plan spec.toml --nodes 1..64 --target "20000 images/s" --minimise cost
     penstock plan spec.toml --nodes 64 --simulate --replicas 20 --seed 1
     penstock plan --check runs
-    """
+    """  # noqa: D301 - click reads the \b, and not its spelling
     if checks:
         _check(
             files, None if click.get_current_context().get_parameter_source("log") is _DEFAULT else log, output, as_json

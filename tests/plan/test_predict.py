@@ -272,3 +272,27 @@ def test_reader_alone_is_no_faster_than_the_account(document):
     # Four files in turn, each with its latency, and then the computation: nothing overlaps.
     expected = scenario.job.compute_step_s + 4 * (0.03 + sample / 100e6)
     assert predict(scenario).step_s == pytest.approx(expected)
+
+
+def test_storage_price_of_another_region_is_used_and_named(document):
+    document["place"]["region"] = "Atlantis"
+    scenario = scenario_of(document, "stream gzip")
+    assert scenario.prices.node_hour is None  # machines differ too much between regions
+    assert scenario.prices.gib_month == BOOK.find("azure-hot-storage").value
+    assert any("no price of azure-hot-storage in Atlantis; that of" in text for text in scenario.prices.substituted)
+
+
+def test_planes_are_cheaper_to_decompress_after_the_first_epoch_of_a_node_cache(document):
+    document["nodes"] = 1
+    document["machine"][0]["cores"] = 1
+    document["dataset"]["planes"] = "1.0TB"
+    document["workload"] |= {"reference": "cosmoflow/v100", "inflate": "0.3GB/s", "inflate_planes": "3GB/s"}
+    document["path"] = [
+        {"name": "gzip", "kind": "node-cache", "store": "hot", "form": "gzip"},
+        {"name": "planes", "kind": "node-cache", "store": "hot", "form": "gzip", "keep": "planes"},
+    ]
+    rows = predictions(document)
+    assert rows["gzip"].limited_by == "inflate"
+    assert rows["planes"].first_epoch_s == pytest.approx(rows["gzip"].first_epoch_s)
+    # One core: 15.6 MB of a sample at 3 instead of 0.3 GB/s.
+    assert rows["planes"].step_s < rows["gzip"].step_s / 3

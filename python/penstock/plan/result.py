@@ -62,7 +62,7 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
         unknown: Prices that are missing, each with the key that sets it. No cost is ever 0 because of one.
         prices: Rows of the price book that were used, as text; `dates` states their age.
         limits: Limits of the stores' tiers with their sources, as text.
-        doubts: Limits that are not verified or only roughly known.
+        doubts: Limits that are not verified or only roughly known, and prices of another region.
     """
 
     id: str
@@ -127,7 +127,7 @@ def make_plan(spec: PlanSpec, book: PriceBook, today: dt.datetime) -> PlanResult
         dates=books.dates_line(used, today.date()),
         notes=tuple(_notes(spec)),
         limits=tuple(limit_sources(spec)),
-        doubts=tuple(doubts(spec)),
+        doubts=tuple(dict.fromkeys((*(each for one in found for each in one.prices.substituted), *doubts(spec)))),
     )
 
 

@@ -51,6 +51,7 @@ class Prices(msgspec.Struct, frozen=True):
         request: One read request.
         egress_gib: One GiB that leaves the region or zone of the store; 0 if reads cross no border.
         used: Rows of the price book.
+        substituted: Prices of another region, used because the book has none for the data's region.
     """
 
     currency: str
@@ -60,6 +61,7 @@ class Prices(msgspec.Struct, frozen=True):
     egress_gib: float | None
     unknown: tuple[str, ...] = ()
     used: tuple[Price, ...] = ()
+    substituted: tuple[str, ...] = ()
 
 
 class LocalDisks(msgspec.Struct, frozen=True):
@@ -288,9 +290,12 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
     """Look up the prices of a machine and a store. All must be in the plan's currency."""
     unknown: list[str] = []
     used: list[Price] = []
+    substituted: list[str] = []
     items = {row.item for row in book.price}
 
-    def money(what: str, given: str | None, key: str, region: str | None = None) -> float | None:
+    def money(
+        what: str, given: str | None, key: str, region: str | None, *, may_substitute: bool = True
+    ) -> float | None:
         if given is None:
             unknown.append(f"{what}: no price; set {key}")
             return None
@@ -304,8 +309,11 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
             row = book.find(given, region)
         except ConfigError:  # the item is in the book, but not for this region
             regions = "; ".join(row.region for row in book.price if row.item == given)
-            unknown.append(f"{what}: no price of {given} in {region} (the book has {regions})")
-            return None
+            if not may_substitute:
+                unknown.append(f"{what}: no price of {given} in {region} (the book has {regions})")
+                return None
+            row = book.find(given)
+            substituted.append(f"{what}: no price of {given} in {region}; that of {row.region} is used")
         _refuse_other_currency(row.currency, spec.currency, f"{key} ({given})")
         used.append(row)
         return row.value / row.per
@@ -319,6 +327,7 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
         return in_book(f"{tier}-{suffix}")
 
     place = spec.place
+    data_region = place.data_region or place.region
     egress: float | None = 0.0
     if place.crosses != "none":
         # Between zones, some stores bill nothing and some as between machines, so that price must be given.
@@ -328,6 +337,7 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
             f"egress to another {place.crosses}",
             store.egress_price or place.egress_price or usual,
             "place.egress_price",
+            data_region,
         )
     node = (
         money(
@@ -335,22 +345,30 @@ def _prices(spec: PlanSpec, machine: Machine, store: Store, book: PriceBook, *, 
             machine.spot_price or in_book(f"{machine.price}-spot"),
             f"machine `{machine.name}` spot_price",
             place.region,
+            may_substitute=False,
         )
         if is_spot
-        else money(machine.name, machine.price, f"machine `{machine.name}` price", place.region)
+        else money(machine.name, machine.price, f"machine `{machine.name}` price", place.region, may_substitute=False)
     )
     return Prices(
         currency=spec.currency,
         node_hour=node,
         gib_month=money(
-            f"storage in {store.name}", store.storage_price or by_tier("storage"), f"store `{store.name}` storage_price"
+            f"storage in {store.name}",
+            store.storage_price or by_tier("storage"),
+            f"store `{store.name}` storage_price",
+            data_region,
         ),
         request=money(
-            f"requests to {store.name}", store.read_price or by_tier("read"), f"store `{store.name}` read_price"
+            f"requests to {store.name}",
+            store.read_price or by_tier("read"),
+            f"store `{store.name}` read_price",
+            data_region,
         ),
         egress_gib=egress,
         unknown=tuple(unknown),
         used=tuple(used),
+        substituted=tuple(substituted),
     )
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -133,6 +134,11 @@ class Probe(ABC):
             KeyboardInterrupt: Ctrl-C. `card` then returns the partial card.
         """
         parts: dict[str, Any] = {}
+        load, cores = os.getloadavg()[0], inventory.cores()
+        if load > cores:
+            busy = f"this machine was busy (load {load:.1f} on {cores} cores): latencies include its own delays"
+            self.say(busy)
+            self.unseen.append(busy)
         try:
             self.prepare()
             parts = {**self.parts(), **self.extra()}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from penstock.explain.frame_rules import Frame
+from penstock.explain.proc_files import parse_status
 
 __all__ = ["SourceLines", "StackSampler", "ThreadStack", "find_sampler", "parse_raw"]
 
@@ -101,6 +102,21 @@ class SourceLines:
         return self._lines[file]
 
 
+def host_threads(pid: int) -> dict[int, int]:
+    """Thread ids of a process in its own pid namespace, as Python records them, to those of this namespace.
+
+    Empty if the process has ended, or if it is in the same namespace.
+    """
+    found = {}
+    with suppress(OSError):
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            numbers = parse_status(Path(f"/proc/{pid}/task/{tid}/status").read_text()).get("NSpid", "").split()
+            if len(numbers) < 2:
+                return {}
+            found[int(numbers[-1])] = int(tid)
+    return found
+
+
 @dataclass(slots=True)
 class _Recording:
     child: subprocess.Popen[bytes]
@@ -108,6 +124,7 @@ class _Recording:
     began_s: float
     output: Path
     log: Path
+    host_threads: dict[int, int]
 
 
 @dataclass(slots=True)
@@ -148,7 +165,7 @@ class StackSampler:
             child = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, close_fds=True
             )
-        self._running[pid] = _Recording(child, pid, time.monotonic(), output, log)
+        self._running[pid] = _Recording(child, pid, time.monotonic(), output, log, host_threads(pid))
 
     def collect(self, *, stop: bool = False, limit_s: float = 3.0) -> None:
         """Take in the chunks that have ended. With `stop`, end the others and wait for them, at most `limit_s`."""
@@ -181,7 +198,11 @@ class StackSampler:
             self.cpu_s += usage.ru_utime + usage.ru_stime
         counts: Counter[ThreadStack] = Counter()
         with suppress(OSError):
-            counts = parse_raw(recording.output.read_text(errors="replace"))
+            # Threads may have started since; a process that has ended keeps those that were known.
+            numbers = recording.host_threads | host_threads(recording.pid)
+            found = parse_raw(recording.output.read_text(errors="replace"))
+            for stack, count in found.items():
+                counts[stack._replace(tid=numbers.get(stack.tid, stack.tid))] += count
             recording.output.unlink()
         if counts:
             self.samples.setdefault(recording.pid, []).append((recording.began_s, time.monotonic(), counts))

@@ -34,10 +34,12 @@ def study_page(result: StudyResult) -> str:
     specs: dict[str, Any] = {}
     if any(row.predicted and row.predicted.error is not None for row in found):
         specs["errors"] = _errors(found)
+    answer, _, more = result.answer.partition(". ")
     parts = [
         _kicker(f"study {result.letter}: {result.study}", result.publication, f"size {result.size}"),
-        f"<h1>{escape(result.answer)}</h1>",
-        f'<p class="lead">{escape(result.question)} {escape(score(found))}</p>',
+        f"<h1>{escape(answer.removesuffix('.'))}</h1>",
+        f'<p class="lead">{escape(" ".join(filter(None, (more, score(found)))))}</p>',
+        f'<p class="note">{escape(result.question)}</p>',
     ]
     if not result.complete:
         parts.append(
@@ -87,7 +89,7 @@ def _kicker(*texts: str) -> str:
 
 
 def _figures(title: str, members: Sequence[Row]) -> str:
-    head = [("", "figure"), *(("n", column) for column in COLUMNS), ("w", "remarks")]
+    head = [("", "figure"), *(("n", column) for column in COLUMNS)]
     lines = []
     for row in members:
         remarks = [row.note] if row.note else []
@@ -96,7 +98,9 @@ def _figures(title: str, members: Sequence[Row]) -> str:
         if row.measured is not None and row.measured.note:
             remarks.append(f"measured: {row.measured.note}")
         cells = [("n", _cell(getattr(row, column))) for column in COLUMNS]
-        lines.append([("head", escape(row.label)), *cells, ("source", escape("; ".join(remarks)))])
+        small = f"<br><small>{escape('; '.join(remarks))}</small>" if remarks else ""
+        # Names of rows do not wrap in other tables; these are longer.
+        lines.append([("head", f'<span style="white-space:normal">{escape(row.label)}{small}</span>'), *cells])
     return f"<h3>{escape(title)}</h3>{table(head, lines)}"
 
 
@@ -120,7 +124,7 @@ def _block(block: Block, specs: dict[str, Any]) -> str:
             [("head" if at == 0 else "" if at < block.left else "n", _inline(cell)) for at, cell in enumerate(row)]
             for row in block.rows
         ]
-        title = f"<h3>{escape(block.title)}</h3>" if block.title else ""
+        title = f"<h3>{_inline(block.title)}</h3>" if block.title else ""
         return title + table(head, lines) + (f'<p class="note">{_inline(block.note)}</p>' if block.note else "")
     specs[block.name] = _lines(block)
     return f"<h3>{escape(block.title)}</h3>" + figure(block.name, escape(block.caption))

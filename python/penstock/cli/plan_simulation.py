@@ -88,4 +88,7 @@ def simulation_lines(found: list[SimulatedScenario]) -> list[str]:
         ]
         if events:
             lines.append(f"  per epoch: {', '.join(events)}")
+        for label, texts in (("the probe saw", one.seen), ("the probe cannot see", one.unseen)):
+            for text in texts:
+                lines += textwrap.wrap(f"{label}: {text}", _WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines

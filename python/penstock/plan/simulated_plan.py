@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock import tiers
 from penstock.errors import ConfigError
+from penstock.plan.card_limits import limits_of_card, read_card
 from penstock.plan.model import predict_step
 from penstock.plan.simulation import simulate
 from penstock.plan.simulation_input import Conditions, SharedLimit, SimulationSpec
@@ -18,6 +20,7 @@ from penstock.plan.spec import nearest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.plan.card_limits import ProbeCard
     from penstock.plan.scenario import Scenario
     from penstock.plan.simulation import Simulation
     from penstock.plan.spec import PlanSpec
@@ -26,12 +29,19 @@ __all__ = ["SimulatedScenario", "chosen", "conditions_of", "simulate_plan"]
 
 
 class SimulatedScenario(msgspec.Struct, frozen=True):
-    """One simulated scenario of a plan."""
+    """One simulated scenario of a plan.
+
+    Attributes:
+        seen: Limits that change with time or load, found in the card of the store's probe.
+        unseen: Properties of the store that its probe cannot see, from the same card.
+    """
 
     path: str
     machine: str
     nodes: int
     simulation: Simulation
+    seen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
 
 def chosen(scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -84,6 +94,13 @@ def _limits(spec: PlanSpec, path: str) -> list[SharedLimit]:
     ]
 
 
+def _card(spec: PlanSpec, scenario: Scenario) -> ProbeCard | None:
+    """Card of the probe that wrote the store's tier, if the plan names it as FILE#NAME."""
+    store = next(spec.store(path.store) for path in spec.paths if path.title == scenario.path)
+    file, mark, name = (store.tier or "").rpartition("#")
+    return read_card(Path(file), name) if mark and scenario.route.from_store else None
+
+
 def simulate_plan(
     spec: PlanSpec,
     scenarios: Sequence[Scenario],
@@ -107,12 +124,16 @@ def simulate_plan(
             if progress is not None:
                 progress(title, done, total)
 
+        card = _card(spec, scenario)
+        of_card, seen = limits_of_card(card, scenario.route.wire_bytes) if card is not None else ([], [])
+        limits = _limits(spec, scenario.path)
+        named = {limit.name for limit in limits}
         back_off = spec.simulation.back_off if spec.simulation is not None else None
         simulation = simulate(
             scenario.job,
             scenario.route,
             conditions=conditions_of(spec, scenario),
-            limits=_limits(spec, scenario.path),
+            limits=(*limits, *(limit for limit in of_card if limit.name not in named)),
             back_off=back_off,
             replicas=replicas,
             seed=seed,
@@ -120,5 +141,8 @@ def simulate_plan(
         )
         if not math.isfinite(simulation.p50_s):
             raise ConfigError(f"{title}: the simulation does not end, because a limit is 0")
-        found.append(SimulatedScenario(scenario.path, scenario.machine, scenario.nodes, simulation))
+        unseen = card.unseen if card is not None else ()
+        found.append(
+            SimulatedScenario(scenario.path, scenario.machine, scenario.nodes, simulation, tuple(seen), unseen)
+        )
     return found

@@ -124,7 +124,7 @@ def simulate(
     Args:
         conditions: Conditions that the step model leaves out; by default none.
         limits: Further limits that the nodes share, such as data nodes or a metadata server. A limit that is named
-            `account` or `requests` replaces that of the job and route.
+            `account` or `requests` replaces that of the job and route; with an infinite rate it removes that one.
         back_off: Makes the route's request limit refuse requests, with this `SharedLimit.back_off`. For Penstock, 0.9
             (decision 0526).
         has_causes: Also simulate each condition alone, with the same seeds.
@@ -147,7 +147,10 @@ def simulate(
     terms_s = predict_step(job, route).terms_s
     given = {limit.name for limit in limits}
     usual = limits_of(job, route, terms_s, back_off=back_off)
-    shared = (*(limit for limit in usual if limit.name not in given), *limits)
+    shared = (
+        *(limit for limit in usual if limit.name not in given),
+        *(limit for limit in limits if math.isfinite(limit.per_s)),
+    )
     runner = _Runner(job, route, terms_s, seed)
     alone = _alone(conditions, shared) if has_causes else []
     total = replicas + len(alone) + bool(has_causes)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds limits in the phases of a probe's card that change with time or load: burst credits, a slow ramp, refusals.
+
+The card's own limits are constant rates. A store that was faster early in the probe had burst credits; one that rose at
+an unchanged concurrency was still ramping up; one that refused requests before its byte rate stopped rising has no byte
+limit that the probe could reach. All three change the first minutes of a job, so the simulation uses them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.errors import Corrupt
+from penstock.plan.simulation_input import SharedLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+__all__ = ["CardLimit", "CardPhase", "ProbeCard", "limits_of_card", "read_card"]
+
+_FASTER = 1.25  # phases that are this much faster than the sustained rate spent burst credits
+_RISING = 1.15  # growth between two phases of equal concurrency that noise does not explain
+_REFUSED = 0.01
+_GAIN = 1.1  # as in the probe: a rate that grows less has reached its limit
+_MAX_RAMP_S = 600.0
+
+
+class CardPhase(msgspec.Struct, frozen=True):
+    """One phase of a card, as `penstock.probe.card.PhaseLine`."""
+
+    part: str
+    concurrency: int
+    seconds: float
+    bytes_per_s: float | None
+    throttled: float
+
+
+class CardLimit(msgspec.Struct, frozen=True):
+    """One limit of a card, as `penstock.probe.card.FoundLimit`."""
+
+    what: str
+    scope: str
+    value: float
+
+
+class ProbeCard(msgspec.Struct, frozen=True):
+    """The parts of `card.json` that the planner reads. Rooms that read results do not import those that measure."""
+
+    name: str
+    limits: tuple[CardLimit, ...] = ()
+    phases: tuple[CardPhase, ...] = ()
+    unseen: tuple[str, ...] = ()
+
+
+def read_card(tier_file: Path, name: str) -> ProbeCard | None:
+    """Read the card beside a tier book that `penstock probe` wrote; None if there is none of this name.
+
+    Raises:
+        Corrupt: `card.json` is not a card.
+    """
+    file = tier_file.with_name("card.json")
+    try:
+        card = msgspec.json.decode(file.read_bytes(), type=ProbeCard)
+    except OSError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise Corrupt(f"{file} is not a card of a probe: {error}", where=str(file)) from None
+    return card if card.name == name else None
+
+
+def limits_of_card(card: ProbeCard, wire_bytes: float) -> tuple[list[SharedLimit], list[str]]:
+    """Return limits that replace those of the card's tier, and a sentence on each.
+
+    Args:
+        wire_bytes: Bytes of one sample on the wire.
+    """
+    phases = [one for one in card.phases if one.part == "bandwidth" and one.bytes_per_s]
+    found = next((one for one in card.limits if (one.what, one.scope) == ("read-bytes", "account")), None)
+    if len(phases) < 2 or found is None:
+        return [], []
+    *sweep, hold = phases
+    base = found.value
+    if _is_rising_when_refused(sweep) and (hold.throttled <= _REFUSED):
+        note = "the store refuses requests before its byte rate stops rising: only its request limit counts"
+        return [SharedLimit(name="account", per_s=math.inf, per_sample=wire_bytes)], [note]
+    held, peak = _burst(card.phases, sweep, hold, base)
+    if held > 0:
+        note = f"burst credits of {held / 1e6:,.0f} MB were spent during the probe: a rested store has them again"
+        limit = SharedLimit(name="account", per_s=base, per_sample=wire_bytes, burst_per_s=peak, burst_units=held)
+        return [limit], [note]
+    ramp = _ramp(card.phases, sweep, hold, base)
+    if ramp is not None:
+        start, ramp_s = ramp
+        note = (
+            f"the rate still rose at the end of the probe: a rested store is taken to start at {start / 1e6:,.1f} MB/s "
+            f"and to rise for {ramp_s:.0f} s; how far it rises then was not seen"
+        )
+        limit = SharedLimit(name="account", per_s=base, per_sample=wire_bytes, ramp_from_per_s=start, ramp_s=ramp_s)
+        return [limit], [note]
+    return [], []
+
+
+def _rate(phase: CardPhase) -> float:
+    return phase.bytes_per_s or 0.0
+
+
+def _is_rising_when_refused(sweep: Sequence[CardPhase]) -> bool:
+    """True if the last phase was refused, and the ones before it were faster with more concurrency."""
+    if len(sweep) < 3 or sweep[-1].throttled <= _REFUSED:
+        return False
+    before, last = sweep[-3], sweep[-2]
+    return last.throttled <= _REFUSED and last.concurrency > before.concurrency and _rate(last) > _GAIN * _rate(before)
+
+
+def _burst(
+    phases: Sequence[CardPhase], sweep: Sequence[CardPhase], hold: CardPhase, base: float
+) -> tuple[float, float]:
+    """Credits in bytes, and the rate while there are credits; (0, 0) if no phase was faster without a refusal."""
+    peak = max(_rate(one) for one in sweep)
+    if peak < _FASTER * base or any(one.throttled > _REFUSED for one in sweep) or _rate(hold) >= peak / _FASTER:
+        return 0.0, 0.0
+    spent, most = 0.0, 0.0
+    for one in phases:
+        if one is hold:
+            break
+        # Credits that are earned while all are there are lost.
+        spent = max(0.0, spent + (_rate(one) - base) * one.seconds)
+        most = max(most, spent)
+    return most, peak
+
+
+def _ramp(
+    phases: Sequence[CardPhase], sweep: Sequence[CardPhase], hold: CardPhase, base: float
+) -> tuple[float, float] | None:
+    """Rate at the first request, and the seconds from there to `base`; None if the rate did not rise with time."""
+    last = sweep[-1]
+    if last.concurrency != hold.concurrency or max(last.throttled, hold.throttled) > _REFUSED:
+        return None
+    growth = _rate(hold) / _rate(last)
+    if growth < _RISING:
+        return None
+    per_s = math.log(growth) / ((last.seconds + hold.seconds) / 2)
+    elapsed_s = hold.seconds / 2
+    for one in phases:
+        if one is hold:
+            break
+        elapsed_s += one.seconds
+    slowest = min(_rate(one) for one in sweep)
+    start = max(_rate(hold) * math.exp(-per_s * elapsed_s), slowest / 4)
+    if start >= base:
+        return None
+    return start, min(_MAX_RAMP_S, math.log(base / start) / per_s)

@@ -62,11 +62,12 @@ def conclude(
     roles = assign(seen)
     endpoints = seen.connections.endpoints(seen.seen_s, seen.names)
     systems = _file_systems(seen)
-    figures = _figures(seen, roles, endpoints, systems)
-    verdict = judge(roles.consumers, figures)
-    critical = mean_shares(roles.consumers)
     cores_used = sum(_cores(record, seen.since_s) for record in seen.records.values())
     cores = os.cpu_count() or 1
+    figures = _figures(seen, roles, endpoints, systems)
+    figures.other_cores_share = max(0.0, seen.machine_busy_cores - cores_used) / cores
+    verdict = judge(roles.consumers, figures)
+    critical = mean_shares(roles.consumers)
     model = step_model(
         critical,
         is_overlapped=any(one.loaders.shares for one in roles.consumers) and verdict.kind != "no-workers",
@@ -95,7 +96,7 @@ def conclude(
         ceilings=_ceilings(seen, roles, figures, cores_used, cores),
         cost=_cost(verdict, price),
         remedies=remedies(verdict.kind, model),
-        limits=_limits(seen, roles),
+        limits=_limits(seen, roles, figures),
     )
 
 
@@ -137,7 +138,15 @@ def _figures(seen: Observation, roles: Roles, endpoints: Sequence[Endpoint], sys
         ended_early=seen.ended,
         has_stacks=not roles.without_stacks and seen.has_sampler,
         samples=int(sum(one.consumer.total for one in roles.consumers)),
+        ready_share=_ready_share(seen, roles),
     )
+
+
+def _ready_share(seen: Observation, roles: Roles) -> float:
+    """Share of the time in which the consumers' main threads and their workers' were ready but had no core: the highest."""
+    wanted = [pid for pid, role in roles.by_pid.items() if role in ("consumer", "worker")]
+    mains = [seen.records[pid].threads.get(pid) for pid in wanted]
+    return max((one.ready_share(seen.since_s) for one in mains if one is not None), default=0.0)
 
 
 def _file_systems(seen: Observation) -> tuple[FileSystem, ...]:
@@ -396,7 +405,7 @@ def _cost(verdict: Verdict, price: Price | None) -> Cost:
     )
 
 
-def _limits(seen: Observation, roles: Roles) -> tuple[str, ...]:
+def _limits(seen: Observation, roles: Roles, figures: Figures) -> tuple[str, ...]:
     """What could not be seen."""
     found = []
     if not seen.has_sampler:
@@ -420,6 +429,12 @@ def _limits(seen: Observation, roles: Roles) -> tuple[str, ...]:
         thread.samples["throttle"] for threads in seen.threads.values() for thread in threads.values()
     ):
         found.append("status codes are not visible: throttling is inferred from back-off in the clients' stacks")
+    if figures.contention > 0.01:
+        found.append(
+            f"other programs used {100 * figures.other_cores_share:.0f} % of the node's cores, and the program waited for"
+            f" cores {100 * figures.ready_share:.0f} % of the time: up to {100 * figures.contention:.0f} % of waiting is"
+            " put down to them"
+        )
     if seen.startup_s > 0 and not any(seen.threads.values()):
         found.append("the program did not get past its start-up")
     return tuple(found)

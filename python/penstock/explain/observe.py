@@ -62,6 +62,7 @@ class Observation:
     has_sampler: bool
     gpu: GpuMonitor
     ended: bool
+    machine_busy_cores: float = 0.0
     cpu_s: float = 0.0
     names: dict[str, str] = field(default_factory=dict)
 
@@ -105,6 +106,7 @@ class Observer:
         self._sources: dict[int, SourceLines] = {}
         self._threads: dict[int, dict[int, ThreadTime]] = {}
         self._disks = self._read_disks()
+        self._machine_busy_s = _busy_s()
         self._gpu = GpuMonitor()
         self._is_over = False
         self._seconds = 0.0
@@ -228,6 +230,7 @@ class Observer:
                 self._threads.clear()
                 self._connections.restart()
                 self._disks = self._read_disks()
+                self._machine_busy_s = _busy_s()
         self._stack_samples += sum(counts.values())
         kept = self._threads.setdefault(pid, {})
         for tid, thread in found.items():
@@ -262,6 +265,7 @@ class Observer:
             has_sampler=self._stacks is not None,
             gpu=self._gpu,
             ended=ended,
+            machine_busy_cores=max(0.0, _busy_s() - self._machine_busy_s) / max(1e-9, now_s - since_s),
         )
         sampler_s = 0.0
         if self._stacks is not None:
@@ -276,6 +280,16 @@ class Observer:
         with suppress(SystemFault):
             return read_counters()
         return {}
+
+
+def _busy_s() -> float:
+    """CPU seconds that all programs of the machine have used since it started (first line of /proc/stat)."""
+    try:
+        with open("/proc/stat") as file:
+            user, nice, system, _idle, _iowait, irq, softirq = map(int, file.readline().split()[1:8])
+    except (OSError, ValueError):
+        return 0.0
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def permission_note() -> str:

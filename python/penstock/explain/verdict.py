@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penstock.explain.result import CLASS_TEXTS, Kind, Verdict
@@ -36,6 +36,9 @@ _MIN_SAMPLES = 40
 # Other ranks are the limit if the ranks' own waits for them differ by this share of the time.
 _IMBALANCE = 0.10
 _STEADY = 0.7
+# A thread that waits for a core delays its reader by about as much; half of it, because the others overlap.
+_CONTENTION = 0.5
+_BUSY_NODE_SHARE = 0.2
 _IN_FLIGHT = 2.0
 
 
@@ -49,10 +52,16 @@ class Figures:
     reads_per_s: float = 0.0
     rate_bytes_per_s: float = 0.0
     steady_share: float = 0.0
+    other_cores_share: float = 0.0
+    ready_share: float = 0.0
     ended_early: bool = False
     has_stacks: bool = True
     samples: int = 0
-    notes: list[str] = field(default_factory=list)
+
+    @property
+    def contention(self) -> float:
+        """Share of the waiting that other programs of the node explain: they take cores from loaders and loop alike."""
+        return _CONTENTION * self.ready_share if self.other_cores_share >= _BUSY_NODE_SHARE else 0.0
 
 
 def mean_shares(consumers: Sequence[Attributed]) -> dict[str, float]:

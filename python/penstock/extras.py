@@ -22,6 +22,7 @@ PACKAGES = {
     "report": ("altair", "vl_convert"),
     "images": ("PIL", "numpy"),
     "ssh": ("asyncssh",),
+    "explain": (),
     "dlio": ("yaml",),
     "arrays": ("numpy", "h5py", "matplotlib", "xarray", "dask"),
     "xarray": ("xarray", "numpy"),
@@ -34,7 +35,7 @@ PACKAGES = {
     "plan": ("simpy",),
     "demo": ("torch", "numpy", "altair", "vl_convert"),
 }
-"""Modules of each extra, by import name. A test compares them with pyproject.toml."""
+"""Modules of each extra, by import name. A test compares them with pyproject.toml. py-spy is a program, not a module."""
 
 
 def require(what: str, extra: str) -> None:

@@ -9,6 +9,7 @@ import random
 import msgspec
 import pytest
 
+from penstock.errors import ConfigError
 from penstock.plan.analysis import LIMITS, demand, sensitivity
 from penstock.plan.predict import expected_spot_s, predict
 from penstock.plan.reference_job import PUBLISHED, STAGE_GZIP_MIN, STAGE_RAW_MIN
@@ -296,3 +297,16 @@ def test_planes_are_cheaper_to_decompress_after_the_first_epoch_of_a_node_cache(
     assert rows["planes"].first_epoch_s == pytest.approx(rows["gzip"].first_epoch_s)
     # One core: 15.6 MB of a sample at 3 instead of 0.3 GB/s.
     assert rows["planes"].step_s < rows["gzip"].step_s / 3
+
+
+def test_machine_with_several_numbers_of_accelerators_is_planned_for_each(document):
+    document["machine"][0]["accelerators"] = [4, 8]
+    rows = [predict(scenario) for scenario in scenarios(parse(document), BOOK) if scenario.path == "stream gzip"]
+    assert [(row.accelerators, row.machine) for row in rows] == [
+        (16, "ND40rs_v2 (4 of its accelerators)"),
+        (32, "ND40rs_v2 (8 of its accelerators)"),
+    ]
+    assert rows[0].epoch_s == pytest.approx(2 * rows[1].epoch_s)
+    document["machine"][0]["accelerators"] = [4, 4]
+    with pytest.raises(ConfigError, match="different numbers above 0"):
+        parse(document)

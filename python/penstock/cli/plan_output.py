@@ -14,6 +14,7 @@ from penstock.units import format_rate, format_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.plan.analysis import BreakEvenPoint
     from penstock.plan.check import Errors
     from penstock.plan.result import PlanResult, Row
 
@@ -140,6 +141,10 @@ def _narrow(result: PlanResult, shown: Sequence[Row]) -> list[str]:
     return [*first, "", *second]
 
 
+def _where_of(point: BreakEvenPoint) -> str:
+    return f"{point.nodes} x {point.machine}"
+
+
 def _more(result: PlanResult, width: int) -> list[str]:
     out: list[str] = []
 
@@ -155,12 +160,20 @@ def _more(result: PlanResult, width: int) -> list[str]:
             f"{need.samples_per_s:,.0f} {unit}/s, {format_rate(need.bytes_per_s)}, {need.opens_per_s:,.0f} opens/s, "
             f"{need.in_flight:,.0f} requests in flight, {need.cores_per_node:.1f} cores a node."
         )
-    for point in (
-        point for point in result.break_even if (point.machine, point.nodes) == (chosen.machine, chosen.nodes)
-    ):
-        when = "never ends" if point.from_epochs is None else f"with {point.from_epochs} epochs or more, ends"
-        cost = "" if point.from_epochs_money is None else f" (cheaper from {point.from_epochs_money} epochs on)"
-        add(f"Break-even on {point.nodes} x {point.machine}: {point.path} {when} before {point.against}{cost}.")
+    here_points = [each for each in result.break_even if (each.machine, each.nodes) == (chosen.machine, chosen.nodes)]
+    for point in here_points:
+        if point.from_epochs is not None:
+            cost = f", and costs less with {point.from_epochs_money} or more" if point.from_epochs_money else ""
+            add(
+                f"Break-even on {_where_of(point)}: {point.path} ends before {point.against} with {point.from_epochs} "
+                f"epochs or more{cost}."
+            )
+    never = [point for point in here_points if point.from_epochs is None]
+    if never:
+        names = "; ".join(point.path for point in never)
+        add(
+            f"Break-even on {_where_of(never[0])}: never in time, because {never[0].against} has epochs as short ({names})."
+        )
     felt = [row for row in result.sensitivity if abs(row.time_elasticity) >= 0.005]
     if felt:
         add(

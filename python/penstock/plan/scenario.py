@@ -161,12 +161,13 @@ def scenarios(spec: PlanSpec, book: PriceBook) -> list[Scenario]:
     limits = {store.name: limits_of(store) for store in spec.stores}
     counts = spec.counts()
     found = []
-    for machine in spec.machines:
+    for machine, accelerators in (variant for given in spec.machines for variant in given.variants()):
         for spot in (None, spec.spot) if spec.spot is not None else (None,):
             for path in spec.paths:
                 prices = _prices(spec, machine, spec.store(path.store), book, is_spot=spot is not None)
                 found += [
-                    _scenario(spec, machine, path, limits[path.store], prices, nodes, spot=spot) for nodes in counts
+                    _scenario(spec, machine, path, limits[path.store], prices, accelerators, nodes, spot=spot)
+                    for nodes in counts
                 ]
     return found
 
@@ -194,6 +195,7 @@ def _scenario(
     path: PathSpec,
     limits: StoreLimits,
     prices: Prices,
+    accelerators: int,
     nodes: int,
     *,
     spot: Spot | None,
@@ -211,7 +213,7 @@ def _scenario(
         held_out=data.held_out,
         epochs=work.epochs,
         nodes=nodes,
-        ranks_per_node=machine.accelerators,
+        ranks_per_node=accelerators,
         batch_per_rank=work.batch,
         compute_step_s=_step_s(machine, work),
         exposed_allreduce_s=work.allreduce_s,
@@ -260,7 +262,7 @@ def _scenario(
         kind=path.kind,
         form=path.form,
         machine=machine.name if spot is None else f"{machine.name} spot",
-        accelerators=machine.accelerators,
+        accelerators=accelerators,
         nodes=nodes,
         job=job,
         route=route,

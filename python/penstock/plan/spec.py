@@ -119,6 +119,7 @@ class Machine(_Section, frozen=True):
     """`[[machine]]`: a class of nodes (a VM type).
 
     Attributes:
+        accelerators: Accelerators of one node that train, or a list of such numbers, each of which is planned for.
         nic_bytes_per_s: Rate of one node's network card towards the store.
         payload_share: Share of that rate that is payload; the rest are protocol headers.
         fabric_bytes_per_s: Rate of one node's network towards other nodes; by default the network card's.
@@ -130,7 +131,7 @@ class Machine(_Section, frozen=True):
     """
 
     name: str
-    accelerators: int
+    accelerators: int | tuple[int, ...]
     cores: int
     nic_bytes_per_s: Rate = msgspec.field(name="nic")
     payload_share: float = 1.0
@@ -143,6 +144,18 @@ class Machine(_Section, frozen=True):
     step_s: Duration | None = msgspec.field(name="step", default=None)
     samples_per_s: float | None = None
     reference: str | None = None
+
+    def variants(self) -> list[tuple[Machine, int]]:
+        """One machine for each number of accelerators, with that number. Several are told apart by their names."""
+        if isinstance(self.accelerators, int):
+            return [(self, self.accelerators)]
+        return [
+            (
+                msgspec.structs.replace(self, name=f"{self.name} ({count} of its accelerators)", accelerators=count),
+                count,
+            )
+            for count in self.accelerators
+        ]
 
 
 class Store(_Section, frozen=True):

@@ -101,6 +101,11 @@ def _check_machine(machine: Machine, workload: Workload) -> None:
         raise ConfigError(
             f"workload: the step time of `{machine.name}` is missing", hint="give step, samples_per_s, reference or run"
         )
+    counts = [count for _, count in machine.variants()]
+    if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
+        raise ConfigError(
+            f"machine `{machine.name}`: accelerators must be one or several different numbers above 0 (got {counts})"
+        )
     if machine.payload_share > 1:
         raise ConfigError(f"machine `{machine.name}`: payload_share must be at most 1 (got {machine.payload_share:g})")
 

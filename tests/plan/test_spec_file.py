@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, NotFound
+from penstock.plan.prediction_log import LoggedPrediction
 from penstock.plan.scenario import scenarios
-from penstock.plan.spec import parse_counts
+from penstock.plan.spec import Dataset, Machine, PathSpec, Place, PlanSpec, Spot, Store, Workload, parse_counts
 from penstock.plan.spec_file import load, parse
 from penstock.price.book import load as load_book
 
@@ -144,3 +147,11 @@ test_any_document_is_a_plan_or_a_clear_error = prop_any_document_is_a_plan_or_a_
 
 def test_plan_can_be_encoded_without_infinite_numbers(spec):
     assert b"Infinity" not in msgspec.json.encode(spec)
+
+
+def test_reference_page_has_every_key_of_a_plan_file():
+    page = (Path(__file__).resolve().parents[2] / "docs/reference/plan-file.md").read_text()
+    sections = (PlanSpec, Dataset, Workload, Machine, Store, PathSpec, Place, Spot)
+    keys = {field.encode_name for section in sections for field in msgspec.structs.fields(section)}
+    keys |= {field.encode_name for field in msgspec.structs.fields(LoggedPrediction)}
+    assert sorted(key for key in keys if f"`{key}`" not in page and f"[{key}]" not in page) == []

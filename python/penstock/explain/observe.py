@@ -31,6 +31,7 @@ _LOOK_S, _SOCKETS_S, _REFRESH_S = 0.1, 0.2, 1.0
 # more processes than `_SAMPLED` take turns.
 _STARTUP_CHUNK_S, _STARTUP_GROWTH, _TURN_S = 1.5, 1.5, 12.0
 _STARTUP_SHARE = 0.2
+_AFTER_START_SHARE = 0.8
 # Start-up that is waited for: imports of large frameworks from a slow file system take minutes.
 _MAX_STARTUP_S = 180.0
 # One sample costs about 0.5 ms of CPU for a program with torch and three threads.
@@ -109,7 +110,7 @@ class Observer:
         self._machine_busy_s = _busy_s()
         self._gpu = GpuMonitor()
         self._is_over = False
-        self._seconds = 0.0
+        self._seconds = self._ends_s = 0.0
         self._launchers: set[int] = set()
         self._started_s: float | None = None
         self._stack_samples = 0
@@ -163,7 +164,7 @@ class Observer:
 
     def _is_finished(self, now_s: float, seconds: float) -> bool:
         if self._started_s is not None:
-            return now_s - self._started_s >= seconds
+            return now_s >= self._ends_s
         return (
             now_s - self._began_s >= max(_MAX_STARTUP_S, seconds) if self._stacks else now_s - self._began_s >= seconds
         )
@@ -190,7 +191,7 @@ class Observer:
                 return
             chunk_s = min(15.0, _STARTUP_CHUNK_S * _STARTUP_GROWTH ** max(self._recorded.values(), default=0))
         else:
-            left_s = self._started_s + self._seconds - now_s
+            left_s = self._ends_s - now_s
             chunk_s = left_s + 1.0 if len(live) <= _SAMPLED else min(_TURN_S, left_s + 1.0)
             if left_s < 1.0:
                 return
@@ -227,6 +228,8 @@ class Observer:
                 self._launchers.add(pid)
             elif total and main.samples["startup"] / total < _STARTUP_SHARE:
                 self._started_s = began_s
+                # The workers are sampled from now on only, so most of the time must still follow.
+                self._ends_s = max(began_s + self._seconds, time.monotonic() + _AFTER_START_SHARE * self._seconds)
                 self._threads.clear()
                 self._connections.restart()
                 self._disks = self._read_disks()

@@ -33,6 +33,8 @@ _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
 _LARGE_READ_BYTES = 512 * 1024
 _MIN_SAMPLES = 40
+# A program that ends sooner has shown little but its start.
+_MIN_ENDED_SAMPLES = 20
 # Other ranks are the limit if the ranks' own waits for them differ by this share of the time.
 _IMBALANCE = 0.10
 _STEADY = 0.7
@@ -75,7 +77,8 @@ def mean_shares(consumers: Sequence[Attributed]) -> dict[str, float]:
 
 def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     """Draw the verdict."""
-    if not consumers or sum(one.consumer.total for one in consumers) < 5:
+    samples = sum(one.consumer.total for one in consumers)
+    if samples < (_MIN_ENDED_SAMPLES if figures.ended_early else 5):
         return _unknown(figures)
     shares = mean_shares(consumers)
     own = sum(shares.get(name, 0.0) for name in OWN)

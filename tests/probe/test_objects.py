@@ -139,6 +139,19 @@ def test_probe_of_limits_per_prefix_and_per_connection(dataset: Path, tmp_path: 
     assert _rate(card, "read-requests", "prefix") == pytest.approx(150, rel=0.1)
 
 
+def test_probe_of_small_objects_does_not_take_the_request_limit_for_one_of_bytes(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    for at in range(20):
+        (folder / f"{at}.bin").write_bytes(os.urandom(50_000))
+    book = _book(tmp_path, ("read-bytes", "account", 500e6), ("requests", "account", 150))
+    _, card = _probe(folder, f"{book}#known", time_s=10.0)
+    assert _rate(card, "read-requests", "account") == pytest.approx(150, rel=0.15)
+    (moved,) = [one for one in card.limits if one.what == "read-bytes"]
+    assert not moved.is_limit
+    assert "request limit" in moved.note
+
+
 def test_probe_measures_writes_and_removes_them(dataset: Path, tmp_path: Path) -> None:
     before = sorted(path for path in dataset.glob("p*/**/*") if path.is_file())
     book = _book(tmp_path, ("write-requests", "account", 200))

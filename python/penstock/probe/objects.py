@@ -50,6 +50,7 @@ class ObjectProbe(Probe):
     """Runs the parts on an object store; see `Probe`."""
 
     kind = "objects"
+    held_bytes = 0  # size of the reads that the byte rate was measured with
 
     def prepare(self) -> None:
         """List the objects, and choose the sizes of the reads.
@@ -105,6 +106,9 @@ class ObjectProbe(Probe):
 
     def read_latency(self) -> None:
         row = self._phase("latency", "range", 4, self.small_bytes, seconds=0.12, want=2000)
+        if _refused(row) > _REFUSED:
+            # The requests of this process wait after refusals, so measure again below the limit.
+            row = self._phase("latency", "range", 1, self.small_bytes, seconds=0.06, want=1000)
         if fit := latency_fit(row.first_byte_latency):
             self.latency["read"] = fit
             if fit.count < 300:
@@ -141,7 +145,7 @@ class ObjectProbe(Probe):
             if is_flat:
                 break
         self.knees("bytes", points)
-        size = best.file_size_bytes or self.part_bytes
+        size = self.held_bytes = best.file_size_bytes or self.part_bytes
         hold = self._phase("bandwidth", "range", best.threads, size, 0.1, want=10**6, keys=keys, share=0.6)
         found = sustained(hold, "bytes") or sustained(best, "bytes")
         if found is None:
@@ -151,6 +155,17 @@ class ObjectProbe(Probe):
         self._add_rate("read-bytes", "account", found, hold, is_reached=is_flat)
         if found.burst > 0 and self.limits[-1].is_limit and _refused(hold) <= _REFUSED:
             self.bursts.append(Burst(what="read-bytes", units=found.burst, error=found.burst_error))
+
+    def _reconcile(self) -> None:
+        """Reads of small objects run into the request limit, and not into one of bytes."""
+        requests = [one.value for one in self.limits if one.what == "read-requests" and one.is_limit]
+        for at, one in enumerate(self.limits):
+            if (one.what, one.scope, one.is_limit) != ("read-bytes", "account", True) or not requests:
+                continue
+            if one.value <= 1.15 * min(requests) * self.held_bytes:
+                note = f"not reached: the request limit allows no more in reads of {self.held_bytes:,} bytes"
+                self.limits[at] = msgspec.structs.replace(one, is_limit=False, note=note)
+                self.unseen.append(f"the limit of read-bytes (account): {note}")
 
     def _fitting(self, bytes_per_s: float, concurrency: int, seconds: float) -> int:
         """Size of a read of which each of `concurrency` workers completes about two within the phase. A phase counts
@@ -181,6 +196,10 @@ class ObjectProbe(Probe):
             )
 
     def read_requests(self) -> None:
+        self._measure_requests()
+        self._reconcile()
+
+    def _measure_requests(self) -> None:
         points: list[tuple[int, float]] = []
         best: Row | None = None
         is_flat = False

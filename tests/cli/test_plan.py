@@ -121,6 +121,23 @@ def test_plan_target_that_none_reaches_exits_with_1_and_names_the_limit(spec):
     assert "limited by" in result.stderr
 
 
+def test_plan_target_is_in_the_json(spec):
+    plain = json.loads(invoke(spec, "--nodes", "1..16", "--target", "10000 images/s", "--json").stdout)
+    ids = [row["id"] for row in plain["rows"] if row["prediction"]["samples_per_s"] >= 10_000]
+    assert plain["target"]["reached_by"] in ids
+    nothing = json.loads(invoke(spec, "--target", "1s", "--json", code=1).stdout)
+    assert nothing["target"]["reached_by"] is None
+    assert nothing["target"]["nearest"] in [row["id"] for row in nothing["rows"]]
+
+
+def test_plan_with_spot_states_the_expected_loss(spec):
+    own = SPEC.replace('price = "22 USD"', 'price = "22 USD"\nspot_price = "7 USD"')
+    spec.write_text(own + '\n[spot]\ninterruptions_per_hour = 0.05\ncheckpoint_every = "15min"\n')
+    out = " ".join(invoke(spec).stdout.split())
+    assert re.search(r"8xV100 spot is expected to lose .* to interruptions and checkpoints", out)
+    assert "spot" not in invoke(spec, "--no-spot").stdout
+
+
 def test_plan_region_without_an_egress_price_says_so(spec):
     own = SPEC.replace('tier = "s3-standard"\n', "") + '\n[place]\nregion = "us-east-1"\n'
     spec.write_text(own)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from penstock.plan.analysis import Target
     from penstock.plan.result import PlanResult
     from penstock.plan.simulated_plan import SimulatedScenario
     from penstock.plan.spec import PlanSpec
@@ -144,7 +145,12 @@ def _plan(
         written = prediction_log.append(prediction_log.rows_of(result), log)
         click.echo(f"predictions {result.id}.* are logged in {written}", err=True)
     if as_json:
-        click.echo(encoded(result) if simulation is None else _with_simulations(encoded(result), simulated))
+        more: dict[str, Any] = {}
+        if goal is not None:
+            more["target"] = _target(result, goal, minimise, target or "")
+        if simulation is not None:
+            more["simulations"] = _simulation_rows(simulated)
+        click.echo(_with(encoded(result), more) if more else encoded(result))
     else:
         from penstock.cli.plan_simulation import simulation_lines
 
@@ -169,12 +175,29 @@ def _simulated(spec: PlanSpec, replicas: int, seed: int) -> list[SimulatedScenar
     return run(spec, scenarios(spec, book.load()), replicas, seed)
 
 
-def _with_simulations(document: bytes, simulated: list[SimulatedScenario]) -> bytes:
-    import msgspec
-
+def _simulation_rows(simulated: list[SimulatedScenario]) -> list[dict[str, Any]]:
     from penstock.cli.plan_simulation import as_rows
 
-    return msgspec.json.encode({**msgspec.json.decode(document), "simulations": as_rows(simulated)})
+    return as_rows(simulated)
+
+
+def _with(document: bytes, more: dict[str, Any]) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode({**msgspec.json.decode(document), **more})
+
+
+def _target(result: PlanResult, goal: Target, minimise: str, text: str) -> dict[str, Any]:
+    """The target for `--json`: the id of the best row that reaches it, or of the nearest row."""
+    from penstock.plan.analysis import choose
+
+    found, near = choose([row.prediction for row in result.rows], goal, "time" if minimise == "time" else "cost")
+    return {
+        "target": text,
+        "minimise": minimise,
+        "reached_by": None if found is None else result.row(found).id,
+        "nearest": None if near is None else result.row(near).id,
+    }
 
 
 def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate: bool, no_spot: bool) -> PlanSpec:
@@ -200,7 +223,7 @@ def _changed(spec: PlanSpec, *, nodes: str | None, region: str | None, replicate
     return changed
 
 
-def _print_target(result: PlanResult, goal: Any, minimise: str, text: str, *, as_json: bool) -> None:
+def _print_target(result: PlanResult, goal: Target, minimise: str, text: str, *, as_json: bool) -> None:
     """Print the best row that reaches the target. If none does, name the limit, and exit with 1."""
     from penstock.plan.analysis import choose, limit_words
     from penstock.plan.result import money_words

@@ -184,6 +184,13 @@ def _more(result: PlanResult, width: int) -> list[str]:
             )
             + "."
         )
+    spots = [row.prediction for row in result.rows if row.prediction.lost_s and not row.prediction.impossible]
+    if spots:
+        least = min(spots, key=lambda row: row.money.known)
+        add(
+            f"Spot nodes: {least.path} on {least.nodes} x {least.machine} is expected to lose {_time(least.lost_s)} of "
+            f"{_time(least.finish_s)} to interruptions and checkpoints."
+        )
     for text in result.unknown:
         add(f"Unknown: {text}.")
     for doubt in result.doubts:

@@ -11,7 +11,7 @@ from penstock.datasets.images import ImageSpec, generate
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["evict", "make_images"]
+__all__ = ["evict", "make_images", "make_objects"]
 
 
 def make_images(folder: Path, *, images: int, shards: int, replicate: int) -> Path:
@@ -21,6 +21,12 @@ def make_images(folder: Path, *, images: int, shards: int, replicate: int) -> Pa
         shards: Shards of one copy.
     """
     generate(folder, ImageSpec(images=images, classes=min(1000, images), shards=shards, replicate=replicate))
+    return folder / "train"
+
+
+def make_objects(folder: Path, *, images: int, replicate: int) -> Path:
+    """Make images that are objects of their own, all below one prefix; return the folder of the data set."""
+    generate(folder, ImageSpec(images=images, classes=1, replicate=replicate, format="folder"))
     return folder / "train"
 
 

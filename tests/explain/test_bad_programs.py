@@ -95,7 +95,7 @@ def test_explain_program_that_forks_is_followed(explain, script):
     result, done = explain([sys.executable, script(text)])
     assert result is not None, done.stderr
     assert len(result.processes) == 2
-    assert result.verdict.kind == "decompression", result.verdict
+    assert result.verdict.kind == "decompression", (result.verdict, done.stderr)
 
 
 def test_explain_program_that_becomes_a_daemon_is_followed(explain, script, tmp_path):
@@ -111,7 +111,7 @@ train(60)
 """
     result, done = explain([sys.executable, script(text)])
     assert result is not None, done.stderr
-    assert result.verdict.kind == "decompression", result.verdict
+    assert result.verdict.kind == "decompression", (result.verdict, done.stderr)
     assert not is_alive(int(mark.read_text()))  # --stop ends what it observed, the daemon included
 
 
@@ -124,23 +124,24 @@ def test_explain_program_of_another_user_is_observed(explain, script, how):
         argv = [SYSTEM_PYTHON, script("os.setgroups([]); os.setgid(65534); os.setuid(65534); train(60)")]
     result, done = explain(argv)
     assert result is not None, done.stderr
-    assert result.verdict.kind == "decompression", result.verdict
+    assert result.verdict.kind == "decompression", (result.verdict, done.stderr)
 
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("how", ["namespaces", "charliecloud"])
-def test_explain_program_in_a_container_is_observed(explain, script, tmp_path, how):
+def test_explain_program_in_a_container_is_observed(explain, script, tmp_path, monkeypatch, how):
     file = script("train(60)")
     if how == "namespaces":
         argv = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", SYSTEM_PYTHON, file]
     else:
+        monkeypatch.setenv("USER", "root")  # ch-run requires it
         image = make_image(tmp_path / "image")
         argv = [
             "ch-run",
             "-b",
             PROGRAMS,
             "-b",
-            f"{tmp_path}:/data",
+            f"{Path(file).parent}:/data",
             str(image),
             "--",
             SYSTEM_PYTHON,
@@ -148,7 +149,7 @@ def test_explain_program_in_a_container_is_observed(explain, script, tmp_path, h
         ]
     result, done = explain(argv)
     assert result is not None, done.stderr
-    assert result.verdict.kind == "decompression", result.verdict
+    assert result.verdict.kind == "decompression", (result.verdict, done.stderr)
 
 
 def test_explain_program_that_ignores_sigterm_is_ended_and_nothing_is_left(explain, script):
@@ -194,7 +195,7 @@ def test_explain_attached_program_goes_on(script, tmp_path):
         finally:
             running.kill()
     assert result.program.attached
-    assert result.verdict.kind == "decompression", result.verdict
+    assert result.verdict.kind == "decompression", (result.verdict, done.stderr)
 
 
 def test_explain_pid_that_does_not_exist_is_refused(run_cli):

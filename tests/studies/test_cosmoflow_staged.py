@@ -93,3 +93,21 @@ def test_paths_run_at_tiny_size_with_the_same_losses(run_cli, tmp_path):
         "report.md",
         "results.json",
     ]
+
+
+@pytest.mark.needs_root
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_staging_moves_every_byte_through_the_limited_cards_and_leaves_nothing(run_cli, tmp_path):
+    done = run_cli(
+        "study", "run", "cosmoflow-staged", "--size", "tiny", "--only", "staging", "-o", tmp_path / "out", "--scratch", tmp_path,
+        timeout_s=290,
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    found = json.loads((tmp_path / "out/results.json").read_text())["parts"][0]["result"]
+    rows, card = found["data"]["rows"], found["data"]["card_bytes_per_s"]
+    assert card == 625e6 / 8
+    assert rows["raw"]["bytes_out"] == rows["gzip"]["bytes_out"] == found["data"]["bytes"]["raw"]
+    # A burst of 256 kB and the buffers of the kernel are small against 134 MB for each host.
+    assert rows["raw"]["seconds"] >= 0.9 * found["data"]["bytes"]["raw"] / 4 / card
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.demo.sizes import Size
 
-__all__ = ["check_space", "make"]
+__all__ = ["check_space", "inflate", "make", "multiply"]
 
 HELD_OUT_FROM = 1_000_000  # number of the first held-out universe: other numbers give other parameters
 LEARN_BOX_MPC = 600.0  # docs/decisions/0702-demo-learns-from-a-large-box.md: with more modes, fewer samples suffice
@@ -57,19 +57,21 @@ def make(bucket: Path, size: Size, seed: int, progress: Callable[[str], None]) -
         )
     progress("the same, raw")
     for name in parts:
-        _inflate(packed / name, bucket / "raw" / name)
+        inflate(packed / name, bucket / "raw" / name)
     for copy in (packed / "volumes", bucket / "raw" / "volumes"):
-        _multiply(copy, size.distinct, size.volumes)
+        multiply(copy, size.distinct, size.volumes)
 
 
-def _inflate(source: Path, target: Path) -> None:
+def inflate(source: Path, target: Path) -> None:
+    """Decompress the .gz files of a folder into another, under their names without that suffix."""
     target.mkdir(parents=True)
     for file in sorted(source.iterdir()):
         with gzip.open(file) as packed, (target / file.name.removesuffix(".gz")).open("wb") as raw:
             shutil.copyfileobj(packed, raw, 1 << 20)
 
 
-def _multiply(folder: Path, distinct: int, wanted: int) -> None:
+def multiply(folder: Path, distinct: int, wanted: int) -> None:
+    """Give the `distinct` files of a folder further names through hard links, up to `wanted` names."""
     first = sorted(folder.iterdir())
     for i in range(distinct, wanted):
         original = first[i % distinct]

@@ -130,6 +130,7 @@ _SLOW = (
     "report/test_in_browser.py",
     "report/test_page.py",
     "report/test_reference_runs.py",
+    "report/test_runs.py",
     "report/test_sweep.py",
     "rtm/",
     "stage/test_hostile.py",

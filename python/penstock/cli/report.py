@@ -4,19 +4,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from penstock.bench.results import RunRecord
+    from penstock.bench.rows import Results, Row
 
 __all__ = ["command"]
 
 
 @click.command("report")
-@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("paths", metavar="DIR...", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File for the page.  [default: report.html in DIR, or beside DIR if it is a file]",
+    help="File for the page.  [default: report.html in DIR, or beside DIR if it is a file; in this folder for several]",
 )
 @click.option(
     "--pictures", type=click.Path(path_type=Path, file_okay=False), help="Also write each chart to this folder."
@@ -41,13 +46,35 @@ __all__ = ["command"]
     help="Print the report as one JSON document on stdout; write no page without --output.",
 )
 def command(
-    path: Path, output: Path | None, pictures: Path | None, picture_format: str, csv_file: Path | None, as_json: bool
+    paths: tuple[Path, ...],
+    output: Path | None,
+    pictures: Path | None,
+    picture_format: str,
+    csv_file: Path | None,
+    as_json: bool,
 ) -> None:
-    """Create a page of results that can be opened offline. The verdict is computed again from the raw rows.
+    r"""Create a page of results that can be opened offline. The verdict is computed again from the raw rows.
 
-    DIR is a folder that `penstock bench`, `train` or `demo` wrote, or a folder of elbencho, fio, IOR or mdtest results.
+    DIR is a folder that `penstock bench`, `train`, `demo` or `study` wrote, or a folder of elbencho, fio, IOR or mdtest
+    results. Several folders are compared on one page: the first is the one that the others are compared with.
+
+    \b
+    Examples:
+      penstock report runs/one --output one.html
+      penstock report runs/one runs/two runs/three --output compared.html
     """
     from penstock.errors import ConfigError
+
+    if len(paths) > 1:
+        page = output or (None if as_json else Path("report.html"))
+        _of_rows(_compared(paths), [], page, pictures, picture_format, csv_file, as_json=as_json)
+        return
+    (path,) = paths
+    if path.suffix == ".toml":
+        raise ConfigError(f"{path} is not a folder of results", hint=f"run `penstock plan {path} --output plan.html`")
+    if (path / "results.json").is_file():
+        _of_study(path, output, pictures, csv_file, as_json=as_json)
+        return
 
     if (path / "comparison.json").is_file():
         if pictures or csv_file or as_json:
@@ -59,26 +86,71 @@ def command(
     if (path / "scaling.json").is_file():
         _of_scaling(path, output or path / "report.html", pictures, picture_format, csv_file, as_json=as_json)
         return
-    import msgspec
-
     from penstock.bench.importers.read_any import read_any
-    from penstock.report.sweep import summarise
-    from penstock.report.train_section import read_training_runs, train_charts
+    from penstock.report.train_section import read_training_runs
 
     results = read_any(path)
     if not results.rows:
         from penstock.errors import NotFound
 
         raise NotFound(f"{path} contains no rows", where=str(path))
+    page = output or (None if as_json else path / "report.html" if path.is_dir() else path.with_name("report.html"))
+    _of_rows(results, read_training_runs(path), page, pictures, picture_format, csv_file, as_json=as_json)
+
+
+def _compared(paths: tuple[Path, ...]) -> Results:
+    """Rows of several folders. The label of each row starts with the name of its folder."""
+    import msgspec
+
+    from penstock.bench.importers.read_any import read_any
+    from penstock.bench.rows import Results
+    from penstock.errors import ConfigError, NotFound
+
+    names = _short_names(paths)
+    if len(set(names)) < len(names):
+        raise ConfigError("a folder is given twice", hint="name each folder once")
+    rows: list[Row] = []
+    for name, path in zip(names, paths, strict=True):
+        found = read_any(path).rows
+        if not found:
+            raise NotFound(f"{path} contains no rows", where=str(path))
+        rows += [msgspec.structs.replace(row, label=f"{name}: {row.label}" if row.label else name) for row in found]
+    return Results(rows=tuple(rows))
+
+
+def _short_names(paths: tuple[Path, ...]) -> list[str]:
+    """The shortest ends of the paths that tell all of them apart."""
+    parts = [path.absolute().parts for path in paths]
+    longest = max(map(len, parts))
+    for count in range(1, longest + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _of_rows(
+    results: Results,
+    training: list[RunRecord],
+    page: Path | None,
+    pictures: Path | None,
+    picture_format: str,
+    csv_file: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    import msgspec
+
+    from penstock.report.sweep import summarise
+    from penstock.report.train_section import train_charts
+
     report = summarise(results)
-    training = read_training_runs(path)
     if as_json:
         click.echo(msgspec.json.encode(report))
-    if output is not None or not as_json:
+    if page is not None:
         from penstock.report.document import write_whole
         from penstock.report.sweep_page import sweep_page
 
-        page = output or (path / "report.html" if path.is_dir() else path.with_name("report.html"))
         write_whole(sweep_page(report, results.rows, training), page)
         click.echo(f"{report.headline}. {report.lead}", err=True)
         _print(page, as_json=as_json)
@@ -95,6 +167,20 @@ def command(
 
         write_whole(render(results.rows), csv_file)
         _print(csv_file, as_json=as_json)
+
+
+def _of_study(folder: Path, page: Path | None, pictures: Path | None, csv_file: Path | None, *, as_json: bool) -> None:
+    """Page of a study, from the results that `penstock study run` wrote."""
+    from penstock.errors import ConfigError
+    from penstock.report.document import write_whole
+    from penstock.study.page import study_page
+    from penstock.study.result import read_result
+
+    if pictures or csv_file or as_json:
+        raise ConfigError(f"{folder}: a study supports only an HTML page; its data is in results.json")
+    page = page or folder / "report.html"
+    write_whole(study_page(read_result(folder)), page)
+    click.echo(str(page))
 
 
 def _print(file: Path, *, as_json: bool) -> None:

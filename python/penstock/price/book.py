@@ -25,8 +25,10 @@ __all__ = [
     "Confidence",
     "Price",
     "PriceBook",
+    "age_months",
     "bundled",
     "dates_line",
+    "dates_text",
     "load",
     "own_prices",
     "parse",
@@ -95,8 +97,7 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
     def age_months(self, today: dt.date) -> int:
         """Whole months since `as_of`; 0 if `as_of` is in the future."""
-        year, month = map(int, self.as_of.split("-")[:2])
-        return max(0, (today.year - year) * 12 + today.month - month)
+        return age_months(self.as_of, today)
 
     def is_stale(self, today: dt.date) -> bool:
         """Whether the price is older than 12 months."""
@@ -236,15 +237,26 @@ def dates_line(prices: Sequence[Price], today: dt.date) -> str:
         >>> dates_line([], dt.date(2026, 1, 1))
         'no prices used'
     """
-    if not prices:
+    return dates_text([price.as_of for price in prices], today)
+
+
+def dates_text(dates: Sequence[str], today: dt.date) -> str:
+    """The sentence of `dates_line` for prices of which only the dates are known, as in old results."""
+    if not dates:
         return "no prices used"
-    months = sorted({p.as_of for p in prices})
-    span = months[0] if len(months) == 1 else f"{months[0]} to {months[-1]}"
-    old = [p for p in prices if p.is_stale(today)]
+    days = sorted(set(dates))
+    span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    ages = [age_months(day, today) for day in dates]
+    old = [age for age in ages if age > STALE_AFTER_MONTHS]
     if not old:
         return f"prices as of {span}"
-    oldest = max(p.age_months(today) for p in old)
-    return f"prices as of {span}; {len(old)} of {len(prices)} are older than {STALE_AFTER_MONTHS} months (oldest {oldest}): check them before you spend"
+    return f"prices as of {span}; {len(old)} of {len(dates)} are older than {STALE_AFTER_MONTHS} months (oldest {max(old)}): check them before you spend"
+
+
+def age_months(as_of: str, today: dt.date) -> int:
+    """Whole months since a date YYYY-MM or YYYY-MM-DD; 0 if it is in the future."""
+    year, month = map(int, as_of.split("-")[:2])
+    return max(0, (today.year - year) * 12 + today.month - month)
 
 
 def to_toml(prices: Iterable[Price], comment: str = "") -> str:

@@ -13,6 +13,7 @@ import msgspec
 
 from penstock.bench.rows import WATCHED, Results, Row, moves_bytes
 from penstock.bench.verdict import Judged, Verdict, classify
+from penstock.report.runs_section import RunLine, run_lines
 from penstock.units import format_bytes, format_rate
 
 if TYPE_CHECKING:
@@ -49,7 +50,9 @@ class CellGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of a sweep report. `warnings` lists reasons not to trust the rates; `invalid` counts rows by reason."""
+    """Content of a sweep report. `warnings` lists reasons not to trust the rates; `invalid` counts rows by reason;
+    `runs` has one line per run and operation.
+    """
 
     schema_version: int = SCHEMA_VERSION
     headline: str
@@ -65,6 +68,7 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
     invalid: dict[str, int]
     warnings: tuple[str, ...]
+    runs: tuple[RunLine, ...] = ()
 
 
 def rate_label(cell: Judged) -> str:
@@ -101,17 +105,22 @@ def _like(cell: Judged) -> tuple[Any, ...]:
 
 def _groups(cells: Sequence[Judged], rows: Sequence[Row]) -> tuple[CellGroup, ...]:
     families: dict[tuple[Any, ...], list[Judged]] = {}
-    points = Counter((*_like(c), c.threads, c.file_size_bytes) for c in cells)
+    points = Counter((*_like(c), c.label, c.threads, c.file_size_bytes) for c in cells)
+    named = Counter((*_like(c), c.threads, c.file_size_bytes, c.block_size_bytes) for c in cells)
+    # If several runs have the same point, each run gets its own surface chart.
+    runs_swept = {key[:-3] for key, count in named.items() if count > 1}
     blocks_swept = {key[:-2] for key, count in points.items() if count > 1}
     for cell in cells:
         like = _like(cell)
         # If the block size varies, each file size gets a separate surface chart.
-        families.setdefault((*like, cell.file_size_bytes if like in blocks_swept else None), []).append(cell)
+        run = cell.label if like in runs_swept else None
+        size = cell.file_size_bytes if (*like, cell.label) in blocks_swept else None
+        families.setdefault((*like, run, size), []).append(cell)
     several_hosts = len({r.hosts for r in rows}) > 1
     several_depths = len({r.io_depth for r in rows}) > 1
     made = []
-    for (operation, hosts, depth, direct, random, file_size), family in families.items():
-        parts = [operation]
+    for (operation, hosts, depth, direct, random, run, file_size), family in families.items():
+        parts = [operation] if run is None else [operation, run or "unnamed run"]
         parts += [f"{hosts} host{'s' if hosts > 1 else ''}"] if several_hosts else []
         parts += [f"{depth} deep"] if several_depths else []
         parts += [f"files of {_size_label(file_size)}"] if file_size else []
@@ -220,4 +229,5 @@ def summarise(results: Results) -> SweepReport:
         verdict=verdict,
         invalid=dict(Counter(reason for r in rows for reason in r.invalid)),
         warnings=tuple(warnings),
+        runs=tuple(run_lines(rows)),
     )

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING
 
+from penstock.price.book import dates_text
 from penstock.report.document import document, escape, figure, refuse_without_charts, table
+from penstock.report.runs_section import money_text, runs_charts, runs_section
 from penstock.report.sweep import rate_label
 from penstock.report.sweep_charts import sweep_charts
 from penstock.report.train_section import train_charts, train_section
@@ -38,6 +41,7 @@ _CAPTIONS = {
     "limit-entries_per_s": "Operations per second against the stated limit.",
 }
 _MAX_ROWS = 400
+_MAX_SURFACES = 12
 _GAINS = "gains are predictions of the fitted model for the next measurement; outside the measured range they are extrapolated"
 
 
@@ -103,7 +107,10 @@ def sweep_page(report: SweepReport, rows: Sequence[Row], training: Sequence[RunR
         Unsupported: altair or vl-convert is not installed.
     """
     refuse_without_charts()
-    specs = {**sweep_charts(report.groups, rows), **train_charts(training)}
+    shown = report.groups[:_MAX_SURFACES]
+    lines, today = report.runs, dt.datetime.now(tz=dt.UTC).date()
+    compared = runs_charts(lines)
+    specs = {**compared, **sweep_charts(shown, rows), **train_charts(training)}
     sources = ", ".join(f"{count} rows of {source}" for source, count in report.sources.items())
     met = [r for r in _REGIMES if any(r in group.regimes for group in report.groups)]
     invalid = "; ".join(f"{count} rows: {reason}" for reason, count in report.invalid.items())
@@ -111,7 +118,7 @@ def sweep_page(report: SweepReport, rows: Sequence[Row], training: Sequence[RunR
         "sources": sources,
         "caches": "; ".join(f"{count} rows {state}" for state, count in report.caches.items()),
         "specification": ", ".join(report.spec_hashes) or "none recorded",
-        "prices as of": ", ".join(report.prices_as_of) or "no cost recorded",
+        "prices as of": dates_text(report.prices_as_of, today) if report.prices_as_of else "no cost recorded",
         **{
             name: str(value)
             for name, value in report.machine.items()
@@ -128,10 +135,14 @@ def sweep_page(report: SweepReport, rows: Sequence[Row], training: Sequence[RunR
         f"<h1>{escape(report.headline)}</h1>",
         f'<p class="invalid">INVALID, and left out: {escape(invalid)}.</p>' if invalid else "",
         f'<p class="lead">{escape(report.lead)}</p>',
+        runs_section(lines, money_text(rows, today), compared),
         train_section(training),
         "<h2>What limits each point</h2>" if report.groups else "",
         "".join(f'<p class="note"><b>{regime}</b>: {escape(_REGIMES[regime])}.</p>' for regime in met),
-        "".join(_surface(i, group) for i, group in enumerate(report.groups)),
+        "".join(_surface(i, group) for i, group in enumerate(shown)),
+        f'<p class="note">{len(report.groups) - len(shown):,} more groups are in the tables only.</p>'
+        if len(report.groups) > len(shown)
+        else "",
         *(
             f"<h2>{escape(heading)}</h2>" + "".join(figure(name, escape(_CAPTIONS[name])) for name in names)
             for heading, names in (

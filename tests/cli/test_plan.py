@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from penstock.cli.app import penstock
 from penstock.errors import ConfigError
+from tests.plan.test_predict import CARD
 
 SPEC = """
 name = "images"
@@ -136,6 +137,13 @@ def test_plan_with_spot_states_the_expected_loss(spec):
     out = " ".join(invoke(spec).stdout.split())
     assert re.search(r"8xV100 spot is expected to lose .* to interruptions and checkpoints", out)
     assert "spot" not in invoke(spec, "--no-spot").stdout
+
+
+def test_plan_with_a_probed_store_states_the_range_of_the_epoch(spec):
+    (spec.parent / "card.toml").write_text(CARD)
+    spec.write_text(SPEC.replace('tier = "s3-standard"\naccount = "1.5GB/s"', 'tier = "card.toml#mine"'))
+    out = " ".join(invoke(spec).stdout.split())
+    assert re.search(r"within the uncertainty of the measured limits: \S.* to \S", out)
 
 
 def test_plan_region_without_an_egress_price_says_so(spec):

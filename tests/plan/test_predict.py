@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.plan.analysis import LIMITS, demand, sensitivity
+from penstock.plan.analysis import LIMITS, demand, epoch_range, sensitivity
 from penstock.plan.predict import expected_spot_s, predict
 from penstock.plan.reference_job import PUBLISHED, STAGE_GZIP_MIN, STAGE_RAW_MIN
 from penstock.plan.scenario import scenarios
@@ -310,3 +310,44 @@ def test_machine_with_several_numbers_of_accelerators_is_planned_for_each(docume
     document["machine"][0]["accelerators"] = [4, 4]
     with pytest.raises(ConfigError, match="different numbers above 0"):
         parse(document)
+
+
+CARD = """
+schema_version = 1
+[[tier]]
+name = "mine"
+year = 2026
+title = "a probed store"
+[[tier.limit]]
+what = "read-bytes"
+scope = "account"
+value = 500000000.0
+unit = "bytes/s"
+source = "penstock probe"
+as_of = "2026-11"
+confidence = "measured"
+uncertainty = 0.1
+[[tier.latency]]
+what = "read"
+p50_ms = 20.0
+p99_ms = 30.0
+source = "penstock probe"
+as_of = "2026-11"
+confidence = "measured"
+uncertainty = 0.2
+"""
+
+
+def test_epoch_range_of_a_probed_store_is_its_uncertainty(document, tmp_path):
+    (tmp_path / "card.toml").write_text(CARD)
+    document["store"][0]["tier"] = f"{tmp_path / 'card.toml'}#mine"
+    scenario = scenario_of(document, "stream gzip")
+    row = predict(scenario)
+    assert row.limited_by == "account"
+    low, high = epoch_range(scenario)
+    assert low == pytest.approx(row.epoch_s / 1.1)
+    assert high == pytest.approx(row.epoch_s / 0.9)
+    document["store"][0]["account"] = "500MB/s"  # stated in the plan file: no longer uncertain
+    assert epoch_range(scenario_of(document, "stream gzip")) == (row.epoch_s, row.epoch_s)
+    document["store"][0]["latency"] = "20ms"
+    assert epoch_range(scenario_of(document, "stream gzip")) is None

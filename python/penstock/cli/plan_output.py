@@ -174,6 +174,12 @@ def _more(result: PlanResult, width: int) -> list[str]:
         add(
             f"Break-even on {_where_of(never[0])}: never in time, because {never[0].against} has epochs as short ({names})."
         )
+    measured = next(row for row in result.rows if row.id == result.sensitivity_of).epoch_range_s
+    if measured is not None:
+        add(
+            f"Epoch of the cheapest row within the uncertainty of the measured limits: {_time(measured[0])} to "
+            f"{_time(measured[1])}."
+        )
     felt = [row for row in result.sensitivity if abs(row.time_elasticity) >= 0.005]
     if felt:
         add(

@@ -28,6 +28,7 @@ __all__ = [
     "break_evens",
     "choose",
     "demand",
+    "epoch_range",
     "frontier",
     "limit_words",
     "parse_target",
@@ -226,6 +227,30 @@ def sensitivity(scenario: Scenario) -> list[Sensitivity]:
             )
         )
     return sorted(rows, key=lambda row: (-abs(row.time_elasticity), -abs(row.money_elasticity or 0.0)))
+
+
+_LIMIT_OF = {
+    "account_bytes_per_s": "account bandwidth",
+    "connection_bytes_per_s": "rate of one connection",
+    "requests_per_s": "request rate",
+    "latency_s": "latency",
+}
+
+
+def epoch_range(scenario: Scenario) -> tuple[float, float] | None:
+    """Shortest and longest epoch if every limit that a probe measured is at an end of its 95 % interval.
+
+    Returns:
+        Seconds, or None if no limit has a stated uncertainty. The errors of the model itself are not included.
+    """
+    if not scenario.limit_errors:
+        return None
+    slow = fast = scenario
+    for name, share in scenario.limit_errors.items():
+        error = min(share, 0.99)  # an interval that contains 0 has no slowest rate
+        less, more = (1 - error, 1 + error) if name != "latency_s" else (1 + error, 1 - error)
+        slow, fast = LIMITS[_LIMIT_OF[name]](slow, less), LIMITS[_LIMIT_OF[name]](fast, more)
+    return predict(fast).epoch_s, predict(slow).epoch_s
 
 
 def _elasticity(less: float, more: float) -> float:

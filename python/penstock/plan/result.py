@@ -21,6 +21,7 @@ from penstock.plan.analysis import (
     best,
     break_evens,
     demand,
+    epoch_range,
     frontier,
     limit_words,
     sensitivity,
@@ -44,11 +45,16 @@ SCHEMA_VERSION = 1
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One prediction with its id, and whether no other prediction beats it in both time and money."""
+    """One prediction with its id, and whether no other prediction beats it in both time and money.
+
+    Attributes:
+        epoch_range_s: Shortest and longest epoch for the uncertainty of measured limits; None if none is stated.
+    """
 
     id: str
     prediction: ScenarioPrediction
     on_frontier: bool
+    epoch_range_s: tuple[float, float] | None = None
 
 
 class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +108,10 @@ def make_plan(spec: PlanSpec, book: PriceBook, today: dt.datetime) -> PlanResult
     _refuse_impossible(predictions)
     plan_id = new_id("plan", time.time())
     front = frontier(predictions)
-    rows = tuple(Row(f"{plan_id}.{index}", prediction, index in front) for index, prediction in enumerate(predictions))
+    rows = tuple(
+        Row(f"{plan_id}.{index}", prediction, index in front, epoch_range(found[index]))
+        for index, prediction in enumerate(predictions)
+    )
     chosen = best(predictions, "cost") or best(predictions, "time")
     assert chosen is not None
     at = next(index for index, prediction in enumerate(predictions) if prediction is chosen)

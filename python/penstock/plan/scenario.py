@@ -34,12 +34,18 @@ _MONEY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?\d+)?)\s*([A-Z]{3})\s*"
 
 
 class StoreLimits(msgspec.Struct, frozen=True):
-    """Limits of a store for all nodes together, and of one connection; inf where the store states none."""
+    """Limits of a store for all nodes together, and of one connection; inf where the store states none.
+
+    Attributes:
+        errors: Uncertainty of a limit that a probe measured, by the name of its attribute: half the width of the 95 %
+            interval, as a share.
+    """
 
     account_bytes_per_s: float
     connection_bytes_per_s: float
     requests_per_s: float
     latency_s: float
+    errors: dict[str, float] = {}
 
 
 class Prices(msgspec.Struct, frozen=True):
@@ -91,6 +97,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         kept_inflate_bytes_per_s: The same for the form on the disks.
         replicate_s: Time to copy the data to the nodes' region before anything else.
         replicated_bytes: Bytes of that copy, which is stored in addition.
+        limit_errors: `StoreLimits.errors` of the path's store.
     """
 
     path: str
@@ -114,6 +121,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     replicated_bytes: float = 0.0
     spot: Spot | None = None
     unit: str = "samples"
+    limit_errors: dict[str, float] = {}
 
     @property
     def title(self) -> str:
@@ -130,23 +138,30 @@ def limits_of(store: Store) -> StoreLimits:
         ConfigError: The tier is unknown.
     """
     tier = tiers.find(store.tier) if store.tier is not None else None
-
-    def least(whats: set[str], scopes: set[str]) -> float:
-        if tier is None:
-            return math.inf
-        return min((row.value for row in tier.limits if row.what in whats and row.scope in scopes), default=math.inf)
-
-    def given(value: float | None, otherwise: float) -> float:
-        return otherwise if value is None else value
-
     shared = {"account", "bucket"}
-    return StoreLimits(
-        account_bytes_per_s=store.accounts * given(store.account_bytes_per_s, least({"read-bytes"}, shared)),
-        connection_bytes_per_s=given(store.connection_bytes_per_s, least({"read-bytes"}, {"connection"})),
-        requests_per_s=store.accounts
-        * given(store.requests_per_s, least({"read-requests", "requests"}, {*shared, "prefix"})),
-        latency_s=given(store.latency_s, tier.first_byte_s() if tier is not None else 0.0),
-    )
+    errors: dict[str, float] = {}
+
+    def limit(name: str, given: float | None, whats: set[str], scopes: set[str]) -> float:
+        if given is not None:
+            return given
+        rows = [row for row in tier.limits if row.what in whats and row.scope in scopes] if tier is not None else []
+        if not rows:
+            return math.inf
+        least = min(rows, key=lambda row: row.value)
+        if least.uncertainty is not None:
+            errors[name] = least.uncertainty
+        return least.value
+
+    account = limit("account_bytes_per_s", store.account_bytes_per_s, {"read-bytes"}, shared)
+    connection = limit("connection_bytes_per_s", store.connection_bytes_per_s, {"read-bytes"}, {"connection"})
+    requests = limit("requests_per_s", store.requests_per_s, {"read-requests", "requests"}, {*shared, "prefix"})
+    latency = store.latency_s
+    if latency is None:
+        latency = tier.first_byte_s() if tier is not None else 0.0
+        read = next((one for one in tier.latency if one.what == "read"), None) if tier is not None else None
+        if read is not None and read.uncertainty is not None:
+            errors["latency_s"] = read.uncertainty
+    return StoreLimits(store.accounts * account, connection, store.accounts * requests, latency, errors)
 
 
 def scenarios(spec: PlanSpec, book: PriceBook) -> list[Scenario]:
@@ -279,6 +294,7 @@ def _scenario(
         replicated_bytes=stored if place.replicates else 0.0,
         spot=spot,
         unit=work.unit,
+        limit_errors=limits.errors,
     )
 
 

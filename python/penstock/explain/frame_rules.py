@@ -215,6 +215,7 @@ _GENERIC = (
 
 # Texts of lines in the program's own code.
 _OWN = (
+    ("launch", r"\bos\.(?:wait|waitpid|wait3|wait4|waitid)\("),
     ("throttle", r"(?:retry|retries|back_?off|throttl)\w*.*sleep\(|sleep\(.*(?:retry|back_?off|throttl)"),
     (
         "decompression",
@@ -277,7 +278,7 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
         not is_spawned_rank and any(_CHILD.search(f.file) and _last(f.function) == "_bootstrap" for f in stack)
     )
     in_loader = is_inline or is_worker or any(_PREPARES.match(_last(f.function)) for f in stack)
-    name = _innermost(stack, text_of, around)
+    name = _innermost(_own_part(stack), text_of, around)
     is_launcher = name == "launch"
     if is_launcher:
         name = "wait"
@@ -294,6 +295,15 @@ def classify(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Ca
         is_rank=is_spawned_rank or name == "other_ranks",
         origin=_origin(stack),
     )
+
+
+def _own_part(stack: Sequence[Frame]) -> Sequence[Frame]:
+    """Frames within a process that `multiprocessing` started. A fork inherits the frames of the start, further out."""
+    for depth in range(len(stack) - 1, -1, -1):
+        frame = stack[depth]
+        if (_CHILD.search(frame.file) and _last(frame.function) == "_bootstrap") or _SPAWNED_RANK.search(frame.file):
+            return stack[depth + 1 :]
+    return stack
 
 
 def _innermost(stack: Sequence[Frame], text_of: Callable[[Frame], str], around: Callable[[Frame], str]) -> str | None:

@@ -124,6 +124,7 @@ class ProcessTree:
         self.records: dict[int, ProcessRecord] = {}
         self.observers: set[int] = set()
         self.denied: Counter[str] = Counter()
+        self._adopts = adopts
         self._top = os.getpid() if adopts else root
         self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._look_from = 0
@@ -152,7 +153,7 @@ class ProcessTree:
                 for tid in os.listdir(f"/proc/{pid}/task"):
                     text = _read(f"/proc/{pid}/task/{tid}/children")
                     to_visit += [int(child) for child in (text or "").split()]
-        return found - {os.getpid()} if self._top == os.getpid() else found
+        return found - {os.getpid()} if self._adopts else found
 
     def _read_process(self, pid: int, now_s: float) -> None:
         stat = parse_stat(_read(f"/proc/{pid}/stat") or "")

@@ -27,8 +27,6 @@ _USED_SHARE = 0.5
 _HANDOVER_SHARE = 0.25
 _SATURATED_SHARE = 0.8
 _THROTTLED_SHARE = 0.3
-# Every DataLoader with workers pays for handing over its batches. Up to this share, the model remains the answer.
-_HAND_OVER_SHARE = 0.15
 _SMALL_READ_BYTES = 32 * 1024
 _SMALL_READS_PER_S = 100
 _LARGE_READ_BYTES = 512 * 1024
@@ -39,7 +37,7 @@ _MIN_ENDED_SAMPLES = 20
 _IMBALANCE = 0.10
 _STEADY = 0.7
 # A thread that waits for a core delays its reader by about as much; half of it, because the others overlap.
-_CONTENTION = 0.5
+_CONTENTION, _MAX_CONTENTION = 0.5, 0.15
 _BUSY_NODE_SHARE = 0.2
 _IN_FLIGHT = 2.0
 
@@ -63,7 +61,8 @@ class Figures:
     @property
     def contention(self) -> float:
         """Share of the waiting that other programs of the node explain: they take cores from loaders and loop alike."""
-        return _CONTENTION * self.ready_share if self.other_cores_share >= _BUSY_NODE_SHARE else 0.0
+        is_busy = self.other_cores_share >= _BUSY_NODE_SHARE
+        return min(_MAX_CONTENTION, _CONTENTION * self.ready_share) if is_busy else 0.0
 
 
 def mean_shares(consumers: Sequence[Attributed]) -> dict[str, float]:
@@ -84,7 +83,8 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     own = sum(shares.get(name, 0.0) for name in OWN)
     wait = max(0.0, 1.0 - own)
     ranks = _ranks(consumers)
-    if ranks is None and (wait < HEALTHY_SHARE or _is_handover(consumers, shares, wait)):
+    tolerated = HEALTHY_SHARE + figures.contention
+    if ranks is None and (wait < tolerated or _is_handover(consumers, shares, wait, tolerated)):
         return _fine(consumers, wait, figures)
     candidates = _candidates(consumers, shares, figures)
     if ranks is not None and ranks[1] >= max((value for _, value in candidates), default=0.0) * 0.5:
@@ -105,10 +105,10 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     )
 
 
-def _is_handover(consumers: Sequence[Attributed], shares: Mapping[str, float], wait: float) -> bool:
+def _is_handover(consumers: Sequence[Attributed], shares: Mapping[str, float], wait: float, tolerated: float) -> bool:
     """Whether the loop hardly waits but for the hand-over of batches: the model is the limit then."""
     busy = max((one.loaders.busy_share for one in consumers), default=0.0)
-    is_mostly = wait - shares.get("python_workers", 0.0) < HEALTHY_SHARE
+    is_mostly = wait - shares.get("python_workers", 0.0) < tolerated
     return wait < _HANDOVER_SHARE and busy < _SATURATED_SHARE and is_mostly
 
 
@@ -209,7 +209,7 @@ def _of_ranks(
 def _fine(consumers: Sequence[Attributed], wait: float, figures: Figures) -> Verdict:
     busy = max((one.loaders.busy_share for one in consumers), default=0.0)
     confidence: Literal["high", "medium", "low"] = "high" if figures.samples >= 4 * _MIN_SAMPLES else "medium"
-    if busy >= _USED_SHARE and wait < HEALTHY_SHARE:
+    if busy >= _USED_SHARE and wait < HEALTHY_SHARE + figures.contention:
         return Verdict(
             kind="healthy",
             sentence=f"Nothing is wrong: the training loop waits {_percent(wait)} of its time, and its loaders keep up.",
@@ -221,7 +221,9 @@ def _fine(consumers: Sequence[Attributed], wait: float, figures: Figures) -> Ver
         kind="model",
         sentence=f"The model is the limit: {_percent(1 - wait)} of the time goes to the step itself; faster storage changes nothing.",
         reason=(
-            f"the loaders are busy only {_percent(busy)} of the time" if busy > 0 else "no loader was seen at work"
+            f"the loaders wait for the loop {_percent(1 - busy)} of the time"
+            if busy > 0
+            else "no loader was seen at work"
         ),
         wait_share=wait,
         confidence=confidence,

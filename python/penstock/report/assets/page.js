@@ -30,6 +30,6 @@
   Promise.all(Object.entries(specs).map(([name, spec]) => {
     const place = document.getElementById("chart-" + name);
     return place && vegaEmbed(place, named(paint(narrow(spec)), place), options);
-  })).then(() => document.documentElement.setAttribute("data-charts", "drawn"))
+  })).then(() => { performance.mark("charts-drawn"); document.documentElement.setAttribute("data-charts", "drawn"); })
     .catch((error) => document.documentElement.setAttribute("data-charts", "error: " + error));
 })();

@@ -90,6 +90,7 @@ class _Bench:
         self.stored_bytes_per_image = 0.0
         self.bytes_per_image = self.ios_per_image = 0.0
         self.ceiling = math.inf
+        self.real: dict[str, float] = {}
 
     def measure(self, name: str, task: Training, rates: DiskRates) -> tuple[RunRecord, DiskTrace]:
         """Run one training under the limits; return its result and its trace."""
@@ -121,15 +122,20 @@ class _Bench:
         )  # fmt: skip
 
     def calibrate(self) -> None:
-        """Read an epoch without a disk limit: bytes and I/Os of an image, and the decoding rate."""
+        """Read an epoch without a disk limit: bytes and I/Os of an image, and the rate that this machine decodes.
+
+        Real models have a rate of their own: these cores both decode and compute.
+        """
         size = self.context.size
-        model = (size["real"] or size["models"])[0]
+        free = DiskRates(math.inf, math.inf)
         self.context.progress("an epoch without limits")
-        # Without accelerators that limit it: their factor is far above all others.
-        task = self.task(model, 0 if size["real"] else 1_000_000, epochs=1)
-        record, found = self.measure("no limit", task, DiskRates(math.inf, math.inf))
+        # Accelerators that do not limit it: their factor is far above all others.
+        record, found = self.measure("no limit", self.task(size["models"][0], 1_000_000, epochs=1), free)
         self.bytes_per_image, self.ios_per_image = found.read_bytes / record.samples, found.ios / record.samples
         self.ceiling = record.steady_samples_per_s or record.samples_per_s
+        for model in size["real"]:
+            record, _ = self.measure("no limit", self.task(model, 0, self.ceiling / 4), free)
+            self.real[model] = record.steady_samples_per_s or record.samples_per_s
 
     def cell(self, disk: str, model: str, gpus: int, *, whole: bool = False) -> Cell:
         size = self.context.size
@@ -140,7 +146,8 @@ class _Bench:
         per_image = (one, one / rates.io_bytes) if whole else (self.bytes_per_image, self.ios_per_image)
         allowed, which = rates.images_per_s(*per_image)
         demand = demand_of(table, gpus) * size["scale"] if gpus else math.inf
-        by = {which: allowed, "decoding": self.ceiling, "accelerators": demand}
+        cores = {"decoding": self.ceiling} if gpus else {"this machine's cores": self.real[model]}
+        by = {which: allowed, **cores, "accelerators": demand}
         expected_limit = min(by, key=lambda name: by[name])
         expected = by[expected_limit]
         label = table["label"] + (", whole shards" if whole else "")
@@ -267,17 +274,13 @@ def _result(context: Context, cells: list[Cell], bench: _Bench, scale: float) ->
                     times > 1.2,
                 )
             )
-    decoding = [c for c in cells if c.limit == "decoding"]
-    missing = (
-        (f"{len(decoding)} cells are limited by the decoding rate of this machine, not by their disk",)
-        if decoding
-        else ()
-    )
+    decoding = [c for c in cells if c.limit in ("decoding", "this machine's cores")]
+    missing = (f"{len(decoding)} cells are limited by this machine's cores, not by their disk",) if decoding else ()
     table = Table(
         f"Measured at F = {scale:g}",
         ("disk", "model", "V100", "expected images/s", "measured", "ratio", "waiting", "MB/s", "IOPS", "disk busy", "/ F, images/s"),
         tuple(rows), left=2,
-        note=f"Without limits, this machine delivers {bench.ceiling:,.0f} images/s, and an image takes {bench.ios_per_image:.2f} I/Os and {bench.bytes_per_image / 1e3:.0f} kB of the disk (in the same run).",
+        note=f"Without limits, this machine delivers {bench.ceiling:,.0f} images/s, and an image of a disk takes {bench.ios_per_image:.2f} I/Os and {bench.bytes_per_image / 1e3:.0f} kB of the disk (in the same run).",
     )  # fmt: skip
     lines = [
         Line(name, tuple((float(c.gpus), c.images_per_s / scale) for c in cells if c.disk == name and c.model == model and c.gpus and not c.whole))

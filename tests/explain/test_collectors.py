@@ -7,6 +7,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -273,7 +274,9 @@ def test_tree_names_the_call_in_which_a_child_is_blocked():
         tree = ProcessTree(child.pid)
         tree.refresh()
         tree.read_descriptors()
-        for _ in range(50):
+        until = time.monotonic() + 10
+        while not tree.records[child.pid].threads[child.pid].calls and time.monotonic() < until:
             tree.look()
+            time.sleep(0.01)
         child.communicate()
     assert tree.records[child.pid].threads[child.pid].calls["read", "pipe"] > 0

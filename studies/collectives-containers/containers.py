@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a container costs: messages and LAMMPS, natively and in a container, launched both ways, interleaved.
+"""Measures the cost of a container: messages and LAMMPS, natively and in a container, launched both ways, interleaved.
 
 Ways: the host's mpirun starts each rank in a container of its own; or mpirun runs in the container, too.
 """

@@ -255,6 +255,8 @@ def test_verdict_leaves_waiting_to_other_programs_on_a_busy_node():
     one = attributed(thread(model=90, wait=10), thread(origin="w", first_byte=70, wait=30))
     assert verdict_of(one).kind == "storage-latency"
     assert verdict_of(one, other_cores_share=0.6, ready_share=0.4).kind == "healthy"
+    saturated = attributed(thread(model=90, wait=10), thread(origin="w", decompression=96, wait=4))
+    assert verdict_of(saturated, other_cores_share=0.6, ready_share=0.4).kind == "decompression"
 
 
 def test_gain_ends_where_the_model_limits():

@@ -77,7 +77,11 @@ def remedies(kind: Kind, step: StepModel) -> tuple[Remedy, ...]:
 def _priced(step: StepModel, proposal: _Proposal) -> Remedy:
     text, factors, command, overlapped = proposal
     gain, following = step.gain(factors, overlapped=overlapped)
-    classes = ", ".join(f"{CLASS_TEXTS.get(name, name)} / {factor:g}" for name, factor in factors.items())
+    classes = ", ".join(
+        f"{CLASS_TEXTS.get(name, name)} / {factor:g}"
+        for name, factor in factors.items()
+        if step.classes.get(name, 0.0) >= 0.01
+    )
     source = f"step = max(own work, loaders) with {classes}" if classes else "step = max(own work, loaders)"
     return Remedy(text=text, gain=gain, gain_source=f"{source}; then {following} limits", command=command)
 

@@ -83,9 +83,11 @@ def judge(consumers: Sequence[Attributed], figures: Figures) -> Verdict:
     own = sum(shares.get(name, 0.0) for name in OWN)
     wait = max(0.0, 1.0 - own)
     ranks = _ranks(consumers)
-    tolerated = HEALTHY_SHARE + figures.contention
+    busy = max((one.loaders.busy_share for one in consumers), default=0.0)
+    # Loaders that never wait for the loop are the limit, whatever else the node does.
+    tolerated = HEALTHY_SHARE + (figures.contention if busy < _SATURATED_SHARE else 0.0)
     if ranks is None and (wait < tolerated or _is_handover(consumers, shares, wait, tolerated)):
-        return _fine(consumers, wait, figures)
+        return _fine(consumers, wait, tolerated, figures)
     candidates = _candidates(consumers, shares, figures)
     if ranks is not None and ranks[1] >= max((value for _, value in candidates), default=0.0) * 0.5:
         return _of_ranks(consumers, ranks, candidates, figures)
@@ -206,10 +208,10 @@ def _of_ranks(
     )
 
 
-def _fine(consumers: Sequence[Attributed], wait: float, figures: Figures) -> Verdict:
+def _fine(consumers: Sequence[Attributed], wait: float, tolerated: float, figures: Figures) -> Verdict:
     busy = max((one.loaders.busy_share for one in consumers), default=0.0)
     confidence: Literal["high", "medium", "low"] = "high" if figures.samples >= 4 * _MIN_SAMPLES else "medium"
-    if busy >= _USED_SHARE and wait < HEALTHY_SHARE + figures.contention:
+    if busy >= _USED_SHARE and wait < tolerated:
         return Verdict(
             kind="healthy",
             sentence=f"Nothing is wrong: the training loop waits {_percent(wait)} of its time, and its loaders keep up.",

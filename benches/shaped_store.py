@@ -103,6 +103,7 @@ class ShapedStore:
             for task in left:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.sleep(0))
             self._loop.close()
 
         self._thread = threading.Thread(target=serve, name="shaped-store", daemon=True)

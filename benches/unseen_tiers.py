@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Predicts an epoch on ordinary paths and on tiers that the planner has never seen, and then measures it.
+"""Predicts an epoch on tiers that the planner has never seen, from a probe, and then measures it.
 
     python benches/unseen_tiers.py FOLDER_ON_DISK results/DATE/unseen-tiers [--only TEXT] [--probe-time 30s]
 
@@ -10,8 +10,9 @@ median of `penstock plan --simulate`, which reads burst credits, ramps and refus
 the step model, which does not, stands beside it.
 
 The limits that the tier book can express are served by the emulator, the others by `shaped_store`, and those of the
-disk are set in the kernel (needs root). Each case writes one line to `errors.jsonl`; the predictions are in
-`predictions.jsonl` and are never changed.
+disk are set in the kernel (needs root). Two ordinary tiers are controls; `plan_check.py` measures more paths. Each case
+appends its prediction to `predicted.jsonl` before it is measured, and its error to `errors.jsonl`; `predictions.jsonl` is
+the log of `penstock plan`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,6 @@ class Case:
         book: Tier book of the emulator, for limits that it can express.
         shape: Limits of `shaped_store`.
         disk: Limits that the kernel enforces.
-        staged: Stage to a folder first; the epoch then reads the folder.
     """
 
     name: str
@@ -61,16 +61,11 @@ class Case:
     book: str = ""
     shape: Shape | None = None
     disk: tuple[Rate | None, Rate | None] | None = None
-    local: bool = False
-    staged: bool = False
-    options: tuple[str, ...] = field(default=())
 
 
 CASES = (
-    Case("file, page cache", "ordinary", local=True),
     Case("object store, 12 MB/s and 30 ms", "ordinary", tier(30, read_bytes=("account", 12 * MB))),
     Case("object store, 503 above 40 requests/s", "ordinary", tier(20, 1.0, read_requests=("account", 40))),
-    Case("staged, then files", "ordinary", tier(30, read_bytes=("account", 40 * MB)), staged=True),
     Case("burst credits", "unseen", shape=Shape(bytes_per_s=10 * MB, burst_per_s=50 * MB, credits=90 * MB)),
     Case("latency that grows with load", "unseen", shape=Shape(latency_s=0.01, latency_per_request_s=0.024)),
     Case("503 above 9 requests in flight", "unseen", shape=Shape(latency_s=0.2, max_in_flight=9)),
@@ -103,9 +98,7 @@ def run(*words: str, env: dict[str, str]) -> dict[str, Any]:
 def served(case: Case, folder: Path, data: Path) -> Iterator[tuple[str, str, dict[str, str]]]:
     """Start the case's store afresh: URL of the data, what to probe, and variables of the client."""
     with ExitStack() as stack:
-        if case.local:
-            yield str(data), str(data.parent / "probe.bin"), {}
-        elif case.disk is not None:
+        if case.disk is not None:
             mount = folder / "mount"
             mount.mkdir(exist_ok=True)
             ios, moved = case.disk
@@ -127,12 +120,8 @@ def served(case: Case, folder: Path, data: Path) -> Iterator[tuple[str, str, dic
 
 def spec_text(case: Case, card: dict[str, Any], cpu: dict[str, Any], book: Path, stored: int) -> str:
     """Plan file of a case: the limits are the card's, and the rates of the cores those of the first card."""
-    # Files in the page cache and staged files are read from memory, which the card does not describe.
-    tier_line, reached = "", 5e9
-    if not (case.local or case.staged):
-        tier_line = f'tier = "{book}#{card["name"]}"'
-        found = [one["value"] for one in card["limits"] if (one["what"], one["scope"]) == ("read-bytes", "account")]
-        reached = found[0] if found else reached
+    found = [one["value"] for one in card["limits"] if (one["what"], one["scope"]) == ("read-bytes", "account")]
+    reached = found[0] if found else 5e9
     ratio = cpu["decoded_bytes"] / cpu["stored_bytes"]
     lines = [
         'name = "unseen-tiers"',
@@ -141,7 +130,7 @@ def spec_text(case: Case, card: dict[str, Any], cpu: dict[str, Any], book: Path,
         f'inflate = "{cpu["inflate_bytes_per_s"] * ratio:.0f}B/s"',
         f'decode = "{cpu["decode_bytes_per_s"]:.0f}B/s"' if cpu["decode_bytes_per_s"] else "",
         f'[[machine]]\nname = "this machine"\naccelerators = 1\ncores = {os.cpu_count()}\nnic = "100Gbit/s"',
-        f'[[store]]\nname = "store"\n{tier_line}\naccount = "{reached:.0f}B/s"',
+        f'[[store]]\nname = "store"\ntier = "{book}#{card["name"]}"\naccount = "{reached:.0f}B/s"',
         f'[[path]]\nname = "{case.name}"\nstore = "store"\nkind = "stream"\nform = "gzip"\nin_flight = {IN_FLIGHT}',
     ]
     return "\n".join(lines) + "\n"
@@ -180,8 +169,6 @@ def measure(case: Case, folder: Path, data: Path, cpu: dict[str, Any] | None, ou
     with served(case, folder, data) as (url, _, env):
         words = ["train", "cosmoflow", "--data", url, "--voxels", str(VOXELS), "--batch-size", str(BATCH)]
         words += ["--accelerator", ACCELERATOR, "--label", case.name, "-o", str(folder / "runs")]
-        if case.staged:
-            words += ["--stage", str(folder / "staged")]
         record = run(*words, env=env)
     measured_s = max(one["wall_s"] for one in record["epoch_times"])
     line |= {

@@ -61,6 +61,17 @@ def test_card_of_a_store_that_refuses_before_its_bytes_are_used_up_drops_the_byt
     assert "only its request limit counts" in notes[0]
 
 
+@pytest.mark.parametrize(("requests_per_s", "is_dropped"), [(38.0, True), (5_900.0, False)])
+def test_card_whose_request_limit_explains_its_byte_rate_drops_the_byte_rate(requests_per_s, is_dropped):
+    limits = (
+        CardLimit("read-bytes", "account", 13.4e6, is_limit=False, uncertainty=0.04),
+        CardLimit("read-requests", "account", requests_per_s),
+    )
+    phases = _card((4, 3.0, 1.5e5), (1, 0.5, 8.7e6), (4, 0.9, 13.2e6), (4, 2.5, 13.3e6), base=13.4e6).phases
+    found, _ = limits_of_card(ProbeCard("seen", limits, phases), WIRE)
+    assert [limit.per_s for limit in found] == ([math.inf] if is_dropped else [])
+
+
 def test_card_beside_another_tier_is_not_read(tmp_path):
     file = tmp_path / "tier.toml"
     assert read_card(file, "seen") is None

@@ -26,6 +26,7 @@ _FASTER = 1.25  # phases that are this much faster than the sustained rate spent
 _RISING = 1.15  # growth between two phases of equal concurrency that noise does not explain
 _REFUSED = 0.01
 _GAIN = 1.1  # as in the probe: a rate that grows less has reached its limit
+_EXPLAINED = 1.5  # a request limit that allows at most this multiple of a byte rate is its cause
 _MAX_RAMP_S = 600.0
 
 
@@ -45,6 +46,8 @@ class CardLimit(msgspec.Struct, frozen=True):
     what: str
     scope: str
     value: float
+    is_limit: bool = True
+    uncertainty: float = 0.0
 
 
 class ProbeCard(msgspec.Struct, frozen=True):
@@ -82,6 +85,12 @@ def limits_of_card(card: ProbeCard, wire_bytes: float) -> tuple[list[SharedLimit
     found = next((one for one in card.limits if (one.what, one.scope) == ("read-bytes", "account")), None)
     if len(phases) < 2 or found is None:
         return [], []
+    requests = next((one for one in card.limits if one.what == "read-requests" and one.is_limit), None)
+    if requests is not None and not found.is_limit:
+        highest = found.value * (1 + found.uncertainty)
+        if requests.value * wire_bytes <= _EXPLAINED * highest:
+            note = f"the store's request limit explains its byte rate: only its {requests.value:,.0f} requests/s count"
+            return [SharedLimit(name="account", per_s=math.inf, per_sample=wire_bytes)], [note]
     *sweep, hold = phases
     base = found.value
     if _is_rising_when_refused(sweep) and (hold.throttled <= _REFUSED):

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,21 +127,27 @@ def verdicts(
     cases: Sequence[Case], runs: int, seed: int, seconds: float, busy: Sequence[bool], folder: Path
 ) -> list[Run]:
     """All runs, in rounds of all cases. Each finished run is reported on stderr."""
-    made = []
-    for number in range(seed, seed + runs):
-        plan = [(case, is_busy) for case in cases for is_busy in busy]
-        random.Random(number).shuffle(plan)
-        for case, is_busy in plan:
-            try:
-                run = observe(case, number, seconds, folder, busy=is_busy)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                # A run without a verdict counts as wrong.
-                run = Run(case.name, number, is_busy, {}, False, "failed", None, "low", str(error), 0.0, 0.0, {})
-            made.append(run)
-            mark = "right" if run.right else "WRONG"
-            where = " with a neighbour" if is_busy else ""
-            print(f"{mark} {run.case}{where}, seed {number}: {run.kind} {run.shares}", file=sys.stderr, flush=True)
+    made: list[Run] = []
+    with suppress(KeyboardInterrupt):  # the table then covers the runs that have ended
+        for number in range(seed, seed + runs):
+            plan = [(case, is_busy) for case in cases for is_busy in busy]
+            random.Random(number).shuffle(plan)
+            for case, is_busy in plan:
+                made.append(_noted(case, number, seconds, folder, is_busy=is_busy))
     return made
+
+
+def _noted(case: Case, seed: int, seconds: float, folder: Path, *, is_busy: bool) -> Run:
+    """One run, reported on stderr. A run without a verdict counts as wrong."""
+    try:
+        run = observe(case, seed, seconds, folder, busy=is_busy)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        run = Run(case.name, seed, is_busy, {}, False, "failed", None, "low", str(error), 0.0, os.getloadavg()[0], {})
+    mark = "right" if run.right else "WRONG"
+    where = " with a neighbour" if is_busy else ""
+    detail = run.sentence if run.kind == "failed" else run.shares
+    print(f"{mark} {run.case}{where}, seed {seed}: {run.kind} {detail}", file=sys.stderr, flush=True)
+    return run
 
 
 def tally(runs: Sequence[Run]) -> list[dict[str, Any]]:

@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.bench.rows import Results
 from penstock.report.comparison_page import page
+from penstock.report.explain_page import explain_page
+from penstock.report.plan_page import plan_page
 from penstock.report.sweep import summarise
 from penstock.report.sweep_charts import sweep_charts
 from penstock.report.sweep_page import sweep_page
 from tests.bench.sweeps import MIB, Storage, make, row
 from tests.report.browser import browser
 from tests.report.conftest import comparison
+from tests.report.test_explain_page import explanation
+from tests.report.test_plan_page import plan
 from tests.report.test_sweep import rich
 
 pytestmark = pytest.mark.needs_browser
@@ -33,7 +38,19 @@ def sweep_results():
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     results = sweep_results()
-    texts = {"comparison": page(comparison()), "sweep": sweep_page(summarise(results), results.rows)}
+    labelled = [
+        msgspec.structs.replace(one, label=name, usd=0.1, prices_as_of=("2024-07",))
+        for name in ("a", "b")
+        for one in results.rows
+    ]
+    compared = Results(rows=tuple(labelled))
+    texts = {
+        "comparison": page(comparison()),
+        "sweep": sweep_page(summarise(results), results.rows),
+        "runs": sweep_page(summarise(compared), compared.rows),
+        "plan": plan_page(plan()),
+        "explain": explain_page(explanation()),
+    }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text)
     return {name: folder / f"{name}.html" for name in texts}
@@ -45,7 +62,7 @@ def tab(tmp_path_factory):
         yield opened
 
 
-@pytest.fixture(params=["comparison", "sweep"])
+@pytest.fixture(params=["comparison", "sweep", "runs", "plan"])
 def shown(request, pages, tab):
     tab.media()
     tab.messages.clear()
@@ -69,9 +86,9 @@ def test_page_draws_its_charts_without_error_or_request(shown, tab):
 def test_page_text_contrast_is_at_least_4_5(pages, tab, scheme, media):
     for file in pages.values():
         tab.media(scheme, media)
-        tab.open(file)
+        assert tab.open(file) in ("drawn", None)
         found = tab.run(CONTRAST)
-        assert found["seen"] > 200
+        assert found["seen"] > 100
         assert found["found"] == []
 
 

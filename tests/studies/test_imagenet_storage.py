@@ -42,9 +42,14 @@ def test_prediction_is_the_slowest_limit(disk, model, gpus, images_per_s, limit)
     assert (found, word) == (pytest.approx(images_per_s, rel=1e-4), limit)
 
 
-def test_s3_is_limited_by_its_requests_for_mixed_precision_on_8_gpus():
-    found, word = limits.on_store(SPEC, "s3-standard@2026", SPEC["model"]["resnet50-amp"], 8)
-    assert (found, word) == (pytest.approx(5500), "requests/s of the store")
+def test_s3_waits_for_latency_with_one_reader_per_gpu_and_refuses_those_of_two_nodes():
+    amp = SPEC["model"]["resnet50-amp"]
+    found, word = limits.on_store(SPEC, "s3-standard@2026", amp, 8)
+    # 64 requests in flight for each of 8 GPUs, 100 ms and a transfer at 90 MB/s each.
+    assert (found, word) == (pytest.approx(8 * 64 / (0.1 + IMAGE / 90e6), rel=1e-4), "latency")
+    found, word = limits.on_store(SPEC, "s3-standard@2026", amp, 8, nodes=2)
+    assert found == pytest.approx(5500)
+    assert word == "requests/s of the store"
 
 
 def test_heavy_model_factor_is_the_stated_rate():
@@ -79,7 +84,11 @@ def test_costs_name_what_is_dominated_and_the_cheapest_for_a_target():
     rows = {(row["model"], row["storage"]): row for row in found.data["frontier"]}
     # st1 is slower than gp2 with mixed precision, and costs more.
     assert rows["ResNet-50, AMP", "aws-st1@2018"]["dominated"]
-    assert not rows["ResNet-50, AMP", "aws-gp2@2018"]["dominated"]
+    gp2, st1 = (rows["ResNet-50, AMP", f"aws-{name}@2018"] for name in ("gp2", "st1"))
+    assert st1["images_per_s"] < gp2["images_per_s"]
+    assert st1["usd_per_hour"] > gp2["usd_per_hour"]
+    fastest = max(rows.values(), key=lambda row: (row["images_per_s"], -row["usd_per_hour"]))
+    assert not fastest["dominated"]
     tables = {block.title: block for block in found.blocks if hasattr(block, "head")}
     [cheapest] = [table for title, table in tables.items() if title.startswith("The cheapest")]
     assert [row[0] for row in cheapest.rows] == ["4,000", "10,000", "20,000", "33,000"]

@@ -107,6 +107,8 @@ _SYSTEM = (
     "feed/test_outages.py",
     "hdfs/",
     "launchers/",
+    "probe/test_files.py",
+    "probe/test_objects.py",
     "stage/test_everywhere.py",
     "stage/test_launches.py",
     "stage/test_races.py",

@@ -104,6 +104,7 @@ def test_names_are_usable_and_have_no_password() -> None:
     prop_name_is_usable()
     assert tier_name("s3://bucket/a/train") == "probe-bucket-train"
     assert "hunter2" not in tier_name("https://user:hunter2@host/data")
+    assert tier_name("https://host/data?token=hunter2") == "probe-host-data"
 
 
 def test_card_of_a_newer_build_or_another_file_is_refused(tmp_path: Path) -> None:

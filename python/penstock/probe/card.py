@@ -225,7 +225,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
 
 def tier_name(url: str) -> str:
     """A name for the card of a URL: letters, digits and dashes of its host or bucket and the last part of its path."""
-    place = url.partition("://")[2] or url
+    place = (url.partition("://")[2] or url).partition("?")[0]
     words = [word for word in re.split(r"[^A-Za-z0-9]+", redact(place)) if word]
     return "-".join(["probe", *words[:1], *words[1:][-1:]]).lower()
 

@@ -146,6 +146,8 @@ class Doctor:
             why = f"; {', '.join(set_)} do not apply to {endpoint.host}" if set_ else ""
             self._add("proxy", "ok", f"none, the connection is direct{why}")
         addresses = self._dns(host, port)
+        if not addresses:
+            self._add("tcp", "skip", "no address")
         if not addresses or not self._tcp(host, port, addresses, is_proxy=endpoint.proxy is not None):
             for name in ("tls", "clock", "region"):
                 self._add(name, "skip", "no connection")

@@ -162,7 +162,7 @@ class ObjectProbe(Probe):
         for at, one in enumerate(self.limits):
             if (one.what, one.scope, one.is_limit) != ("read-bytes", "account", True) or not requests:
                 continue
-            if one.value <= 1.15 * min(requests) * self.held_bytes:
+            if one.value >= 0.8 * min(requests) * self.held_bytes:
                 note = f"not reached: the request limit allows no more in reads of {self.held_bytes:,} bytes"
                 self.limits[at] = msgspec.structs.replace(one, is_limit=False, note=note)
                 self.unseen.append(f"the limit of read-bytes (account): {note}")
@@ -232,13 +232,14 @@ class ObjectProbe(Probe):
             return
         # Well above the limit, but not so far that the back-off of the refused requests wastes the allowance.
         count = int(min(512, max(8, 2.5 * seen.per_s * self.delay_s + 1)))
-        pause_s: float | None = self.pause(min(3.0, 0.08 * self.meter.time_s))
+        pause_s: float | None = self.pause(self.pause_s)
         hold = self._phase("requests", "range", count, self.small_bytes, seconds=0.12, want=10**6, share=0.8)
         again = sustained(hold, "requests", delay_s=self.delay_s)
         if again is None or _refused(hold) <= _REFUSED / 2:
             again, hold, pause_s = seen, first, None
-        if not self._prefix_limit(count, again):
-            self._add_rate("read-requests", "account", again, hold, is_reached=True)
+        if self._prefix_limit(count, again):
+            return
+        self._add_rate("read-requests", "account", again, hold, is_reached=True)
         full = max((one for one in (seen, again) if one.burst > 0), key=lambda one: one.burst, default=None)
         if full is None:
             self.unseen.append("a burst above the request limit: none was seen, or the store's allowance was used up")
@@ -255,6 +256,11 @@ class ObjectProbe(Probe):
             )
 
     @property
+    def pause_s(self) -> float:
+        """Pause after which a burst allowance of a second or so is whole again."""
+        return min(3.0, 0.08 * self.meter.time_s)
+
+    @property
     def delay_s(self) -> float:
         """Latency of a small read without load. Under load, requests also wait in this process after refusals."""
         return self.latency["read"].p50_ms / 1000 if "read" in self.latency else 0.05
@@ -268,6 +274,8 @@ class ObjectProbe(Probe):
             self.unseen.append("whether the request limit is one per prefix: the objects have one prefix")
             return False
         keys = max(folders.values(), key=len)
+        self.pause(self.pause_s)
+        count = max(8, count // len(folders))
         row = self._phase("requests", "range", count, self.small_bytes, seconds=0.06, want=10**6, keys=keys, share=0.5)
         found = sustained(row, "requests", delay_s=self.delay_s)
         if found is None or _refused(row) <= _REFUSED or found.per_s > 0.75 * over_all.per_s:

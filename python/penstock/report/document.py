@@ -93,7 +93,7 @@ def document(title: str, parts: Iterable[str], specs: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<title>{escape(title)}</title><link rel="icon" href="{_ICON}">'
-        f"<style>{asset('page.css')}</style></head><body><a class=\"skip\" href=\"#content\">Skip to the content</a>"
+        f'<style>{asset("page.css")}</style></head><body><a class="skip" href="#content">Skip to the content</a>'
         f'<main id="content" tabindex="-1">{"".join(parts)}</main>'
         f"{_scripts(specs) if specs else ''}</body></html>\n"
     )

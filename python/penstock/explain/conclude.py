@@ -96,7 +96,7 @@ def conclude(
         ceilings=_ceilings(seen, roles, figures, cores_used, cores),
         cost=_cost(verdict, price),
         remedies=remedies(verdict.kind, model),
-        limits=_limits(seen, roles, figures),
+        limits=_limits(seen, roles, figures, verdict),
     )
 
 
@@ -405,7 +405,7 @@ def _cost(verdict: Verdict, price: Price | None) -> Cost:
     )
 
 
-def _limits(seen: Observation, roles: Roles, figures: Figures) -> tuple[str, ...]:
+def _limits(seen: Observation, roles: Roles, figures: Figures, verdict: Verdict) -> tuple[str, ...]:
     """What could not be seen."""
     found = []
     if not seen.has_sampler:
@@ -429,7 +429,7 @@ def _limits(seen: Observation, roles: Roles, figures: Figures) -> tuple[str, ...
         thread.samples["throttle"] for threads in seen.threads.values() for thread in threads.values()
     ):
         found.append("status codes are not visible: throttling is inferred from back-off in the clients' stacks")
-    if figures.contention > 0.01:
+    if figures.contention > 0.01 and verdict.kind in ("healthy", "model"):
         found.append(
             f"other programs used {100 * figures.other_cores_share:.0f} % of the node's cores, and the program waited for"
             f" cores {100 * figures.ready_share:.0f} % of the time: up to {100 * figures.contention:.0f} % of waiting is"

@@ -42,7 +42,7 @@ _SAMPLED = 6
 
 @dataclass(slots=True)
 class Observation:
-    """What was seen. Times are of `time.monotonic`.
+    """All that was seen. Times are of `time.monotonic`.
 
     Attributes:
         threads: Classified time of each thread by pid and thread id.
@@ -76,7 +76,8 @@ def check_pid(pid: int) -> None:
         Denied: It belongs to another user.
     """
     try:
-        os.kill(pid, 0)
+        if not os.path.exists(f"/proc/{pid}"):
+            raise ProcessLookupError
         with open(f"/proc/{pid}/io", "rb") as file:
             file.read()
     except ProcessLookupError as error:

@@ -53,7 +53,7 @@ Kind = Literal[
     "healthy",
     "unknown",
 ]
-"""What the program waits for.
+"""The resource that the program waits for.
 
 storage-bandwidth   bytes of a remote store or file system arrive as fast as its rate permits
 storage-latency     requests without a response yet; too few are in flight
@@ -290,7 +290,7 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """What observing cost. `share` is (CPU seconds of all observers + pauses) / (observed wall time x cores used or 1).
+    """Cost of observing. `share` is (CPU seconds of all observers + pauses) / (observed wall time x cores used or 1).
 
     Attributes:
         cpu_s: CPU seconds of this process's collectors and of the stack sampler, start-up included.
@@ -309,7 +309,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """What was observed.
+    """The observed program.
 
     Attributes:
         exit_code: Exit code of the program if it ended; negative for a signal; None if it went on or was attached to.

@@ -203,14 +203,11 @@ class StackSampler:
             found = parse_raw(recording.output.read_text(errors="replace"))
             for stack, count in found.items():
                 counts[stack._replace(tid=numbers.get(stack.tid, stack.tid))] += count
-            recording.output.unlink()
         if counts:
             self.samples.setdefault(recording.pid, []).append((recording.began_s, time.monotonic(), counts))
         else:
             with suppress(OSError):
                 self.errors[_reason(recording.log.read_text(errors="replace"))] += 1
-        with suppress(OSError):
-            recording.log.unlink()
 
     def close(self) -> None:
         """End all recordings and remove their files."""

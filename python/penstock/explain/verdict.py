@@ -44,7 +44,7 @@ _IN_FLIGHT = 2.0
 
 @dataclass(slots=True)
 class Figures:
-    """What the verdict needs apart from the shares."""
+    """Figures that the verdict needs apart from the shares."""
 
     endpoints: Sequence[Endpoint] = ()
     file_systems: Sequence[FileSystem] = ()

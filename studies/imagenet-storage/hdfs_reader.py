@@ -13,6 +13,7 @@ import time
 import penstock
 
 _READ_AHEAD = 1
+_MEMORY_BYTES = 4 << 20  # less than a shard, so that single images are read, as with the published shards
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
         world=1,
         max_in_flight=16,
         threads=1,
+        memory_bytes=_MEMORY_BYTES,
         read_ahead=_READ_AHEAD,
     )
     batches = iter(loader)

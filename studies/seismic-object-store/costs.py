@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.price.book import load
+from penstock.price.book import bundled
 from penstock.price.cost import job_cost, requests_usd, storage_usd
 from penstock.study.result import PartResult, Value
 
@@ -94,7 +94,7 @@ def measure(
     book: PriceBook | None = None,
 ) -> dict[str, Any]:
     """Rows of the table in USD, and the prices that they use."""
-    book = book or load()
+    book = book or bundled()
     prices = {
         name: book.find(name)
         for name in (

@@ -47,7 +47,7 @@ def test_probe_finds_the_limits_of_a_disk(tmp_path: Path) -> None:
 
 
 def test_probe_of_a_folder_with_write_removes_its_scratch_file(tmp_path: Path) -> None:
-    card = _probe(tmp_path, time_s=5.0, writes=True).card()
+    card = _probe(tmp_path, time_s=10.0, writes=True).card()
     assert list(tmp_path.iterdir()) == []
     assert card.limit("write-bytes") is not None
     assert card.latency["write"].count >= 20

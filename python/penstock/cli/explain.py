@@ -275,7 +275,7 @@ def _lines(result: Explanation) -> list[str]:
     if result.remedies:
         lines += ["", "Change first:"]
         for number, remedy in enumerate(result.remedies, 1):
-            lines.append(f"  {number}. {remedy.text}: {remedy.gain:.1f}x predicted ({remedy.gain_source})")
+            lines.append(f"  {number}. {remedy.text}: {remedy.gain_text} predicted ({remedy.gain_source})")
             if remedy.command:
                 lines.append(f"     {remedy.command}")
     cost, program = result.overhead, result.program

@@ -274,6 +274,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     price_source: str | None = None
 
 
+_MAX_GAIN = 100
+
+
 class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     """One change. Remedies are sorted by their gain.
 
@@ -287,6 +290,13 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
     gain: float
     gain_source: str
     command: str | None = None
+
+    @property
+    def gain_text(self) -> str:
+        """The gain for print. It is an estimate with assumed factors, so that large ones have no digits."""
+        if self.gain > _MAX_GAIN:
+            return f"more than {_MAX_GAIN}x"
+        return f"{self.gain:.1f}x" if self.gain < 10 else f"{self.gain:.0f}x"
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):

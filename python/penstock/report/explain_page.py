@@ -139,13 +139,13 @@ def _remedies(result: Explanation) -> str:
         [
             ("n", str(place)),
             ("w", escape(one.text) + (f"<br><code>{escape(one.command)}</code>" if one.command else "")),
-            ("n", f"× {one.gain:.2f}"),
+            ("n", one.gain_text),
             ("source", escape(one.gain_source)),
         ]
         for place, one in enumerate(result.remedies, start=1)
     ]
     head = [("n", ""), ("", "change"), ("n", "predicted rate"), ("", "how the gain is computed")]
-    note = '<p class="note" style="margin-top:12px">Gains are predictions from the shares above, not measurements.</p>'
+    note = '<p class="note" style="margin-top:12px">Gains are predictions from the shares above with assumed factors, not measurements.</p>'
     return table(head, rows) + note
 
 

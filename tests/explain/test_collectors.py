@@ -28,7 +28,7 @@ from penstock.explain.proc_files import (
 )
 from penstock.explain.sockets import TcpSockets, dump_request, parse_messages
 from penstock.explain.stacks import parse_raw
-from penstock.explain.tree import ProcessTree
+from penstock.explain.tree import ProcessTree, read_text
 
 STAT = (
     "4711 (a (b) c) S 1 4711 4700 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 7 0 12345 1000 256 18446744073709551615 1 1 0 0 0"
@@ -278,3 +278,11 @@ def test_tree_names_the_call_in_which_a_child_is_blocked():
             time.sleep(0.01)
         child.communicate()
     assert tree.records[child.pid].threads[child.pid].calls["read", "pipe"] > 0
+
+
+def test_long_file_of_proc_is_read_to_its_end():
+    # The kernel returns /proc/PID/maps in pieces of less than a page.
+    found = read_text("/proc/self/maps")
+    assert found is not None
+    assert len(found) > 4096
+    assert abs(len(found) - len(Path("/proc/self/maps").read_text())) < 1024  # mappings may change in between

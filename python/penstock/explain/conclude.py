@@ -8,6 +8,7 @@ import platform
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.explain.arguments import redact_arguments
 from penstock.explain.observe import permission_note
 from penstock.explain.remedies import remedies, step_model
 from penstock.explain.result import (
@@ -77,7 +78,7 @@ def conclude(
     return Explanation(
         verdict=verdict,
         program=Program(
-            argv=tuple(argv),
+            argv=redact_arguments(argv),
             pid=pid,
             seen_s=seen.seen_s,
             startup_s=seen.startup_s,

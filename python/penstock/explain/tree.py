@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from penstock.explain.arguments import redact_arguments
 from penstock.explain.proc_files import (
     BlockedCall,
     Mount,
@@ -26,7 +27,7 @@ from penstock.explain.proc_files import (
     parse_syscall,
 )
 
-__all__ = ["ProcessRecord", "ProcessTree", "Snapshot", "ThreadRecord"]
+__all__ = ["ProcessRecord", "ProcessTree", "Snapshot", "ThreadRecord", "read_text"]
 
 # Threads whose blocked calls are looked at in one turn. A look costs about 20 µs.
 _LOOKED_AT = 24
@@ -151,12 +152,12 @@ class ProcessTree:
             found.add(pid)
             with suppress(OSError):
                 for tid in os.listdir(f"/proc/{pid}/task"):
-                    text = _read(f"/proc/{pid}/task/{tid}/children")
+                    text = read_text(f"/proc/{pid}/task/{tid}/children")
                     to_visit += [int(child) for child in (text or "").split()]
         return found - {os.getpid()} if self._adopts else found
 
     def _read_process(self, pid: int, now_s: float) -> None:
-        stat = parse_stat(_read(f"/proc/{pid}/stat") or "")
+        stat = parse_stat(read_text(f"/proc/{pid}/stat") or "")
         if stat is None or stat.state in ("Z", "X"):
             if pid in self.records:
                 self.records[pid].has_ended = True
@@ -166,7 +167,7 @@ class ProcessTree:
             record = self.records[pid] = ProcessRecord(pid, stat.parent, stat.start_ticks)
         if len(record.snapshots) < 3 or len(record.snapshots) % 8 == 0:  # exec changes these; later changes are rare
             self._identify(record)
-        io_text = _read(f"/proc/{pid}/io")
+        io_text = read_text(f"/proc/{pid}/io")
         if io_text is None:
             self.denied["io"] += 1
         io = parse_io(io_text or "")
@@ -190,8 +191,8 @@ class ProcessTree:
 
     def _identify(self, record: ProcessRecord) -> None:
         pid = record.pid
-        command = (_read(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
-        record.command = command or record.command
+        arguments = (read_text(f"/proc/{pid}/cmdline") or "").rstrip("\0").split("\0")
+        record.command = " ".join(redact_arguments(arguments)).strip() or record.command
         with suppress(OSError):
             record.user = os.stat(f"/proc/{pid}").st_uid
         with suppress(OSError):
@@ -199,20 +200,20 @@ class ProcessTree:
         exe = ""
         with suppress(OSError):
             exe = os.readlink(f"/proc/{pid}/exe")
-        record.is_python = "python" in PurePosixPath(exe).name or "libpython" in (_read(f"/proc/{pid}/maps") or "")
+        record.is_python = "python" in PurePosixPath(exe).name or "libpython" in (read_text(f"/proc/{pid}/maps") or "")
         # Kept only to detect the rank; it may contain secrets, so it is never part of a result.
-        record.environment = _read(f"/proc/{pid}/environ") or record.environment
-        text = _read(f"/proc/{pid}/mountinfo")
+        record.environment = read_text(f"/proc/{pid}/environ") or record.environment
+        text = read_text(f"/proc/{pid}/mountinfo")
         if text:
             record.mounts = parse_mountinfo(text)
 
     def _read_thread(self, record: ProcessRecord, tid: int, now_s: float) -> None:
-        text = _read(f"/proc/{record.pid}/task/{tid}/schedstat")
+        text = read_text(f"/proc/{record.pid}/task/{tid}/schedstat")
         if text is None:
             return
         thread = record.threads.get(tid)
         if thread is None:
-            comm = (_read(f"/proc/{record.pid}/task/{tid}/comm") or "").strip()
+            comm = (read_text(f"/proc/{record.pid}/task/{tid}/comm") or "").strip()
             thread = record.threads[tid] = ThreadRecord(tid, comm)
         thread.times.append((now_s, *parse_schedstat(text)))
 
@@ -237,7 +238,7 @@ class ProcessTree:
 
     def _note_file(self, record: ProcessRecord, fd: int, path: str) -> None:
         record.files[path] += 1
-        text = _read(f"/proc/{record.pid}/fdinfo/{fd}") or ""
+        text = read_text(f"/proc/{record.pid}/fdinfo/{fd}") or ""
         if text.startswith("pos:"):
             position = int(text.split(None, 2)[1])
             before = record.positions.get((fd, path))
@@ -257,7 +258,7 @@ class ProcessTree:
             self._look_at(*threads[(start + index) % len(threads)])
 
     def _look_at(self, record: ProcessRecord, thread: ThreadRecord) -> None:
-        text = _read(f"/proc/{record.pid}/task/{thread.tid}/stat")
+        text = read_text(f"/proc/{record.pid}/task/{thread.tid}/stat")
         if text is None:
             return
         state = text[text.rfind(")") + 2 : text.rfind(")") + 3]
@@ -265,7 +266,7 @@ class ProcessTree:
         thread.states[state] += 1
         if state not in ("S", "D"):
             return
-        text = _read(f"/proc/{record.pid}/task/{thread.tid}/syscall")
+        text = read_text(f"/proc/{record.pid}/task/{thread.tid}/syscall")
         if text is None:
             self.denied["syscall"] += 1
             return
@@ -299,18 +300,16 @@ def _is_data(path: str) -> bool:
     return path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/")) and not path.endswith(_CODE)
 
 
-def _read(path: str) -> str | None:
-    """Text of a small file of /proc; None if it has disappeared or may not be read."""
+def read_text(path: str) -> str | None:
+    """Text of a file of /proc; None if it has disappeared or may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
         data = b""
-        while chunk := os.read(fd, 1 << 16):
+        while chunk := os.read(fd, 1 << 16):  # some files come in pieces of less than a page
             data += chunk
-            if len(chunk) < 4096:
-                break
         return data.decode(errors="replace")
     except OSError:
         return None
